@@ -1,1 +1,1 @@
-"""Types at the edge of the engine: configuration, sampling parameters, outputs, errors, statistics."""
+"""Types of the engine's interface: configuration, sampling parameters, outputs, errors, statistics."""

@@ -1,4 +1,4 @@
-"""Addresses to listen on: "HOST:PORT", port 0 for any free one."""
+"""Addresses to listen on: "HOST:PORT". Port 0 stands for any free port."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """Read "HOST:PORT" or "[IPv6]:PORT"; InvalidConfig says what is wrong with it."""
+    """Return the address in "HOST:PORT" or "[IPv6]:PORT". Raises InvalidConfig for other text."""
     host, colon, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -68,7 +68,7 @@ def check_distinct(addresses: Mapping[str, Address | None]) -> None:
 
 
 def bound_socket(address: Address, flag: str) -> socket.socket:
-    """Return a TCP socket that is bound to ``address``. InvalidConfig if that is not possible."""
+    """Return a TCP socket that is bound to ``address``. Raises InvalidConfig if that is not possible."""
     bound = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -80,5 +80,5 @@ def bound_socket(address: Address, flag: str) -> socket.socket:
 
 
 def check_free(address: Address, flag: str) -> None:
-    """Raise InvalidConfig if the address cannot be listened on now; called before anything slow."""
+    """Raise InvalidConfig if the address cannot be listened on now. Called before slow work."""
     bound_socket(address, flag).close()

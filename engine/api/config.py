@@ -1,4 +1,4 @@
-"""Everything an engine is started with: frozen, keyword-only, validated across fields."""
+"""Configuration of an engine: frozen, with keyword arguments only, and validated as a whole."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ MIN_TENANT_WEIGHT = 1e-12  # service counters are divided by weights and must st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Every setting of an engine. Each is declared once, with default, type, range and help; the options of
-    ``octavo serve``, the checks and the reference follow from that (``setting.py``)."""
+    """All settings of an engine. Each is declared once, with default, type, range and help. The options of
+    ``octavo serve``, the checks and the reference are derived from these declarations (``setting.py``)."""
 
     model: str = setting(
         "demo",
@@ -311,7 +311,7 @@ class EngineConfig:
 
     @property
     def is_fair(self) -> bool:
-        """Whether the order of admission depends on the service that tenants have had."""
+        """Whether the order of admission depends on how much service each tenant has received."""
         return self.schedule_policy in ("vtc", "dlpm")
 
     @property
@@ -337,7 +337,7 @@ class EngineConfig:
 
     @property
     def lora_paths(self) -> dict[str, Path]:
-        """The folders of ``lora_modules`` by name. InvalidConfig for a name that comes twice."""
+        """The folders of ``lora_modules`` by name. Raises InvalidConfig if a name comes twice."""
         paths: dict[str, Path] = {}
         for name, path in map(split_pair, self.lora_modules):
             if name in paths:
@@ -384,7 +384,7 @@ class EngineConfig:
 
     @property
     def residual_is_optional(self) -> bool:
-        """Whether no setting asks for 16-bit pages, so that a model without KV pages may leave them out."""
+        """Whether no setting requires 16-bit pages, so that a model without KV pages can do without these."""
         return self.residual_pages is None and not (self.sink_pages or self.quantize_after)
 
     @property
@@ -393,7 +393,7 @@ class EngineConfig:
         return {self.page_formats.k, self.page_formats.v} <= set(SIXTEEN_BITS)
 
     def with_format(self, name: str) -> EngineConfig:
-        """Return this configuration with this page format instead of its own (or of ``auto``)."""
+        """Return this configuration with ``name`` as its page format."""
         kept = self.without_residual() if name in SIXTEEN_BITS else self
         return replace(kept, kv_format=name)
 
@@ -403,7 +403,7 @@ class EngineConfig:
 
     @property
     def page_formats(self) -> FormatPair:
-        """Formats of K and V in the pool; for ``auto`` the smallest that it may choose."""
+        """Page formats of K and V in the pool; for ``auto``, the smallest formats that may be chosen."""
         name = CHOSEN_FROM[0] if self.kv_format == AUTO else self.kv_format
         return format_pair(name)
 

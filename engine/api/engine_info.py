@@ -13,13 +13,13 @@ from .image import ImageRules
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBudget:
-    """Bytes by use, printed at start; the page pool is allocated once and never grows.
+    """Memory of the engine by use, in bytes. The page pool is allocated once and never grows.
 
     residual   16-bit pages next to quantized ones; part of ``pages``
-    drafts     pages of a draft model or head, out of the same budget
+    drafts     KV pages of a draft model or head, taken from the same budget
     unread     weights that no step reads; part of ``weights``
     adapters   limit of the memory for adapters
-    vision     the vision part, and the limit of encoded images
+    vision     weights for images, and the limit of encoded images
     """
 
     weights: int
@@ -44,7 +44,7 @@ class AdapterInfo(NamedTuple):
 
     @property
     def variant(self) -> bytes:
-        """The name that separates cached pages of this adapter from those of others."""
+        """The variant that keeps cached pages of this adapter apart from pages of others."""
         return b"lora" + self.digest
 
 
@@ -53,23 +53,23 @@ class EngineInfo:
     """Facts about a running engine, for clients, metrics and people.
 
     name           name for clients ("demo", a folder's name, a hub id, or the operator's choice)
-    embeds         whether hidden states are available, because the output head was found
+    embeds         whether embeddings are available, which needs a known output head
     aliases        further names that the operator chose
     chat_template  file of a template that replaces the model's
     backend_reason reason for choosing this backend, as text
     kv_format      page formats of K and V: "fp4", or "int8/fp4" where they differ
     weights        number format of linear layers: "bf16", "int4", ...
-    num_pages      pages of the pool that holds whole sequences; if layers have
-                   windows, ``groups`` lists the pages of each kind of layer (empty: one kind),
-                   followed by residual windows, if any
-    row_tile       rows of a tile; a matrix product takes as long for a part of a tile as for all of it
+    num_pages      pages in the pool of layers that keep whole sequences
+    groups         if some layers have windows, the page groups of each kind of layer, and then those
+                   of residual windows (empty: all layers are of one kind)
+    row_tile       rows per tile of a matrix product; a partly filled tile takes as long as a full one
     residual_pages  last pages of a sequence that are read in 16 bits (0: pages of one kind)
-    batch_invariant  whether native kernels compute every layer, so that a row has the same bits
-                   beside any others
+    batch_invariant  whether native kernels compute every layer, so that the result of a row has the
+                   same bits in any batch
     adapters       adapters that were loaded at start
     images         how pictures become rows of prompts; None: prompts are text
-    states         slots of recurrent layers; None for models without any
-    recurrent      number and kind of recurrent layers, as text; empty without any
+    states         slots of recurrent layers; None for models without recurrent layers
+    recurrent      number and kind of recurrent layers, as text; empty without recurrent layers
     """
 
     name: str

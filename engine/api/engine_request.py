@@ -29,7 +29,7 @@ class CacheNamespace(NamedTuple):
 
     @property
     def page_salt(self) -> bytes:
-        """The salt that names pages. It begins with ``salt``, by which tenants are kept apart."""
+        """The salt of page digests. It begins with ``salt``, which keeps tenants apart."""
         return self.salt + _VARIANT + self.variant if self.variant else self.salt
 
 
@@ -37,7 +37,7 @@ NO_NAMESPACE = CacheNamespace()
 
 
 def salt_and_variant(own: bytes) -> tuple[bytes, bytes]:
-    """Split a page's salt, without its tenant's, into the salt of the request and the variant."""
+    """Split a page's salt, without the tenant's prefix, into the salt of the request and the variant."""
     salt, _, variant = own.partition(_VARIANT)
     return salt, variant
 
@@ -46,11 +46,11 @@ def salt_and_variant(own: bytes) -> tuple[bytes, bytes]:
 class EngineRequest:
     """A checked request that can be queued: plain data, which can be pickled.
 
-    number       names the request during its front end's life; ids may be reused
+    number       unique in the life of a front end; request ids may be reused
     prompt_ids   the prompt's tokens
     max_tokens   maximum number of tokens per sample, within the model's length
     arrived_at   seconds of the machine's monotonic clock
-    grammar      ticket of the compiled grammar, see ``GrammarDesk``
+    grammar      ticket for the compiled grammar, see ``GrammarDesk``
     adapter      name of the adapter, whose digest is in the namespace
     images       images of the prompt, by position
     """

@@ -1,4 +1,4 @@
-"""Images of a prompt: the data that cross from the front end to the engine."""
+"""Images of a prompt, in the form in which the front end passes them to the engine."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRules:
-    """Rules for turning an image into rows of a prompt, for one model.
+    """Rules by which one model turns an image into rows of a prompt: embeddings of squares of the image.
 
-    token                    id of the placeholder for each row of an image
-    mark                     what the chat template writes once for each image
-    text                     what takes the mark's place, with one placeholder; "": the mark is one
-    line_ends                ids behind each line of rows, and behind the last line; empty: none
-    is_whole                 rows of an image see the whole image
-    patch, temporal, merge   pixels of a patch's side, repetitions of a patch, and patches of a row's side
-    fit                      "area": whole squares, min_pixels to max_pixels in all; "edge": sides up to
-                             ``edge`` too, and small images grow to whole squares alone; "square":
-                             ``edge`` x ``edge`` pixels; "crop": the middle of a picture, of that size
-    min_pixels, max_pixels   pixels of a resized image
-    resample                 Pillow's number of the filter for resizing
+    token                    id of the placeholder token; a prompt has one for each row
+    mark                     text that the chat template writes for each image
+    text                     text with one placeholder that replaces the mark; "": the mark is the placeholder
+    line_ends                ids after each line of rows, and after the last line; empty: none
+    is_whole                 each row of an image attends to all rows of the image
+    patch, temporal, merge   pixels of a patch's side, copies of a patch, and patches of a square's side
+    fit                      "area": whole squares, with min_pixels to max_pixels; "edge": sides of at most
+                             ``edge`` in addition, and a small image only grows to whole squares;
+                             "square": ``edge`` x ``edge`` pixels; "crop": the middle part of that size
+    min_pixels, max_pixels   limits for the pixels of a resized image
+    resample                 number of Pillow's filter for resizing
     mean, std                normalization of each channel, from 0 to 1
     """
 
@@ -57,13 +57,13 @@ class ImageRules:
 
     @property
     def side(self) -> int:
-        """Side, in pixels, of the square of the image that one row represents."""
+        """Side of the image square that one row represents, in pixels."""
         return self.patch * self.merge
 
     def size_for(self, size: Size) -> Size:
-        """Return the size to which an image is resized, as by the model's own processor. It has whole
-        squares, an allowed number of pixels, and about the same aspect ratio. Raises InvalidRequest if
-        the ratio is too large."""
+        """Return the size to which the model's own processor resizes an image. The size has whole squares, an
+        allowed number of pixels, and about the same aspect ratio. Raises InvalidRequest if the ratio is too
+        large."""
         aspect = max(size) / min(size)
         if aspect > MAX_ASPECT:
             raise InvalidRequest(
@@ -89,12 +89,12 @@ class ImageRules:
 class PromptImage(NamedTuple):
     """An image of a prompt.
 
-    start        position of its first row
-    rows, columns  size in squares, each of which is one row of the prompt
+    start        prompt position of the first row
+    rows, columns  number of squares in each direction; each square is one row of the prompt
     digest       SHA-256 of the pixels, their size and the rules
     pixels       8 bits each of red, green and blue, line by line
-    has_ends     each line of rows has one more token at its end, which is not a row
-    is_whole     rows see the whole image, the later rows too
+    has_ends     each line of rows is followed by one more token, which is not a row
+    is_whole     each row attends to the whole image, including later rows
     """
 
     start: int
@@ -107,14 +107,14 @@ class PromptImage(NamedTuple):
 
     @classmethod
     def of(cls, rules: ImageRules, size: Size, pixels: bytes) -> PromptImage:
-        """Return the image for pixels that were resized to ``size``; its start is set later."""
+        """Return the image for pixels that were resized to ``size``. The caller sets ``start`` later."""
         digest = hashlib.sha256(f"octavo image\0{rules}\0{size}\0".encode() + pixels).digest()
         rows, columns = size.height // rules.side, size.width // rules.side
         return cls(0, rows, columns, digest, pixels, bool(rules.line_ends), rules.is_whole)
 
     @property
     def length(self) -> int:
-        """Number of prompt positions that it takes."""
+        """Number of prompt positions that the image takes."""
         return self.rows * (self.columns + self.has_ends)
 
     @property

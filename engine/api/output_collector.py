@@ -47,8 +47,8 @@ class OutputCollector:
         return self._last is not None and self._last.finish_reason is not None
 
     def add(self, delta: Delta, *, counts_prompt: bool = True) -> None:
-        """Append the sample's next delta. ``counts_prompt``: count the memory of ``prompt_logprobs`` here,
-        because samples of a request share it."""
+        """Append the sample's next delta. ``counts_prompt``: add the memory of ``prompt_logprobs`` to
+        ``num_bytes``; samples of a request share it."""
         last = self._last
         assert last is None or last.finish_reason is None, f"{delta.request_id} has output after its end"
         self.num_bytes += delta_bytes(delta, counts_prompt=counts_prompt)
@@ -69,7 +69,7 @@ class OutputCollector:
         self._embedding = self._embedding or delta.embedding
 
     def take(self) -> Delta:
-        """Return everything since the last ``take`` as one delta, and drop it."""
+        """Return all deltas since the last ``take`` as one delta, and drop them."""
         last, only = self._last, self._only
         assert last is not None, "nothing was collected"
         taken = only or Delta(
@@ -121,5 +121,5 @@ def prompt_logprobs_bytes(num_prompt: int, num_alternatives: int) -> int:
 
 
 def logprobs_bytes(entries: tuple[TokenLogprob, ...]) -> int:
-    """Return the memory of log probabilities, which all have as many alternatives as the first."""
+    """Return the memory of log probabilities; all entries have as many alternatives as the first."""
     return _LOGPROB_BYTES * len(entries) * (1 + len(entries[0].top)) if entries else 0

@@ -17,8 +17,8 @@ class FinishReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Natural-log probability of the chosen token, after penalties and bias and before
-    temperature and truncation, and of the likeliest ones."""
+    """Natural logarithms of the probabilities of the chosen token and of the likeliest tokens, after
+    penalties and bias, but before temperature and truncation."""
 
     token_id: int
     logprob: float
@@ -27,8 +27,8 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Natural-log probabilities of a prompt's tokens, each given those before it. The first token has
-    none."""
+    """Natural logarithms of the probabilities of a prompt's tokens, each given the tokens before it. The
+    first token has none."""
 
     first_id: int
     rest: tuple[TokenLogprob, ...]
@@ -41,13 +41,13 @@ class Delta:
     Treat a delta as immutable. It is not a frozen dataclass, because one is built for every token and
     freezing triples the time.
 
-    index           which of the request's n samples
+    index           index of the sample, from 0 to n - 1
     token_ids       new tokens, including stop and end tokens
     text            new text, without the stop string or end token
     stop_match      stop string or stop id that ended the sample
     error           message if finish_reason is ERROR
-    prompt_logprobs log probabilities of the prompt, with each sample's first token, if requested
-    embedding       pooled hidden state, neither normalized nor truncated, with the first token, if requested
+    prompt_logprobs log probabilities of the prompt, if requested; they come with each sample's first token
+    embedding       pooled hidden state as computed, if requested; it comes with the first token
     """
 
     request_id: str
@@ -66,7 +66,7 @@ class Delta:
 
 @dataclass(slots=True, kw_only=True)
 class ToolCall:
-    """A tool call. ``arguments`` is JSON, as far as the model has written it; ``is_whole``: it is
+    """A tool call. ``arguments``: JSON, as far as the model has written it; ``is_whole``: whether it is
     complete."""
 
     call_id: str

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from .errors import InvalidRequest
 from .image import PromptImage
 
-# Variables that a chat template gets from the other fields of a prompt, or never gets.
+# Names that ``variables`` of a prompt cannot set: other fields set them, or templates never get them.
 TAKEN = ("messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template")
 Message: TypeAlias = Mapping[str, Any]  # {"role": ..., "content": ...}
 
@@ -19,10 +19,10 @@ class ChatPrompt:
     """Chat messages and the other inputs of the chat template.
 
     tools      functions that the model may call, in the form of the OpenAI API
-    variables  further variables of the template, such as enable_thinking; InvalidRequest for reserved names
+    variables  further variables of the template, such as enable_thinking; reserved names are refused
     open_turn  end the prompt with the beginning of the assistant's turn
     continue_final_message   end the prompt within the last message, which the output then continues
-    has_images   parts of contents may be {"type": "image"}, which the template shows by a mark
+    has_images   content parts may be {"type": "image"}; the template writes a mark for each
     """
 
     messages: Sequence[Message]
@@ -37,7 +37,7 @@ class ChatPrompt:
 
 
 def check_variables(field: str, variables: Mapping[str, Any]) -> None:
-    """Raise InvalidRequest for a reserved name in this field of a request."""
+    """Raise InvalidRequest if the request's field ``field`` sets a reserved name."""
     for name in TAKEN:
         if variables.get(name) is not None:
             raise InvalidRequest(f"{field}.{name} must be left out: it is not a variable of the template")

@@ -76,7 +76,7 @@ class RerankPrompt:
 
     def answers(self, encode: Encode) -> RerankAnswers:
         """Return the token ids of both answers. ``encode`` turns text into ids, without special tokens.
-        Raises InvalidRequest unless each is one token and they differ."""
+        Raises InvalidRequest unless the answers are single tokens that differ."""
         ids = []
         for name, text in (("yes", self.yes), ("no", self.no)):
             if len(found := encode(text)) != 1:
@@ -129,8 +129,8 @@ class RankedDocument:
 
 
 def ranked(scores: Iterable[float], top_n: int | None = None) -> list[RankedDocument]:
-    """Return the documents with the highest scores first, ties in the given order; only the first ``top_n``
-    (None: all). Raises InvalidRequest for an invalid ``top_n``."""
+    """Return the ``top_n`` documents with the highest scores (None: all), the highest first. Equal scores
+    keep the given order. Raises InvalidRequest for an invalid ``top_n``."""
     check_top_n(top_n)
     found = [RankedDocument(index=index, score=score) for index, score in enumerate(scores)]
     return sorted(found, key=lambda document: -document.score)[:top_n]

@@ -27,8 +27,8 @@ _FLOAT32_EPSILON = 2.0**-23  # gRPC carries 0.01 as a float32, which is slightly
 class SamplingParams:
     """Sampling parameters of one request, with the names, ranges and meanings of vLLM and the OpenAI API.
 
-    Each is declared once: default, type, range and help. The checks, the fields of both gRPC services, the
-    options of ``octavo generate`` and the reference follow from that (``setting.py``).
+    Each parameter is declared once, with default, type, range and help. The checks, the fields of both gRPC
+    services, the options of ``octavo generate`` and the reference are derived from that (``setting.py``).
     """
 
     max_tokens: int | None = parameter(

@@ -1,5 +1,5 @@
-"""Declaration of a setting or sampling parameter, from which Python, command line, wire and reference
-derive."""
+"""Declarations of settings and sampling parameters, from which options, message fields, checks and the
+reference are derived."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNSET = (None, False, "off")
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 100
 _quoted = _REPR.repr  # repr of a value, shortened while it is built
-_UNITS = {"SECONDS": " seconds", "MS": " milliseconds"}  # by metavar
+_UNITS = {"SECONDS": " seconds", "MS": " milliseconds"}  # metavar -> unit in messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,12 +115,12 @@ class Parameter(Setting):
 
 
 def setting(default: Any, text: str, **said: Any) -> Any:
-    """Return a dataclass field that declares a setting; ``said`` has the fields of Setting."""
+    """Return a dataclass field that declares a setting; ``said``: other fields of its Setting."""
     return _field(default, Setting(help=text, **said))
 
 
 def parameter(default: Any, text: str, **said: Any) -> Any:
-    """Return a dataclass field that declares a sampling parameter; ``said`` has the fields of Parameter."""
+    """Return a dataclass field that declares a sampling parameter; ``said``: fields of its Parameter."""
     return _field(default, Parameter(help=text, **said))
 
 
@@ -133,8 +133,8 @@ def _field(default: Any, declared: Setting) -> Any:
 
 @functools.cache
 def settings_of(config: type) -> dict[str, tuple[Any, Any]]:
-    """Return the settings of a configuration (or parameters of a request) with their defaults, by name, in
-    the order of declaration."""
+    """Return the settings of a configuration class (or parameters of a request), each with its default, by
+    name and in the order of declaration."""
     hints = typing.get_type_hints(config)
     return {
         field.name: (

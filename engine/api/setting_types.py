@@ -72,7 +72,7 @@ def _tuple_of(each: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def split_pair(text: str) -> tuple[str, str]:
-    """Split NAME=VALUE at the first ``=``; ValueError if one of the two is missing."""
+    """Split NAME=VALUE at the first ``=``. Raises ValueError if the name or the value is missing."""
     name, _, value = text.partition("=")
     if not name.strip() or not name.isprintable() or not value:
         raise ValueError(f"must be NAME=VALUE with a name that can be printed, got {text!r:.100}")
@@ -109,7 +109,7 @@ _TYPES: Mapping[Kind, tuple[str, Callable[[Any], Any]]] = {
 
 
 def in_its_type(kind: Kind, value: Any) -> Any:
-    """Return the value in the type of its kind. Raises TypeError with the rule for an invalid value."""
+    """Return the value in the type of its kind. Raises TypeError, with the rule, if it is invalid."""
     what, taken = _TYPES[kind]
     try:
         return taken(value)

@@ -15,8 +15,8 @@ from .store_counters import StoreCounts, SwapCounts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """Ended request with all samples; times in seconds. ``invalid``: it failed because of its own parameters,
-    not because of the model or the engine."""
+    """A request that has ended, with all samples; times are in seconds. ``invalid``: the request failed
+    because of its own parameters, not because of the model or the engine."""
 
     request_id: str
     finish_reason: FinishReason
@@ -30,28 +30,28 @@ class RequestRecord:
 
 
 class DraftRecord(NamedTuple):
-    """Numbers of draft tokens of a sequence in a step: computed, and accepted from the first on."""
+    """Draft tokens of one sequence in one step: how many were computed, and how many of these accepted."""
 
     num_drafts: int
     num_accepted: int
 
 
 class TenantLoad(NamedTuple):
-    """Numbers of running and waiting sequences of a tenant."""
+    """Numbers of one tenant's running and waiting sequences."""
 
     running: int
     waiting: int
 
 
 class TenantTokens(NamedTuple):
-    """Numbers of tokens of a tenant in a step: computed prompt tokens and generated tokens."""
+    """Tokens of one tenant in one step: computed prompt tokens, and generated tokens."""
 
     prompt: int
     output: int
 
 
 class AdapterLoad(NamedTuple):
-    """Largest number of adapters in a step, and the names of those with running and waiting requests."""
+    """Largest number of adapters in a step, and names of adapters with running and with waiting requests."""
 
     max_loras: int
     running: tuple[str, ...]
@@ -70,8 +70,8 @@ class Gauges(NamedTuple):
     store, swap   pages on disk and in ``swap_memory``, if the engine has these
     pages_pinned  pages held by pins
     tenants       loads of named tenants, at most a second old
-    prompts_left  uncomputed prompt tokens of unfinished requests that have begun, by number; None while
-                  preempted without a first token
+    prompts_left  number of a request that has begun -> prompt tokens still to compute; None if the request
+                  was preempted before its first token
     adapters      adapters in use, if the engine may have some
     """
 
@@ -94,8 +94,8 @@ class Gauges(NamedTuple):
 class StepRecord:
     """Record of one step: its work, its time, and its events.
 
-    hit_tokens, query_tokens   prompt tokens found / looked up by arrivals of this step
-    miss_tokens                by reason: "new", "last_token", "partial_page", "disabled", ...
+    hit_tokens, query_tokens   prompt tokens found, and looked up, in this step
+    miss_tokens                not found, by reason: "new", "last_token", "partial_page", "disabled", ...
     ttft_s, inter_token_s, queue_s   one entry per event of this step
     drafts                     one entry per sequence with drafts in this step
     tenant_tokens              tokens of each tenant with a name
@@ -127,5 +127,5 @@ class Observer(Protocol):
     def step(self, record: StepRecord) -> None: ...
 
     def rejected(self, reason: str) -> None:
-        """Note that a request was refused on arrival: "too_long", "invalid", "overloaded", ..."""
+        """Called when a request is refused on arrival: "too_long", "invalid", "overloaded", ..."""
         ...

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 DROP_REASONS = ("queue_full", "write_failed", "read_failed", "torn", "altered", "foreign", "budget")
-"""Reasons for a page not being on disk, or no longer:
+"""Reasons why a page was not written to disk, or is no longer there:
 
 queue_full                 it was not written, because the disk is slower than the engine
 write_failed, read_failed  the system reported an error; the operation is not retried
@@ -21,7 +21,7 @@ budget                     it was evicted, because other pages were used more re
 class StoreCounts:
     """Counts since the start, and the bytes on disk now.
 
-    hits, misses    requests by whether the first page not found in memory was on disk
+    hits, misses    requests whose first page that was not in memory was on disk, or was not
     loaded, written pages read from and written to disk
     dropped         pages by reason, see DROP_REASONS
     num_bytes       bytes of all pages on disk now, as far as this server knows
@@ -60,7 +60,7 @@ class StoreCounters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapCounts:
-    """Pages copied out of the pool and back since the start, and the bytes of copies now."""
+    """Pages copied out of the pool, and back, since the start; bytes that copies take now."""
 
     num_out: int = 0
     num_in: int = 0

@@ -15,7 +15,7 @@ MAX_CHOICES = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutput:
-    """Exactly one of these; the names are those of vLLM.
+    """Form that the output must have. Exactly one field is set; their names are those of vLLM.
 
     json_schema      the output is JSON that validates against this schema (a mapping, or its text)
     json_object      the output is any JSON object

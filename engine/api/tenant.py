@@ -22,6 +22,6 @@ class Tenant:
 
 
 TENANT_SHARE = 0.5
-"""Share of each tenant where there are several."""
+"""Share of each tenant on a server with several."""
 NO_TENANT = Tenant()
 """Tenant of all requests on a server without tenants."""
