@@ -43,8 +43,8 @@ _PARAMETERS = {
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add an option per setting of EngineConfig. All default to None, so that a command can tell which were
-    given; ``engine_config`` fills in the rest."""
+    """Add an option per setting of EngineConfig. Every default is None, so that a command can tell which
+    options were given; ``engine_config`` fills in the rest."""
     names = list(_SETTINGS)
     starts = [names.index(name) for name in _GROUPS]
     for heading, (begin, end) in zip(
@@ -111,7 +111,7 @@ def _add_option(
 
 
 class _Several(argparse.Action):
-    """Collects several values, after one option or after a repeated option."""
+    """Collects the values of an option that is repeated, or that takes several values."""
 
     def __call__(
         self,
@@ -127,7 +127,7 @@ class _Several(argparse.Action):
 
 
 def pair(text: str) -> str:
-    """Return NAME=VALUE unchanged; ValueError for another form."""
+    """Return NAME=VALUE unchanged. Raises ValueError for other text."""
     split_pair(text)
     return text
 

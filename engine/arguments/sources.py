@@ -45,9 +45,9 @@ _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """An option under its name in the environment or a file.
+    """The option that a name in the environment or in a file stands for.
 
-    action   argparse action of the option; ``negated``: a true value turns it off
+    action   argparse action of the option; ``negated``: a true value turns the option off
     """
 
     action: argparse.Action
@@ -67,8 +67,8 @@ class Found:
 
 
 def found_options(parser: argparse.ArgumentParser, argv: Sequence[str], environ: Mapping[str, str]) -> Found:
-    """Return options from the environment or the file that are not in ``argv``. Raises InvalidConfig for a
-    mistake there."""
+    """Return the options that are set by the environment or the file but not in ``argv``. Raises
+    InvalidConfig for a mistake in the former."""
     names = option_names(parser)
     given = _given(parser, argv)
     found = Found([], {})
@@ -94,7 +94,7 @@ def found_options(parser: argparse.ArgumentParser, argv: Sequence[str], environ:
 
 
 def option_names(parser: argparse.ArgumentParser) -> dict[str, _Name]:
-    """Return every long option by its name without dashes."""
+    """Return all long options; keys are their names without the leading dashes."""
     names: dict[str, _Name] = {}
     for action in parser._actions:
         if isinstance(action, argparse._HelpAction):
@@ -114,7 +114,7 @@ def _variable(name: str) -> str:
 
 
 def _given(parser: argparse.ArgumentParser, argv: Sequence[str]) -> set[argparse.Action]:
-    """Return the options that the command line sets, and those that exclude them."""
+    """Return the options that the command line sets, and the options that exclude these."""
     words = {word.partition("=")[0] for word in argv if word.startswith("--")}
     actions = {action for action in parser._actions if words & set(action.option_strings)}
     return actions | {rival for action in actions for rival in _rivals(parser, action)}
@@ -158,7 +158,7 @@ def _config_path(argv: Sequence[str], variables: Mapping[str, str]) -> Path | No
 
 
 def _read_file(path: Path, names: Mapping[str, _Name]) -> dict[str, Any]:
-    """Return the options of a TOML file, by their names with dashes."""
+    """Return the options in a TOML file. Keys are option names, in which dashes replace underscores."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -15,8 +15,8 @@ T = TypeVar("T")
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser with one-line errors and without abbreviations. It is filled at its first use, so
-    that a command does not import the modules of others."""
+    """An argparse parser with one-line errors and without abbreviations. A command's options are added when
+    its parser is first used, so that the modules of other commands are not imported."""
 
     def __init__(
         self, *, fill: Callable[[argparse.ArgumentParser], None] | None = None, **settings: Any
@@ -94,7 +94,7 @@ def say_error(command: str, error: object) -> None:
 
 
 def checked(convert: Callable[[str], T]) -> Callable[[str], T]:
-    """A converter for argparse that keeps the message of the ValueError it raises."""
+    """Return ``convert`` for argparse, which then shows the message of its ValueError."""
 
     def converter(text: str) -> T:
         try:
