@@ -26,8 +26,8 @@ class Drafts:
         """Do nothing: the request's own error is reported."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the counts; ``mean_accepted_length``: tokens per step that computed drafts, its own
-        included."""
+        """Return the counts. ``mean_accepted_length``: mean number of tokens from a sequence's step with
+        drafts."""
         accepted = sum(record.num_accepted for record in self._records)
         return {
             "drafted": sum(record.num_drafts for record in self._records),
@@ -37,8 +37,8 @@ class Drafts:
 
 
 class Answer:
-    """Collects the samples. A single one is printed during generation; several are printed at the end, to
-    keep them apart."""
+    """Collects the samples of a request. A single sample is printed during generation; several samples are
+    printed at the end, to keep them apart."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Answer:
 
     @functools.cached_property
     def samples(self) -> list[Completion]:
-        """Return the text of each sample; call it after the last delta."""
+        """The finished samples. Must not be read before the last delta has been added."""
         return [
             Completion(index=index) if collector.is_empty else completion_of(collector.take())
             for index, collector in enumerate(self._collectors)
@@ -90,8 +90,8 @@ class Answer:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return the answer; ``tokens_per_s``: rate after the first message, or of the whole request if that
-        is unknown."""
+        """Return the answer. ``tokens_per_s``: rate after the first message; if that is unknown, the rate of
+        the whole request."""
         later = self.times.later_per_s
         found = {
             "outputs": [_sample_json(sample) for sample in self.samples],

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _model_config(args: argparse.Namespace) -> EngineConfig | None:
-    """Return the configuration for the named model; InvalidConfig before anything else is done."""
+    """Return the configuration for the named model. Raises InvalidConfig before anything else is done."""
     given = {name: v for name in ("weights", "exact") if (v := getattr(args, name)) is not None}
     if args.model is None:
         if "weights" in given:

@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def prompt_of(args: argparse.Namespace) -> Prompt:
-    """Return text, token ids or a chat, as set by the options; InvalidRequest if they conflict."""
+    """Return text, token ids or a chat, as the options say. Raises InvalidRequest if the options conflict."""
     images = [{"type": "image", "image": file} for file in args.image or ()]
     chat = args.chat or args.system is not None or images
     if args.prompt_ids is not None:

@@ -1,4 +1,4 @@
-"""The doctor's report on a model: native and fused parts, and reasons for others."""
+"""The doctor's report on a model: parts that run natively or fused, and reasons for the others."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ..memory.budget import format_size
 
 
 def examine_model(config: EngineConfig) -> dict[str, Any]:
-    """Load, replace and probe a model as ``serve`` does; return JSON-ready results. Raises ModelLoadError and
-    InvalidConfig as ``serve``."""
+    """Load a model, replace its parts and probe it, as ``serve`` does. Return results that are ready for
+    JSON. Raises ModelLoadError and InvalidConfig, as ``serve`` does."""
     from ..executor.load.discover import discover_layout
     from ..executor.load.loader import load_model
     from ..executor.load.prepare import choose_device, make_ready, model_ops

@@ -41,7 +41,7 @@ __all__ = ["add_arguments", "run", "serve", "settle_interpreter"]
 
 logger = logging.getLogger(__name__)
 DEATH_LINGER_S = 10.0
-GRACE_S = 5.0  # seconds after the drain timeout, after which the process is ended
+GRACE_S = 5.0  # seconds from the end of the drain timeout until the process is ended by force
 LOADING_GRACE_S = 2.0
 EXPORT_GRACE_S = 2.0
 HANG_S = 120.0  # a step that takes longer counts as hanging
@@ -51,14 +51,14 @@ SWITCH_INTERVAL_S = 0.0005
 def run(args: argparse.Namespace) -> int:
     set_up_logging(args)
     raise_descriptor_limit()
-    deadline = ExitDeadline()  # outlasts the event loop, whose end joins threads; ends with the process
+    deadline = ExitDeadline()  # kept after the event loop, whose end waits for threads
     deadline.code = asyncio.run(serve(engine_config(args, target_itl="auto"), serve_options(args), deadline))
     return deadline.code
 
 
 async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadline) -> int:
-    """Serve until SIGTERM or SIGINT (0), or until the engine dies (1). After the signal the process lasts at
-    most for the drain timeout and ``GRACE_S``."""
+    """Serve until SIGTERM or SIGINT (return 0), or until the engine dies (return 1). After a signal, the
+    process lasts at most for the drain timeout and ``GRACE_S``."""
     stopping = _signal_event(lambda: deadline.start(options.drain_timeout + GRACE_S, 1))
     from ..frontend.async_engine import AsyncEngine
     from ..grpc.security import Security
@@ -149,7 +149,7 @@ async def _serve_http(
     reloads: list[Callable[[], None]],
     stack: contextlib.AsyncExitStack,
 ) -> None:
-    """Start HTTP next to gRPC, until the stack ends. gRPC is served while modules are imported."""
+    """Start the HTTP server, which the stack stops. gRPC is served while HTTP's modules are imported."""
     await asyncio.to_thread(importlib.import_module, "octavo.engine.http.server")
     from ..http.server import HttpServer
 
@@ -200,8 +200,8 @@ def settle_interpreter() -> None:
     # Loaded objects stay, so the garbage collector can skip them, which saves tens of milliseconds each time.
     gc.collect()
     gc.freeze()
-    # A step ends with a burst of messages on the event loop. The engine's thread must not wait for
-    # the interpreter's 5 ms until it may begin the next one.
+    # A step ends with a burst of messages on the event loop. The engine's thread must not wait 5 ms, the
+    # interpreter's default, until it may begin the next step.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
@@ -211,8 +211,8 @@ def _reload_on_hangup(
     metrics: MetricsSecurity | None = None,
     more: Sequence[Callable[[], None]] = (),
 ) -> None:
-    """Make SIGHUP reload certificates and tokens; without any it does nothing. ``more``: further reload
-    functions, which may be added later."""
+    """Make SIGHUP reload certificates and tokens; without any, the signal is only logged. ``more``: further
+    functions that reload, to which the caller may add later."""
     loop = asyncio.get_running_loop()
     of_metrics = metrics is not None and metrics.has_files
     if security.tls is None and security.tokens is None and not of_metrics:
@@ -262,7 +262,7 @@ async def _load(engine: AsyncEngine, stopping: asyncio.Event, deadline: ExitDead
 
 
 async def _serve_until_end(server: GrpcServer, stopping: asyncio.Event, drain_timeout: float) -> int:
-    """Wait for a signal, then drain; or for the end of the engine, then leave with 1."""
+    """Wait for a signal, then drain; or wait for the engine's death, then return 1."""
     waits = [asyncio.create_task(event.wait()) for event in (stopping, server.died)]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     died = server.died.is_set()
@@ -314,7 +314,7 @@ def _signal_event(heard: Callable[[], None]) -> asyncio.Event:
 
 
 class ServerProbes:
-    """Answers requests to the metrics port on its own threads, from before the model loads to the end."""
+    """Answers the metrics port, whose threads call these methods, from before the model loads to the end."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self.server: GrpcServer | None = None  # set once it serves
@@ -323,7 +323,7 @@ class ServerProbes:
     def gauges(self) -> Gauges:
         try:
             return self._engine.gauges()
-        except OctavoError:  # loading or dead, so no page is in use
+        except OctavoError:  # loading or dead: no page is in use
             return Gauges()
 
     def holders(self) -> dict[str, int]:

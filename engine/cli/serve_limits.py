@@ -14,7 +14,7 @@ from octavo.kernels.cpus import cpu_quota as cpu_quota
 
 logger = logging.getLogger(__name__)
 
-LAST_RESORT_S = 1.0  # seconds after a deadline
+LAST_RESORT_S = 1.0  # seconds after the deadline until faulthandler ends the process
 
 
 def raise_descriptor_limit() -> None:
@@ -32,8 +32,8 @@ def raise_descriptor_limit() -> None:
 class ExitDeadline:
     """Ends the process if it does not end by itself, because a step, a thread or a disk may hang.
 
-    code   exit code of a finished command; the interpreter is then not torn down, which could exceed the
-           deadline
+    code   exit code of the finished command; after ``start``, the interpreter then exits without teardown,
+           which could take longer than the deadline
     """
 
     def __init__(self) -> None:

@@ -36,7 +36,7 @@ class ServeOptions:
 
     listen   address of gRPC
     metrics  address of /metrics, /healthz and /readyz; None: off
-    vllm_metrics   export the gauges that gateways read under vLLM's names too
+    vllm_metrics   also export, under vLLM's names, the gauges that gateways read
     otlp_endpoint   destination of request spans; None: as set by OTEL_* variables, or off
     otlp_metrics_endpoint   destination of OpenTelemetry's metrics
     reflection   let clients list the services
@@ -48,7 +48,7 @@ class ServeOptions:
     http      address of HTTP; None: off
     allowed_origins   origins of web pages that may send HTTP requests
     kv_events   destination of changes of the prefix cache; None: off
-    lora_listen   addresses of vLLM's gRPC service with an adapter as its model, by the adapter's name
+    lora_listen   adapter -> address of vLLM's gRPC service with this adapter as its model
     """
 
     listen: Address
@@ -256,7 +256,7 @@ def add_kv_event_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def kv_event_options(args: argparse.Namespace) -> KvEventOptions | None:
-    """Return the destination of KV events, or None; InvalidConfig for a replay without one."""
+    """Return the destination of KV events, or None. Raises InvalidConfig for a replay without one."""
     if args.kv_events_endpoint is None:
         if args.kv_events_replay_endpoint is not None:
             raise InvalidConfig(
