@@ -56,14 +56,14 @@ class CacheCalls:
         return reply
 
     async def flush(self) -> int:
-        """Discard every cached page without a holder; return their number."""
+        """Discard all cached pages that nothing holds; return their number."""
         return int((await self.call(pb.FlushRequest())).num_pages)
 
     async def watch(
         self, start_number: int | None = None, *, log_id: str = ""
     ) -> AsyncGenerator[pb.WatchResponse, None]:
-        """Stream events from a number on (None: the next one), after a first response with the start. Raises
-        EventsGone if they are not available, FellBehind if this reader is too slow."""
+        """Stream events from a number on (None: the next one). A first response tells where they start.
+        Raises EventsGone if they are not available, and FellBehind if this reader is too slow."""
         request = pb.WatchRequest(start_number=start_number, log_id=log_id)
         call = self.stub.Watch(request, metadata=self._client.metadata)
         try:
@@ -82,7 +82,7 @@ def prefix_of(
     request_id: str | None = None,
     cache_salt: str = "",
 ) -> pb.Prefix:
-    """Return the message of a prefix, from one of the three arguments."""
+    """Return the message of a prefix, from ``text``, ``token_ids`` or ``request_id``."""
     prefix = pb.Prefix(text=text, request_id=request_id, cache_salt=cache_salt)
     if token_ids is not None:
         prefix.token_ids.ids.extend(token_ids)

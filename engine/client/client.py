@@ -54,7 +54,7 @@ class Client:
         credentials = credentials or ClientCredentials()
         self.metadata = credentials.metadata()
         tls = credentials.channel_credentials()
-        # A proxy would resolve this machine's addresses on its own side.
+        # Local addresses need a direct connection: a proxy would resolve them on its own machine.
         options = [*_OPTIONS, *([("grpc.enable_http_proxy", 0)] if _is_local(address) else [])]
         if tls is None:
             self._channel = grpc.aio.insecure_channel(address, options=options)

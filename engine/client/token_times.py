@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 RESOLUTION_S = 0.01
-"""Seconds; shorter spans give no rate, because a client process is not woken more precisely, and tokens that
-already wait for it seem to arrive in no time."""
+"""Spans shorter than this many seconds give no rate. A client process is not woken more precisely, and tokens
+that already wait for it seem to arrive in no time."""
 
 
 @dataclass(slots=True)
 class TokenTimes:
     """Arrival times of the messages of one request. A message may bring several tokens, and a first message
-    that is read late brings tokens that were ready long before. So tokens of a sample's first message have no
-    time of their own, and each message counts as one gap.
+    that is read late brings tokens that were ready long before. So ``num_later`` leaves out the tokens of a
+    sample's first message, and gaps are those between messages, not tokens.
 
     began       time at which the request was sent, by the clock passed to ``add``
     gaps_s      seconds between messages with tokens
@@ -33,7 +33,7 @@ class TokenTimes:
         self._ended = self.began
 
     def add(self, now: float, num_tokens: int, sample: int = 0) -> None:
-        """Record a message with ``num_tokens`` tokens of a sample (0 for an end)."""
+        """Record a message with ``num_tokens`` tokens of a sample (0 in a message that only ends it)."""
         self._ended = now
         if not num_tokens:
             return
@@ -59,7 +59,7 @@ class TokenTimes:
 
     @property
     def later_per_s(self) -> float | None:
-        """Tokens per second after the first message; None if they were too few or too fast to tell."""
+        """Tokens per second after the first message; None if there were too few, or too fast to tell."""
         span = sum(self.gaps_s)
         return self.num_later / span if self.num_later and span >= RESOLUTION_S else None
 
