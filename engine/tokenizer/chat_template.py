@@ -106,9 +106,8 @@ def _one_text(index: int, content: object) -> object:
 
 
 def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with its reasoning under the name in gpt-oss's template, without content next to
-    calls.
-    """
+    """Return a message in the form of gpt-oss's template: with the template's name for reasoning, and without
+    content next to calls."""
     reasoning, content = message.get("reasoning_content"), message["content"]
     if not reasoning:
         return message

@@ -27,14 +27,14 @@ class Detokenizer:
         silent_ids: frozenset[int] = frozenset(),
         shown: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
-        """``decode`` returns the text of ids; ``context``: the tokens before the first one. ``silent_ids``
-        have no text (special tokens), except those in ``shown``."""
+        """``decode`` returns the text of ids. ``context``: tokens before the first one. ``silent_ids``
+        (special tokens) have no text, except those in ``shown``."""
         self._decode = decode
         self._silent_ids = silent_ids
         self._shown = shown
         self._window = [token for token in context[-CONTEXT_TOKENS:] if token not in silent_ids]
         self._num_settled = len(self._window)  # tokens of the window whose text was returned
-        self._num_given = len(decode(self._window)) if self._window else 0  # characters of its text returned
+        self._num_given = len(decode(self._window)) if self._window else 0  # characters of that text
 
     def add(self, token_id: int) -> str:
         """Return the text that became certain with this token; often one word, sometimes empty."""
@@ -59,7 +59,7 @@ class Detokenizer:
         return new
 
     def _rest(self) -> str:
-        """Return held text that a token of another kind completes."""
+        """Return all held text, because a special token follows."""
         text = self._decode(self._window) if self._window else ""
         rest = text[self._num_given :]
         self._num_settled, self._num_given = len(self._window), len(text)
@@ -67,14 +67,14 @@ class Detokenizer:
 
 
 class StopChecker:
-    """Finds stop strings in a stream of text, however it is cut into pieces.
+    """Finds stop strings in a stream of text. The pieces in which text arrives do not change the result.
 
-    Text that may be the beginning of a stop string is held back. The match that ends first wins (of two
-    ending together, the longer), so the result does not depend on the pieces. ``match`` is the stop string
-    found, if any.
+    Text that may be the beginning of a stop string is held back. The match that ends first wins; of two that
+    end together, the longer one does. ``match`` is the stop string found, if any.
 
-    Tokens without text may be part of a stop string: ``markers`` has a character for each of these, and
-    ``forms`` the stop strings written with them. A marker goes through ``add`` and is never shown.
+    Tokens without text may be part of a stop string: ``markers`` maps each of these to a character, and
+    ``forms`` maps stop strings written with these characters to the original ones. A marker is passed to
+    ``add`` and never shown.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class StopChecker:
         return self._markers.get(token_id, "")
 
     def add(self, text: str) -> str:
-        """Return the text that may be shown now; after a match, the text before it and then nothing."""
+        """Return the text that may be shown now. A match ends the text: later calls return nothing."""
         if self.match is not None:
             return ""
         if not self._stops:
@@ -123,7 +123,7 @@ class StopChecker:
         return held.translate(self._unshown)
 
     def _undecided_from(self, text: str) -> int:
-        """Return where the longest suffix of ``text`` begins that may start a stop string."""
+        """Return the start of the longest suffix of ``text`` that may begin a stop string."""
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
             if text[start] in self._first_characters:
                 tail = text[start:]

@@ -104,7 +104,7 @@ def _convert_backend(path: Path) -> tokenizers.Tokenizer:
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> None:
-    """Add the tokens that ``tokenizer.json`` lacks, with their ids in the settings."""
+    """Add the tokens that ``tokenizer.json`` lacks, with the ids that the settings give."""
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     for index, token in _declared_tokens(settings):
         if token.content in known:
@@ -161,7 +161,7 @@ def find_eos_ids(path: Path, backend: tokenizers.Tokenizer, settings: Mapping[st
 
 
 def _token_ids(value: object, origin: str) -> Iterable[int]:
-    """Return the ids in null, a number or a list of either; negative ones mean none."""
+    """Return the ids in a value: null, a number, or a list of these. Negative numbers mean no id."""
     if value is None:
         return ()
     if isinstance(value, list):

@@ -24,15 +24,15 @@ from .chat_template import ChatTemplate, load_chat_template
 from .detokenizer import Detokenizer, StopChecker
 from .folder_files import find_eos_ids, load_backend, tokenizer_settings
 
-LONG_TEXT = 100_000  # characters: encoding longer texts takes 15 MB or more, which is worth returning
-# A text is encoded on the calling thread, which the machine's scheduler can see. The library reads this
+LONG_TEXT = 100_000  # characters; a longer text takes 15 MB or more, so memory is returned afterwards
+# Each text is encoded on the calling thread, not on further threads of the library. The library reads this
 # variable each time, so it affects other users of the library in this process.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 TAIL_TOKENS = 24  # last tokens of a prompt, which show whether it has opened or closed the reasoning
 MAX_EXTRA_TOKENS = 512
-"""Most additional tokens, such as markers, by which two tokenizers of the same name may differ."""
+"""Largest number of additional tokens, such as markers, in one of two tokenizers that count as the same."""
 
 
 class Tokenizer:
@@ -71,7 +71,7 @@ class Tokenizer:
         self._piece_bytes = piece_decoder(backend)
 
     def difference(self, other: Tokenizer) -> str | None:
-        """Return a description of ids with another meaning in ``other``; None if all common ids agree."""
+        """Return how ``other`` differs: an id means another token, or the sizes differ a lot; else None."""
         mine, theirs = (
             {id: token for token, id in each._backend.get_vocab(with_added_tokens=True).items()}
             for each in (self, other)
@@ -93,7 +93,7 @@ class Tokenizer:
         """Return the ids of ``text``; ``add_special_tokens`` frames it as the model expects (with a BOS
         token, for example).
 
-        Other threads run meanwhile. Raises RequestTooLong, before encoding, for a text that must have more
+        Other threads run meanwhile. Raises RequestTooLong, before encoding, if the text certainly has more
         than ``max_tokens`` tokens; a text that only may have more is encoded.
         """
         if max_tokens is not None and len(text) > max_tokens * self.longest_token:
@@ -101,7 +101,7 @@ class Tokenizer:
                 f"a text of {len(text)} characters has at least {self.at_least(text)} tokens, but at most "
                 f"{max_tokens} are allowed; shorten it"
             )
-        # Unlike ``encode``, this function releases the interpreter, and computes no offsets into the text.
+        # Unlike the library's ``encode``, this releases the interpreter lock and computes no offsets.
         try:
             found = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except TypeError:
@@ -115,7 +115,7 @@ class Tokenizer:
         return ids
 
     def at_least(self, text: str) -> int:
-        """Return a lower bound of the text's tokens without encoding it."""
+        """Return a lower bound of the text's number of tokens, without encoding it."""
         return -(-len(text) // self.longest_token)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -164,11 +164,11 @@ class Tokenizer:
         return self.decode(known, skip_special_tokens=False)
 
     def is_added(self, token_id: int) -> bool:
-        """Whether the token is a special one with its own text, such as a mark."""
+        """Whether the token was added to the vocabulary with a text of its own, such as a mark."""
         return token_id in self._added
 
     def added_id(self, text: str) -> int | None:
-        """Return the id of the special token with this text; None if there is none."""
+        """Return the id of the added token with exactly this text; None if there is none."""
         return next((token_id for token_id, token in self._added.items() if token == text), None)
 
     def detokenizer(self, context: Sequence[int] = (), *, shows_special: bool = False) -> Detokenizer:
@@ -182,14 +182,14 @@ class Tokenizer:
         )
 
     def ids_of_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Return the ids of each word, alone and behind a space."""
+        """Return the ids of each word, without and with a space before it."""
         found: dict[tuple[int, ...], None] = {}
         for word in words:
             bare, spaced = (
                 tuple(self.encode(space + word.lstrip(), add_special_tokens=False)) for space in ("", " ")
             )
             found[bare] = None
-            if spaced[-len(bare) :] != bare:  # found behind a token that is the space alone, too
+            if spaced[-len(bare) :] != bare:  # otherwise the ids of ``bare`` are found here, too
                 found[spaced] = None
         return tuple(filter(None, found))
 
@@ -199,7 +199,7 @@ class Tokenizer:
         markers: dict[int, str] = {}
 
         def marked(found: re.Match[str]) -> str:
-            # A lone surrogate, because decoded text has none.
+            # Decoded text has no lone surrogates, so they can stand for tokens.
             return markers.setdefault(self._special_texts[found[0]], chr(0xD800 + len(markers)))
 
         forms = {self._special_pattern.sub(marked, stop): stop for stop in stops} if stops else {}
@@ -290,7 +290,7 @@ def piece_decoder(backend: tokenizers.Tokenizer) -> Callable[[str], bytes]:
 
 
 def _steps(decoder: Any) -> Iterator[dict[str, Any]]:
-    """Yield the decoders of which a decoder consists."""
+    """Yield the members of a sequence of decoders, or a single decoder."""
     if decoder is None:
         return
     if decoder["type"] == "Sequence":
@@ -318,7 +318,7 @@ _MAX_SHRINKING = 64
 
 
 def longest_token(backend: tokenizers.Tokenizer, vocab: Mapping[str, int]) -> int:
-    """Return the maximum number of characters per token, on average over any text."""
+    """Return an upper bound of a text's characters divided by its tokens."""
     longest = max(map(len, vocab), default=1)
     normalizers, pre_tokenizers = _parts(backend.normalizer), _parts(backend.pre_tokenizer)
     shrinking = _shrinking(normalizers)
@@ -349,7 +349,7 @@ def _flattened(part: dict[str, Any]) -> Iterable[dict[str, Any]]:
 
 
 def _shrinking(normalizers: list[dict[str, Any]]) -> int | None:
-    """Return how many characters may become one; None if unknown."""
+    """Return how many characters the normalizers may join into one; None if unknown."""
     found = 1
     for part in normalizers:
         kind = part.get("type")
@@ -371,7 +371,7 @@ def _keeps_text(pre_tokenizer: dict[str, Any]) -> bool:
 
 
 def _covers_text(model: Any, vocab: Mapping[str, int], parts: list[dict[str, Any]]) -> bool:
-    """Whether every character has a token, and none is shared by a run of unknown ones."""
+    """Whether every character has a token, and a run of unknown characters does not share one token."""
     if not isinstance(model, tokenizers.models.BPE):
         return False
     if any(part.get("type") == "ByteLevel" for part in parts):
