@@ -40,7 +40,7 @@ _KNOWN_KEYS = {  # keys of every architecture, without its name
 
 
 class Metadata:
-    """Metadata of one GGUF file, read by key; ``of`` reads keys of its architecture."""
+    """Metadata of one GGUF file, read by key. ``of`` adds the prefix of keys of the file's architecture."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = values
@@ -50,8 +50,8 @@ class Metadata:
         return self.values.get(key, default)
 
     def of(self, key: str, default: Any = None) -> Any:
-        """Return the value of an architecture's key; lists must have one number for all layers. Raises
-        ModelLoadError if it is missing and has no default."""
+        """Return the value of a key of the architecture. A list must have the same number for all layers.
+        Raises ModelLoadError for other lists, and if the key is missing and has no default."""
         name = f"{self.architecture}.{key}"
         value = self.values.get(name, default)
         if value is None:
@@ -81,7 +81,7 @@ class Architecture:
 
 
 def _granite(meta: Metadata) -> dict[str, Any]:
-    if not meta.of("rope.scaling.finetuned", True):  # llama.cpp then computes granite without rotation
+    if not meta.of("rope.scaling.finetuned", True):  # then llama.cpp does not rotate in granite
         raise ModelLoadError(
             f"{meta.architecture}.rope.scaling.finetuned must be true, got false: mlx-lm's model always "
             "rotates; give a folder of the model in safetensors"
@@ -272,8 +272,8 @@ def _rope_scaling(
 
 
 def _llama3(factors: npt.NDArray[Any], config: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of Llama 3's rotary scaling with these frequency divisors, which are all that GGUF
-    stores. Meta's published settings explain all files seen."""
+    """Return the settings of Llama 3's rotary scaling that give these frequency divisors, because GGUF stores
+    only divisors. Meta's published settings explain all files seen."""
     dims = 2 * len(factors)
     wavelengths = 2 * np.pi * config["rope_theta"] ** (np.arange(0, dims, 2) / dims)
     factor, low, high, trained = float(round(factors.max())), 1.0, 4.0, 8192

@@ -222,7 +222,7 @@ def _convert(reader: Any, folder: Path) -> None:
 def _arrays(
     tensor: Any, architecture: Architecture, heads: Mapping[str, int], dtype: str
 ) -> Iterator[tuple[str, npt.NDArray[Any], int | None]]:
-    """Yield names, arrays and, for packed codes, bits of what a tensor becomes."""
+    """Yield the arrays that a tensor becomes: name, array and, for packed codes, the number of bits."""
     named, kind = tensor_name(architecture, tensor.name), tensor.tensor_type.name
     stem = tensor.name.split(".")[-2]
     num_heads = heads.get(stem) if architecture.permuted else None

@@ -42,7 +42,7 @@ _PATTERNS: dict[str, tuple[str, ...]] = {  # tokenizer.ggml.pre -> patterns, app
     "tekken": (_cased(r"\p{N}", ""),),
     "gpt-4o": (_cased(r"\p{N}{1,3}", f"{_CONTRACTION}?"),),
 }
-_WHOLE_TOKENS_FIRST = {"llama-bpe", "llama3", "llama-v3", "tekken"}  # do not merge a word that is a token
+_WHOLE_TOKENS_FIRST = {"llama-bpe", "llama3", "llama-v3", "tekken"}  # a word that is a token is taken whole
 _END_OF_TURN = {  # tokens that end an answer whatever eos_token_id says, as in llama.cpp
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>",
     "<|return|>", "<EOT>",
