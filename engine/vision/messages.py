@@ -19,7 +19,7 @@ _KINDS = ("image", "image_url")
 
 
 def has_pictures(messages: Sequence[Any]) -> bool:
-    """Whether a message has a part that is a picture."""
+    """Whether any message has a picture."""
     return any(_is_picture(part) for message in messages for part in _parts(message))
 
 
@@ -40,7 +40,7 @@ def take_pictures(chat: ChatPrompt, *, max_bytes: int) -> tuple[ChatPrompt, list
 
 
 def set_images(ids: Sequence[int], images: Sequence[PromptImage], rules: ImageRules) -> EncodedPrompt:
-    """Return the prompt in which each mark of an image is as many placeholders as the image has rows."""
+    """Return the prompt, in which each image's single placeholder becomes one placeholder per row."""
     if (count := ids.count(rules.token)) != len(images):
         raise InvalidRequest(
             f"a prompt must have one {rules.mark} for each of its {len(images)} images, got {count}; leave "

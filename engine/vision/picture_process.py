@@ -1,8 +1,8 @@
 """The helper process that decodes and resizes images of clients.
 
 Started as ``python -m octavo.engine.vision.picture_process``; ``reader`` sends it lines of JSON over standard
-input and output. An image may be a decompression bomb or hit a bug of its decoder; here that costs one
-answer. The process ends with its standard input.
+input and output. An image may be a decompression bomb or hit a bug of its decoder; in this process that costs
+only one answer. The process ends when its standard input is closed.
 
 <- {"rules": ..., "max_pixels", "memory_bytes"}   once
 <- {"size"}, and that many bytes of an image behind the line
