@@ -29,7 +29,7 @@ DECODE = (
     Mutant(
         "race: outputs are read while they are added",
         "decode",
-        TG_BARRIER + "  // and so are the sums\n",
+        TG_BARRIER + "  // all sums are stored\n",
         "",
     ),
     Mutant("old outputs keep their weight", "decode", "    outs[2 * g] *= factor;\n", ""),
@@ -45,7 +45,7 @@ REDUCE = (
     Mutant(
         "race: sums are read before they are stored",
         "reduce",
-        TG_BARRIER + "  // every simdgroup's sum is stored\n",
+        TG_BARRIER + "  // the sums of all simdgroups are stored\n",
         "",
     ),
 )
@@ -57,11 +57,11 @@ ATTENTION = (
 
 CHUNK = (
     Mutant("decoded rows stay where they were", "chunk", "out[to * (", "out[from * ("),
-    Mutant("K before it is there", "chunk", TG_BARRIER + "  // the first K is there", SG_BARRIER),
+    Mutant("K before it is there", "chunk", TG_BARRIER + "  // the first tile", SG_BARRIER),
     Mutant(
         "outputs are overwritten before they are read",
         "chunk",
-        TG_BARRIER + "  // the next turn's overwrite them",
+        TG_BARRIER + "  // the next row groups overwrite the staged outputs",
         "",
     ),
     Mutant(

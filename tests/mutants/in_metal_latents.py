@@ -8,7 +8,7 @@ TG_BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
 SG_BARRIER = "simdgroup_barrier(mem_flags::mem_threadgroup);"
 
 LATENT = (
-    Mutant("latents over latents", "latent", TG_BARRIER + "  // latents and products are done with", ""),
+    Mutant("latents over latents", "latent", TG_BARRIER + "  // latents and part_products may", ""),
     Mutant("products of another row group", "latent", "row_group * (PARTS * KEYS / 8 * 32)", "0"),
     Mutant("rotary queries not in log2", "latent", "y[j] * LOG2_E", "y[j]"),
     Mutant(

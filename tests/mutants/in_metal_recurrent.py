@@ -11,12 +11,15 @@ def _walk(file: str, ahead: str) -> tuple[Mutant, ...]:
     """Of a kernel whose state is a matrix; ``ahead``: what its threadgroup makes of tokens ahead."""
     return (
         Mutant(
-            f"{file}: {ahead} are read before they are there", file, f"{BARRIER}  // {ahead} are there", ""
+            f"{file}: {ahead} are read before they are there",
+            file,
+            f"{BARRIER}  // the {ahead} are stored",
+            "",
         ),
         Mutant(
             f"{file}: {ahead} are overwritten while they are read",
             file,
-            f"{BARRIER}  // the {ahead} before are done with",
+            f"{BARRIER}  // earlier {ahead} may be overwritten",
             "",
         ),
         Mutant(

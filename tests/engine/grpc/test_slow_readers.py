@@ -19,7 +19,7 @@ from fakes import FakeCore, small_config
 from octavo.engine.api.errors import InvalidRequest, Overloaded
 from octavo.engine.api.output_collector import prompt_logprobs_bytes
 from octavo.engine.api.sampling_params import SamplingParams
-from octavo.engine.frontend import request_limiter
+from octavo.engine.frontend import output_streams, request_limiter
 from octavo.engine.grpc.octavo_v1 import generation
 from octavo.proto import generation_pb2 as pb
 from octavo.proto import generation_pb2_grpc
@@ -254,6 +254,7 @@ async def test_log_probabilities_that_cannot_be_sent_are_refused_before_they_are
 async def test_a_reader_that_waits_is_not_ended_for_one_large_delta(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other streams are not ended either: output of one byte over the limit is read soon."""
     monkeypatch.setattr(request_limiter, "MAX_UNREAD_BYTES", 1)
+    monkeypatch.setattr(output_streams, "MAX_HELD_LIMITS", 2**30)
     config = small_config(**CONFIG)
     gate = Gate()
     async with served(FakeCore(verify=False, before_step=gate), config=config) as its:
