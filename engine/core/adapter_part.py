@@ -1,4 +1,4 @@
-"""LoRA adapters of requests: which adapter each row of a step has, and admission by free adapter slots."""
+"""The step part for LoRA adapters: selects the adapter of each row, and admits sequences by free slots."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class AdapterPart(StepPart, Resource):
         return self._adapters.infos()
 
     def usage(self) -> AdapterLoad:
-        """Return the adapters with running and with waiting requests."""
+        """Return the names of adapters with running requests, and of adapters with waiting requests."""
         running = tuple(self._running)
         waiting = tuple(name for name, count in self.samples.items() if count > self._running.get(name, 0))
         return AdapterLoad(self._max_loras, running, waiting)

@@ -45,7 +45,7 @@ from .gauge_source import GaugeSource
 from .image_part import ImagePart
 from .request import Request
 
-CACHE_DIR_BYTES = 10 * 1024**3  # default limit of bytes on disk
+CACHE_DIR_BYTES = 10 * 1024**3  # default size limit of the cache folder
 
 
 def build_core(
@@ -53,7 +53,7 @@ def build_core(
     observer: Observer | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> EngineCore:
-    """Load the model and its tokenizer; the thread that will run the steps must call this. ``clock`` returns
+    """Build the core, with its model and tokenizer, on the thread that will run the steps. ``clock`` returns
     seconds, for timing steps.
 
     Raises ModelLoadError or InvalidConfig with a message of one line.
@@ -96,8 +96,8 @@ def build_core(
 
 
 def load_draft_model(config: EngineConfig, runner: ModelRunner, tokenizer: Tokenizer) -> DraftModel:
-    """Load the draft model for ``runner``'s model, with as many pages. Raises InvalidConfig if it does not
-    fit."""
+    """Load the draft model for the model of ``runner``, with as many pages as that model has. Raises
+    InvalidConfig if the draft model does not suit the other."""
     assert config.draft_model is not None
     own = draft_config(config, num_pages=runner.info.num_pages)
     drafter = load_runner(own, is_draft=True)
@@ -145,7 +145,7 @@ def assemble(
             max_chunk=config.max_step_tokens,
             states=info.states,
         )
-    except ValueError as error:  # no pages would be left besides pins in so small a pool
+    except ValueError as error:  # the pool is so small that pins would leave no pages
         raise InvalidConfig(str(error)) from error
     limits = Limits(
         max_step_tokens=config.max_step_tokens,
@@ -196,11 +196,11 @@ def assemble(
 
 
 def drafts_by(config: EngineConfig, info: EngineInfo) -> Speculate:
-    """Return the source of drafts of requests that choose none: "off" with a draft model or MTP head."""
+    """Return the source of drafts from text for requests that choose none; "off" if a model drafts."""
     if config.speculate == "auto":
-        # Drafting by default must cost almost nothing and change no result, and was measured so. On a GPU,
-        # steps in flight would wait for drafts. Recurrent layers need extra states. MLX's own operations may
-        # round differently with more rows.
+        # Drafts are on by default only where measurements showed that they cost almost nothing and change no
+        # result. On a GPU, steps in flight would wait for drafts. Recurrent layers need extra states. MLX's
+        # own operations may round differently with more rows.
         return "ngram" if info.batch_invariant and info.states is None else "off"
     return cast("Speculate", config.speculate) if config.speculate in get_args(Speculate) else "off"
 
@@ -235,7 +235,7 @@ def _disk_tier(
 
 
 def _make_folder(name: str, folder: Path) -> None:
-    """Raise InvalidConfig if files cannot be written to a folder, at start instead of at first use."""
+    """Create a folder. Raises InvalidConfig at start, instead of at first use, if it is not writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -263,13 +263,13 @@ the red key?" he asked. "Under the third stone," said Ines, "as you wrote. And t
 
 
 def text_ids(tokenizer: Tokenizer, *, vocab_size: int, max_model_len: int) -> list[int]:
-    """Return tokens of ``TEXT`` in the model's vocabulary, as many as fit into its length."""
+    """Return the tokens of ``TEXT``, as many as fit into the model's length."""
     ids = [token for token in tokenizer.encode(TEXT.replace("\n", " ")) if token < vocab_size]
     return ids[: max_model_len - 1]
 
 
 def score_tokens(core: EngineCore, tokenizer: Tokenizer, token_ids: list[int]) -> list[TokenLogprob]:
-    """Return the likeliest tokens at each place of a prompt except the first; empty if not available."""
+    """Return the likeliest tokens at each position of a prompt except the first; empty if not available."""
     params = SamplingParams(max_tokens=1, prompt_logprobs=MAX_LOGPROBS, ignore_eos=True)
     request = Request(
         "text", token_ids, params, max_tokens=1, tokenizer=tokenizer, vocab_size=core.info.vocab_size,

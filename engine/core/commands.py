@@ -1,9 +1,9 @@
-"""Typed commands for the engine's thread, besides serving requests.
+"""Commands that the engine's thread executes between steps, such as cache statistics and page transfers.
 
 A command is a frozen record of plain data, and so is its answer. Both can be pickled, so callers work
 unchanged with an engine in another process. The engine's thread executes commands one at a time between two
-steps. A command delays the next step, so it must be short. The caller splits longer work into portions, or
-does it itself.
+steps. A command delays the next step, so it must be short. The caller splits longer work into several
+commands, or does the work itself.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Command(ABC, Generic[AnswerT_co]):
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """Totals of the prefix cache, and the positions of requested pins, by name."""
+    """Totals of the prefix cache, and the number of positions that each requested pin keeps, by its name."""
 
     totals: CacheTotals
     pins: Mapping[str, int]
@@ -76,7 +76,7 @@ class EventLogState:
 
     number         number of the next event in log ``log_id``, which began at ``log_began`` (seconds since
                    the epoch)
-    tokens_since   number of the first event with tokens; ``number`` if they are not kept
+    tokens_since   number of the first event that has tokens; equal to ``number`` if tokens are not kept
     """
 
     number: int
@@ -90,7 +90,7 @@ class CachedContents:
     """The cached pages whose tokens are known.
 
     number    number of the last event included
-    unknown   number of events before tokens were kept; pages stored then are left out
+    unknown   how many events came before tokens were kept; the pages that they stored are left out
     """
 
     number: int
@@ -103,7 +103,7 @@ class CachedContents:
 
 @dataclass(frozen=True, slots=True)
 class GetCacheStats(Command[CacheStats]):
-    """Return the cache's totals and the pins of one owner (None: all)."""
+    """Return the cache's totals and the pins of ``pin_owner`` (None: of all owners)."""
 
     pin_owner: str | None = None
 
@@ -123,7 +123,7 @@ class ListReusedPrefixes(Command[list[ReusedPrefix]]):
 
 @dataclass(frozen=True, slots=True)
 class ExplainRequest(Command[LookupRecord]):
-    """Return what a request found in the cache. Raises NotFound unless it is among the latest."""
+    """Return what a request found in the cache. Raises NotFound unless the request is among the latest."""
 
     request_id: str
 
@@ -133,7 +133,7 @@ class ExplainRequest(Command[LookupRecord]):
 
 @dataclass(frozen=True, slots=True)
 class GetRequestTokens(Command[RequestTokens]):
-    """Return a request's tokens so far. Raises NotFound unless it is among the latest."""
+    """Return a request's tokens so far. Raises NotFound unless the request is among the latest."""
 
     request_id: str
 
@@ -144,7 +144,7 @@ class GetRequestTokens(Command[RequestTokens]):
 
 @dataclass(frozen=True, slots=True)
 class PinPrefix(Command[Pinned]):
-    """Pin the cached pages of these tokens. Raises NotConfigured, Overloaded or NotFound, with no change.
+    """Pin the cached pages of these tokens. Pins nothing if it raises NotConfigured, Overloaded or NotFound.
 
     owner      owner of the pin
     max_pages  limit for all pins of this owner (None: only the total limit)
@@ -165,7 +165,7 @@ class PinPrefix(Command[Pinned]):
 
 @dataclass(frozen=True, slots=True)
 class UnpinPrefix(Command[int]):
-    """Release a pin; return the pages of all remaining pins. Raises NotFound, with the name ``shown``."""
+    """Release a pin; return how many pages the other pins hold. A NotFound error calls the pin ``shown``."""
 
     changes_pages: ClassVar[bool] = True
 
@@ -178,7 +178,7 @@ class UnpinPrefix(Command[int]):
 
 @dataclass(frozen=True, slots=True)
 class FlushCache(Command[int]):
-    """Discard every cached page without a holder; return their number."""
+    """Discard every cached page that no sequence and no pin holds; return how many were discarded."""
 
     changes_pages: ClassVar[bool] = True
 
@@ -191,7 +191,7 @@ class FlushCache(Command[int]):
 
 @dataclass(frozen=True, slots=True)
 class SubscribeEvents(Command[EventLogState]):
-    """Announce page events from now on, until the first ``UnsubscribeEvents``.
+    """Start announcing page events; the next ``UnsubscribeEvents`` stops the announcements.
 
     tokens   keep the tokens of pages that are published from now on
     """
@@ -215,7 +215,7 @@ class UnsubscribeEvents(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class PageEventsSince(Command[list[PageEvent]]):
-    """Return the first ``limit`` events from ``number`` on. Raises EventsGone if they are not available."""
+    """Return at most ``limit`` events from event ``number`` on. Raises EventsGone if one of them is gone."""
 
     number: int
     limit: int
@@ -237,12 +237,12 @@ class GetCachedContents(Command[CachedContents]):
         return CachedContents(blocks.events.next_number - 1, unknown, blocks.cached_contents())
 
 
-# --- Pages out of the pools and into them
+# --- Transfer of pages out of the pools and into them
 
 
 @dataclass(frozen=True, slots=True)
 class GetPageLayout(Command[PageLayoutKey]):
-    """Return the layout of pages that this engine can take. Raises NotConfigured without a prefix cache."""
+    """Return the layout of the pages in this engine's pools. Raises NotConfigured without a prefix cache."""
 
     def execute(self, core: CommandTarget) -> PageLayoutKey:
         return core.transfer.kind
@@ -250,7 +250,7 @@ class GetPageLayout(Command[PageLayoutKey]):
 
 @dataclass(frozen=True, slots=True)
 class FindPrefix(Command[CachedPrefix]):
-    """Return how much of a sequence with these pages is cached, without holding it."""
+    """Return the longest cached prefix of a sequence with these pages. The prefix is not held."""
 
     digests: tuple[Digest, ...]
 
@@ -260,10 +260,10 @@ class FindPrefix(Command[CachedPrefix]):
 
 @dataclass(frozen=True, slots=True)
 class ReadPages(Command[tuple[PagePart, ...]]):
-    """Return copies of cached pages, by group of layers.
+    """Return copies of cached pages: one ``PagePart`` for each group of layers, and one for states, if any.
 
     digests   digests of pages
-    wanted    ascending indices into ``digests``, by group; None: all
+    wanted    for each ``PagePart``, the ascending indices into ``digests`` of the pages to read; None: all
     """
 
     digests: tuple[Digest, ...]
@@ -294,8 +294,8 @@ class InsertPages(Command[Inserted]):
 
 @dataclass(frozen=True, slots=True)
 class ListPages(Command[dict[Digest, PageContents]]):
-    """Return the contents of every cached page and of those before it. Empty unless the engine records tokens
-    (``save_dir``)."""
+    """Return the contents of every cached page and of the pages before it. Empty unless the engine records
+    tokens (``save_dir``)."""
 
     def execute(self, core: CommandTarget) -> dict[Digest, PageContents]:
         return core.transfer.list_pages()
@@ -314,8 +314,8 @@ def _adapters(core: CommandTarget) -> AdapterPart:
 
 @dataclass(frozen=True, slots=True)
 class LoadAdapter(Command[AdapterInfo]):
-    """Load an adapter from a folder; ``replace`` allows to replace one of the same name. Raises
-    InvalidRequest if it cannot be served."""
+    """Load an adapter from a folder. ``replace`` allows replacing an adapter of the same name. Raises
+    InvalidRequest if the adapter cannot be served."""
 
     name: str
     folder: str

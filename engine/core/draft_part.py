@@ -1,4 +1,4 @@
-"""Drafts from text, a draft model or the model's own MTP head, as a part of steps."""
+"""The step part for speculative decoding: drafts from text, a draft model, or the model's own MTP head."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .step_parts import PartResults, PartRows, StepPart
 class DraftPart(StepPart):
     """Gives samples the drafts that their next step verifies.
 
-    model   a draft model, or the model's MTP head, for requests that choose no other source
+    model   draft model or MTP head, which drafts for requests that choose no other source
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class DraftPart(StepPart):
         self.guesses = ModelGuesses(model, clock)
         self._scheduler = scheduler
         self._drafting: set[Sample] = set()
-        self._to_notify: list[Sample] = []  # ended samples of which the drafter was not notified
+        self._to_notify: list[Sample] = []  # ended samples whose drafters do not know it yet
 
     @property
     def is_live(self) -> bool:
@@ -62,14 +62,14 @@ class DraftPart(StepPart):
         self.model.record(results.hidden)
 
     def may_overlap(self, going_on: Sequence[Sample]) -> bool:
-        """Whether none of these samples may have drafts for its next token."""
+        """Whether no sample in ``going_on`` has draft tokens or uses a draft model."""
         return not any(
             sample.drafting is not None and (sample.sequence.drafts or sample.drafting.by_model is not None)
             for sample in going_on
         )
 
     def prepare(self, going_on: Sequence[Sample]) -> None:
-        """Compute the drafts of samples that use them."""
+        """Compute draft tokens for the samples that use speculative decoding."""
         for ended in self._to_notify:
             if ended.drafting is not None:
                 ended.drafting.finished(ended.sequence.tokens)
@@ -87,7 +87,7 @@ class DraftPart(StepPart):
                 self._to_notify.append(sample)
 
     def observe(self, step: SchedulerOutput, seconds: float) -> None:
-        """Let the scheduler learn a step's time, without the time of a draft model."""
+        """Report the step's duration to the scheduler, less the time that the draft model took."""
         if self.model is not None:
             seconds = self.guesses.time_without(seconds)
         self._scheduler.observe(step, seconds)

@@ -1,4 +1,4 @@
-"""The engine as seen by its front end, on a thread or in another process."""
+"""The interface of the engine for its front end; the engine runs on a thread or in another process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .commands import AnswerT, Command
 
 
 class Listener(Protocol):
-    """Receives news of the engine on an engine thread; methods must be quick and must not raise."""
+    """Receives the engine's messages on an engine thread. Its methods must be quick and must not raise."""
 
     def ready(self) -> None:
         """Called once when the engine accepts requests. From then on the client's properties can be read."""
@@ -27,7 +27,7 @@ class Listener(Protocol):
         ...
 
     def ended(self, error: BaseException | None) -> None:
-        """Note that the engine is about to end, after ``stop`` (None) or because of an error."""
+        """Called when the engine is about to end: after ``stop`` (None), or because of ``error``."""
         ...
 
 
@@ -77,16 +77,16 @@ class EngineClient(Protocol):
     def add(self, request: EngineRequest) -> None: ...
 
     def abort(self, number: int) -> None:
-        """End the request with this number, if it still runs; its pages are idle before the next step."""
+        """End the request with this number, if it still runs. Its pages are released before the next step."""
         ...
 
     def ask(self, command: Command[AnswerT]) -> Future[AnswerT]:
-        """Return a future of the answer to a command, which is executed between two steps. It gets the
-        command's error, or EngineStopping if the engine ends first."""
+        """Queue a command for execution between two steps; return a future of the answer. The future fails
+        with the command's error, or with EngineStopping if the engine ends first."""
         ...
 
     def stop(self) -> None:
-        """End after the current step, and abort all running requests."""
+        """Let the engine end after the current step and abort all running requests."""
         ...
 
     def join(self) -> None:

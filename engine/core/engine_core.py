@@ -46,9 +46,9 @@ class EngineCore:
     An error of one request ends that request. Any other error leaves ``step`` as an exception, after which
     the core must not be used.
 
-    parts      features that take part in steps, besides prompt scores, embeddings, drafts and grammars
-    adapters   the part of requests with adapters, if the engine takes any
-    images     the part of requests with images, if the model takes any
+    parts      step parts in addition to those for prompt scores, embeddings, drafts and grammars
+    adapters   the step part for LoRA adapters; None if the engine serves none
+    images     the step part for images in prompts; None if the model takes none
     overlaps   whether a step may be submitted before the previous one is resolved, see overlap.py
     """
 
@@ -72,7 +72,7 @@ class EngineCore:
         self.tokenizer = tokenizer
         self.cache = PrefixCacheInspector(blocks)
         self.transfer = transfer
-        self.passed: Callable[[str], None] = lambda _: None  # called with each finished phase
+        self.passed: Callable[[str], None] = lambda _: None  # called at the end of each phase of a step
         self._runner = runner
         self._blocks = blocks
         self._scheduler = scheduler
@@ -97,7 +97,7 @@ class EngineCore:
 
     @property
     def capacity(self) -> int:
-        """Number of positions that one sequence can have, whatever is pinned."""
+        """Number of positions that one sequence can have, even if pins hold as many pages as they may."""
         return self._blocks.capacity
 
     @property
@@ -112,19 +112,19 @@ class EngineCore:
         return 0.0 if began is None else self._clock() - began
 
     def on_news(self, wake: Callable[[], None]) -> None:
-        """Call ``wake`` from another thread when ``has_work`` has become true by itself."""
+        """Set the function that another thread calls when ``has_work`` has become true without a call."""
         self._scheduler.on_news(wake)
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises SequenceTooLong if it could never fit the page pool."""
+        """Queue a request. Raises SequenceTooLong if the request can never fit the page pool."""
         self._live.add(request)
 
     def abort(self, request: Request) -> None:
-        """End the remaining samples of a request; its pages are idle when this returns."""
+        """End the remaining samples of a request; its pages are released when this returns."""
         self._live.abort(request)
 
     def step(self) -> list[Update]:
-        """Advance every running request once; return the news since the last call."""
+        """Advance every running request by one step; return the updates since the last call."""
         began = self._step_began = self._clock()
         flight = self._in_flight or self._submit(self._plan(began))
         self._in_flight = self._submit_ahead(flight)
@@ -132,8 +132,8 @@ class EngineCore:
         return self._publish(flight, began)
 
     def settle(self) -> None:
-        """Resolve the step in flight, if any, so that pages match the tables. The next ``step`` returns its
-        news."""
+        """Resolve the step in flight, if any, so that the pages have what the page tables promise. The next
+        call of ``step`` returns the updates."""
         flight, self._in_flight = self._in_flight, None
         if flight:
             began = self._clock()
@@ -145,7 +145,7 @@ class EngineCore:
         step = self._scheduler.plan(now)
         self.passed("plan")
         if not step and self._scheduler.is_blocked:
-            time.sleep(HELD_S)  # for example for masks; nothing else can be computed
+            time.sleep(HELD_S)  # all sequences wait, for example for grammar masks
         elif not step:
             self._live.fail_stuck()
         elif not step.plain:
@@ -169,7 +169,7 @@ class EngineCore:
         return _InFlight(step, draws, batch, pending, asked)
 
     def _submit_ahead(self, flight: _InFlight | None) -> _InFlight | None:
-        """Submit the step after the one in flight; None if it depends on more than that step's tokens."""
+        """Submit the step after the one in flight; return None if that one must be resolved first."""
         if not (flight and self._overlaps and flight.pending.feeds):
             return None
         if flight.asked.expects_results or not may_overlap(self._parts, self._live.going_on(flight.draws)):

@@ -1,7 +1,7 @@
-"""The engine in its own process, behind ``EngineClient``.
+"""Runs the engine in a child process, as an ``EngineClient``.
 
-Both sides exchange pickled data over one private pipe. The child serves with an ``EngineThread`` until it
-gets the message to stop, or its parent ends and closes the pipe.
+Both sides exchange pickled data over one private pipe. The child runs an ``EngineThread`` until it gets the
+message to stop, or until the parent ends, which closes the pipe.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ _DISPATCH = {**copyreg.dispatch_table, MappingProxyType: lambda view: (_view, (d
 
 
 class _Pipe:
-    """Sends from any thread and receives on one. Messages to a closed end are dropped."""
+    """One end of the pipe. Any thread may send; one thread receives. Messages to a closed end are dropped."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -277,7 +277,7 @@ class EngineProcess:
 
 
 class _Child:
-    """The child's end of the pipe, which listens to and observes the engine's thread."""
+    """The child's side: sends the reports of the engine's thread to the parent, and executes its calls."""
 
     def __init__(self, pipe: _Pipe) -> None:
         self._pipe = pipe
@@ -303,7 +303,7 @@ class _Child:
         """Do nothing, because the parent refuses requests."""
 
     def serve(self) -> None:
-        """Execute the parent's messages until it stops the child or ends."""
+        """Execute the parent's messages until the parent sends "stop" or ends."""
         while True:
             try:
                 call: _Call = self._pipe.receive()
@@ -358,7 +358,7 @@ def _portable(error: BaseException | None) -> BaseException | None:
 
 
 def main() -> None:
-    """Serve the parent that holds the other end of the pipe with this file descriptor."""
+    """Run the child process; ``sys.argv[1]`` is the file descriptor of the child's end of the pipe."""
     from .build import build_core  # loads MLX
 
     signal.signal(

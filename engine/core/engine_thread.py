@@ -27,7 +27,7 @@ from .request import Request, Update
 logger = logging.getLogger(__name__)
 
 EXIT_TIMEOUT_S = 10.0
-COMMANDS_PER_STEP = 16  # most commands between two steps, so that many commands do not delay requests
+COMMANDS_PER_STEP = 16  # maximum between two steps, so that many commands do not delay requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,8 @@ class _PendingCommand:
 
 
 class EngineThread:
-    """An ``EngineClient`` on one thread, which owns the core from its construction to its end. Methods only
-    put messages into its inbox and may be called from any thread."""
+    """An ``EngineClient`` that runs the core on one thread, which also builds and closes it. The methods only
+    put messages into an inbox, so any thread may call them."""
 
     def __init__(self, make_core: Callable[[], EngineCore], listener: Listener) -> None:
         self._make_core = make_core
@@ -115,12 +115,12 @@ class EngineThread:
         self._inbox.put(_Add(request))
 
     def abort(self, number: int) -> None:
-        """End the request with this number; its pages are idle before the engine's next step."""
+        """End the request with this number. Its pages are released before the engine's next step."""
         self._inbox.put(_Abort(number))
 
     def ask(self, command: Command[AnswerT]) -> Future[AnswerT]:
-        """Return a future of the answer to a command, which is executed between two steps. It gets the
-        command's error, or EngineStopping if the thread ends first."""
+        """Queue a command for execution between two steps; return a future of the answer. The future fails
+        with the command's error, or with EngineStopping if the thread ends first."""
         pending = _PendingCommand(command)
         self._commands.append(pending)
         if self._has_ended.is_set():
@@ -130,11 +130,11 @@ class EngineThread:
         return pending.answer
 
     def wake(self) -> None:
-        """Note that the core may have work that did not come through the inbox."""
+        """Wake the thread, because the core may have work that did not come through the inbox."""
         self._inbox.put(_Wake())
 
     def stop(self) -> None:
-        """End after the current step, and abort all running requests."""
+        """Let the thread end after the current step and abort all running requests."""
         self._inbox.put(_Stop())
 
     def join(self) -> None:
@@ -188,7 +188,7 @@ class EngineThread:
             self._listener.news([News(request.number, delta) for request, delta in updates])
 
     def _read_inbox(self, core: EngineCore) -> bool:
-        """Execute the messages, waiting for one if there is nothing else to do; return False to end."""
+        """Execute all messages, or wait for one if there is no other work. Return False to end the loop."""
         while True:
             try:
                 note = self._inbox.get(block=not (core.has_work or self._commands))

@@ -15,7 +15,7 @@ MEASURED_EVERY_S = 1.0  # seconds, because measuring examines every sequence
 
 
 class TenantLoads:
-    """Loads of named tenants: at most a second old, or current if nothing runs or waits."""
+    """Running and waiting sequences of named tenants: at most a second old, or current if there are none."""
 
     def __init__(self, scheduler: Scheduler, clock: Callable[[], float]) -> None:
         self._scheduler = scheduler
@@ -24,7 +24,7 @@ class TenantLoads:
         self._measured_at: float | None = None
 
     def measure(self) -> Mapping[str, TenantLoad]:
-        """Return the loads; the same mapping as before unless measured again."""
+        """Return the loads; the same object as before unless they were measured again."""
         scheduler, now, before = self._scheduler, self._clock(), self._measured_at
         left_over = self._loads and not (scheduler.num_running or scheduler.num_waiting)
         if before is None or now - before >= MEASURED_EVERY_S or left_over:

@@ -1,4 +1,4 @@
-"""Requests with images, as a part of steps."""
+"""The step part for images in prompts."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ..executor.batch import RowInput
 from .request import Request, Sample
 from .step_parts import PartRows, StepPart
 
-IS_IMAGE, FEATURES, DEEPSTACK = "image_rows", "image_features", "image_deepstack"  # inputs of the model
+IS_IMAGE, FEATURES, DEEPSTACK = "image_rows", "image_features", "image_deepstack"  # names of model inputs
 AXES = ("position_t", "position_h", "position_w")
 
 
 class ImagePart(StepPart):
-    """Gives every step its image rows, and the positions of rows after images. An image is encoded when a
-    step computes its first row, so never if all are cached. The result is kept until its last row is
-    computed."""
+    """Adds the features of images to their rows, and positions to the rows in and after images. An image is
+    encoded when a step computes its first uncached row; if all its rows are cached, it is never encoded. The
+    result is kept until the image's last row is computed."""
 
     def __init__(self, images: Images) -> None:
         self._images = images
@@ -43,7 +43,7 @@ class ImagePart(StepPart):
         self._prompts.pop(sample.sequence, None)
 
     def rows(self, step: SchedulerOutput) -> PartRows | None:
-        """Return the step's image rows and, if its rows may differ between axes, three positions per row."""
+        """Return the inputs of image rows and, if the model has three axes, three positions for each row."""
         prompts = [(item, self._prompts.get(item.sequence)) for item in step.work]
         if not any(prompt for _, prompt in prompts):
             return None
@@ -72,7 +72,7 @@ class ImagePart(StepPart):
         return PartRows(inputs=inputs | _laid_out(row, found), last=last if sees_later else None)
 
     def _encoded(self, item: ScheduledChunk, prompt: _Prompt) -> list[tuple[int, _Part]]:
-        """Return the parts of images that a chunk computes, with the first row of each."""
+        """Return the parts of images that a chunk computes, each with the position of its first token."""
         parts = []
         for image in prompt.images:
             first, last = max(item.start, image.start), min(item.stop, image.start + image.length)
@@ -86,8 +86,8 @@ class ImagePart(StepPart):
 
 
 class _Prompt(NamedTuple):
-    """The images of a request; ``axes``: positions of its tokens, if the model has three axes; ``held``:
-    encoded images whose rows take several steps, by their first position."""
+    """The images of a prompt. ``axes``: positions of its tokens, if the model has three axes. ``held``:
+    encoded images whose rows take several steps, by the position of their first token."""
 
     images: tuple[PromptImage, ...]
     axes: Axes | None
@@ -104,7 +104,7 @@ class _Part(NamedTuple):
 
 
 def _laid_out(count: int, parts: list[tuple[int, _Part]]) -> dict[str, RowInput]:
-    """Return inputs of ``count`` rows, with each part of an image at its first row."""
+    """Return the inputs of ``count`` rows. Each image part begins at the row that comes with it."""
     sample = parts[0][1].encoded
     inputs: dict[str, RowInput] = {
         IS_IMAGE: np.zeros(count, np.int32),
@@ -122,9 +122,9 @@ def _laid_out(count: int, parts: list[tuple[int, _Part]]) -> dict[str, RowInput]
 
 
 class Axes:
-    """Positions of a sequence's tokens in time, height and width (M-RoPE). Text counts up equally on each
-    axis. All rows of an image have one time, and height and width count from there. Text after it continues
-    from the image's longer side."""
+    """Positions of a sequence's tokens in time, height and width (M-RoPE). For text, the three positions are
+    equal and count up. All tokens of an image have the same time, from which their height and width count up.
+    Text after an image continues after its longer side."""
 
     def __init__(self, num_prompt: int, images: tuple[PromptImage, ...]) -> None:
         axes = _plain(0, num_prompt)
@@ -139,7 +139,7 @@ class Axes:
         self._shift = int(axes.max()) + 1 - num_prompt  # position minus index of generated tokens
 
     def of(self, start: int, stop: int) -> Ints:
-        """Return the positions [start, stop), int32 [3, stop - start]."""
+        """Return the positions of tokens [start, stop) on the three axes, int32 [3, stop - start]."""
         positions = _plain(start, stop)
         positions += np.int32(self._shift)
         known = self._prompt[:, start:stop]
@@ -148,5 +148,5 @@ class Axes:
 
 
 def _plain(start: int, stop: int) -> Ints:
-    """Return the positions [start, stop) of text alone, int32 [3, stop - start]."""
+    """Return the positions of tokens [start, stop) without images, int32 [3, stop - start]."""
     return np.tile(np.arange(start, stop, dtype=np.int32), (3, 1))

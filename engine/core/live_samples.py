@@ -1,4 +1,4 @@
-"""Unfinished samples: their next tokens, their ends, and the news of their requests."""
+"""Bookkeeping of unfinished samples: their new tokens, their ends, and the updates of their requests."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .step_stats import StepStats
 
 
 class PromptProgress:
-    """Remaining prompt tokens of every admitted request. An ended request is left out from the second
-    measurement on; its last news was delivered by then."""
+    """Remaining prompt tokens of every admitted request. The first measurement after a request's end still
+    includes the request, because its last update is delivered with it."""
 
     def __init__(self) -> None:
         self._begun: dict[Request, None] = {}
@@ -28,7 +28,7 @@ class PromptProgress:
         self._left: Mapping[int, int | None] = {}
 
     def begin(self, request: Request) -> None:
-        """Note that a request's prompt is about to be computed for the first time."""
+        """Called before a request's prompt is computed for the first time."""
         self._begun[request] = self._in_prompt[request] = None
 
     def end(self, request: Request) -> None:
@@ -65,8 +65,8 @@ class LiveSamples:
     """Gives samples the tokens that steps sampled for them. An error of one request ends only that request.
 
     by_sequence   the unfinished samples
-    updates       news that were not collected yet
-    progress      progress of prompts of unfinished requests
+    updates       updates that the core has not collected yet
+    progress      remaining prompt tokens of unfinished requests
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class LiveSamples:
         self.by_sequence: dict[Sequence, Sample] = {}
         self.updates: list[Update] = []
         self.progress = PromptProgress()
-        self._ended: list[str] = []  # ids of requests ended since ``take_ended``
+        self._ended: list[str] = []  # ids of requests that have ended since the last ``take_ended``
         self._scheduler = scheduler
         self._parts = parts
         self._stats = stats
         self._clock = clock
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises SequenceTooLong if it could never fit the page pool."""
+        """Queue a request. Raises SequenceTooLong if the request can never fit the page pool."""
         first, *others = request.samples
         first.sequence.parallel_samples.extend(sample.sequence for sample in others)
         self._scheduler.add(first.sequence)
@@ -90,7 +90,7 @@ class LiveSamples:
         self._parts.begin(request)
 
     def abort(self, request: Request) -> None:
-        """End the remaining samples of a request; its pages are idle when this returns."""
+        """End the remaining samples of a request; its pages are released when this returns."""
         self._end(request, Sample.abort)
 
     def requests(self) -> list[Request]:
@@ -106,13 +106,13 @@ class LiveSamples:
         return self.going_on([draw for draw, result in zip(draws, results, strict=True) if not result.void])
 
     def states(self, draws: Draws, *, is_ahead: bool) -> list[SampleState]:
-        """Return the sampling state of each token of a step. ``is_ahead``: the token before it is not
-        known."""
+        """Return the sampling state for each token that a step samples. ``is_ahead``: whether the preceding
+        tokens are still unknown."""
         samples, states = self.by_sequence, list[SampleState]()
         for sequence, drafts in draws:
             state = samples[sequence].state
             if is_ahead:
-                state = state.after((0,))  # stands for the unknown token: see ``SampleState.is_foreseen``
+                state = state.after((0,))  # 0 stands for the unknown token, see ``SampleState.is_foreseen``
             states.append(state)
             if drafts:
                 states += [state.after(drafts[: count + 1]) for count in range(len(drafts))]
@@ -126,7 +126,7 @@ class LiveSamples:
         return ended
 
     def note_started(self, step: SchedulerOutput, now: float) -> None:
-        """Note the time at which a request's prompt is first computed."""
+        """Record ``now`` as the start of the requests whose prompts this step is the first to compute."""
         for item in step.work:
             if item.start < item.sequence.num_prompt:
                 request = self.by_sequence[item.sequence].request
@@ -143,7 +143,7 @@ class LiveSamples:
             sample = self.by_sequence.get(sequence)
             if (
                 sample is None or index in output.void
-            ):  # the sample ended while the step was in flight, or its row is repeated
+            ):  # the sample ended while the step was in flight, or its row is computed again
                 next(drawn)
                 results.append(SampleResult(None, void=True))
                 continue
@@ -170,7 +170,7 @@ class LiveSamples:
     def _accept_drafts(
         self, sample: Sample, drafts: tuple[int, ...], drawn: list[Sampled], now: float
     ) -> SampleResult:
-        """Append the next token, and a further token after each accepted draft."""
+        """Give a sample its next token, and one more token after each accepted draft."""
         tokens: list[int] = []
         last = SampleResult(None)
         for draft, sampled in zip((*drafts, None), drawn, strict=True):
@@ -186,10 +186,10 @@ class LiveSamples:
         return last if last.token is None else SampleResult(tokens[0], last.finished, tuple(tokens[1:]))
 
     def fail_unsampled(self, step: SchedulerOutput, batch: Batch, failed_rows: tuple[int, ...]) -> None:
-        """End sequences whose K or V was not finite within the prompt.
+        """End requests for which K or V was not finite in a chunk before the prompt's last token.
 
-        Nothing of this step is in the prefix cache yet. Sequences that sampled a token have a failed sample
-        instead.
+        No page of this step is in the prefix cache yet. A sequence that sampled a token is ended by its
+        failed sample instead.
         """
         ends = batch.attention.q_start[1:].tolist()
         failed = {next(index for index, end in enumerate(ends) if row < end) for row in failed_rows}
@@ -213,7 +213,7 @@ class LiveSamples:
         self._end(request, lambda sample: sample.fail(message))
 
     def _end(self, request: Request, how: Callable[[Sample], Delta]) -> None:
-        for sample in reversed(request.samples):  # the parent last, or a sample would replace it
+        for sample in reversed(request.samples):  # the first one last, or another would replace it
             if sample.sequence in self.by_sequence:
                 self._scheduler.abort(sample.sequence)
                 self._tell(sample, how(sample))

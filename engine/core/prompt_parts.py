@@ -1,4 +1,4 @@
-"""Log-probabilities and embeddings of prompts, and masks of grammars, as parts of steps."""
+"""Step parts for log-probabilities of prompts, embeddings of prompts, and grammar masks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .step_parts import PartResults, PartRows, StepPart
 
 
 class _PromptPart(StepPart):
-    """Base of parts that need rows of whole prompts. A request that is preempted within the prompt begins
-    again."""
+    """Base of step parts that need results of prompt tokens. A request that is preempted within its prompt
+    collects these results again from the start."""
 
-    _param: str  # parameter of requests that need the part
+    _param: str  # sampling parameter of the requests that need this part
 
     def __init__(self) -> None:
         self._unfinished: dict[Sequence, Request] = {}
@@ -34,23 +34,23 @@ class _PromptPart(StepPart):
         self._unfinished.pop(sample.sequence, None)
 
     def _finish(self, request: Request) -> None:
-        """End a request's part; afterwards the request may use cached pages again."""
+        """Finish a request in this part; from now on the request may use the prefix cache again."""
         for sample in request.samples:
             sample.sequence.skip_prefix_cache = False
             self.end(sample)
 
 
 class PromptScores(_PromptPart):
-    """Scores prompts of requests with ``prompt_logprobs``."""
+    """Computes the log-probabilities of prompt tokens for requests with ``prompt_logprobs``."""
 
     _param = "prompt_logprobs"
 
     def __init__(self) -> None:
         super().__init__()
-        self._owners: list[tuple[Request, int]] = []  # each row's request and position of the scored token
+        self._owners: list[tuple[Request, int]] = []  # (request, position of the scored token) of each row
 
     def rows(self, step: SchedulerOutput) -> PartRows | None:
-        """Return the rows before each prompt token to be scored."""
+        """Return the rows to score: the row before each prompt token, which predicts that token."""
         self._owners = []
         rows: list[int] = []
         first = 0
@@ -70,7 +70,7 @@ class PromptScores(_PromptPart):
         return PartRows(scored=scored)
 
     def deliver(self, results: PartResults) -> None:
-        """Give requests their scores."""
+        """Store the scores in their requests."""
         for (request, position), score in zip(self._owners, results.scores, strict=True):
             request.prompt_scores[position] = score
             if position == request.num_prompt - 1:
@@ -78,7 +78,7 @@ class PromptScores(_PromptPart):
 
 
 class PromptEmbeddings(_PromptPart):
-    """Collects the hidden states of prompts for embeddings. The mean uses float64 sums."""
+    """Computes embeddings from the hidden states of prompts. A mean is summed in float64."""
 
     _param = "pooling"
 
@@ -103,7 +103,7 @@ class PromptEmbeddings(_PromptPart):
         return PartRows(hidden=np.array(rows, np.int32)) if rows else None
 
     def deliver(self, results: PartResults) -> None:
-        """Give requests their hidden states; a request that has all of them gets its embedding."""
+        """Add the hidden states to their requests; a request whose prompt is complete gets its embedding."""
         assert results.hidden is not None
         first = 0
         for request, start, count in self._owners:
@@ -118,11 +118,11 @@ class PromptEmbeddings(_PromptPart):
 
 
 class Grammars(StepPart):
-    """Starts computing the next masks when all tokens of a step are known, because a token can be accepted
-    only after the masks of its grammar."""
+    """Starts computing the next grammar masks after all tokens of a step were accepted, because a constraint
+    accepts no token while its mask is being computed."""
 
     def __init__(self, *, may_be_late: bool) -> None:
-        """Begin without samples. ``may_be_late``: a row whose mask is late may be computed again."""
+        """Begin without samples. ``may_be_late``: whether a row whose mask is late may be computed again."""
         self._samples: set[Sample] = set()
         self._may_be_late = may_be_late
 

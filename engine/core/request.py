@@ -29,13 +29,13 @@ class Request:
 
     Built and used only by the engine's thread.
 
-    number       of the ``EngineRequest`` it was built from
+    number       number of the ``EngineRequest`` from which this was built
     adapter      name of its adapter
     images       images of its prompt
-    max_tokens   tokens each sample may generate, limited by the model's length
+    max_tokens   number of tokens that each sample may generate, limited by the model's length
     end_ids      tokens that end a sample
-    arrived_at   time of submission; started_at: time of the prompt's first step (seconds of the engine's
-                 clock)
+    arrived_at   time of submission, in seconds of the engine's clock
+    started_at   time of the first step that computed a part of the prompt, by the same clock
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class Sample:
         return self._delta(text, token, sampled.logprob, reason=reason, match=match)
 
     def fail(self, message: str, *, invalid: bool = False) -> Delta:
-        """End this sample with an error; others continue. ``invalid``: its parameters caused it."""
+        """End this sample with an error; other samples continue. ``invalid``: because of its parameters."""
         self.request.invalid = self.request.invalid or invalid
         return self._delta(self._stops.flush(), reason=FinishReason.ERROR, error=message)
 
@@ -252,8 +252,8 @@ class Update(NamedTuple):
 
 
 class RequestBuilder:
-    """Builds requests for one model. ``grammars`` compiles their output constraints, and may be used from any
-    thread."""
+    """Builds requests for one model. ``grammars`` compiles the constraints on their output; any thread may
+    use it."""
 
     def __init__(self, info: EngineInfo, tokenizer: Tokenizer, adapters: Adapters | None = None) -> None:
         self._adapters = adapters
@@ -291,7 +291,7 @@ class RequestBuilder:
         )
 
     def _constraint(self, request: EngineRequest) -> AnyConstraint | None:
-        """Return the grammar's constraint, which begins after the model's reasoning."""
+        """Return the constraint on the output: the grammar, from the end of the model's reasoning on."""
         params = request.params
         grammar = None if request.grammar is None else self.grammars.take(request.grammar)
         if self._marks is None or (grammar is None and params.max_reasoning_tokens is None):

@@ -1,8 +1,8 @@
-"""Saved prompts and caches, by name, for use in another engine or at another time.
+"""Saves cached prompts or the whole prefix cache to files, and loads such files into this or another engine.
 
 This code runs on its own thread, because it reads and writes files. It requests pages from the engine's
-thread in portions and holds none in between, so saving takes no pages from requests. Pages that are evicted
-before they are read are left out, and the answer counts them.
+thread in portions and holds no page in between, so saving takes no pages from requests. Pages that are
+evicted before they are read are left out, and the answer counts them.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ MOST_TRIES = 3  # attempts to read a prompt whose pages are being evicted
 
 
 class Ask(Protocol):
-    """Function that has a command executed by the engine's thread, and waits for its answer."""
+    """Function that sends a command to the engine's thread, waits, and returns the answer."""
 
     def __call__(self, command: Command[AnswerT], /) -> AnswerT: ...
 
 
 @dataclass(frozen=True, slots=True)
 class SavedPages:
-    """Numbers of written pages. Pages are counted in the group without a window, if there is one; groups with
-    a window hold a few of the same positions.
+    """How much was saved. Pages are counted in the group of layers without a window, if there is one; the
+    groups with an attention window have pages for a few of the same positions.
 
     num_missing_pages   pages that were evicted before they could be read, and are left out
     """
@@ -57,14 +57,14 @@ class SavedPages:
 
 @dataclass(frozen=True, slots=True)
 class LoadedPages:
-    """Numbers of loaded pages, in pages of this engine, counted as in SavedPages.
+    """How much was loaded, in pages of this engine's size, counted as in ``SavedPages``.
 
     num_pages          pages that became cached
-    num_tokens         positions in them
+    num_tokens         positions in the newly cached pages
     num_known_pages    pages that were cached already
     num_skipped_pages  pages that did not fit into a group, or begin inside a page of this engine's size
-    converted          "bf16 pages of 32 tokens to fp4 pages of 16 tokens"; empty if the bytes were taken
-                       unchanged. Pages of another format are quantized again
+    converted          the conversion, such as "bf16 pages of 32 tokens to fp4 pages of 16 tokens"; empty if
+                       the bytes were taken unchanged. Pages of another format are quantized again
     """
 
     num_pages: int
@@ -75,8 +75,8 @@ class LoadedPages:
 
 
 def below(folder: Path, path: str, *, what: str) -> Path:
-    """Return the path that a client gave, below a folder. Raises InvalidRequest for a path that leads
-    elsewhere, by its parts or by a symbolic link."""
+    """Return ``folder / path`` for a path from a client. Raises InvalidRequest if the path leads out of the
+    folder. ``what`` describes the path in error messages."""
     parts = path.split("/")
     if not path.isprintable() or "\\" in path or any(part in ("", ".", "..") for part in parts):
         raise InvalidRequest(f"{what} {path!r} must be a path below the server's --save-dir, like a/b")
@@ -98,8 +98,8 @@ def below(folder: Path, path: str, *, what: str) -> Path:
 def save_prompt(ask: Ask, path: Path, tokens: list[int], salt: bytes) -> SavedPages:
     """Write the cached full pages of a prompt to one file.
 
-    Raises NotFound if none is cached, InvalidRequest if the file exists, NotConfigured, or RequestFailed,
-    without a file, if it cannot be written.
+    Raises NotFound if no page is cached, InvalidRequest if the file exists, NotConfigured without a prefix
+    cache, and RequestFailed, without leaving a file, if writing fails.
     """
     if path.suffix != SUFFIX:
         raise InvalidRequest(
@@ -121,8 +121,8 @@ def save_prompt(ask: Ask, path: Path, tokens: list[int], salt: bytes) -> SavedPa
 
 
 def save_all(ask: Ask, path: Path) -> SavedPages:
-    """Write every cached page to a new folder, as files of consecutive pages, in the order of their prefixes.
-    Pages evicted meanwhile are left out.
+    """Write every cached page to a new folder. Each file has consecutive pages of one sequence; files with
+    earlier pages of the sequence come first. Pages evicted meanwhile are left out.
 
     Raises the errors of ``save_prompt``.
     """
@@ -145,11 +145,11 @@ def save_all(ask: Ask, path: Path) -> SavedPages:
 
 
 def load(ask: Ask, path: Path) -> LoadedPages:
-    """Put pages that ``save_prompt`` or ``save_all`` wrote into the cache, under their salts. Pages of
-    another format or page size are converted.
+    """Insert the pages that ``save_prompt`` or ``save_all`` wrote into the prefix cache, under the same
+    salts. Pages of another format or page size are converted.
 
-    All files are checked before the first page is inserted. Raises InvalidRequest, with no change, for files
-    that are damaged or of another model, and NotFound if there are none.
+    All files are checked before the first page is inserted. Raises InvalidRequest, and inserts nothing, if a
+    file is damaged or of another model; NotFound if there is no file.
     """
     kind = ask(GetPageLayout())
     files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
@@ -167,7 +167,7 @@ def load(ask: Ask, path: Path) -> LoadedPages:
 def _insert(
     ask: Ask, kind: PageLayoutKey, tokens: list[int], run: PageRun, total: LoadedPages
 ) -> LoadedPages:
-    """Insert a run of pages in portions, groups without a window first. The run's tokens end ``tokens``."""
+    """Insert a run of pages in portions, groups without a window first. ``tokens`` ends with the run."""
     size = kind.page_size
     start = len(tokens) - len(run.token_ids)
     new = known = skipped = 0
@@ -182,7 +182,7 @@ def _insert(
             skipped += inserted.num_skipped
             if segment.group == 0:
                 new, known = new + inserted.num_new, known + inserted.num_known
-    skipped += num_states  # states in the middle of a page of this size
+    skipped += num_states  # states that are not at the end of a page of this engine
     return LoadedPages(
         total.num_pages + new,
         total.num_tokens + new * size,
@@ -194,7 +194,7 @@ def _insert(
 
 def _sequences(files: list[Path], kind: PageLayoutKey) -> Iterator[tuple[list[int], PageRun]]:
     """Yield each file's run, with all tokens from the sequence's beginning to the run's end."""
-    ends: dict[tuple[Digest, bytes], list[int]] = {}  # tokens up to a file's last page
+    ends: dict[tuple[Digest, bytes], list[int]] = {}  # tokens up to a file's last page, by digest and salt
     for file in files:
         run = _read(file, kind)
         salt = run.salt or b""
@@ -242,7 +242,7 @@ def _read(file: Path, kind: PageLayoutKey) -> PageRun:
 
 @dataclass(frozen=True, slots=True)
 class _PromptPages:
-    """The pages read of a prompt, and the number that were evicted before."""
+    """The pages of a prompt that were read, and how many were evicted before they could be read."""
 
     run: PageRun
     num_missing_pages: int
@@ -286,7 +286,7 @@ def _read_parts(
 
 
 def _first_gap(run: PageRun, prefix: CachedPrefix) -> int:
-    """Return the first needed page that was not read; ``prefix.num_pages`` if all were."""
+    """Return the index of the first needed page that was not read; ``prefix.num_pages`` if all were read."""
     gone = (
         set(needed).difference(part.indices) for needed, part in zip(prefix.needed, run.parts, strict=True)
     )
@@ -318,7 +318,7 @@ def _insert_part(
 def _part(kind: PageLayoutKey) -> int:
     """Return the number of pages to copy between two steps."""
     num_bytes = sum(spec.page_bytes for spec in kind.specs)
-    if kind.states is not None and kind.states.nbytes <= num_bytes:  # as a snapshot may follow every page
+    if kind.states is not None and kind.states.nbytes <= num_bytes:  # a snapshot may follow every page
         num_bytes += kind.states.nbytes
     return min(max(1, PART_BYTES // max(num_bytes, 1)), PART_PAGES)
 
@@ -329,8 +329,8 @@ def _check_new(path: Path) -> None:
 
 
 def _publish(unfinished: Path, path: Path) -> None:
-    """Rename an unfinished save to its name. Raises InvalidRequest if another save has taken it meanwhile,
-    which ``rename`` would replace."""
+    """Rename an unfinished save to its final path. Raises InvalidRequest if another save has created that
+    path meanwhile, because ``rename`` would replace it."""
     try:
         if unfinished.is_dir():
             path.mkdir(mode=0o700)

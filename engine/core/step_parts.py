@@ -1,8 +1,8 @@
-"""The protocol of features that take part in steps.
+"""The interface of step parts: optional features, such as adapters or prompt scores, that add to steps.
 
-The core knows no feature by name. It reports each request to every part. Otherwise it calls only parts that
-some request needs now, and gives each the results of its rows. Parts are called and get results in their
-order.
+The core knows no feature by name. It reports every request to every part. Apart from that, it calls only the
+parts that some request needs now. A part may ask for results of a step's rows, which the core delivers to the
+part. Parts are called in a fixed order.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ States = npt.NDArray[np.float32]
 
 
 class PartRows(NamedTuple):
-    """A part's rows of one step.
+    """What one part adds to a step.
 
     scored   prompt tokens whose probability the part needs
     hidden   [P] rows whose hidden states the part needs, ascending
     inputs   named inputs of all rows, see ``Batch.inputs``
-    last     last position that each row of the step sees, see ``StepRows``
+    last     for each row of the step, the last position that the row attends to, see ``StepRows``
     """
 
     scored: ScoredRows | None = None
@@ -42,15 +42,15 @@ class PartRows(NamedTuple):
 
 
 class PartResults(NamedTuple):
-    """The results of a part's own rows, in their order."""
+    """The results of the rows that one part asked for, in the order of the rows."""
 
     scores: tuple[TokenLogprob, ...] = ()
     hidden: States | None = None
 
 
 class StepPart:
-    """A feature of some requests. From ``rows`` of a step to ``deliver`` a part remembers the requests of its
-    rows, so a step with results for a part is resolved before the next one is submitted."""
+    """A feature that some requests use. Between ``rows`` and ``deliver`` a part remembers the requests of its
+    rows. So a step with results for a part is resolved before the next step is submitted."""
 
     @property
     def is_live(self) -> bool:
@@ -58,7 +58,7 @@ class StepPart:
         return False
 
     def begin(self, request: Request) -> None:
-        """Note that a request was queued."""
+        """Called when a request was queued."""
 
     def held(self) -> Set[Served]:
         """Return sequences that the next step leaves out, because they wait for this part."""
@@ -69,20 +69,20 @@ class StepPart:
         return None
 
     def deliver(self, results: PartResults) -> None:
-        """Take the results of the rows that ``rows`` returned last."""
+        """Called with the results of the rows that ``rows`` returned last."""
 
     def may_overlap(self, going_on: Sequence[Sample]) -> bool:  # noqa: ARG002
-        """Whether the next step may be submitted before the one in flight gives these samples a token."""
+        """Whether the next step may be submitted before the one in flight gives a token to these samples."""
         return True
 
     def prepare(self, going_on: Sequence[Sample]) -> None:
-        """Prepare for the next tokens of these samples, after a committed step."""
+        """Called after a step was committed, to prepare for the next tokens of these samples."""
 
     def end(self, sample: Sample) -> None:
-        """Note that a sample has ended."""
+        """Called when a sample has ended."""
 
     def close(self) -> None:
-        """Free all resources: no step follows."""
+        """Free all resources; no step follows."""
 
 
 class AskedRows(NamedTuple):
@@ -136,7 +136,7 @@ class StepParts:
         self._parts = tuple(parts)
         self.live: list[
             StepPart
-        ] = []  # parts that were live at the last beginning or end of a request or sample
+        ] = []  # parts that were live after the last ``begin``, ``end`` or ``prepare``
 
     def begin(self, request: Request) -> None:
         for part in self._parts:

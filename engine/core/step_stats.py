@@ -16,8 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class StepStats:
-    """Collects a step's statistics; times are seconds of the engine's clock, and ``now`` is when its tokens
-    were known."""
+    """Collects the statistics of a step. ``now`` is the time of an event in seconds of the engine's clock."""
 
     def __init__(self, observer: Observer | None) -> None:
         self._observer = observer
@@ -37,16 +36,16 @@ class StepStats:
         self._tenant_outputs.clear()
 
     def drafted(self, num_drafts: int, num_accepted: int) -> None:
-        """Note the computed and accepted drafts of a sample."""
+        """Record how many drafts of a sample were computed and how many were accepted."""
         self._drafted.append(DraftRecord(num_drafts, num_accepted))
 
     def started(self, request: Request, now: float) -> None:
-        """Note that a request's prompt is about to be computed for the first time."""
+        """Called before a request's prompt is computed for the first time."""
         request.started_at = now
         self._queue_s.append(now - request.arrived_at)
 
     def token(self, sample: Sample, now: float) -> None:
-        """Note that a sample got a token."""
+        """Called when a sample got a token."""
         self._num_generated += 1
         if tenant := sample.sequence.tenant:
             self._tenant_outputs[tenant] += 1
@@ -59,7 +58,7 @@ class StepStats:
         sample.last_token_at = now
 
     def ended(self, request: Request, reason: FinishReason, now: float) -> None:
-        """Note that every sample of a request has ended."""
+        """Called when every sample of a request has ended."""
         begun = now if request.started_at is None else request.started_at
         first = request.first_token_at
         self._ended.append(
