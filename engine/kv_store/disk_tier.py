@@ -1,6 +1,6 @@
-"""The disk as the scheduler's connector.
+"""A ``KVConnector`` that keeps pages in a folder on disk.
 
-Published pages are copied for the writer. Prompts with pages on disk wait until the reader has loaded them.
+Published pages are copied for the writer. A prompt with pages on disk waits until the reader has loaded them.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from .reader import ShardReader
 from .transfer import PageAccess, PageTransfer
 from .writer import ShardWriter
 
-QUEUE_BYTES = 256 * 1024**2  # bytes of pages to be written, and the same limit for pages read
+QUEUE_BYTES = 256 * 1024**2  # limit of queued pages to be written, and also of pages read ahead
 STEP_BYTES = 64 * 1024**2  # bytes put into the pool per step
 REFRESH_S = 5.0  # seconds between searches for pages of other servers
 CLOSE_S = 10.0  # seconds to write queued pages at the end
 
 
 class DiskTier:
-    """A ``KVConnector`` that is used on the engine's thread, except ``counts``."""
+    """A ``KVConnector`` that only the engine's thread uses, except for ``counts``."""
 
     def __init__(
         self,
@@ -96,8 +96,8 @@ class DiskTier:
         return True
 
     def keep(self, sequence: Sequence, token_s: float | None) -> None:  # noqa: ARG002
-        """Copy pages that were not copied when they were published, because the disk was busy. Writing takes
-        no step's time."""
+        """Copy the sequence's pages that were not copied when they were published, because the disk was busy.
+        Another thread writes them."""
         last = min(sequence.num_written // self._blocks.page_size, len(sequence.digests))
         self._save(sequence, 0, last)
         if self._blocks.states is not None:
@@ -122,25 +122,25 @@ class DiskTier:
         return ready
 
     def save(self, step: SchedulerOutput) -> None:
-        """Copy pages that are not on disk."""
+        """Copy the pages that the step has filled and that are not on disk."""
         page_size = self._blocks.page_size
         for item in step.work:
             sequence = item.sequence
             first, last = item.start // page_size, item.end // page_size
-            last = min(last, len(sequence.digests))  # rejected drafts filled no page with a digest
+            last = min(last, len(sequence.digests))  # a page filled by rejected drafts has no digest
             if first < last:
                 self._save(sequence, first, last)
             if self._blocks.states is not None:
                 self._save_states(sequence, first, last)
 
     def close(self) -> None:
-        """Write queued pages, within some seconds, and end the threads."""
+        """Write queued pages for at most ``CLOSE_S`` seconds, and end the threads."""
         self._closing.set()
         self._reader.close()
         self._writer.close(CLOSE_S)
 
     def _refresh(self) -> None:
-        """Follow changes of other servers in the folder, however slow the disk is."""
+        """Find pages of other servers, on a thread of its own, because the disk may be slow."""
         while not self._closing.wait(REFRESH_S):
             self._folder.refresh()
 
@@ -148,7 +148,7 @@ class DiskTier:
         self._wake()
 
     def _is_quicker(self, fetch: PrefetchJob, token_s: float) -> bool:
-        """Whether reading is expected to be faster than computing."""
+        """Whether reading a prompt's pages is expected to be faster than computing them."""
         parts, has = self._blocks.parts, self._folder.has
         num_bytes = sum(self._page_bytes[group] for group, _ in fetch.plan(parts, has))
         gained = fetch.gain(parts, has) * self._blocks.page_size
@@ -157,8 +157,8 @@ class DiskTier:
     def _may_be_there(
         self, digests: abc.Sequence[Digest], known: abc.Sequence[abc.Sequence[bool]], found: int
     ) -> bool:
-        """Whether a search is worthwhile. The first page that a group lacks after ``found`` must be on disk.
-        If states are needed, a later one must exist in memory or on disk."""
+        """Whether pages on disk may help the prompt. After page ``found``, the first page that a group lacks
+        in memory must be on disk. If states are needed, memory or disk must have a later state."""
         for states in known[self._states :]:
             indices = range(found, len(digests))
             if not any(states[i] or self._folder.has(digests[i], self._states) for i in indices):
@@ -170,7 +170,7 @@ class DiskTier:
         return True
 
     def _save_states(self, sequence: Sequence, first: int, last: int, *, is_end: bool = False) -> None:
-        """Copy snapshots of prompts, and the last snapshot of generated tokens at their end or preemption.
+        """Copy the snapshots of the prompt, and when the sequence ends or is preempted, its last snapshot.
         Other snapshots are replaced one page later, and may be as large as hundreds of pages."""
         assert self._blocks.states is not None
         if not self._blocks.states.every_page:
@@ -227,4 +227,4 @@ class _Wanted:
 
 
 def _nobody() -> None:
-    """Do nothing: callers step the core by hand."""
+    """Do nothing; used until ``on_news`` sets a function."""

@@ -21,18 +21,17 @@ CHUNK_BYTES = 8 * 1024**2
 MAX_THREADS = 8
 
 Stamp = list[int]
-"""Size, inode, and times of the last change of contents and of the inode; no program can set the inode's
-time."""
+"""Size, inode, mtime and ctime of a file; programs can set the mtime, but not the ctime."""
 
 
 def model_fingerprint(path: Path, *, weights: str, exact: bool, remembered: Path | None = None) -> str:
     """Return a hexadecimal SHA-256 over ``config.json`` and every byte of every weight file, so that any edit
     makes another model.
 
-    Files are hashed on several threads. The digest of a file is stored and reused until it changes.
+    Files are hashed on several threads. The digest of a file is stored, and reused until the file changes.
 
-    weights, exact   settings that change the linear layers. The backend is left out: backends agree to
-                     rounding
+    weights, exact   settings that change the linear layers. The backend is left out: its results differ only
+                     by rounding
     remembered       file of stored digests; None: in the user's cache folder
     """
     remembered = _default_memory() if remembered is None else remembered

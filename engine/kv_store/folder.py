@@ -1,8 +1,8 @@
-"""A folder of shards: one page each, named by its digest, so that the folder is its own index.
+"""A folder of shards. A shard is a file with one page, named by the page's digest.
 
     FOLDER/<kind of pages>/<first two digits>/<digest>.safetensors
 
-Each group of layers has pages of its own kind, and so have snapshots of recurrent state.
+The pages of each group of layers are of their own kind, and so are snapshots of recurrent state.
 
 Several servers can share a folder, so the index in memory (``ShardIndex``) is only a hint. A shard is written
 under a temporary name and renamed. It never changes afterwards, and removing it does not disturb its readers.
@@ -28,14 +28,14 @@ from .page_runs import PageLayoutKey, PageRun
 
 KIND = re.compile(r"[0-9a-f]{32}")
 SHARD = re.compile(r"([0-9a-f]{64})\.safetensors")
-SETTLED_NS = 2 * 10**9  # ns: a folder unchanged for this long is not read again
+SETTLED_NS = 2 * 10**9  # ns: a folder read this long after its last change is not read again until it changes
 
 _Part = tuple[Path, str]  # (folder of a kind, first two digits)
 
 
 class ShardIndex:
-    """Names of shards, updated by writers and by ``refresh`` for other processes. It may be out of date, so
-    readers must handle missing shards."""
+    """Index of the shards' names. Writers update it, and ``refresh`` finds changes of other processes. The
+    index may be out of date, so readers must handle missing shards."""
 
     def __init__(self, root: Path, own: Sequence[Path]) -> None:
         """Read the index. ``own``: for each KV-cache group, the folder with pages in this server's format."""
@@ -58,7 +58,7 @@ class ShardIndex:
         return any(name in self._parts.get((kind, name[:2]), ()) for kind in self._others)
 
     def add(self, name: str, group: int) -> None:
-        """Note that a shard was written."""
+        """Called when a shard was written."""
         folder = self._own[group]
         with self._lock:
             self._parts.setdefault((folder, name[:2]), set()).add(name)
@@ -66,7 +66,7 @@ class ShardIndex:
             self._doubted.discard((folder, name))
 
     def discard(self, name: str, folder: Path) -> None:
-        """Note that a shard does not exist any more."""
+        """Called when a shard does not exist any more."""
         with self._lock:
             self._parts.get((folder, name[:2]), set()).discard(name)
             self._changes[folder, name] = False
@@ -143,14 +143,14 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """Numbers of removed and remaining shards."""
+    """Number of removed shards, and bytes of the remaining shards."""
 
     num_removed: int
     num_bytes: int
 
 
 class ShardFolder:
-    """Shards of one model's pages, in a folder with one budget of bytes for all kinds of pages."""
+    """Reads and writes shards of one model's pages. All shards in the folder share one budget of bytes."""
 
     def __init__(self, root: Path, kind: PageLayoutKey, *, max_bytes: int) -> None:
         """Open the folder, creating it if needed. Raises OSError if that fails."""
@@ -188,8 +188,8 @@ class ShardFolder:
         self._index.refresh()
 
     def put(self, digest: Digest, run: PageRun, group: int = 0) -> int:
-        """Write the shard of one page of a group, whose kind the run has; return its bytes. Raises OSError if
-        it cannot be written.
+        """Write the shard of one page; return its size in bytes. ``run`` has the page, in the layout of the
+        group. Raises OSError if the shard cannot be written.
 
         The file is not synced. A crash of the machine may lose or damage the latest shards, which reading
         detects. A sudden end of the process loses only unwritten pages.
@@ -209,10 +209,10 @@ class ShardFolder:
         return num_bytes
 
     def get(self, digest: Digest, *, parent: Digest, token_ids: tuple[int, ...], group: int = 0) -> PageBytes:
-        """Return the bytes [page_bytes] of the page of these tokens.
+        """Return the bytes [page_bytes] of the page with this digest, parent and tokens.
 
-        Raises FileNotFoundError if there is none, OSError if it cannot be read, and BadPages, after removing
-        it, if it is invalid.
+        Raises FileNotFoundError if there is no shard, OSError if it cannot be read, and BadPages, after
+        removing the shard, if it is invalid.
         """
         path = self.path(digest, group)
         try:
@@ -234,16 +234,16 @@ class ShardFolder:
         return page
 
     def touch(self, digest: Digest) -> None:
-        """Note a use of the page in every group; missing shards are ignored."""
+        """Record a use of the page in the times of its shards in all groups; missing shards are ignored."""
         for group in range(len(self._folders)):
             with contextlib.suppress(OSError):
                 os.utime(self.path(digest, group))
 
     def prune(self, *, is_full: bool = False) -> Pruned:
-        """Count all shards; beyond the budget, remove those used longest ago. Abandoned temporary files are
-        removed, too. Other files are left alone.
+        """Count the bytes of all shards; if they exceed the budget, remove the shards used longest ago.
+        Abandoned temporary files are removed, too. Other files are left alone.
 
-        is_full   the disk is full: the present shards are all that fit
+        is_full   the disk is full, so no more than the present shards fit
         """
         files = sorted(self._scan(), key=lambda file: file.used_ns)
         total, removed = sum(file.num_bytes for file in files), 0
@@ -252,7 +252,7 @@ class ShardFolder:
             for file in files:
                 if total <= budget * KEPT_SHARE:
                     break
-                with contextlib.suppress(OSError):  # another process was faster
+                with contextlib.suppress(OSError):  # another process has removed it
                     file.path.unlink()
                     removed += 1
                 self._index.discard(file.path.stem, file.path.parent.parent)

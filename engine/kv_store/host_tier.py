@@ -1,4 +1,4 @@
-"""Host memory as the scheduler's connector: it keeps pages of preempted sequences."""
+"""A ``KVConnector`` that keeps copies of preempted sequences' pages in host memory."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ STEP_BYTES = 64 * 1024**2  # bytes put into the pool per step
 
 @dataclass(slots=True)
 class _Return:
-    """A sequence that waits for its pages, and the pages still to be copied."""
+    """The load job of a preempted sequence, and its pages that are still to be copied."""
 
     fetch: PrefetchJob
     missing: deque[tuple[int, int]]  # (group, index) of pages still to be copied
 
 
 class HostTier:
-    """A ``KVConnector`` in front of another one. Pages are found by digest, so any sequence with the same
-    prefix may use them, and no page is copied twice.
+    """A ``KVConnector`` that is asked before another one, ``behind``. Pages are found by digest, so any
+    sequence with the same prefix may use them, and no page is copied twice.
 
-    max_bytes   limit of the copies; those used longest ago are evicted
-    behind      connector for pages that are not here
+    max_bytes   limit of the copies; the copies used longest ago are evicted
+    behind      connector that is asked for pages that are not in host memory
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class HostTier:
         behind: KVConnector | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raise InvalidConfig if ``max_bytes`` of memory are not free now; they are only taken later."""
+        """Raises InvalidConfig if ``max_bytes`` are not free now, although they are allocated only later."""
         if max_bytes > (free := available_memory()):
             raise InvalidConfig(
                 f"swap_memory must be at most the {format_size(free)} of free memory, got "
@@ -60,7 +60,7 @@ class HostTier:
         self._clock = clock
         self._pages: OrderedDict[tuple[Digest, int], PageBytes] = OrderedDict()  # by (digest, group)
         self._num_bytes = 0
-        self._page_bytes = [0] * len(blocks.parts)  # 0 until one was seen
+        self._page_bytes = [0] * len(blocks.parts)  # by group; 0 until a page was copied
         self._returns: dict[Sequence, _Return] = {}
         self._out, self._in = Rate(), Rate()
         self._num_out = self._num_in = 0

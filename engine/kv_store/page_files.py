@@ -1,27 +1,27 @@
 """Files of pages: consecutive pages of one sequence, with the data needed to check them.
 
-A ``.safetensors`` file with one tensor for each group of layers, ``pages.0``, ``pages.1``, ... uint8 [n,
-page_bytes], in the layout of ``octavo.kernels.page_bytes``. The metadata describe them:
+A file is a ``.safetensors`` file. It has one uint8 tensor [n, page_bytes] for each group of layers, named
+``pages.0``, ``pages.1``, ..., in the layout of ``octavo.kernels.page_bytes``. The metadata are:
 
     octavo      "pages 3": this format
-    model       fingerprint of the model that computed them
+    model       fingerprint of the model that computed the pages
     context     other settings on which K and V depend
     page_size
     formats     JSON, per group: [k_format, v_format]
-    states      JSON, for models with recurrent layers: [[name, shape, dtype], ...] of a state's arrays. One
-                more tensor then has states after some of the pages, with their numbers of tokens
+    states      JSON, for models with recurrent layers: [[name, shape, dtype], ...] of a state's arrays. The
+                file then has one more tensor, with the states after some of the pages
     layers      JSON, per group: [[num_kv_heads, head_dim, value_dim, window, keep], ...]
-    indices     JSON, per group: ascending indices of the sequence's pages in its tensor; groups with a
-                window may have only a few
+    indices     JSON, per tensor: for each of its pages, the index among all pages of this file, ascending. A
+                group with a window may have only a few of the pages
     parent      digest of the page before the first one, hexadecimal
-    token_ids   JSON: page_size ids for each of the sequence's pages in this file
+    token_ids   JSON: the token ids of all pages of this file, page_size ids per page
     salt        hexadecimal; absent if only the parent's digest is known
     checksum    SHA-256 over the other metadata (JSON, keys sorted) and the pages
 
 The checksum detects files that were cut, overwritten or edited. The file format is
-https://huggingface.co/docs/safetensors. It is written and read here because the library blocks Python's other
-threads meanwhile. Files are read instead of mapped, because a mapped file that is cut or fails ends the
-process with SIGBUS.
+https://huggingface.co/docs/safetensors. This module writes and reads it itself, because the library blocks
+Python's other threads meanwhile. Files are read instead of mapped, because a mapped file that is cut or fails
+ends the process with SIGBUS.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class BadPages(Exception):
 
 
 def write_run(path: Path, run: PageRun) -> None:
-    """Write a new file; raises OSError if that fails. It is incomplete until this returns, so write it under
-    a temporary name and rename it."""
+    """Write a run to a new file. Raises OSError if that fails. The file is incomplete until this returns, so
+    write under a temporary name and rename the file."""
     metadata = run.kind.metadata() | {
         "indices": json.dumps([part.indices for part in run.parts]),
         "parent": run.parent.hex(),

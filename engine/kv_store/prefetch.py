@@ -26,19 +26,19 @@ class FetchedPage:
 
 
 Parts = Sequence[KVGroupSpec | RecurrentState]
-"""Parts of a prefix, as ``BlockManager.parts`` returns them."""
+"""Specifications of the groups of layers and of recurrent states, as ``BlockManager.parts`` has them."""
 
 
 class PrefetchJob:
-    """Pages of one prompt to be read.
+    """The pages of one prompt that are to be read.
 
     tokens     tokens of the whole prompt
-    media      its images
-    digests    digests of its pages, as many as may be needed
+    media      images of the prompt
+    digests    digests of the prompt's pages, as many as may be needed
     root       digest before the first page
-    known      pages in memory already, by group
+    known      for each group, whether each page is in memory already
     found      number of pages after which the prompt could continue without the disk
-    needed     function: pages of a group that are needed to continue after a number of pages, last first
+    needed     function of (group, number of pages): pages needed to continue after that number, last first
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class PrefetchJob:
 
     @classmethod
     def of(cls, sequence: Served, blocks: BlockManager) -> PrefetchJob:
-        """Return a job for the pages of a prompt that the pool lacks now; its digests are completed."""
+        """Return a job for the pages of a prompt that the pool lacks now; complete the sequence's digests."""
         tokens, salt, media = sequence.tokens, sequence.salt, sequence.media
         digests = blocks.name_pages(tokens, sequence.digests, salt=salt, media=media)
         return cls(
@@ -86,11 +86,11 @@ class PrefetchJob:
         return self.digests[index - 1] if index else self.root
 
     def present(self, group: int, index: int) -> None:
-        """Note that a page was read."""
+        """Called when a page was read."""
         self.known[group][index] = True
 
     def absent(self, group: int, index: int) -> None:
-        """Note that a page could not be read."""
+        """Called when a page could not be read."""
         self._there[group][index] = False
 
     def plan(self, groups: Parts, has: Callable[[Digest, int], bool]) -> list[tuple[int, int]]:
@@ -110,7 +110,7 @@ class PrefetchJob:
         ]
 
     def gain(self, groups: Parts, has: Callable[[Digest, int], bool]) -> int:
-        """Return after how many more pages the prompt could continue with the pages of ``plan``."""
+        """Return how many more pages the prompt could skip once the pages of ``plan`` are read."""
         return max(0, self._reachable(groups, has) - self._found)
 
     def _reachable(self, groups: Parts, has: Callable[[Digest, int], bool]) -> int:
@@ -143,8 +143,8 @@ class PrefetchJob:
 def adopt(
     transfer: PageTransfer, fetch: PrefetchJob, pages: Sequence[FetchedPage], salt: bytes
 ) -> tuple[int, bool]:
-    """Put a prompt's next pages into the pools as cached pages without a holder. Returns the number of new
-    pages, and False if it cannot continue because pages are short or an earlier page is gone."""
+    """Insert a prompt's next pages into the pools as cached pages that nothing holds. Return the number of
+    new pages, and whether more can follow: not if free pages are short or an earlier page is gone."""
     num_new = 0
     for run in _runs(pages):
         group, first = run[0].group, run[0].index
@@ -164,7 +164,7 @@ def adopt(
 
 
 def _runs(pages: Sequence[FetchedPage]) -> list[list[FetchedPage]]:
-    """Split where the group changes or a page is missing."""
+    """Split pages into runs of consecutive pages of one group."""
     runs: list[list[FetchedPage]] = []
     for page in pages:
         last = runs[-1][-1] if runs else None
@@ -175,8 +175,8 @@ def _runs(pages: Sequence[FetchedPage]) -> list[list[FetchedPage]]:
     return runs
 
 
-FADING = 0.98  # each transfer multiplies the weights of earlier ones by this; the mean spans about fifty
-HOPE = 0.9  # each refused transfer multiplies the measured time by this, so that one is tried again
+FADING = 0.98  # each transfer scales the weights of earlier ones by this; the mean spans some 50 transfers
+HOPE = 0.9  # each refused transfer multiplies the measured time by this, so that a transfer is tried again
 
 
 class Rate:
@@ -191,8 +191,7 @@ class Rate:
         self._bytes = FADING * self._bytes + num_bytes
 
     def seconds(self, num_bytes: int) -> float:
-        """Return the expected seconds for ``num_bytes``; 0 before the first transfer, so that one is
-        tried."""
+        """Return the expected seconds for ``num_bytes``; 0 before the first transfer, so that it is tried."""
         return num_bytes * self._seconds / self._bytes if self._bytes else 0.0
 
     def is_within(self, num_bytes: int, limit_s: float) -> bool:

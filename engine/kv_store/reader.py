@@ -1,4 +1,4 @@
-"""A thread that reads and checks shards."""
+"""A thread that reads and checks shards, the page files of the cache folder."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .prefetch import FetchedPage, Parts, PrefetchJob, Rate
 
 logger = logging.getLogger(__name__)
 
-STALL_S = 1.0  # seconds per page, after which its prompt is computed
+STALL_S = 1.0  # seconds to read one page; a read that takes longer is given up
 WAIT_S = 10.0  # seconds that a prompt waits for its pages; then the rest is computed
-MAX_STUCK = 2  # hanging threads after which nothing more is read
+MAX_STUCK = 2  # number of hanging threads at which reading stops
 CHECK_S = 0.1
 CLOSE_S = 1.0
 
@@ -36,14 +36,14 @@ class _Worker:
 
 
 class ShardReader:
-    """Reads the pages of one prompt after the other ahead of time, within a limit of bytes.
+    """Reads pages ahead, one prompt after the other, until ``staged_bytes`` wait to be taken.
 
-    A read that hangs costs its prompt ``STALL_S``. Its thread is abandoned, and another one continues. If
-    ``MAX_STUCK`` threads hang, nothing is read until one returns.
+    A read that hangs delays its prompt by ``STALL_S``. Then its thread is abandoned, and another one
+    continues. If ``MAX_STUCK`` threads hang, nothing is read until one returns.
 
     rate     speed of reading
-    groups   parts of a prefix
-    wake     called from a thread when pages are available
+    groups   specifications of the groups of layers and of states, as ``BlockManager.parts``
+    wake     function that a reader's thread calls when pages are available
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class ShardReader:
         return bool(late)
 
     def _end(self, fetch: PrefetchJob) -> None:
-        """Note that no more pages of a job will arrive."""
+        """Mark a job as ended: no more pages of the job will arrive."""
         self._started.pop(fetch, None)
         fetch.ended = True
         if fetch in self._queue:
@@ -170,7 +170,7 @@ class ShardReader:
             self._wake()
 
     def _come_back(self, worker: _Worker) -> bool:
-        """Note that an abandoned thread has finished its read; return whether it is needed again."""
+        """Called when an abandoned thread has finished its read; return whether it is needed again."""
         self._num_stuck -= 1
         if self._worker is not None:
             return False
@@ -221,12 +221,12 @@ class ShardReader:
         except BadPages as error:
             self._counters.drop(error.reason)
             logger.warning("an invalid page in the cache folder is ignored: %s", error)
-        # The prompt is computed from here on, which replaces the following pages without reading them.
+        # The prompt is computed from here on, which writes the following pages again without reading them.
         self._folder.doubt(fetch.digests[index + 1 :], group)
         return None
 
     def _stage(self, fetch: PrefetchJob, page: FetchedPage) -> bool:
-        """Deliver one page when there is space; return False if it is no longer needed."""
+        """Hand over one page once ``staged_bytes`` allow it; return False if the page is no longer needed."""
         num_bytes = page.data.nbytes
         with self._changed:
             while self._num_staged and self._num_staged + num_bytes > self._staged_bytes:

@@ -14,8 +14,8 @@ from .page_runs import PageLayoutKey, PagePart
 
 
 class PageAccess(Protocol):
-    """A model's pools as bytes: groups of pages, and then slots of recurrent state. Called from the engine's
-    thread, between steps."""
+    """A model's pools as bytes. ``group`` counts the groups of layers, and then the slots of recurrent state.
+    Called from the engine's thread, between steps."""
 
     @property
     def page_layout_key(self) -> PageLayoutKey: ...
@@ -39,8 +39,8 @@ class CachedPrefix:
     """The longest cached prefix of a sequence. It is not held, so it may be evicted at once.
 
     num_pages   number of full pages after which a sequence could continue
-    needed      ascending indices of the pages that it would read, by group of layers; then the page after
-                which a state is needed
+    needed      for each group of layers, ascending indices of the pages that the sequence would read; then,
+                for states, the index of the page after which a state is needed
     """
 
     num_pages: int
@@ -65,7 +65,7 @@ class PageTransfer:
 
     @property
     def kind(self) -> PageLayoutKey:
-        """The kind of this pool's pages. Raises NotConfigured without a prefix cache."""
+        """The layout of this pool's pages. Raises NotConfigured without a prefix cache."""
         self._check()
         return self._access.page_layout_key
 
@@ -87,8 +87,8 @@ class PageTransfer:
     def read(
         self, digests: Sequence[Digest], wanted: Sequence[Sequence[int]] | None = None
     ) -> tuple[PagePart, ...]:
-        """Return copies of cached pages, by group of layers, and then states. ``wanted`` has the indices of
-        ``digests`` for each (None: all). Missing pages are left out."""
+        """Return copies of cached pages: one ``PagePart`` per group of layers, and then one for states.
+        ``wanted``: indices into ``digests`` for each of these (None: all). Missing pages are left out."""
         parts = []
         for group in range(len(self._blocks.parts)):
             indices = range(len(digests)) if wanted is None else wanted[group]
@@ -108,8 +108,8 @@ class PageTransfer:
         digests: list[Digest] | None = None,
         media: tuple[MediaSpan, ...] = (),
     ) -> Inserted:
-        """Cache pages ``first``, ``first + 1``, ... of a sequence, of this pool's kind, without a holder: all
-        or none. They need free pages and, in a group without a window, the pages before them.
+        """Insert pages ``first``, ``first + 1``, ... of a sequence into the cache, all or none, in free
+        pages. They must have this pool's layout. A group without a window must have the earlier pages.
 
         digests   digests of the sequence's pages up to the last of these, if known
         """

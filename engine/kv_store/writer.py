@@ -18,11 +18,11 @@ from .page_runs import PageRun
 
 logger = logging.getLogger(__name__)
 
-MAX_QUEUED = 65_536  # queued pages, which have no bytes in models without attention
-MAX_USES = 65_536  # digests with unrecorded uses; further uses are dropped
-FULL_DISK_S = 1.0  # seconds between prunings of a full disk, whose space others may take at once
+MAX_QUEUED = 65_536  # limit of queued pages; without attention, pages have no bytes to limit
+MAX_USES = 65_536  # limit of digests whose use is not recorded yet; further uses are dropped
+FULL_DISK_S = 1.0  # seconds between prunings of a full disk, as others may fill it again at once
 STALL_S = 2.0  # seconds without a written page after which closing stops waiting
-COUNTS_PER_BUDGET = 16  # times that all shards are counted while as many bytes as the budget are written
+COUNTS_PER_BUDGET = 16  # the shards are counted this often while as many bytes as the budget are written
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class ShardWriter:
             self._changed.notify_all()
 
     def used(self, digests: Sequence[Digest]) -> None:
-        """Note a use of these pages; those on disk are kept longer."""
+        """Record a use of these pages, so that those on disk are kept longer."""
         with self._changed:
             self._uses.extend(digests[: max(0, MAX_USES - len(self._uses))])
             self._changed.notify_all()
@@ -94,7 +94,7 @@ class ShardWriter:
             self._write(page)
 
     def _next(self) -> _Page | None:
-        """Return the next page to write; None to end. Records uses while there is none."""
+        """Wait for the next page to write and return it; None to end. Record uses while there is no page."""
         while True:
             with self._changed:
                 while not (self._pages or self._uses or self._closing):
