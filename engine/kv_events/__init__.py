@@ -1,1 +1,1 @@
-"""KV events for programs that listen to vLLM's: changes of the prefix cache, over ZMQ."""
+"""KV events in vLLM's format: changes of the prefix cache, published over ZMQ."""

@@ -2,10 +2,10 @@
 
 Source of the format: vllm/distributed/kv_events.py of vLLM. A message has three frames: topic, sequence
 number (8 bytes, big-endian), and msgpack of a batch with a time, events and the data-parallel rank. vLLM
-wrote structures as arrays until 2026 and writes maps since; readers of one do not read the other.
+wrote structures as arrays until 2026 and writes maps since; readers of one form do not read the other.
 
-A page is a block. Its hash is the last 8 bytes of its digest, which find it but do not prove its contents.
-Sequence numbers are those of the engine's event log, from 0; they restart with the server.
+A block of vLLM is a page here. Its hash, the last 8 bytes of the page's digest, finds the page but does not
+prove its contents. Sequence numbers come from the engine's event log; they begin at 0 with each server.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class KvEventPublisher:
     """
 
     def __init__(self, options: KvEventOptions) -> None:
-        """Open the sockets; InvalidConfig if a package is missing or an endpoint cannot be used."""
+        """Open the sockets. Raises InvalidConfig if a package is missing or an endpoint cannot be used."""
         try:
             import msgspec
             import zmq.asyncio
@@ -96,7 +96,7 @@ class KvEventPublisher:
         return socket
 
     def start(self, engine: Engine, hub: PageEventHub) -> None:
-        """Begin to publish. Call it before requests are served, because earlier pages are left out."""
+        """Begin to publish. Call it before requests are served, because pages cached earlier are left out."""
         self._tasks.append(asyncio.create_task(self._publish(engine, hub)))
         if self._router is not None:
             self._tasks.append(asyncio.create_task(self._serve_replays()))
@@ -155,7 +155,7 @@ class KvEventPublisher:
         assert self._router is not None
         while True:
             frames = await self._router.recv_multipart()
-            await asyncio.sleep(0)  # ZMQ's calls return at once while they can, and other tasks must run
+            await asyncio.sleep(0)  # ZMQ's calls may return without letting other tasks run
             if len(frames) != 3:
                 logger.warning("KV events: a request for a replay must have 3 frames, got %d", len(frames))
                 continue
@@ -183,7 +183,7 @@ def _snapshot(contents: CachedContents) -> list[PageEvent]:
 
 
 def _structure(event: PageEvent, page_size: int, names: Mapping[bytes, str]) -> tuple[str, dict[str, Any]]:
-    """Return vLLM's name of an event and its fields in vLLM's order; ``names``: of adapters, by variant."""
+    """Return vLLM's name and fields of an event, in vLLM's order; ``names``: adapter names by variant."""
     if event.kind == "cleared":
         return "AllBlocksCleared", {}
     hashes = [_block_hash(digest) for digest in event.digests]
@@ -207,8 +207,8 @@ def _structure(event: PageEvent, page_size: int, names: Mapping[bytes, str]) -> 
 def _extra_keys(
     event: PageEvent, salt: bytes, page_size: int
 ) -> list[list[str | list[str | int]] | None] | None:
-    """Return, per page, the parts of its hash other than tokens. These are the salt for a sequence's first
-    page, and for each image with rows in the page its digest and start."""
+    """Return, for each page, what its hash covers besides tokens: on a sequence's first page the salt, and
+    for each image with rows in the page the digest and start of the image."""
     keys: list[list[str | list[str | int]]] = [
         [[image.hex(), start] for image, start in media_in(contents, page_size)]
         for contents in event.contents
