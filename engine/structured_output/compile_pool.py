@@ -1,8 +1,8 @@
 """Threads that compile schemas and grammars, each with a helper process that vets them first.
 
-A source is first compiled in the helper process, under limits of time, memory and stack. If it stays within
-them, it is compiled again here, because a compiled grammar cannot leave its process. llguidance releases the
-interpreter lock while it compiles. The threads are daemons, so they do not delay the end of the process.
+A source is first compiled in the helper process, under limits of time, memory and stack. If the source
+passes, it is compiled again in this process, because a compiled grammar cannot leave its process. llguidance
+releases the interpreter lock while it compiles. The threads are daemons, so they do not delay an exit.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class CompileJob:
 
 
 class CompilePool:
-    """Up to ``limits.num_helpers`` threads, started when there is work. Safe to use from several threads."""
+    """Compiles jobs on up to ``limits.num_helpers`` threads, which start when there is work. Thread-safe."""
 
     def __init__(self, tokenizer: TokenizerMaker, limits: CompileLimits) -> None:
         self._tokenizer = tokenizer
@@ -150,7 +150,7 @@ class CompilePool:
                 self._start_thread()
 
     def cancel(self, job: CompileJob) -> None:
-        """Remove a job from the queue, or end the process that vets it, because no request waits for it."""
+        """Cancel a job that no request awaits: remove it from the queue, or end the process that vets it."""
         waited = self._queue.remove(job)
         with self._lock:
             job.is_cancelled = True
@@ -161,7 +161,7 @@ class CompilePool:
             job.outcome.set_exception(_cancelled())
 
     def close(self) -> None:
-        """End the helper processes, and so the threads; returns at once."""
+        """End the helper processes, which ends the threads, too. Returns at once."""
         with self._lock:
             self._is_closed = True
             left = self._queue.close()
@@ -230,7 +230,7 @@ class CompilePool:
         return Compiled(matcher, mask, vetted.cpu_s)
 
     def _vet(self, vetter: Vetter, job: CompileJob) -> Refused | Vetted:
-        """Vet a source in the helper process; if that was ended for other reasons, retry once."""
+        """Vet a source in the helper process; if the process was ended from outside, retry once."""
         for is_last in (False, True):
             with self._lock:
                 if job.is_cancelled:

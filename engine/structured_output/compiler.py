@@ -1,7 +1,7 @@
 """Compilation of schemas and grammars to constraints on tokens, with the library llguidance.
 
 llguidance runs an Earley parser over a lexer of regular-expression derivatives, so nothing is precomputed per
-vocabulary. Compiling takes about a millisecond and a mask tens of microseconds, also for 150,000 tokens.
+vocabulary. Compiling takes about a millisecond, and a mask tens of microseconds even with 150,000 tokens.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 MAX_CACHED = 64  # number of compiled grammars to cache
 MAX_CACHED_CHARACTERS = (
     2**17
-)  # total characters of cached sources; while inside a string, a mask keeps about 400 bytes per character
-MAX_CACHED_CPU_S = 2.0  # total CPU seconds of compiling cached sources; each may keep 30 MB
+)  # total characters of cached sources; masks inside a string keep about 400 bytes per character
+MAX_CACHED_CPU_S = 2.0  # total CPU seconds of compiling cached sources; each source may keep 30 MB
 MAX_CACHED_REFUSALS = 1024
 CLOSE_TIMEOUT_S = 5.0
 # llguidance's message quotes the grammar around the schema, which the caller of a tool has not written.
@@ -47,7 +47,7 @@ _Key: TypeAlias = tuple[str, str]  # (kind, source)
 
 @dataclass(slots=True, eq=False)
 class Compilation:
-    """Result for one request: a ``constraint`` at its start, or the reason why there is none."""
+    """Future result for one request: a ``constraint`` at its start, or the error that prevented it."""
 
     constraint: Future[Constraint] = field(default_factory=Future)
 
@@ -67,7 +67,7 @@ class _UnderWay:
 
 
 class ConstraintCompiler:
-    """Compiles for one model's tokenizer, first in helper processes. Thread-safe.
+    """Compiles schemas and grammars for one model's tokenizer, first in helper processes. Thread-safe.
 
     The latest constraints and refusals are cached. ``close`` ends the helper processes; they also end with
     this object, and with the process.
@@ -96,7 +96,7 @@ class ConstraintCompiler:
             return
 
     def compile(self, structured: StructuredOutput, tenant: str = "") -> Constraint:
-        """Return a constraint at its start. Raises the errors of ``begin`` and of its outcome."""
+        """Return a constraint at its start. Raises the errors of ``begin`` and of its future."""
         waits = self.begin(structured, tenant)
         try:
             return waits.constraint.result()
@@ -104,10 +104,10 @@ class ConstraintCompiler:
             self.forget(waits)
 
     def begin(self, structured: StructuredOutput, tenant: str = "") -> Compilation:
-        """Start compiling for one request, which calls ``forget`` at its end.
+        """Start compiling for one request, which must call ``forget`` if it stops waiting before the outcome.
 
-        The outcome may be InvalidRequest with the field and its fault, or RequestFailed. Raises Overloaded if
-        too many sources wait, in all or of this tenant, and EngineStopping.
+        The future may fail with InvalidRequest, which has the field and its fault, or with RequestFailed.
+        Raises Overloaded if too many sources wait, in all or of this tenant, and EngineStopping.
         """
         key, waits = (structured.kind, structured.source), Compilation()
         with self._lock:
@@ -131,7 +131,7 @@ class ConstraintCompiler:
         return waits
 
     def forget(self, waits: Compilation) -> None:
-        """Note that a request no longer waits. A compilation that no request awaits is cancelled."""
+        """Called when a request no longer waits. A compilation that no request awaits is cancelled."""
         with self._lock:
             found = next((each for each in self._under_way.values() if waits in each.waiting), None)
             if found is None:
@@ -143,7 +143,7 @@ class ConstraintCompiler:
         self.pool.cancel(found.job)
 
     def close(self) -> None:
-        """End the helper processes and the masks' threads. Waiting requests fail, and nothing more is
+        """End the helper processes and the mask threads. Waiting requests fail, and nothing more is
         compiled."""
         self._finalizer()
 
@@ -237,8 +237,8 @@ class GrammarDesk:
         self._lock = threading.Lock()
 
     def begin(self, structured: StructuredOutput, tenant: str = "") -> Future[int]:
-        """Start compiling for one request. The future may be cancelled, or have the outcome of
-        ``ConstraintCompiler.begin``, whose immediate errors are raised here."""
+        """Start compiling for one request. Return the future of a ticket, which may be cancelled, and fails
+        if compiling fails. Raises the errors of ``ConstraintCompiler.begin``."""
         waits = self.compiler.begin(structured, tenant)
         ticket: Future[int] = Future()
 

@@ -1,4 +1,4 @@
-"""Position of one sample in its grammar."""
+"""Tracks the output of one sample in a grammar, and provides the masks of allowed next tokens."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class ConstraintFailed(Exception):
 
 
 class Constraint:
-    """The tokens that may come next. Follows the tokens of one sample: call ``accept`` for each.
+    """The tokens that a grammar allows next. ``accept`` must be called for every token of the sample.
 
-    It lives as long as the sample, and is unaffected by preemption. A copy is independent of the original.
-    Its cost is charged to the request's budget.
+    A constraint lives as long as its sample; preemption does not affect it. A copy is independent of the
+    original. The CPU time of masks is charged to the request's budget.
     """
 
     __slots__ = (
@@ -59,8 +59,8 @@ class Constraint:
         budget: MaskBudget | None = None,
         lexer: SharedLexer | None = None,
     ) -> None:
-        """Begin at the start. ``first_mask``: mask of the first token, if known. ``end_ids``: tokens that end
-        an output when the grammar allows it."""
+        """Begin at the start of the grammar. ``first_mask``: mask of the first token, if known. ``end_ids``:
+        tokens that end an output when the grammar allows it."""
         self._matcher = matcher
         self._kind = kind
         self._bits = first_mask
@@ -71,7 +71,7 @@ class Constraint:
         self._vocab_size = vocab_size
         self._end_ids = end_ids
         self._budget = budget or MaskBudget()
-        self._is_lost = False  # whether the library failed to accept a token
+        self._is_lost = False  # whether a token was not passed on, because a mask was stuck
         self._lexer = lexer or SharedLexer()
 
     def copy(self) -> Constraint:
@@ -107,10 +107,10 @@ class Constraint:
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def completed(self, drafts: Sequence[int], most: int) -> tuple[int, ...]:
-        """Return at most ``most`` drafts: ``drafts`` up to the first forbidden one, followed by the tokens
-        that the grammar leaves no choice about. Call it between ``accept`` and ``prepare``.
+        """Return at most ``most`` drafts: ``drafts`` up to the first forbidden one, followed by tokens that
+        the grammar forces. Call it between ``accept`` and ``prepare``.
 
-        No draft ends the output, because nothing is sampled after one that does.
+        No draft ends the output, because no token would be sampled after it.
         """
         if self._is_lost or self.is_stuck or most <= 0 or not self._budget.has_drafts:
             return ()
@@ -154,7 +154,7 @@ class Constraint:
             self._job.is_needed = False
 
     def after(self, drafts: Sequence[int]) -> BehindDrafts:
-        """Return the masks after these accepted drafts, the first of those given to ``prepare``."""
+        """Return the masks after these drafts are accepted; they must be the first given to ``prepare``."""
         assert tuple(drafts) == self._drafts[: len(drafts)], "the grammar has not checked these drafts"
         return BehindDrafts(self, len(drafts))
 
@@ -171,9 +171,9 @@ class Constraint:
         return job is not None and job.is_over and self._threads.has_failed(job) is None
 
     def allowed(self, *, may_end: bool = True, may_be_late: bool = False) -> Mask:
-        """Return [V] allowed next tokens, at least one. Without ``may_end``, end tokens are left out unless
-        nothing else is allowed. Waits for ``prepare`` for a bounded time. Raises ConstraintFailed if the mask
-        is not available or too expensive. ``may_be_late``: see ``MaskThreads``."""
+        """Return the mask [V] of allowed next tokens, at least one. Without ``may_end``, end tokens are left
+        out unless nothing else is allowed. Waits for ``prepare`` for a bounded time. Raises ConstraintFailed
+        if the mask is not available or too expensive. ``may_be_late``: see ``MaskThreads.wait``."""
         return self._mask(self._next_bits(may_be_late=may_be_late), may_end=may_end)
 
     def _mask(self, packed: bytes, *, may_end: bool) -> Mask:
@@ -222,7 +222,7 @@ class Constraint:
 
 
 class BehindDrafts:
-    """Masks after drafts of a sample's next tokens. Valid until the next ``accept``."""
+    """The masks of a constraint after accepted drafts. Valid until the constraint's next ``accept``."""
 
     __slots__ = ("_constraint", "_num_drafts")
 
@@ -231,8 +231,8 @@ class BehindDrafts:
         self._num_drafts = num_drafts
 
     def allowed(self, *, may_end: bool = True, may_be_late: bool = False) -> Mask:
-        """Return the mask as ``Constraint.allowed`` does. Raises ConstraintFailed also if it was not computed
-        that far ahead."""
+        """Return the mask as ``Constraint.allowed`` does. Raises ConstraintFailed also if the mask was not
+        computed ahead."""
         constraint = self._constraint
         bits = constraint._bits_behind(self._num_drafts, may_be_late=may_be_late)
         return constraint._mask(bits, may_end=may_end)

@@ -1,7 +1,7 @@
 """Conversion of schemas, patterns and lists of choices to llguidance's form of a grammar.
 
-Runs only in helper processes (``vetting_process``): sources come from clients, and neither this module's
-passes nor the library's have bounded time and memory yet.
+Runs only in helper processes (``vetting_process``): sources come from clients, and neither this module nor
+the library limits the time and memory that a source takes.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _parsed(source: str) -> Any:
 
 
 def _check_size(value: object) -> None:
-    """Raise ValueError for JSON that is too deep, too large, or has too many rules."""
+    """Raise ValueError for JSON that is too deep, is too large, or has too many references."""
     num_values, references = 0, set()
     for depth, level in enumerate(_levels(value), start=1):
         if depth > MAX_DEPTH:
@@ -135,8 +135,8 @@ def _levels(value: object) -> Iterator[list[object]]:
 
 
 def _check_literals(values: Iterable[object]) -> None:
-    """Raise ValueError for a string that is too long, because each mask in it takes time in proportion to the
-    rest."""
+    """Raise ValueError for a string that is too long: each mask inside a string takes time in proportion to
+    the rest of the string."""
     longest = max((len(each.encode()) for each in values if isinstance(each, str)), default=0)
     if longest > MAX_LITERAL_BYTES:
         raise ValueError(f"it has a literal of {longest} bytes, but at most {MAX_LITERAL_BYTES} are allowed")
@@ -149,7 +149,7 @@ def _check_number(what: str, number: int, most: int) -> None:
 
 def _tag_grammar(value: Any) -> str:
     """Return the grammar of {"triggers": [...], "structures": [{"begin", "schema", "end"}]}, vLLM's first
-    form of tags."""
+    form of structural tags."""
     from llguidance import StructTag
 
     if not isinstance(value, dict) or not isinstance(value.get("structures"), list):

@@ -1,5 +1,5 @@
 """Helper processes: a Python module in a process of its own, which answers messages over its standard input
-and output. A hostile input may crash, hang or fill such a process without harm to the engine's.
+and output. A hostile input may crash, hang or fill such a process without harm to the engine's process.
 
 ``packed`` messages are four bytes of length, big-endian, then JSON.
 """
@@ -31,10 +31,10 @@ class HelperLate(Exception):
 
 
 class HelperProcess:
-    """Base of objects that keep one helper process. For one thread at a time, except ``interrupt``."""
+    """Base of classes that run one helper process. One thread at a time may use it, except ``interrupt``."""
 
     _module: str
-    _patience_s = 1.0  # seconds for a process to end by itself, which tells how it crashed
+    _patience_s = 1.0  # seconds to end by itself; the exit status then tells how the process crashed
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -65,8 +65,8 @@ class HelperProcess:
     def _exchange(
         self, message: bytes, seconds: float, answer_in: Callable[[bytearray], AnswerT | None]
     ) -> AnswerT:
-        """Send a message and return its answer, which ``answer_in`` takes out of received bytes; None while
-        some are missing. Raises HelperEnded or HelperLate."""
+        """Send a message and return its answer. ``answer_in`` takes the answer out of the received bytes, or
+        returns None while bytes are missing. Raises HelperEnded or HelperLate."""
         process = self._process
         assert process is not None
         assert process.stdin is not None

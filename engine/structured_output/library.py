@@ -40,6 +40,6 @@ def make_matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
 
 
 def first_line(message: str) -> str:
-    """Return the first line of a library's message; later ones have only its internal state."""
+    """Return the first line of a library's message; later lines have only the parser's internal state."""
     lines = [line.strip() for line in message.partition("<state>")[0].splitlines()]
     return " ".join(line for line in lines if line)[:300]

@@ -36,7 +36,7 @@ class MaskBudget:
             self._left_for_drafts -= seconds
 
     def note_token(self) -> None:
-        """Note that a sample got a token."""
+        """Add the seconds that a sample earns with a new token."""
         with self._lock:
             self._left = min(BURST_S, self._left + self._per_token)
             self._left_for_drafts = min(BURST_S, self._left_for_drafts + self._per_token)
@@ -60,7 +60,7 @@ class MaskBudget:
         return self._left < BURST_S / 2
 
     def is_over(self, running_s: float) -> bool:
-        """Whether a mask that has run this long would use more than half of the rest.
+        """Whether a mask that has run this long leaves less than half a bucket, or has run too long.
 
         Such a request waits for its mask alone, while others continue.
         """

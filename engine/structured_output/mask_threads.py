@@ -28,9 +28,9 @@ MAX_STUCK = 4  # threads that may be stuck in masks that are no longer awaited
 MAX_MASK_S = 0.1  # CPU seconds of one mask
 MAX_WAIT_S = 2.0  # seconds to wait for one mask, however busy the machine is
 SLOW_MASK_S = 0.005  # CPU seconds of a mask beyond which no masks are computed for drafts
-MAX_WAITS_S = 0.25  # seconds that steps have waited for masks; beyond it, half a budget counts as spent
+MAX_WAITS_S = 0.25  # seconds that steps have waited; beyond it, a half-spent budget counts as spent
 SPENT_SHARE = 0.1  # share of one CPU for the masks of all requests that have spent their budgets
-WAITS_SHARE = 0.25  # share of elapsed time by which the sum of these seconds falls
+WAITS_SHARE = 0.25  # the sum of these waits falls by this share of the elapsed time
 _LOOK_S = 0.005  # seconds between checks of an awaited mask
 
 _HAS_THREAD_CLOCKS = hasattr(time, "pthread_getcpuclockid")  # not on macOS
@@ -47,8 +47,8 @@ class MaskLate(Exception):
 class SharedLexer:
     """State shared by copies of a compiled grammar: a lexer behind a lock of the library.
 
-    While a mask is computed it holds the lock, and accepting a token waits for that lock with the interpreter
-    lock held. So while a mask of one copy is stuck, the others must not be used.
+    The library holds the lock while it computes a mask. Accepting a token waits for the lock, and holds the
+    interpreter lock meanwhile. So while a mask of one copy is stuck, the other copies must not be used.
     """
 
     __slots__ = ("num_stuck",)
@@ -58,9 +58,9 @@ class SharedLexer:
 
 
 class MaskJob:
-    """A mask to compute, and the masks after drafts; it owns the matcher until it is done. ``behind[k]`` is
-    the mask after the first k + 1 accepted drafts, computed with a copy of the matcher. The list may be
-    shorter: an expensive or forbidden draft ends it."""
+    """A mask to compute, and then the masks after drafts. The job owns the matcher until the job is done.
+    ``behind[k]`` is the mask after the first k + 1 accepted drafts, computed with a copy of the matcher. The
+    list may be shorter: an expensive or forbidden draft ends it."""
 
     __slots__ = (
         "_began",
@@ -99,7 +99,7 @@ class MaskJob:
         self.error: str | None = None
         self.done = threading.Lock()  # locked until the job is done; cheaper than an event
         self.done.acquire()
-        self.is_left = False  # the waiting request left during the computation
+        self.is_left = False  # the request stopped waiting during the computation
         self.is_needed = True
         self.is_late = False  # steps go on without the request that waits for this mask
         self.is_put_off = False  # not begun, because its request is over its budget
@@ -145,7 +145,7 @@ class MaskJob:
 
     @property
     def is_over(self) -> bool:
-        """Whether the mask is not done and its request must wait for it alone."""
+        """Whether the mask is not done and steps go on without its request."""
         if not self.done.locked():
             return False
         return self.is_late or self.is_put_off or self.budget.is_over(self.taken_s())
@@ -171,8 +171,8 @@ _Jobs: TypeAlias = "queue.PriorityQueue[tuple[float, int, MaskJob | None]]"
 
 
 class MaskThreads:
-    """Threads for masks, started with the first one. ``submit`` and ``wait`` are called on the engine's
-    thread, and ``close`` on any."""
+    """Threads that compute masks, started with the first mask. ``submit`` and ``wait`` are called on the
+    engine's thread, and ``close`` on any."""
 
     def __init__(self) -> None:
         self._jobs: _Jobs = queue.PriorityQueue()
@@ -212,7 +212,7 @@ class MaskThreads:
         jobs.put((used_s, next(self._number), job))
 
     def has_failed(self, job: MaskJob) -> str | None:
-        """Return why a mask that is not done is no longer awaited, or None."""
+        """Return why to stop waiting for a mask that is not done; None to go on waiting."""
         if not self._num_threads:
             why = "the engine was stopped" if self._closed.is_set() else "too many other masks are stuck"
             return f"its mask cannot be computed: {why}"
@@ -224,7 +224,7 @@ class MaskThreads:
     def wait(self, job: MaskJob, *, may_be_late: bool = False) -> bytes:
         """Return the mask's bits. Raises MaskFailed if there are none.
 
-        ``may_be_late``: raise MaskLate rather than wait for one that takes long."""
+        ``may_be_late``: raise MaskLate rather than wait for a mask that takes long."""
         if not job.done.acquire(blocking=False):
             self._wait(job, may_be_late=may_be_late)
         job.done.release()
@@ -244,7 +244,7 @@ class MaskThreads:
     def _wait(self, job: MaskJob, *, may_be_late: bool) -> None:
         began = time.monotonic()
         if job.is_put_off and not may_be_late:
-            self._begin(job)  # because a step that is already submitted has its row
+            self._begin(job)  # a step that is already submitted includes its row
         try:
             while not job.done.acquire(timeout=_LOOK_S):
                 if (why := self.has_failed(job)) is not None:
@@ -289,7 +289,7 @@ class MaskThreads:
                 threading.Thread(target=self._feed, name="octavo-masks-put-off", daemon=True).start()
 
     def _feed(self) -> None:
-        """Begin the jobs that were put off one after the other, with pauses."""
+        """Begin the jobs that were put off: one after the other, with pauses."""
         while (job := self._put_off.get()[-1]) is not None and not self._closed.is_set():
             spent_s = job.budget.spent_s
             if not (job.is_needed and self._begin(job)):

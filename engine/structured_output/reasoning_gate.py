@@ -24,10 +24,10 @@ class _Stage(enum.Enum):
 
 
 class ReasoningMarks:
-    """The marks of one model's reasoning as tokens, made once.
+    """The token ids of the marks around one model's reasoning.
 
-    ``openings``: token ids that may open an answer with or without reasoning (Harmony). Empty if the first of
-    them is not a special token, because ordinary text may begin with it.
+    ``openings``: the marks that may open an output with or without reasoning (Harmony). A mark whose first
+    token is not a special token is left out, because ordinary text may begin with that token.
     """
 
     def __init__(self, reasoning: Reasoning, tokenizer: Tokenizer, *, vocab_size: int) -> None:
@@ -213,7 +213,7 @@ class ReasoningGate:
             self._stage = _Stage.CLOSING
 
     def _answer(self, tokens: Sequence[int]) -> None:
-        """Begin the answer with its first tokens."""
+        """Begin the answer; ``tokens`` are its first tokens."""
         self._stage, self._text, self._detokenizer = _Stage.ANSWERING, "", None
         if self._constraint is not None:
             for token in tokens:

@@ -54,7 +54,7 @@ def _names(schema: dict[str, Any]) -> set[str]:
 
 def _check_patterns(schema: dict[str, Any], names: set[str]) -> None:
     """Raise ValueError if a name is in ``properties`` and matches a pattern, because llguidance applies only
-    one."""
+    one of the two."""
     patterns = schema.get("patternProperties")
     if not isinstance(patterns, dict):
         return
@@ -123,7 +123,7 @@ def _resolved(schema: Any, ref: str) -> Any:
 
 
 def _ends(schema: Any, ending: set[str]) -> bool:
-    """Whether some output of the schema can end, given the references in ``ending``, which can."""
+    """Whether some output of the schema can end, given that the references in ``ending`` can."""
     if not isinstance(schema, dict):
         return True
     if isinstance(ref := schema.get("$ref"), str) and ref not in ending:

@@ -36,8 +36,8 @@ class VettingUnavailable(Exception):
 
 
 class Vetter(HelperProcess):
-    """One helper process, started at its first use and restarted after each end. For one thread at a time,
-    except ``interrupt``, after which the current job raises VettingUnavailable, and ``close``."""
+    """Runs one helper process, started at the first use and after each end. One thread uses it at a time; any
+    thread may call ``close`` or ``interrupt``, which let the current job raise VettingUnavailable."""
 
     _module = "octavo.engine.structured_output.vetting_process"
 

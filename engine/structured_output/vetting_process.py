@@ -2,10 +2,11 @@
 
 Started as ``python -m octavo.engine.structured_output.vetting_process``; ``vetter`` talks to it over standard
 input and output. llguidance recurses on chains of rules, so a source may overflow the stack, compute for
-minutes or take gigabytes. Here that affects only this process. It ends with its standard input, also during a
-compilation: the main thread only reads, and another thread, with a limited stack, compiles.
+minutes or take gigabytes. Here that affects only this process. It ends when its standard input is closed,
+even during a compilation: the main thread only reads, and another thread, with a limited stack, compiles.
 
-Imports only the standard library and llguidance, so that it starts in a tenth of a second.
+Imports only the standard library and llguidance, so that it starts in a tenth of a second. These are the
+messages that it receives (<-) and sends (->):
 
 <- {"tokenizer": tokenizer.json, "num_tokens", "end_ids", "limits": {...}}   once
 -> {"ready": true} or {"refused": why}
@@ -41,7 +42,7 @@ def main() -> None:
     for ignored in (
         signal.SIGINT,
         signal.SIGTERM,
-    ):  # signals to the group; the engine's process ends this one
+    ):  # they may go to the whole process group; the engine's process ends this one
         signal.signal(ignored, signal.SIG_IGN)
     os.nice(NICENESS)
     inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -103,7 +104,7 @@ def _vetted(
         mask_s, error = _try_out(tokenizer, grammar)
         if (
             mask_s > first_mask_s and not error
-        ):  # a busy machine may be the cause, so the faster of two counts
+        ):  # a busy machine may be the cause, so the faster of two tries counts
             again, error = _try_out(tokenizer, grammar)
             mask_s = min(mask_s, again)
         if error:
@@ -132,7 +133,7 @@ def _try_out(tokenizer: LLTokenizer, grammar: str) -> tuple[float, str]:
     mask_s = time.thread_time() - began
     error = first_line(matcher.get_error()) or "it is not well formed" if matcher.is_error() else ""
     copy = matcher.deep_copy()
-    del matcher, copy  # freeing recurses, too
+    del matcher, copy  # freeing a matcher recurses, too, so it must be tried here
     return mask_s, error
 
 
