@@ -19,7 +19,7 @@ from .draft_tables import Ask, BatchDrafter, Guesses
 
 
 class _Row(NamedTuple):
-    """Computation for one sample in a round; ``place``: index of its request, ``most``: limit of drafts."""
+    """One sample in a forward pass. ``place``: index of its ``Ask``; ``most``: maximum number of drafts."""
 
     place: int
     ask: Ask
@@ -30,8 +30,8 @@ class _Row(NamedTuple):
 class DraftModel(BatchDrafter):
     """Drafts tokens for samples of another model. Called only on the engine's thread.
 
-    max_tokens   maximum number of rows in a forward: a long prompt is read over several calls, in which its
-                 sample gets no drafts
+    max_tokens   maximum number of rows in a forward pass. A longer prompt is read over several calls, during
+                 which its sample gets no drafts
     vocab_size   vocabulary of the target model: other ids are not drafted
     """
 
@@ -77,8 +77,8 @@ class DraftModel(BatchDrafter):
         self._runner.close()
 
     def _begin(self, ask: Ask, busy: set[Guesses]) -> bool:
-        """Roll a sample's table back to the tokens that it was fed correctly, and reserve pages for new
-        ones."""
+        """Prepare a sample's page table: drop the positions of wrong tokens, and reserve pages for new ones.
+        Return False if the sample gets no drafts."""
         guesses, tokens = ask.guesses, ask.tokens
         end = len(tokens) + ask.count - 1
         served = guesses.served
@@ -104,8 +104,8 @@ class DraftModel(BatchDrafter):
         return self.reserve(guesses, end, busy)
 
     def _keep_state(self, row: _Row, given: list[int]) -> _Row:
-        """Keep the states after this row and after the next one, because either may be needed. Without a slot
-        for that, the row is the last one."""
+        """Keep the recurrent states after this row and after the next one, because either may be needed. If
+        no state slot is free, this row is the sample's last one."""
         table = row.work.sequence.table
         assert table is not None
         if table.state is None or not row.work.samples or len(given) + 1 >= row.most:
@@ -151,14 +151,14 @@ class DraftModel(BatchDrafter):
 
 
 def _stands_at(table: PageTable, position: int, *, num_fed: int) -> bool:
-    """Whether a table with ``num_fed`` computed positions can continue after ``position``. K and V always
-    can; states only if one was kept there."""
+    """Whether a table with ``num_fed`` computed positions can continue after ``position``. K and V allow any
+    position; recurrent states only one at which a state was kept."""
     state = table.state
     return state is None or position == num_fed or any(position == kept for kept, _ in state.drafted)
 
 
 def _num_common(fed: Sequence[int], tokens: Sequence[int], *, start: int) -> int:
-    """Return how many leading tokens are equal, of which the first ``start`` are known to be."""
+    """Return how many leading tokens are equal; the first ``start`` are known to be equal."""
     count, most = start, min(len(fed), len(tokens))
     while count < most and fed[count] == tokens[count]:
         count += 1

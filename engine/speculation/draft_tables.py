@@ -24,7 +24,7 @@ States = npt.NDArray[np.float32]
 
 @dataclass(slots=True, eq=False)
 class Guesses:
-    """A drafter's pages of one sample, and the tokens that it was fed."""
+    """The state of one sample in a drafter: its page table, and the tokens that the drafter was fed."""
 
     sequence: Served
     served: Served | None = None  # holds a table of the drafter's pages
@@ -34,7 +34,7 @@ class Guesses:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Request for ``count`` drafts after ``tokens``, sampled with ``state`` as the tokens will be."""
+    """Request for ``count`` drafts after ``tokens``, sampled with ``state``, as the next tokens will be."""
 
     guesses: Guesses
     tokens: Sequence[int]
@@ -55,10 +55,10 @@ class Average:
 class BatchDrafter(ABC):
     """A drafter for many samples at once, with its own pages. Called only on the engine's thread.
 
-    If pages are short, the table requested longest ago is closed.
+    If pages are short, the sample whose drafts were requested longest ago loses its page table.
 
     blocks    block manager of the drafter's pages
-    round_s   seconds of a forward for one more draft
+    round_s   mean seconds of a forward pass that computes one more draft for each sample
     """
 
     def __init__(self, blocks: BlockManager) -> None:
@@ -67,11 +67,11 @@ class BatchDrafter(ABC):
         self._asked: dict[Guesses, None] = {}  # samples with pages, the last requested at the end
 
     def rows_of(self, step: SchedulerOutput) -> Ints | None:  # noqa: ARG002
-        """Return the ascending rows of a step whose hidden states it reads; None for no rows."""
+        """Return the ascending rows of a step whose hidden states the drafter reads; None for no rows."""
         return None
 
     def record(self, states: States) -> None:
-        """Take the hidden states [P, D] of those rows."""
+        """Called with the hidden states [P, D] of the rows that ``rows_of`` returned."""
         raise AssertionError(f"{len(states)} hidden states for a drafter that reads none")
 
     def begin(self, sequence: Served) -> Guesses:
@@ -80,8 +80,8 @@ class BatchDrafter(ABC):
 
     @abstractmethod
     def guess(self, asks: Iterable[Ask]) -> list[tuple[int, ...]]:
-        """Return as many drafts as requested for each sample; fewer if it must read first, has no pages, or
-        fails."""
+        """Return as many drafts as requested for each sample. A sample gets fewer drafts while its text is
+        being read, if pages are short, or after an error."""
 
     def close(self, guesses: Guesses) -> None:
         """Release the pages of a sample; published ones stay cached."""
@@ -110,8 +110,8 @@ class BatchDrafter(ABC):
         return guesses.served.table
 
     def reserve(self, guesses: Guesses, num_tokens: int, busy: Container[Guesses]) -> bool:
-        """Reserve pages for ``num_tokens`` positions, if necessary by closing tables that are not ``busy``;
-        on failure close this one."""
+        """Reserve pages for ``num_tokens`` positions of a sample. If pages are short, close tables of samples
+        that are not ``busy``; if that is not enough, close this sample's table and return False."""
         assert guesses.served is not None
         assert guesses.served.table is not None
         while not self.blocks.reserve(guesses.served.table, num_tokens):
@@ -135,7 +135,7 @@ class Guessed(Protocol):
 
     @property
     def room(self) -> int:
-        """Number of tokens that may follow."""
+        """Number of tokens that the sample may still get."""
         ...
 
 
@@ -163,8 +163,8 @@ class ModelGuesses:
             self._model.close(guesses)
 
     def guess(self, going_on: Sequence[Guessed], draft_cost: Callable[[int], float]) -> None:
-        """Give the drafters of these samples, all of which got a token from the last step, their drafts.
-        ``draft_cost``: cost of a draft with this many sequences, see ``DraftTimes.cost``."""
+        """Compute drafts for these samples, all of which got a token from the last step, and give them to
+        their drafters. ``draft_cost``: cost of a draft by number of sequences, see ``DraftTimes.cost``."""
         if self._model is None:
             return
         began = self._clock()

@@ -9,7 +9,7 @@ from .hold_rates import MODEL
 
 
 class Proposal(NamedTuple):
-    """Draft tokens, and the number of preceding tokens that support them."""
+    """Draft tokens, and how many of the preceding tokens match the text that they were copied from."""
 
     tokens: Sequence[int] = ()
     match: int = 0
@@ -19,13 +19,13 @@ class Drafter(Protocol):
     """Drafts the next tokens of one sequence. Drafts affect only speed, not the output."""
 
     def propose(self, tokens: Sequence[int], most: int) -> Proposal:
-        """Return at most ``most`` drafts after ``tokens``, which extend those of every earlier call; none
-        without a match."""
+        """Return at most ``most`` drafts after ``tokens``, which must extend the tokens of every earlier
+        call; no drafts without a match."""
         ...
 
 
 class ModelDrafter:
-    """A ``Drafter`` whose ``guesses`` are set by the model's owner before they are requested."""
+    """A ``Drafter`` that returns ``guesses``, which ``ModelGuesses`` sets before each call of ``propose``."""
 
     def __init__(self) -> None:
         self.guesses: tuple[int, ...] = ()

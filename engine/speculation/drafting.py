@@ -1,4 +1,4 @@
-"""Drafting of samples, as far as their drafts are worth a step's rows."""
+"""Drafting for samples, with as many drafts as are worth their rows in a step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .recent_outputs import Histories, RecentOutputs
 from .suffix import NgramDrafter, SuffixDrafter
 
 _TRY_EVERY = 64  # steps between trials of drafts that seem too expensive, at first
-_TRY_SELDOM = 4096  # steps between trials in the end, if they stay too expensive
+_TRY_SELDOM = 4096  # maximum of steps between trials, while drafts stay too expensive
 _TRY_TOKENS = 32  # tokens of a sample between trials of a draft model
 _CHEAP = 0.1  # a trial assumes that a draft costs this share of a step of one sequence
 _TRY_GAIN = 1.3  # factor by which a trial must raise tokens per second at that cost
@@ -32,9 +32,9 @@ class Grammar(Protocol):
 class Drafting:
     """A sample's drafter, and the number of drafts that are worth their rows.
 
-    Every proposal is compared with the next tokens, whether it was computed or not. So the acceptance rate of
-    a sample without computed drafts is also known, and it begins to draft again when that pays. A proposal
-    that is not renewed at every token is compared with all later tokens.
+    Every proposal is compared with the next tokens, whether its drafts were computed or not. So the
+    acceptance rate of a sample without computed drafts is also known, and the sample begins to draft again
+    when that pays. A proposal is compared with all later tokens until the next proposal.
 
     A grammar filters the drafts, and extends them while it allows only one token.
     """
@@ -72,8 +72,8 @@ class Drafting:
         self._num_tokens = 0  # number of tokens when the proposal was made
 
     def look(self, tokens: Sequence[int], room: int) -> float:
-        """Search for drafts after ``tokens``, with space for ``room`` more tokens; return the acceptance
-        probability of the first, 0 without drafts. The drafts: ``wish``."""
+        """Search for drafts after ``tokens``, which at most ``room`` tokens may follow. Return the acceptance
+        probability of the first draft; 0 without drafts. ``wish`` returns the drafts."""
         self._compare(tokens)
         most = min(self._most, room - 1)  # a token is sampled after the last draft in any case
         self._last = last = self._proposed(tokens, most) if most > 0 else Proposal()
@@ -81,7 +81,8 @@ class Drafting:
         return self._hold[last.match] if last.tokens else 0.0
 
     def wish(self) -> tuple[tuple[int, ...], list[float]]:
-        """Return the latest drafts, each with its acceptance probability if the one before it is accepted."""
+        """Return the latest drafts, each with its acceptance probability, given that the one before it is
+        accepted."""
         tokens, match = self._last
         return tuple(tokens), self._hold.of_run(match, len(tokens))
 
@@ -104,8 +105,8 @@ class Drafting:
         return self._drafter if isinstance(self._drafter, ModelDrafter) else None
 
     def num_guesses(self, tokens: Sequence[int], room: int, *, cost: float, others: int = 0) -> int:
-        """Return how many drafts of a draft model are worth their cost; call ``look`` next. ``cost``: as in
-        ``num_drafts``, including the draft model's time. Now and then returns 1 although no draft pays,
+        """Return how many drafts a draft model should compute; call ``look`` next. ``cost``: as in
+        ``num_drafts``, including the draft model's time. Now and then the result is 1 although no draft pays,
         because only computed drafts show the acceptance rate."""
         self._compare(tokens)
         most = min(self._most, room - 1)
@@ -127,15 +128,15 @@ class Drafting:
 
 
 def num_drafts(hold: float, *, most: int, cost: float, others: int) -> int:
-    """Return the number of drafts with the most tokens per second. Each is accepted with probability ``hold``
-    if the one before it is, and costs a share ``cost`` of the step. The result is 0 if the gain is
-    negligible."""
+    """Return the number of drafts that gives the most tokens per second. Each draft is accepted with
+    probability ``hold`` if the one before it is, and costs a share ``cost`` of the step. The result is 0 if
+    the gain is negligible."""
     ratios = [(number, 1 + cost * number) for number in range(1, most + 1)]
     return allot([[hold] * most], 1 + others, ratios)[0]
 
 
 Ratios = Sequence[tuple[int, float]]
-"""Pairs of a number of drafts, ascending, and the time of a step with them relative to a step without."""
+"""Pairs (number of drafts, time of a step with so many drafts relative to a step without), ascending."""
 
 
 class Drafted(Protocol):
@@ -155,7 +156,7 @@ class Drafts(Protocol):
 
     @property
     def room(self) -> int:
-        """Number of further tokens allowed."""
+        """Number of tokens that the sample may still get."""
         ...
 
 
@@ -168,13 +169,13 @@ class StepTimes(Protocol):
 
 
 class Speculation:
-    """Drafting of one engine: gives new samples their drafters, and all samples their share of each step.
+    """Drafting of one engine: gives each new sample a drafter, and decides which drafts a step computes.
 
     speculate   source of drafts for requests that do not choose one; "draft": a draft model
     most        largest number of drafts of a sequence in one step
 
     A search takes 4 to 31 us (``tests/bench/bench_drafting.py``). Samples search after every step, unless
-    even certain drafts would not pay.
+    even drafts that are certain to be accepted would not pay.
     """
 
     def __init__(self, speculate: Speculate | Literal["draft"], *, most: int) -> None:
@@ -184,7 +185,7 @@ class Speculation:
         self._hold = EngineRates()
         self._untried = 0  # steps since drafts were computed
         self._try_every = _TRY_EVERY
-        self._bounds: dict[int, tuple[Ratios, float]] = {}  # by sequences: least useful acceptance rate
+        self._bounds: dict[int, tuple[Ratios, float]] = {}  # by number of sequences: smallest useful rate
 
     def begin(
         self,
@@ -197,8 +198,8 @@ class Speculation:
         """Return a drafter for each of a request's samples; None if the request does not draft.
 
         grammars     one for each sample
-        num_prompt   tokens of the prompt, which is indexed once for all
-        owner        tenant whose earlier outputs are searched, and extended
+        num_prompt   tokens of the prompt, which is indexed once for all samples
+        owner        owner of the recent outputs that suffix decoding searches and extends
         """
         drafts_by = speculate or self._speculate
         if drafts_by == "off":
@@ -226,7 +227,7 @@ class Speculation:
         return made
 
     def allot(self, drafting: Sequence[Drafts], plain: int, times: StepTimes) -> None:
-        """Set the drafts of samples that draft; ``plain`` samples in all get a token from the next step."""
+        """Set the drafts of the samples in ``drafting``; ``plain`` samples get a token from the next step."""
         self._untried += 1
         ratios = times.ratios(plain)
         may_gain = self._untried >= self._try_every or self._bound(plain, ratios) < 1
@@ -247,7 +248,7 @@ class Speculation:
     def _share_out(
         self, looked: list[tuple[Drafted, Drafting]], likeliest: float, plain: int, ratios: Ratios
     ) -> None:
-        """Distribute drafts among the samples that found some, out of ``plain`` samples."""
+        """Set the drafts of the samples that found some; ``plain``: number of all samples in the step."""
         tries = self._untried >= self._try_every
         if not tries and likeliest < self._bound(plain, ratios):
             return
@@ -269,9 +270,7 @@ class Speculation:
                 sequence.drafts = drafts[:count]
 
     def _bound(self, plain: int, times: Ratios) -> float:
-        """Return the acceptance rate that the likeliest draft needs to gain anything with ``plain``
-        sequences.
-        """
+        """Return the acceptance rate that the likeliest draft needs to be useful with ``plain`` sequences."""
         known = self._bounds.get(plain)
         if known is None or known[0] is not times:
             known = self._bounds[plain] = times, least_hold(plain, times)
@@ -279,8 +278,8 @@ class Speculation:
 
 
 LEAST_GAIN = 1.08
-"""Smallest expected ratio of tokens per second, with to without drafts, for which drafts are computed. A
-smaller gain is within the error of the estimated acceptance rates and costs."""
+"""Smallest factor by which drafts must raise the expected tokens per second to be computed. A smaller gain is
+within the error of the estimated acceptance rates and costs."""
 
 
 def allot(
@@ -290,15 +289,15 @@ def allot(
     *,
     least: float = LEAST_GAIN,
 ) -> list[int]:
-    """Return how many drafts of each wish to compute; none at all if the gain is negligible.
+    """Return how many drafts of each sequence to compute; all 0 if the gain is negligible.
 
-    wishes   for each draft, the probability that it is accepted if the one before it is
+    wishes   for each sequence, the probability of each draft to be accepted if the one before it is
     plain    number of sequences that get a token from the step in any case
     ratios   ascending numbers of drafts, each with the step's relative time
-    least    smallest gain that is worth drafts
+    least    smallest factor of tokens per second that is worth drafts
 
     The drafts most likely to be accepted come first, whatever their sequence. One more draft is useful if it
-    adds more to the step's tokens than to its time, which depends on all others.
+    raises the step's expected tokens by a larger share than the step's time.
     """
     # The next draft of each sequence, the likeliest on top; later drafts of a sequence are less likely.
     heap = [(-holds[0], index, 1) for index, holds in enumerate(wishes) if holds and holds[0] > 0]

@@ -1,4 +1,4 @@
-"""Acceptance rates of drafts, by the number of tokens that support them."""
+"""Acceptance rates of drafts, by the length of the match that supports them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ MODEL = 10**5
 FORCED = 10**6
 """Match length that stands for grammar-forced tokens."""
 
-_BOUNDS = (4, 5, 6, 8, 16, MODEL, FORCED)  # lower bounds of the kinds of drafts, by supporting tokens
+_BOUNDS = (4, 5, 6, 8, 16, MODEL, FORCED)  # smallest match length of each kind of drafts but the first
 _HOLD = (0.2, 0.2, 0.3, 0.3, 0.5, 0.8, 0.5, 0.9)  # acceptance rates by kind before any observation
 _NUM_LENGTHS = 6  # number of kinds that depend on the length of the match
 _SHORT = tuple(
     sum(match >= bound for bound in _BOUNDS) for match in range(_BOUNDS[4])
 )  # kinds by length of the match
-_PRIOR = 2.0  # weight of the engine's rate in a sample's, in drafts
+_PRIOR = 2.0  # the engine's rate counts as much as this many drafts of the sample
 _MEMORY = 20.0  # a sample's rate of a kind follows about its last 20 drafts
 _ENGINE_LEARNING = 0.02  # final weight of the latest draft of any sample
 
@@ -25,7 +25,7 @@ def kind_of(match: int) -> int:
 
 
 class EngineRates:
-    """Recent acceptance rates of all samples, by kind of draft, given that the draft before was accepted."""
+    """Recent acceptance rates of all samples' drafts by kind, if the draft before was accepted."""
 
     def __init__(self) -> None:
         self.rates: list[float] = list(_HOLD)

@@ -1,8 +1,8 @@
 """Drafts of the model's own head for multi-token prediction (MTP).
 
-For each position the head reads the model's hidden state and the token after it. So it is fed with rows of
-the model's steps that have correct tokens. After them, drafts are made from the head's own outputs, whose K
-and V the model's next rows overwrite.
+For each position the head reads the model's hidden state and the next token. The head is fed with those rows
+of the model's steps whose tokens were accepted. Further drafts are computed from the head's own hidden
+states. The K and V of these drafts are overwritten when the model's hidden states are known.
 
 Its pages begin at the first hidden state: cached prefixes were not computed, so the head does not see them.
 Rotary positions count from there, because attention depends only on their differences.
@@ -26,8 +26,8 @@ from ..executor.sampling.sampler import SampleState
 from .draft_tables import Ask, BatchDrafter, Guesses, States
 
 READ_AT = 64
-"""Waiting rows of a sample at which the head reads them without drafting; fewer rows wait for the next
-draft."""
+"""When this many rows of a sample wait, the head reads them without drafting; fewer rows wait until drafts
+are requested."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +60,7 @@ class _Reader:
         return True
 
     def begin(self, position: int) -> None:
-        """Reset: the next hidden states are those from ``position`` on."""
+        """Start again: the next hidden states are those from ``position`` on."""
         self.first, self.num_fed = position, 0
         self.waiting.clear()
 
@@ -70,7 +70,7 @@ class _Reader:
 
 
 class MTPDrafts(BatchDrafter):
-    """``BatchDrafter`` with an MTP head. max_tokens: maximum number of rows in a forward."""
+    """``BatchDrafter`` with an MTP head. ``max_tokens``: maximum number of rows in a forward pass."""
 
     def __init__(self, head: HeadRunner, blocks: BlockManager, *, max_tokens: int) -> None:
         super().__init__(blocks)
@@ -103,7 +103,7 @@ class MTPDrafts(BatchDrafter):
         return np.array(rows, np.int32) if rows else None
 
     def record(self, states: States) -> None:
-        """Take the hidden states [P, D] of those rows."""
+        """Called with the hidden states [P, D] of the rows that ``rows_of`` returned."""
         first = 0
         for sharing, position, count in self._owners:
             own = states[first : first + count]
@@ -116,7 +116,7 @@ class MTPDrafts(BatchDrafter):
 
     def guess(self, asks: Iterable[Ask]) -> list[tuple[int, ...]]:
         """Return drafts as ``BatchDrafter.guess``; ``asks`` must have every sample that got tokens from the
-        step of the last hidden states, because these show which drafts were rejected."""
+        step of the last hidden states, because only the samples' tokens show which drafts were rejected."""
         asks = list(asks)
         for ask in asks:
             self._readers[ask.guesses.sequence].keep(len(ask.tokens) - 1)
@@ -153,7 +153,7 @@ class _Rounds:
                 budget -= count
 
     def _begin(self, reader: _Reader, index: int | None, budget: int) -> ScheduledChunk | None:
-        """Return the chunk to read of a sample, in its table; None if pages are short."""
+        """Return the next chunk of a sample to read, with reserved pages; None if pages are short."""
         guesses, start = reader.guesses, reader.num_fed
         stop = start + min(len(reader.waiting), budget)
         asked = 0 if index is None or stop < start + len(reader.waiting) else self._asks[index].count
@@ -207,7 +207,7 @@ class _Rounds:
                 )
 
     def _read(self, work: ScheduledChunk, index: int | None) -> None:
-        """Keep the rows of the model's own hidden states, and drop those of drafts."""
+        """Commit rows that were computed from the model's hidden states, but not rows of drafts."""
         if index is not None and self.given[index]:
             return
         assert work.sequence.table is not None

@@ -1,11 +1,11 @@
-"""Index of earlier places of a sequence's last tokens.
+"""Finds earlier positions at which the last tokens of a text occurred.
 
 Short texts are searched: tokens are kept as 4 bytes each, and ``bytearray.rfind`` scans SEARCHED tokens in
-about a microsecond. Indexing one token would take half as long, and a prompt many times as long.
+about a microsecond. Indexing one token would take half as long, and indexing a prompt many times as long.
 
 Longer texts get an index: a hash table of the latest position of each n-gram, and links to earlier positions
-with the same hash. Matches are compared, so hashes may collide. It takes at most 20 bytes per token. A token
-is indexed once; a prompt is indexed as a whole by NumPy, once for all samples of a request.
+with the same hash. Callers compare the matches, so hashes may collide. The index takes at most 20 bytes per
+token. A token is indexed once; a prompt is indexed as a whole by NumPy, once for all samples of a request.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FOLD = 17
 _LEAST_SIZE = 256
 _Ids = TypeVar("_Ids", int, NDArray[np.int64])
 _BYTES = array("i").itemsize
-_BULK = 64  # tokens from which NumPy is faster
+_BULK = 64  # number of new tokens from which on NumPy is faster
 
 
 class NgramIndex:
@@ -66,13 +66,13 @@ class NgramIndex:
             heads[place] = end
 
     def places(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Return at most ``most`` ends of earlier n-grams, latest first, with the hash of the last n-gram of
-        the indexed ``tokens``."""
+        """Return at most ``most`` end positions of earlier n-grams with the same hash as the last n-gram of
+        ``tokens``, which are indexed. The latest comes first."""
         last = len(tokens) - 1 - self._start
         return self._chain(self._before[last], most) if len(tokens) >= NGRAM and last >= 0 else []
 
     def places_of(self, ngram: Sequence[int], most: int) -> list[int]:
-        """Return at most ``most`` ends of n-grams with the hash of this one, latest first."""
+        """Return at most ``most`` end positions of n-grams with the same hash as ``ngram``, latest first."""
         a, b, c = ngram
         return self._chain(self._heads[_place(a, b, c, len(self._heads) - 1)], most)
 
@@ -106,7 +106,7 @@ class NgramIndex:
 
 class TextIndex:
     """Positions of n-grams in a sample's tokens. For a long text, all samples of a request share one index of
-    the prompt, which the first one fills; each has its own index of later tokens."""
+    the prompt, which the first sample fills. Each sample has its own index of later tokens."""
 
     def __init__(self, prompt: NgramIndex | None = None, num_prompt: int = 0) -> None:
         """Begin empty. ``prompt``: shared index, empty or of a prompt of ``num_prompt`` tokens."""
@@ -127,8 +127,8 @@ class TextIndex:
         self._own.extend(tokens)
 
     def places(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Return at most ``most`` ends of earlier n-grams, latest first, that may equal the last one of
-        ``tokens``."""
+        """Return at most ``most`` end positions of earlier n-grams that may equal the last n-gram of
+        ``tokens``. The latest comes first."""
         if self._own is None:
             return self._found(most)
         ends = self._own.places(tokens, most)
@@ -154,6 +154,6 @@ class TextIndex:
 
 
 def _place(a: _Ids, b: _Ids, c: _Ids, mask: int) -> _Ids:
-    """Return the place of the n-gram (a, b, c) in the table."""
+    """Return the slot of the n-gram (a, b, c) in the hash table."""
     x = a * _FACTORS[0] ^ b * _FACTORS[1] ^ c * _FACTORS[2]
     return (x ^ x >> _FOLD) & mask

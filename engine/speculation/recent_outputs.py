@@ -32,7 +32,7 @@ class RecentOutputs:
         return self.tokens.itemsize * len(self.tokens) + self.index.num_bytes
 
     def add(self, output: Sequence[int]) -> None:
-        """Add an output, or the end of one that is too long; drop half of all outputs when full."""
+        """Add an output, or the end of a very long one. When full, drop the older half of all outputs."""
         latest = array("i", output[-(self._capacity // 2) + 1 :])
         if len(latest) <= NGRAM:
             return
@@ -44,8 +44,8 @@ class RecentOutputs:
         self.tokens.extend(latest)
 
     def places(self, ngram: Sequence[int], most: int) -> list[int]:
-        """Return at most ``most`` ends of an n-gram, latest first; hash collisions may add others. New
-        outputs are indexed at the first query."""
+        """Return at most ``most`` end positions of an n-gram, latest first; hash collisions may add others.
+        New outputs are indexed at the first query."""
         self.index.extend(self.tokens)
         return self.index.places_of(ngram, most)
 
@@ -58,7 +58,7 @@ class Histories:
         self._max_tenants = max_tenants
 
     def of(self, owner: Hashable) -> RecentOutputs:
-        """Return the outputs of an owner, all of which are visible to its requests."""
+        """Return the recent outputs of an owner, which all requests of the owner may search."""
         found = self._of.setdefault(owner, RecentOutputs())
         self._of.move_to_end(owner)
         while len(self._of) > self._max_tenants:

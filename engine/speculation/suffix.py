@@ -1,10 +1,10 @@
-"""Drafts from text: tokens that followed the latest ones earlier, in the sequence and in recent outputs.
+"""Drafts from text: the tokens that followed earlier occurrences of the last tokens.
 
 ``NgramDrafter`` is prompt lookup (Saxena, Prompt Lookup Decoding, 2023; vLLM's "ngram"), for outputs that
 repeat the input: edits of code or text, quotations, forms. ``SuffixDrafter`` is suffix decoding (Oliaro et
-al., SuffixDecoding, 2024). Instead of suffix trees, hash chains of n-grams find earlier places of the last
-tokens with a few bytes per token. A found place is followed from token to token while it predicts them, so
-its match grows without a new comparison.
+al., SuffixDecoding, 2024). It also searches recent outputs. Instead of suffix trees, hash chains of n-grams
+find earlier places of the last tokens with a few bytes per token. While a found place predicts the new
+tokens, it moves on with them, so its match grows without a new comparison.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .drafter import Proposal
 from .ngram_index import NGRAM, TextIndex
 from .recent_outputs import BETWEEN, RecentOutputs
 
-MAX_SEARCHED = 8  # latest places to compare
-MAX_MATCH = 32  # tokens before the end to compare
+MAX_SEARCHED = 8  # maximum number of earlier places to compare
+MAX_MATCH = 32  # maximum length of a match
 
 
 class NgramDrafter:
-    """A ``Drafter`` that follows the latest place with the longest match to the last tokens."""
+    """A ``Drafter`` that copies what followed the longest match with earlier tokens; the latest wins ties."""
 
     def __init__(self, index: TextIndex | None = None) -> None:
         self._index = index or TextIndex()
@@ -42,13 +42,13 @@ class NgramDrafter:
         if best < 0:
             return Proposal()
         drafts = [*tokens[best + 1 : best + 1 + most]]
-        while len(drafts) < most:  # at the end, the repetition continues
+        while len(drafts) < most:  # at the end of the text, repeat the period
             drafts.append(drafts[best - last])
         return Proposal(drafts, longest)
 
 
 def common(text: Sequence[int], end: int, tokens: Sequence[int], last: int) -> int:
-    """Return how many tokens of ``text`` before ``end`` equal those of ``tokens`` before ``last``, at most
+    """Return the length of the match of ``text`` up to ``end`` with ``tokens`` up to ``last``, at most
     MAX_MATCH."""
     most = min(end + 1, last + 1, MAX_MATCH)
     length = 0
@@ -57,16 +57,16 @@ def common(text: Sequence[int], end: int, tokens: Sequence[int], last: int) -> i
     return length
 
 
-MAX_PLACES = 4  # places followed in each of the two texts
-TOKENS_PER_MATCH = 2  # drafts per supporting token
-_LEAST_SHARE = 0.3  # smallest share of places that must agree with a draft
+MAX_PLACES = 4  # places followed in the sequence, and as many in recent outputs
+TOKENS_PER_MATCH = 2  # drafts per token of the longest match
+_LEAST_SHARE = 0.3  # smallest share of the places that must predict a draft
 
-_Place = tuple[int, int]  # (end of the match, its length)
+_Place = tuple[int, int]  # earlier occurrence of the last tokens: (its end, its length)
 
 
 class SuffixDrafter:
-    """A ``Drafter`` that follows the majority of the places with the longest matches; ties go to the latest.
-    Longer matches give more drafts."""
+    """A ``Drafter`` that drafts the tokens that most of the places with the longest matches predict. Longer
+    matches give more drafts."""
 
     def __init__(self, index: TextIndex | None = None, recent: RecentOutputs | None = None) -> None:
         self._index = index or TextIndex()
@@ -111,7 +111,7 @@ class SuffixDrafter:
 
 
 def _repeated(tokens: Sequence[int], at: int, count: int) -> list[int]:
-    """Return the tokens from a place on; at the end, the repetition continues."""
+    """Return ``count`` tokens from ``at`` on; at the end of the text, repeat the tokens from ``at`` on."""
     said, period = list(tokens[at : at + count]), len(tokens) - at
     while len(said) < count:
         said.append(said[-period])
@@ -124,8 +124,8 @@ def _until_between(recent: array[int], at: int, count: int) -> list[int]:
 
 
 def _majority(said: list[list[int]]) -> list[int]:
-    """Return the tokens that most of the agreeing places predict, while enough of them agree. Among equal
-    numbers the first place decides. Places that predicted another token are dropped."""
+    """Return the tokens that most places predict, while enough places agree; ``said``: tokens that each place
+    predicts. In a tie the first place decides. Places that predicted another token are dropped."""
     drafts: list[int] = []
     needed = _LEAST_SHARE * len(said)
     while len(said) > 1:
@@ -147,7 +147,7 @@ def _majority(said: list[list[int]]) -> list[int]:
 
 
 def _followed(places: list[_Place], text: Sequence[int], new: Sequence[int]) -> list[_Place]:
-    """Return those of ``places`` that predicted the ``new`` tokens."""
+    """Return those of ``places`` that predicted the ``new`` tokens, moved on past them."""
     for token in new:
         if not places:
             break
