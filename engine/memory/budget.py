@@ -17,7 +17,7 @@ from .weight_files import weight_files
 
 DEFAULT_KV_MEMORY = 2 * 1024**3
 DEFAULT_SEQUENCE_TOKENS = 2048
-SHORT_SEQUENCE_TOKENS = 256  # tokens per sequence, if the user has set the number of pages
+SHORT_SEQUENCE_TOKENS = 256  # tokens assumed per sequence, if the user has set the number of pages
 
 
 def format_size(size: int) -> str:
@@ -34,7 +34,7 @@ def format_size(size: int) -> str:
 
 def page_bytes(layers: Sequence[LayerSpec], *, page_size: int, k_format: str, v_format: str) -> int:
     """Return the bytes of one page over all layers, K and V. Raises InvalidConfig if a format does not fit
-    them."""
+    the layers."""
     try:
         return sum(
             page_format(name).page_bytes(dim, page_size=page_size, num_kv_heads=layer.num_kv_heads)
@@ -95,7 +95,7 @@ def weights_bytes(path: Path) -> int:
 
 
 def tensors_of(file: Path) -> dict[str, dict[str, list[int]]]:
-    """Return name -> {dtype, shape, data_offsets} of a safetensors file, checked against its size."""
+    """Return name -> {dtype, shape, data_offsets} from a safetensors file, checked against its size."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:

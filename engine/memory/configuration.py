@@ -27,7 +27,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a config.json about the language model: of multimodal models it is nested."""
+    """Return the settings of the language model, which a multimodal model's config.json nests."""
     nested = config.get("text_config")
     return {**config, **nested} if isinstance(nested, dict) else dict(config)
 
@@ -35,8 +35,8 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
 def normalized(config: Mapping[str, Any], origin: str) -> dict[str, Any]:
     """Return the configuration in one form.
 
-    Whole numbers are integers, rotary settings are at the top, and transformers' defaults replace mlx-lm's.
-    Raises ModelLoadError with ``origin`` and the first invalid key.
+    Whole numbers are integers, rotary settings are top-level keys, and transformers' defaults replace
+    mlx-lm's. Raises ModelLoadError with ``origin`` and the first invalid key.
     """
     found = {name: _whole(name, value) for name, value in config.items()}
     if isinstance(nested := found.get("text_config"), dict):
@@ -74,7 +74,7 @@ def _whole(name: str, value: Any) -> Any:
 def rope_settings(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the rotary settings by kind of layer, under "" if all layers have the same; empty if none.
 
-    ``rope_scaling`` takes precedence over ``rope_parameters``; the base and the length may be next to either.
+    ``rope_scaling`` takes precedence over ``rope_parameters``; base and length may also be top-level keys.
     """
     given = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(given, dict):
@@ -154,10 +154,10 @@ def sliding_windows(config: Mapping[str, Any]) -> list[int | None]:
 def lengths_of(config: Mapping[str, Any]) -> tuple[int, int] | None:
     """Return the model's default length and its largest allowed length in positions; None if not configured.
 
-    YaRN extends the length before scaling by ``factor``, also if ``max_position_embeddings`` is that length.
-    Linear scaling may extend ``max_position_embeddings`` by ``factor``, which some checkpoints have done
-    already. Dynamic scaling is served up to ``max_position_embeddings``, because beyond it written pages
-    would change. For other kinds it is the scaled length.
+    YaRN multiplies the unscaled length by ``factor``, even if ``max_position_embeddings`` is that length.
+    Linear scaling may multiply ``max_position_embeddings`` by ``factor``, which some checkpoints have done
+    already. With dynamic scaling, a model is served up to ``max_position_embeddings``, because beyond it
+    written pages would change. With other kinds, ``max_position_embeddings`` is the scaled length.
     """
     flat = text_config(config)
     limit = next((flat[key] for key in _LENGTH_KEYS if isinstance(flat.get(key), int)), None)

@@ -9,7 +9,7 @@ import sys
 
 def give_memory_back() -> None:
     """Make the C library return freed memory (malloc_trim(3)): glibc keeps memory below any block in use.
-    Takes some milliseconds of the calling thread."""
+    This takes some milliseconds."""
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError, OSError):  # another C library lacks the function
             ctypes.CDLL(None).malloc_trim(0)

@@ -27,8 +27,8 @@ DEFAULT_MODEL_LEN = 4096
 def resolve_model(name: str, revision: str | None = None) -> Path:
     """Return the folder of a model: one of ``EMBEDDED``, an existing folder, or a Hugging Face id.
 
-    Hugging Face models are downloaded unless cached; ``revision`` applies to them. A GGUF file, a folder with
-    one, or ``ID/FILE.gguf`` of Hugging Face is converted, see ``gguf.model_folder``.
+    Hugging Face models are downloaded unless cached; ``revision`` applies to these. A GGUF file, a folder
+    with one, or ``ID/FILE.gguf`` of Hugging Face is converted, see ``gguf.model_folder``.
 
     Raises ModelLoadError unless the folder has a readable config.json and undamaged weights.
     """
@@ -88,7 +88,7 @@ def served_name(name: str) -> str:
 
 @functools.lru_cache
 def _download(name: str, revision: str | None) -> Path:
-    """Return the folder of a Hugging Face model; a process asks once, and loads one snapshot."""
+    """Return the folder of a Hugging Face model. A process asks once, so it always gets the same snapshot."""
     from huggingface_hub import hf_hub_download, snapshot_download
     from huggingface_hub.errors import (
         EntryNotFoundError,

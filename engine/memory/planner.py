@@ -1,5 +1,5 @@
-"""Plan of what fits into a memory budget, with the same bytes of pages that the engine allocates. No MLX: the
-caller provides the model's caches."""
+"""Computes what fits into a memory budget. Pages take the same bytes as in the engine. No MLX: the caller
+provides the model's caches."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from .model_files import model_length, read_config, resolve_model
 from .sizing import Sizing, head_layer, sizing, with_max_kv_size, with_windows
 from .state_sizing import draft_state_bytes, plan_states
 
-ADAPTER_VALUE_BYTES = 2  # bytes of an adapter's number in native kernels, for models in 16 bits
+ADAPTER_VALUE_BYTES = 2  # bytes of one value of an adapter in native kernels, for 16-bit models
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedCaches:
     """Observed caches of a model. ``slot_bytes``: bytes of one sequence's recurrent state;
-    ``adapter_values``: numbers of an adapter in all layers, per rank."""
+    ``adapter_values``: how many values an adapter of rank 1 has in all layers."""
 
     layers: tuple[LayerSpec, ...]
     slot_bytes: int = 0
@@ -51,13 +51,13 @@ def plan(
     adapters: Mapping[str, Any] | None = None,
     observe: Callable[[Path], ObservedCaches],
 ) -> dict[str, Any]:
-    """Return the pages and sequences that fit into ``memory`` bytes with weights and workspace, by page
-    format.
+    """Return, for each page format, how many pages and sequences fit into ``memory`` bytes besides weights
+    and workspace.
 
-    Sequences have ``context`` positions (None: the model's length). "refused" has the reason if a format
-    cannot hold this model's rows. ``residual``: given settings of 16-bit pages; ``max_kv_size``,
-    ``speculate``: as in EngineConfig. Weights and pages of a draft model, or pages of an MTP head, count too.
-    ``adapters``: settings of adapters. ``observe``: function that observes the caches of a model folder.
+    Sequences have ``context`` positions (None: the model's length). "refused" has the reasons why formats
+    cannot hold this model's rows. ``residual``: settings of the 16-bit residual window, as in EngineConfig,
+    like ``max_kv_size`` and ``speculate``. Weights and pages of a draft model, or pages of an MTP head, count
+    too. ``adapters``: settings of adapters. ``observe``: function that observes the caches of a model folder.
 
     Raises InvalidConfig or ModelLoadError. ``fits`` is false if there is not even one page.
     """
@@ -171,7 +171,7 @@ class _Drafts:
 
 
 def _residual(pair: FormatPair, given: Mapping[str, Any]) -> ResidualSpec | None:
-    """Return the window that is read in 16 bits next to such pages."""
+    """Return the residual window of pages in this format; None for 16-bit pages."""
     if {pair.k, pair.v} <= set(SIXTEEN_BITS):
         return None
     return EngineConfig(kv_format=str(pair), **given).residual
@@ -297,7 +297,7 @@ def render(result: Mapping[str, Any]) -> str:
 
 
 def _adapters(result: Mapping[str, Any]) -> str:
-    """Describe the memory of adapters, if any; a step uses some of those that fit."""
+    """Describe the memory of adapters, if any."""
     if not result["adapter_bytes"]:
         return ""
     rank = result["max_lora_rank"]
@@ -312,7 +312,7 @@ def _layers(number: int) -> str:
 
 
 def _of_formats(remarks: Iterable[tuple[str, str]]) -> list[str]:
-    """Return remarks about formats, one line for formats with equal remarks."""
+    """Return a line for each different remark, which names all formats with that remark."""
     names: dict[str, list[str]] = {}
     for name, remark in remarks:
         names.setdefault(remark, []).append(name)
@@ -325,9 +325,8 @@ _BYTES = 2  # bytes of a 16-bit value
 
 @dataclass(frozen=True, slots=True)
 class LatentCaches:
-    """Layers that cache latents: their bytes per token in 16 bits, and those of K and V of every head
-    instead.
-    """
+    """Layers that cache MLA latents: bytes per token of the latents in 16 bits, and ("dense") of the K and V
+    of every head, which the latents replace."""
 
     layers: int
     bytes_per_token: int

@@ -27,11 +27,11 @@ class Sizing:
     """Groups of layers with their page bytes, from which pools are computed for a budget.
 
     groups        groups of layers
-    residual      their residual windows, if any; they come last below
-    specs         specifications of all, with the largest useful pool as ``num_pages``
-    group_bytes   bytes of a page in each
-    needs         function: useful residual pages for a number of pages of the first group
-    beside        function: bytes of as many pages of a drafter, from the same budget
+    residual      groups of residual windows, if any; they come last in the tuples below
+    specs         specification of each group, with the largest useful pool as ``num_pages``
+    group_bytes   bytes of a page in each group
+    needs         function: useful pages of a residual window for a number of pages of the first group
+    beside        function: bytes that a drafter with as many pages takes from the same budget
     """
 
     groups: tuple[LayerGroup, ...]
@@ -49,12 +49,12 @@ class Sizing:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of a page of each group, for sequences within their windows, without residual windows."""
+        """Bytes of one page of every group together, without residual windows."""
         return sum(self.group_bytes[: len(self.groups)])
 
     def pages(self, num_pages: int) -> tuple[int, ...]:
-        """Return the pages of each group, for ``num_pages`` of those that grow with a sequence's length.
-        Residual windows get the pages that sequences with ``num_pages`` pages need."""
+        """Return the number of pages of each group, if groups that grow with a sequence's length have
+        ``num_pages``. Residual windows get as many pages as sequences with ``num_pages`` pages need."""
         return tuple(
             min(
                 num_pages,
@@ -64,15 +64,15 @@ class Sizing:
         )
 
     def pages_per_sequence(self, index: int, num_tokens: int) -> int:
-        """Return the pages of one group for a decoding sequence of ``num_tokens`` positions."""
+        """Return how many pages of one group a decoding sequence of ``num_tokens`` positions holds."""
         return self.specs[index].decode_pages(num_tokens, self.page_size)
 
     def bytes_for(self, num_pages: int) -> int:
-        """Return all bytes that ``num_pages`` of the first group imply."""
+        """Return the bytes of all groups and of the drafter, if the first group has ``num_pages``."""
         return self.own_bytes_for(num_pages) + self.beside(num_pages)
 
     def own_bytes_for(self, num_pages: int) -> int:
-        """Return the bytes of the model alone for ``num_pages``."""
+        """Return the bytes of all groups, without the drafter, if the first group has ``num_pages``."""
         return sum(pages * size for pages, size in zip(self.pages(num_pages), self.group_bytes, strict=True))
 
     def pages_within(self, budget: int) -> int:
@@ -81,7 +81,7 @@ class Sizing:
         return bisect_right(range(1, budget // first + 1), budget, key=self.bytes_for)
 
     def page_groups(self, num_pages: int) -> tuple[KVGroupSpec, ...]:
-        """Return the specification of each group with its pool of that size."""
+        """Return the specification of each group, with the size of its pool for ``num_pages``."""
         return tuple(
             replace(spec, num_pages=pages)
             for spec, pages in zip(self.specs, self.pages(num_pages), strict=True)
@@ -89,7 +89,7 @@ class Sizing:
 
 
 def head_layer(layers: Sequence[LayerSpec]) -> LayerSpec:
-    """Return the cache of a model's MTP head: like the last layer without a window."""
+    """Return the K/V specification of a model's MTP head: that of the last layer without a window."""
     return next((layer for layer in reversed(layers) if layer.window is None), layers[-1])
 
 
@@ -103,8 +103,8 @@ def with_max_kv_size(layers: Sequence[LayerSpec], *, max_kv_size: int) -> tuple[
 
 
 def with_windows(layers: Sequence[LayerSpec], windows: Sequence[int | None]) -> tuple[LayerSpec, ...]:
-    """Return the layers with the configured windows where the model computes none. Raises ModelLoadError if
-    the model computes windows in other layers than configured."""
+    """Return the layers with the configured windows, if no layer computes a window of its own. Raises
+    ModelLoadError if the model computes windows in other layers than configured."""
     if len(windows) != len(layers):
         return tuple(layers)
     if any(layer.window is not None for layer in layers):
@@ -132,8 +132,8 @@ def sizing(
     sequence_tokens: int = DEFAULT_SEQUENCE_TOKENS,
 ) -> Sizing:
     """Return the sizing. Raises InvalidConfig if a format does not fit a layer's rows. Residual windows get
-    the pages of sequences of ``sequence_tokens`` that fill the other pages. At most ``max_running`` of these
-    run; the others are cached prefixes."""
+    the pages for as many sequences of ``sequence_tokens`` as fill the other pages. At most ``max_running`` of
+    these sequences run; the others are cached prefixes."""
     groups = group_layers(layers, max_model_len) or (LayerGroup(window=None, keep=0, members=()),)
     beside = () if residual is None else residual_groups(groups, residual, page_size)
     specs = [_spec(group) for group in groups]
@@ -207,9 +207,9 @@ def num_pages_for(
 ) -> int:
     """Return the number of pages of the first group's pool; the others follow, see ``Sizing.pages``.
 
-    ``num_pages`` or ``kv_memory`` decide if given. Otherwise it is the larger of 2,048 tokens per running
-    sequence and one sequence of the model's full length, within 2 GiB and a quarter of the available memory.
-    Raises InvalidConfig if not even one page fits.
+    If ``num_pages`` or ``kv_memory`` is given, it decides. Otherwise the pages hold 2,048 tokens per running
+    sequence, or one sequence of the model's full length if that is more. They take at most 2 GiB, and at most
+    a quarter of the available memory. Raises InvalidConfig if not even one page fits.
     """
     if num_pages is not None:
         return num_pages

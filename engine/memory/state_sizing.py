@@ -8,7 +8,7 @@ from ..api.config import EngineConfig
 from ..api.errors import InvalidConfig
 from .budget import DEFAULT_KV_MEMORY, format_size
 
-MIN_SLOTS = 2  # a running one and a snapshot
+MIN_SLOTS = 2  # one for a running sequence and one for a snapshot
 NUM_DRAFTING = 8  # drafting sequences at a time; with more, drafts hardly pay
 NUM_GUESSED_FOR = 4  # sequences at a time for which a recurrent draft model drafts
 TOKENS_OF_A_TURN = 512  # tokens of a short turn; longer turns are classified by powers of two of it
@@ -24,10 +24,10 @@ def plan_states(
 ) -> RecurrentState | None:
     """Return the slots of a model with ``slot_bytes`` of state per sequence; None for models without states.
 
-    ``state_memory`` decides if given. Otherwise there are a slot for each running sequence and as many for
-    snapshots, or more if pages hold more conversations. With ``speculate`` some are added for drafts. All are
-    within half of ``kv_memory``, or of its default. If a slot is no bigger than a page (``page_bytes``),
-    every page of the pool may have one. Raises InvalidConfig if two do not fit.
+    If ``state_memory`` is given, it decides. Otherwise there are one slot for each running sequence and as
+    many for snapshots, or more if the pages hold more conversations. ``speculate`` adds slots for drafts. All
+    slots take at most half of ``kv_memory``, or of its default. If a slot is no bigger than a page
+    (``page_bytes``), every page of the pool may have a slot. Raises InvalidConfig if two slots do not fit.
     """
     if not slot_bytes:
         return None
@@ -65,7 +65,7 @@ def plan_states(
 
 
 def draft_state_bytes(config: EngineConfig, slot_bytes: int) -> int:
-    """Return the bytes of a draft model's states: a few sequences, each with states after its drafts."""
+    """Return the bytes of a draft model's states, for a few sequences, each with states after its drafts."""
     return (1 + config.draft_tokens) * min(config.max_running, NUM_GUESSED_FOR) * slot_bytes
 
 
