@@ -40,7 +40,7 @@ def endpoint_of(signal: str, variables: Mapping[str, str] = os.environ) -> str |
     return endpoint
 
 
-_EXPORTERS = {  # by signal: module of the SDK, and exporter
+_EXPORTERS = {  # by signal: module of the SDK, module and class of the exporter
     "traces": ("trace", "trace_exporter", "OTLPSpanExporter"),
     "metrics": ("metrics", "metric_exporter", "OTLPMetricExporter"),
 }

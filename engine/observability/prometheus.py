@@ -41,9 +41,9 @@ AnswerT = TypeVar("AnswerT")
 
 
 class SharedAnswer(Generic[AnswerT]):
-    """Calls ``make`` for several threads, one call at a time and at least ``interval_s`` apart.
+    """Shares the answers of ``make``. One thread at a time calls it, at most every ``interval_s`` seconds.
 
-    An answer is never older than its query: its computation began after the caller arrived.
+    A caller never gets an old answer: computing the answer began after the caller had arrived.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class Metrics:
                 metric.labels(value)
 
     def describe(self, info: EngineInfo) -> None:
-        """Set the labels of the served model, once it is known."""
+        """Set the labels that describe the served model. Called once the model is loaded."""
         self._info = info
         versions = {"version": octavo.__version__, "backend": info.backend, "model": info.name}
         self._build_info.info(versions)
@@ -307,7 +307,7 @@ class Metrics:
 
 
 class Probes(Protocol):
-    """Queries of the HTTP port about the server, from its own threads."""
+    """Questions about the server that the HTTP port's threads ask."""
 
     def gauges(self) -> Gauges: ...
 
@@ -325,7 +325,7 @@ class Probes(Protocol):
 
 
 class MetricsServer:
-    """``/metrics``, ``/healthz`` (alive) and ``/readyz`` (taking requests) over HTTP or HTTPS.
+    """Serves ``/metrics``, ``/healthz`` (alive) and ``/readyz`` (taking requests) over HTTP or HTTPS.
 
     Its threads answer while the engine and the event loop are busy.
     """
@@ -342,8 +342,8 @@ class MetricsServer:
         """Listen at once. Raises InvalidConfig if the address cannot be listened on.
 
         tls        serve only HTTPS
-        may_read   function: whether an ``Authorization`` header ("" for none) may read metrics; probes are
-                   open
+        may_read   function: whether a client with this ``Authorization`` header ("" for none) may read
+                   metrics; ``/healthz`` and ``/readyz`` are open to all
         """
         try:
             self._server = _HTTPServer(address, _routes(metrics, probes), tls, may_read)

@@ -1,4 +1,4 @@
-"""Prometheus metrics of pages outside of the pool, for servers that keep pages on disk or in memory."""
+"""Prometheus metrics by tenant, and of pages that are kept on disk or in host memory."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class TenantMetrics:
         self._loads: Mapping[str, TenantLoad] = {}
 
     def set_loads(self, loads: Mapping[str, TenantLoad]) -> None:
-        """Set the running and waiting sequences of each tenant. A mapping is read once, because a change
-        replaces it."""
+        """Set the running and waiting sequences of each tenant. Nothing has changed if ``loads`` is the same
+        object as before."""
         if loads is self._loads:
             return
         self._loads = loads
@@ -74,14 +74,14 @@ class TenantMetrics:
         label = self._labels.get(tenant)
         if label is None:
             if len(self._labels) >= MAX_TENANTS:
-                self._labels[OTHERS] = OTHERS  # zero when no tenant is left
+                self._labels[OTHERS] = OTHERS  # so that its gauges fall to zero, too
                 return OTHERS
             label = self._labels[tenant] = tenant
         return label
 
 
 class StoreCollector(Collector):
-    """Reads the counts when it is scraped. ``counts`` is set after each step; None: no store."""
+    """Exports the counts of the disk store. ``counts`` is set after each step; None without a store."""
 
     def __init__(self) -> None:
         self.counts: StoreCounts | None = None
@@ -112,7 +112,7 @@ class StoreCollector(Collector):
 
 
 class SwapCollector(Collector):
-    """Counters of pages that --swap-memory keeps in host memory."""
+    """Exports the counts of pages that --swap-memory keeps in host memory."""
 
     def __init__(self) -> None:
         self.counts: SwapCounts | None = None

@@ -22,7 +22,7 @@ from ..api.stats import Observer, RequestRecord, StepRecord
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
-MAX_PARENTS = 4096  # parents of requests in flight; refused requests leave theirs behind
+MAX_PARENTS = 4096  # limit of remembered parents, because those of refused requests stay
 HEADERS = ("traceparent", "tracestate")
 
 
