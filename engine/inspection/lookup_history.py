@@ -32,7 +32,7 @@ class LookupRecord:
 
 @dataclass(slots=True)
 class HistoryEntry:
-    """Request in the history: its lookup, and its tokens."""
+    """A request in the history: its look-up and its tokens."""
 
     lookup: LookupRecord
     salt: bytes
@@ -67,7 +67,7 @@ class LookupHistory:
             self._forget(next(iter(self._latest)))
 
     def ended(self, request_id: str) -> None:
-        """Note that a request has ended; its tokens are stored compactly from now on."""
+        """Called when a request has ended. Its tokens are stored compactly from now on."""
         remembered = self._latest.get(request_id)
         if remembered is None or not isinstance(remembered.source, Sequence):
             return

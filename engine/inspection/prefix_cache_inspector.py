@@ -34,14 +34,14 @@ class CacheTotals:
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """Positions that a pin keeps, and pages of all pins."""
+    """Number of positions that a pin keeps, and number of pages that all pins keep."""
 
     num_tokens: int
     pinned_pages: int
 
 
 class PrefixCacheInspector:
-    """Cache information that computing does not need; used on the engine's thread.
+    """What operators want to know about the prefix cache. Used only on the engine's thread.
 
     is_watched  whether events are announced to watchers
     lookups     the latest requests, by the engine's request id
@@ -94,7 +94,7 @@ class PrefixCacheInspector:
         return [prefix for prefix in self.reused if prefix.salt.startswith(salt_prefix)]
 
     def remembered(self, request_id: str) -> HistoryEntry:
-        """Return the look-up of a request and its tokens. Raises NotFound unless it is among the latest."""
+        """Return a request's look-up and tokens. Raises NotFound unless the request is among the latest."""
         remembered = self.lookups.get(request_id)
         if remembered is None:
             raise NotFound(
@@ -105,7 +105,7 @@ class PrefixCacheInspector:
 
     def pin(self, name: str, tokens: Sequence[int], *, salt: bytes, limit: PinLimit | None = None) -> Pinned:
         """Pin the cached pages of these tokens. Raises NotConfigured if pins are off, Overloaded beyond a
-        limit, and NotFound if nothing is cached, with no change."""
+        limit, and NotFound if nothing is cached. After an error nothing has changed."""
         most = self.blocks.max_pinned
         if not most:
             raise NotConfigured("pins are turned off; start the server with --max-pinned-pages N")
@@ -132,17 +132,17 @@ class PrefixCacheInspector:
         return Pinned(kept, self._pins.num_pages)
 
     def unpin(self, name: str, *, shown: str) -> int:
-        """Release a pin; return the pages of all remaining pins. Raises NotFound, with the name ``shown``."""
+        """Release a pin; return how many pages other pins hold. A NotFound error calls the pin ``shown``."""
         if not self._pins.unpin(name):
             raise NotFound(f"no pin is called {shown!r}; `octavo cache stats` lists the pins")
         return self._pins.num_pages
 
     def pins(self, owner: str | None = None) -> dict[str, int]:
-        """Return the pinned positions by name, of one owner (None: of all)."""
+        """Return the number of positions that each pin of ``owner`` keeps, by name (None: of all owners)."""
         return self._pins.kept(owner)
 
     def flush(self) -> int:
-        """Discard every cached page without a holder; return their number."""
+        """Discard every cached page that nothing holds; return how many were discarded."""
         return self.blocks.flush()
 
     def watch(self, *, tokens: bool = False) -> int:
@@ -163,5 +163,5 @@ class PrefixCacheInspector:
         return True
 
     def events(self, number: int, limit: int) -> list[PageEvent]:
-        """Return the events from a number on. Raises EventsLost if they are not available."""
+        """Return at most ``limit`` events from ``number`` on. Raises EventsLost if one of them is gone."""
         return self.blocks.events.since(number, limit)

@@ -53,9 +53,9 @@ class ReusedPrefixes:
 
 @dataclass(frozen=True, slots=True)
 class ReuseNode:
-    """Positions ``[start, end)`` of prefixes that share all earlier positions.
+    """Positions ``[start, end)`` of prefixes that share these and all earlier positions.
 
-    parent         index of the previous node, in the same list
+    parent         index of the parent node in the list of ``ReuseTree.best``; None for a root
     tokens         first tokens of this node
     num_hits       hits that reached the node's end
     """
@@ -98,8 +98,8 @@ class ReuseTree:
         self._nodes = sorted(nodes, key=lambda node: -node.saved)
 
     def best(self, most: int) -> list[ReuseNode]:
-        """Return at most ``most`` nodes, those that saved most with their ancestors: each after its parent,
-        the best first."""
+        """Return at most ``most`` nodes: those that saved the most tokens, and their ancestors. Each node
+        comes after its parent; the best come first."""
         chosen = self._choose(most)
         listed: list[ReuseNode] = []
         index: dict[_Node, int] = {}
@@ -127,7 +127,7 @@ class ReuseTree:
 
 
 def _grow(prefixes: list[ReusedPrefix], page_size: int) -> list[_Node]:
-    """Build a node per page, by salt and then by contents."""
+    """Build trees with a node per page; prefixes with equal salt and tokens share nodes. Return the roots."""
     roots: dict[tuple[bytes, bytes], _Node] = {}
     for prefix in prefixes:
         node: _Node | None = None
