@@ -1,1 +1,1 @@
-"""Survey of the installed mlx-lm's architectures: tiny models of each, and how they are served."""
+"""Survey of the architectures in the installed mlx-lm: a tiny model of each, and how Octavo serves it."""

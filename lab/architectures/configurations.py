@@ -1,9 +1,9 @@
-"""Tiny configurations of architectures: one dictionary for all of them, and the exceptions.
+"""Tiny configurations of architectures: one dictionary for all architectures, and the exceptions.
 
 ``ModelArgs.from_dict`` of mlx-lm reads the names that a model knows and ignores the others. So one small
-value per name makes most architectures tiny, including those of later mlx-lm versions. ``DIFFERENT`` has the
-values of architectures that interpret a name in another way. Sizes are small multiples of 8. Windows are
-shorter than the steps of the load-time probe, so that they have an effect.
+value per name makes most architectures tiny, also architectures of later mlx-lm versions. ``DIFFERENT`` has
+values for architectures that interpret a name in another way. Sizes are small multiples of 8. Attention
+windows are shorter than the steps of the load-time probe, so that the windows have an effect.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ DIFFERENT: dict[str, dict[str, Any]] = {
     "kimi_linear": {"linear_attn_config": _LINEAR_ATTENTION},
     "llama4_text": {"no_rope_layers": [1, 1, 1, 0]},
     "llama4": {
-        "attention_chunk_size": 16,  # positions: whole pages of the load-time probe
+        "attention_chunk_size": 16,  # a multiple of the page size that the load-time probe uses
         "interleave_moe_layer_step": 2,
         "num_experts_per_tok": 1,
         "floor_scale": 8,
@@ -251,7 +251,7 @@ DIFFERENT: dict[str, dict[str, Any]] = {
         "sparse_attention_config": {
             "sparse_num_index_heads": 2,
             "sparse_index_dim": 16,
-            "sparse_block_size": 4,  # short, so that blocks are left out in the load-time probe
+            "sparse_block_size": 4,  # short, so that attention skips blocks in the load-time probe
             "sparse_topk_blocks": 2,
             "sparse_local_block": 1,
             "sparse_attention_freq": [0, 1, 1, 1],
@@ -299,7 +299,7 @@ DIFFERENT: dict[str, dict[str, Any]] = {
     },
     "step3p5": {"moe_top_k": 2, "moe_num_experts": 8},
 }
-"""Values of architectures that interpret these names differently, by module of mlx-lm."""
+"""Values for architectures that interpret a name differently. The keys are mlx-lm's module names."""
 
 _NO_CONFIGURATION = {
     "nemotron-nas": "every block of it is configured on its own",
@@ -309,7 +309,7 @@ _NO_CONFIGURATION = {
 
 
 def configuration(architecture: str) -> dict[str, Any]:
-    """Return a tiny configuration as in config.json; ValueError gives the reason if there is none."""
+    """Return a tiny configuration with the keys of config.json. Raises ValueError if there is none."""
     if (reason := _NO_CONFIGURATION.get(architecture)) is not None:
         raise ValueError(reason)
     config = EVERYTHING | {"model_type": architecture} | DIFFERENT.get(architecture, {})

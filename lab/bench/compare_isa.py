@@ -1,13 +1,13 @@
 """``octavo bench kernels --compare-isa``: cases that a higher instruction set makes slower.
 
-Each level runs in a separate process (``OCTAVO_CPU_ISA``). Levels are interleaved, so that other load on the
-machine affects all of them; the best round of each case counts. Listed are
+Each level (instruction set) runs in its own process (``OCTAVO_CPU_ISA``). Levels are interleaved, so that
+other load on the machine affects all of them; the best round of each case counts. The benchmark lists
 
 - cliffs: cases that take more than ``CLIFF`` times as long as at a lower level of this CPU;
-- formats and weights whose time per byte exceeds that of their reference (fp4 pages, int4 weights) by more
-  than a factor of ``PER_BYTE``: they are bound by arithmetic instead of reading.
+- formats and weights that take more than ``PER_BYTE`` times as long per byte as their reference (fp4 pages,
+  int4 weights): they are bound by arithmetic instead of reading.
 
-Listed cases are measured again as often, because one of many cases may look slow by chance.
+It measures these cases again, in as many rounds, because one of many cases may look slow by chance.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PER_BYTE = 1.5
 class Case(NamedTuple):
     """A row of the benchmark's tables.
 
-    ``of``: page format or kind of weights; ``size``: positions or rows.
+    ``of`` is a page format or a kind of weights; ``size`` is the number of positions or rows.
     """
 
     kernel: str
@@ -109,7 +109,7 @@ def only_cases(args: argparse.Namespace, found: Sequence[Mapping[str, Any]]) -> 
 
 
 def available_levels() -> tuple[str, ...]:
-    """Return the levels of this CPU, the lowest first; InvalidConfig if there is only one."""
+    """Return the levels of this CPU, the lowest first. Raises InvalidConfig if they cannot be compared."""
     highest, _ = native_instructions()
     if highest not in LEVELS:
         raise InvalidConfig(
@@ -122,7 +122,7 @@ def available_levels() -> tuple[str, ...]:
 
 
 def figures(result: Mapping[str, Any]) -> Figures:
-    """Return the rows of ``octavo bench kernels --json``."""
+    """Return the figures in a JSON output of ``octavo bench kernels``, by case."""
     found: Figures = {}
     for row in result["attention"]:
         found[Case(row["kernel"], row["k_format"], row["context"])] = Figure(row["us"], 1 / row["gb_s"])
@@ -132,14 +132,14 @@ def figures(result: Mapping[str, Any]) -> Figures:
 
 
 def keep_best(best: Figures, found: Figures) -> None:
-    """Replace figures in ``best`` by faster ones of ``found``."""
+    """Replace each figure in ``best`` for which ``found`` has a faster one."""
     for case, figure in found.items():
         if case not in best or figure.us < best[case].us:
             best[case] = figure
 
 
 def find_cliffs(best: Mapping[str, Figures]) -> Iterator[dict[str, Any]]:
-    """Yield cases that a lower level computes faster, with the factor."""
+    """Yield cases that a lower level computes faster, with the ratio of the two times."""
     levels = list(best)
     for index, level in enumerate(levels):
         for case, figure in best[level].items():
@@ -154,8 +154,8 @@ def find_cliffs(best: Mapping[str, Figures]) -> Iterator[dict[str, Any]]:
 
 
 def find_dear(best: Mapping[str, Figures]) -> Iterator[dict[str, Any]]:
-    """Yield quantized formats and weights that take longer per byte than fp4 pages or int4 weights. Writing
-    is left out, because it is bound by arithmetic in every format."""
+    """Yield cases with formats or weights that take longer per byte than fp4 pages or int4 weights. Cases of
+    writing are left out, because writing is bound by arithmetic in every format."""
     for level, found in best.items():
         for case, figure in found.items():
             than = "int4" if case.kernel == "linear" else "fp4"
@@ -195,7 +195,7 @@ def commit_of_checkout() -> str | None:
 
 
 def _flags(args: argparse.Namespace) -> list[str]:
-    """Return the flags that select the measurement, with their defaults."""
+    """Return the command-line flags that repeat the measurement of ``args``, defaults included."""
     contexts = args.contexts or (None if args.quick else CONTEXTS)
     flags = {
         "--contexts": contexts and _joined(contexts),
@@ -211,7 +211,7 @@ def _flags(args: argparse.Namespace) -> list[str]:
 
 
 def _measure_rounds(args: argparse.Namespace, best: dict[str, Figures]) -> None:
-    """Measure further rounds at every level and keep the best of each case."""
+    """Measure ``args.rounds`` more rounds at every level; keep the best figure of each case in ``best``."""
     for number in range(args.rounds):
         for level, figures_of_level in best.items():
             print(f"round {number + 1} of {args.rounds}: {level}", file=sys.stderr)
@@ -219,7 +219,7 @@ def _measure_rounds(args: argparse.Namespace, best: dict[str, Figures]) -> None:
 
 
 def _measure(args: argparse.Namespace, level: str) -> dict[str, Any]:
-    """Run the benchmark once, in a process at that level."""
+    """Run the benchmark once, in a process that uses the instruction set ``level``."""
     command = [sys.executable, "-m", "octavo.engine.cli", "bench", "kernels", "--backend", "cpu", "--json"]
     done = subprocess.run(
         command + _flags(args),

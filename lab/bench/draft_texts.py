@@ -1,16 +1,16 @@
-"""Texts for ``octavo bench speculate``, synthetic ones of kinds that are easy or hard to draft.
+"""Texts for ``octavo bench speculate``: synthetic kinds of text that are easy or hard to draft.
 
 copy         long pieces of the prompt, in another order
 edit         the prompt again, with a token in 25 changed
 form         records with repeated field names and new values
-json         such records under a schema, which checks drafts and forces the ends of names
-ledger       answers of a sentence each about a ledger in the prompt, which has their names and numbers
+json         records as JSON under a schema; its grammar checks drafts and forces the ends of names
+ledger       one-sentence answers about a ledger in the prompt, with names and numbers of the ledger
 adversarial  tokens from a small alphabet: matches are everywhere and predict nothing
 free         tokens that never repeat
 own          the model's own output
 
-For a drafter, ``edit`` and ``form`` resemble code edits and lists; ``adversarial`` is the worst case. Only
-with ``own`` can a draft model be right.
+To a drafter, ``edit`` looks like edited code and ``form`` like a list; ``adversarial`` is the worst case. A
+draft model can be right only with ``own``.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from .ledgers.documents import make_ledger
 
 
 class Text(NamedTuple):
-    """A kind of text. Its function makes a prompt and the following text (empty: the model's own output) from
-    a random prompt, a length and the engine. It may also have an output constraint."""
+    """A kind of text. ``make`` gets a random prompt, a length and the engine. It returns a prompt and the
+    text that follows (empty: the model's own output). ``structured`` constrains the output."""
 
     make: Callable[[np.random.Generator, list[int], int, EngineCore], tuple[list[int], list[int]]]
     structured: StructuredOutput | None = None
@@ -131,7 +131,7 @@ def _json(
 def _ledger(
     rng: np.random.Generator, prompt: list[int], length: int, core: EngineCore
 ) -> tuple[list[int], list[int]]:
-    """Return a question about a ledger, after earlier questions with their answers."""
+    """Return a prompt that ends with a question about a ledger, and the correct answer."""
     ledger = make_ledger(Random(int(rng.integers(2**32))), len(prompt), share=0.7)
     turn = int(rng.integers(len(ledger.turns)))
     encode = core.tokenizer.encode

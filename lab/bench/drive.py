@@ -21,21 +21,21 @@ from .phases import Phases, StepParts
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Sizes of a benchmark's work; ``batches`` ascend."""
+    """Sizes of a benchmark's requests; ``batches`` are batch sizes in ascending order."""
 
     batches: tuple[int, ...]
     prompt_tokens: int
     output_tokens: int
 
     def max_tokens(self, batch: int, max_step_tokens: int) -> int:
-        """Return the tokens that a sequence may generate: it decodes while later prompts are computed."""
+        """Return the most output tokens of a sequence, with those that it decodes while others prefill."""
         prefill_steps = -(-batch * self.prompt_tokens // max(1, max_step_tokens - batch)) + batch
         return self.output_tokens + prefill_steps
 
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """Decoding of ``tokens`` in ``steps`` steps of ``seconds`` in all, by sequences of ``context`` tokens."""
+    """Decode steps that generated ``tokens`` in ``seconds``, with ``context`` tokens per sequence (mean)."""
 
     tokens: int
     steps: int
@@ -50,7 +50,7 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Times of one request."""
+    """Times of one batch; ``ttft_s`` is the time until every request has its first token."""
 
     ttft_s: float
     decoding: Decoding
@@ -99,7 +99,7 @@ def request_of(
     salt: bytes = b"",
     constraint: Constraint | None = None,
 ) -> Request:
-    """Return a request for as many tokens as ``params`` ask for."""
+    """Return a request that generates up to ``params.max_tokens`` tokens."""
     assert params.max_tokens is not None
     return Request(
         request_id,
@@ -115,7 +115,7 @@ def request_of(
 
 
 def step_of(core: EngineCore) -> list[tuple[Request, Sequence[int]]]:
-    """Compute a step; return the requests that got tokens, with these. Raises RequestFailed if any failed."""
+    """Compute a step; return each request that got tokens, with its tokens. Raises RequestFailed."""
     updates = core.step()
     for update in updates:
         if update.delta.finish_reason is FinishReason.ERROR:

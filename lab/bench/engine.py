@@ -139,8 +139,8 @@ def _of_limits(
     timings: dict[int, Timing],
     kv_token_bytes: float,
 ) -> dict[str, Any]:
-    """Return the shares of the machine's limits: DRAM bandwidth in decode, matmul rate in prefill. Decode
-    needs the bandwidth for weights and K/V, prefill the rate for linear layers."""
+    """Return how close decode comes to the machine's DRAM bandwidth, and prefill to its matmul rate. Decode
+    reads weights and K/V; prefill multiplies in linear layers."""
     if work is None:
         return {"prefill_of_limit": None, "decode_of_limit": None}
     flops = 2 * work.linear_parameters * load.prompt_tokens / ttft_s

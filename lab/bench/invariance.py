@@ -31,9 +31,9 @@ from octavo.engine.frontend.llm import LLM
 from .arguments import format_names
 
 SEED = 7
-PROMPT_TOKENS = (60, 90, 30, 20)  # tokens of the compared prompts, so that their answers need another page
+PROMPT_TOKENS = (60, 90, 30, 20)  # lengths of the compared prompts; every answer needs one more page
 OUTPUT_TOKENS = 12
-FEW_WORDS = 32  # tokens of the answer limited to three words, which repeats itself
+FEW_WORDS = 32  # length of the answer that is limited to three token ids and so repeats itself
 MATES = 30
 CHUNKS = (9, 64)
 POOL_PAGES = 256
@@ -65,12 +65,11 @@ class Difference:
 
 @dataclass(slots=True)
 class Report:
-    """Numbers of comparisons and differences.
+    """Results of the comparisons.
 
-    cases         comparisons of one request in one way of serving
-    different     comparisons with a difference
-    not_reached   ways of serving that did not occur, such as a preemption, or that this model does not
-                  have; not counted
+    cases         number of comparisons, each of one request in one way of serving
+    different     differences that were found, at most one per comparison
+    not_reached   ways of serving that did not occur or that the model lacks, such as preemption
     """
 
     cases: int = 0
@@ -136,7 +135,7 @@ def describe(config: EngineConfig) -> str:
 
 
 def compare(config: EngineConfig, *, num_mates: int = MATES) -> tuple[Report, dict[str, Any]]:
-    """Serve the requests in every way with one setting; return the report and the output."""
+    """Serve the requests in every way with one configuration. Return the report, and facts for the JSON."""
     report, name = Report(), describe(config)
     base = replace(
         config,
@@ -195,7 +194,7 @@ def _preempted(base: EngineConfig) -> tuple[list[RequestOutput], bool]:
 
 
 def _from_disk(base: EngineConfig) -> tuple[list[RequestOutput], bool]:
-    """Serve with an empty pool from the disk, to which another engine has written its pages."""
+    """Serve with an empty pool and the pages that another engine has written to the cache on disk."""
     with tempfile.TemporaryDirectory(prefix="octavo-invariance-") as folder:
         config = replace(base, cache_dir=Path(folder))
         with _served(config) as served:
@@ -206,19 +205,19 @@ def _from_disk(base: EngineConfig) -> tuple[list[RequestOutput], bool]:
 
 
 def _drafted(base: EngineConfig) -> tuple[list[RequestOutput], bool]:
-    """Serve one request after the other, so that drafts get all rows of a step and pay."""
+    """Serve the requests one by one, so that drafts may use all rows of a step and are worth computing."""
     with _served(replace(base, speculate="ngram")) as served:
         outputs = [served.serve([index], [])[index] for index in range(len(PROMPT_TOKENS))]
         return outputs, served.num_drafts > 0
 
 
 def _any_cached(outputs: Sequence[RequestOutput]) -> bool:
-    """Whether any request that may hit has cached tokens; a prompt shorter than a page cannot."""
+    """Return whether any request found cached tokens; prompts shorter than a page cannot."""
     return any(output.cached_tokens for output in outputs)
 
 
 class _Served:
-    """An engine with counts of preemptions and of computed drafts (octavo.engine.api.stats.Observer)."""
+    """An engine that counts its preemptions and computed drafts (as octavo.engine.api.stats.Observer)."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.num_preemptions = 0
@@ -231,10 +230,10 @@ class _Served:
         self.num_drafts += sum(draft.num_drafts for draft in record.drafts)
 
     def rejected(self, reason: str) -> None:
-        """Do nothing: a refusal would raise here."""
+        """Do nothing: if a request is refused, ``serve`` raises."""
 
     def serve(self, subjects: Sequence[int], mates: Sequence[list[int]]) -> dict[int, RequestOutput]:
-        """Return outputs of these requests, served together with ``mates``, half of which come first."""
+        """Serve ``subjects`` together with ``mates``, half of which come first; return outputs by subject."""
         size = self.llm.info.vocab_size
         half = len(mates) // 2
         own = [(prompt(index, size), params(index, size), self._adapter(index)) for index in subjects]
@@ -252,7 +251,8 @@ class _Served:
         return self._adapters[index % len(self._adapters)]
 
     def leave_prefixes(self) -> None:
-        """Serve the whole pages of the prompts, because recurrent states are kept at ends of sequences."""
+        """Serve the prompts up to their last whole page, because a recurrent state is kept where a sequence
+        ends."""
         page, size = self.llm.info.page_size, self.llm.info.vocab_size
         prompts = [prompt(index, size) for index in range(len(PROMPT_TOKENS))]
         begun = {
@@ -291,7 +291,7 @@ def mates(count: int, vocab_size: int) -> list[list[int]]:
 
 
 def params(index: int, vocab_size: int) -> SamplingParams:
-    """Return parameters: greedy, sampled, sampled with penalties, or sampled from three tokens."""
+    """Return parameters of a request: greedy, sampled, with penalties, or limited to three token ids."""
     common: dict[str, Any] = {"ignore_eos": True, "logprobs": 5}
     few: dict[str, Any] = {
         "logit_bias": {token % vocab_size: 100.0 for token in (40, 41, 42)},

@@ -15,12 +15,12 @@ from octavo.engine.client.token_times import TokenTimes
 from ..plots.figure import picture
 
 PERCENTILES = (50, 95, 99)
-LIMITS = ("ttft", "tpot", "itl", "e2el")  # first token, mean and longest gap of later ones, whole request
+LIMITS = ("ttft", "tpot", "itl", "e2el")  # first token, mean time per token, longest gap, whole request
 
 
 @dataclass(slots=True)
 class Trace:
-    """One request as the client saw it; ``e2e_s``: until its stream ended."""
+    """One request as the client saw it; ``e2e_s`` is the time until its stream ended."""
 
     times: TokenTimes
     e2e_s: float = 0.0
@@ -29,8 +29,8 @@ class Trace:
 
     @property
     def tpot_s(self) -> float:
-        """Seconds per output token after the first message; 0 for a single token. If all tokens came with one
-        message, they count for its whole time."""
+        """Seconds per output token after the first message; 0 for a single token. If one message brought all
+        tokens, the request's time divided by their number."""
         times = self.times
         if times.num_later:
             return sum(times.gaps_s) / times.num_later
@@ -39,12 +39,12 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Limits in milliseconds, by name in LIMITS, that a good request meets."""
+    """Limits that a good request keeps: milliseconds by a name in ``LIMITS``."""
 
     limits: Mapping[str, float]
 
     def kept_by(self, trace: Trace) -> bool:
-        """Whether a successful request is within every limit."""
+        """Return whether a successful request keeps every limit."""
         seconds = {
             "ttft": trace.times.ttft_s,
             "tpot": trace.tpot_s,
@@ -126,7 +126,7 @@ def print_table(result: dict[str, Any]) -> None:
 
 
 def draw_latencies(good: Sequence[Trace], path: Path) -> None:
-    """Draw cumulative distributions of the three latencies."""
+    """Draw cumulative distributions of time to first token, gaps between tokens, and time of a request."""
     series = {
         "time to first token": [trace.times.ttft_s for trace in good],
         "between tokens": [gap for trace in good for gap in trace.times.gaps_s],

@@ -1,4 +1,4 @@
-"""Time of decode steps, divided into kernels and the other parts of a step."""
+"""Time of decode steps, divided into the parts of a step."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from octavo.kernels.backends import kernel_clock
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """Mean milliseconds of a step by part. ``kernels`` is None if they are not counted. ``run`` is the
-    runner's other time: graphs, sampling and processing results."""
+    """Mean milliseconds of each part of a step. ``kernels`` is None if the backend does not time kernels.
+    ``run`` is the model runner's time outside of kernels: graphs, sampling and processing results."""
 
     kernels: float | None
     plan: float
@@ -36,7 +36,7 @@ class StepParts:
 
 
 class Phases:
-    """Adds up the parts of a core's steps while it is entered."""
+    """Context manager that adds up the time of each part of an engine core's steps."""
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core

@@ -1,4 +1,4 @@
-"""The cost of the prefix cache if nothing is ever found, with a confidence interval."""
+"""The cost of the prefix cache if no request hits, with a confidence interval."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from octavo.engine.core.engine_core import EngineCore
 from .drive import request_of
 from .prefix_runs import ANSWER_TOKENS, SEED, Bench, answer_of
 
-CHANCE = 0.05  # chance that the true value lies below the interval, and above it
+CHANCE = 0.05  # chance that the true value lies below the interval; the same chance for above
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,10 @@ class Share:
 
 def share(times: Sequence[float], base: Sequence[float]) -> Share:
     """Return the increase of ``times`` over ``base``, measured in pairs. The interval is that of the sign
-    test: order statistics, valid for any distribution; the whole range if there are too few pairs."""
+    test, which holds for any distribution; with too few pairs it is the whole range of ratios."""
     ratios = sorted(time / other - 1 for time, other in zip(times, base, strict=True))
     count, below, rank = len(ratios), 0.5 ** len(ratios), 0
-    term = below  # P(exactly ``rank`` ratios lie below the true median); ``below``: at most ``rank``
+    term = below  # chance that ``rank`` ratios lie below the true median; ``below``: at most ``rank``
     while below < CHANCE and rank < count // 2:
         rank += 1
         term *= (count - rank + 1) / rank
@@ -42,12 +42,12 @@ def share(times: Sequence[float], base: Sequence[float]) -> Share:
 
 
 def cost_without_reuse(bench: Bench, *, prompt_tokens: int, rounds: int) -> dict[str, Any]:
-    """Return the relative time of prompts that share nothing, with the cache on compared with off.
+    """Compare the time of prompts that share nothing with the prefix cache on and off.
 
-    As a control, off is also compared with off. Three engines step in a random order, so that a slowdown of
-    the machine for more than a step affects all of them; a round of one request each gives one pair. The
-    cache has gone through its whole pool before, so each page that it takes is evicted first. The engines
-    share the pool's memory, so their answers are meaningless; their times are not.
+    As a control, two engines without the cache are compared, too. The three engines step in a random order,
+    so that a longer slowdown of the machine affects all of them. Each serves one request per round, so a
+    round gives one pair of times. The cache's pool is full from the start, so the cache must evict a page for
+    each new page. The engines share the pool's memory: their answers are meaningless, their times are valid.
     """
     cores = {"off": bench.core(prefix_cache=False), "control": bench.core(prefix_cache=False)}
     cores["on"] = bench.core(used=True)
@@ -73,7 +73,7 @@ def cost_without_reuse(bench: Bench, *, prompt_tokens: int, rounds: int) -> dict
 def _round(
     bench: Bench, cores: dict[str, EngineCore], prompt_tokens: int, rng: np.random.Generator
 ) -> dict[str, float]:
-    """Serve a request on each core, step by step in random order; return the seconds of each."""
+    """Serve a request on each core; the cores step in random order. Return the seconds of each core."""
     taken = dict.fromkeys(cores, 0.0)
     for core in cores.values():
         core.add(request_of(core, bench.tokens(prompt_tokens), answer_of(ANSWER_TOKENS)))

@@ -1,4 +1,4 @@
-"""The experiments of ``octavo bench prefix``: one loaded model, a new cache for each."""
+"""Experiments of ``octavo bench prefix``: they share one loaded model, and each has a new prefix cache."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ANSWER_TOKENS = 8
 
 
 def answer_of(max_tokens: int) -> SamplingParams:
-    """Return parameters of a greedy answer of ``max_tokens``."""
+    """Return sampling parameters for a greedy answer of exactly ``max_tokens`` tokens."""
     return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
 
 
@@ -45,7 +45,7 @@ class Chats:
         return self.system_tokens + self.turns * (self.turn_tokens + ANSWER_TOKENS)
 
     def pages(self, page_size: int) -> int:
-        """Return the pages of all conversations, each with its own system prompt."""
+        """Return the number of pages that all conversations need if they share no page."""
         return self.conversations * -(-self.longest // page_size)
 
 
@@ -61,8 +61,8 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Results of all requests of a workload. Share of prompt tokens found, and median time to first token of
-    turns that could find any (not a conversation's first)."""
+    """Results of a workload. ``hit_ratio`` is the share of prompt tokens found in the cache. ``ttft_s`` is
+    the median time to first token, without first turns of conversations, which cannot hit."""
 
     num_pages: int
     hit_ratio: float
@@ -73,7 +73,7 @@ class Outcome:
 
 
 class Bench:
-    """A runner, and cores with any pool size around it, which use the first pages of the runner's pool."""
+    """A model runner that makes engine cores of any pool size, which use the first pages of its own pool."""
 
     def __init__(self, config: EngineConfig, runner: ModelRunner, tokenizer: Tokenizer) -> None:
         self.info = runner.info
@@ -90,8 +90,8 @@ class Bench:
         used: bool = False,
         states: RecurrentState | None = None,
     ) -> EngineCore:
-        """Return a new core. ``used``: all pages were published before and released, with tokens that are not
-        requested again. ``states``: replaces the runner's slots, at most as many."""
+        """Return a new engine core. With ``used``, all its pages already cache tokens that no request has.
+        ``states`` replaces the runner's slots for recurrent states, and must not have more of them."""
         blocks = BlockManager(
             num_pages or self.info.num_pages,
             self.info.page_size,
@@ -160,9 +160,9 @@ def converse(
     states: RecurrentState | None = None,
     done: Callable[[], object] = lambda: None,
 ) -> Outcome:
-    """Serve the conversations' turns in rotation, one at a time; with ``salts`` each has its own salt."""
+    """Serve the turns of all conversations in rotation; with ``salts`` each conversation has its own salt."""
     core = bench.core(num_pages, prefix_cache=prefix_cache, states=states)
-    rng = np.random.default_rng(SEED)  # the same words each time
+    rng = np.random.default_rng(SEED)  # equal words in every call
 
     def words(count: int) -> list[int]:
         return [int(token) for token in rng.integers(0, bench.info.vocab_size, count)]

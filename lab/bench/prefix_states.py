@@ -1,4 +1,4 @@
-"""``octavo bench prefix`` for recurrent layers: hits by the number of snapshots and by their choice."""
+"""``octavo bench prefix`` for recurrent layers: hits by snapshot policy and number of snapshots."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .prefix_runs import Bench, Chats, converse
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A snapshot policy (a name in ``POLICIES``) with ``num_snapshots`` slots besides the running one."""
+    """A snapshot policy (``snapshots`` is its name in ``POLICIES``) and the number of snapshots."""
 
     snapshots: str
     num_snapshots: int
@@ -27,7 +27,7 @@ class Trial:
 
 
 def trials(states: RecurrentState, chats: Chats) -> Iterator[Trial]:
-    """Yield every policy with a quarter to three snapshots per conversation, as far as slots suffice."""
+    """Yield every policy with a quarter to three snapshots per conversation, if there are enough slots."""
     most = states.num_slots - 1
     wanted = {max(1, chats.conversations * quarters // 4) for quarters in (1, 2, 4, 8, 12)}
     for name, policy in POLICIES.items():
@@ -47,7 +47,7 @@ def trials(states: RecurrentState, chats: Chats) -> Iterator[Trial]:
 def by_snapshots(
     bench: Bench, chats: Chats, num_pages: int, chosen: list[Trial], done: Callable[[], object]
 ) -> list[dict[str, Any]]:
-    """Return one JSON row for each trial; every trial has all the pages that it can use."""
+    """Return one JSON row for each trial; every trial has a pool of ``num_pages`` pages."""
     return [
         {
             "snapshots": trial.snapshots,

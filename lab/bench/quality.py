@@ -1,8 +1,8 @@
 """``octavo bench quality``: effects of each page format on predictions and memory.
 
-The same documents are computed by one engine per format. Results relative to bf16 pages: perplexity,
-agreement of the likeliest token, and divergence of predictions. For the demo model also the questions about a
-ledger that are still answered exactly, by context length. Then bytes per token and decode speed.
+One engine per format computes the same documents. The benchmark reports, relative to bf16 pages, perplexity,
+agreement of the likeliest token, and divergence of predictions. For the demo model it counts the questions
+about a ledger that are still answered exactly. It also reports bytes per token and decode speed.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from .quality_report import plot, render
 
 DEFAULT_FORMATS = (*FORMATS_WITH_KERNELS, RECIPE, "int8/fp4")
 SEQUENCES = 8  # sequences computed at once
-SPARE_TOKENS = 512  # tokens per sequence of the pool for decoding and the last page
+SPARE_TOKENS = 512  # positions per sequence besides the document, for decoding and a partial page
 ROW_DIM = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Measured page formats, and the number of a sequence's last pages read in 16 bits (None: default)."""
+    """Page formats to measure, and how many last pages of a sequence are read in 16 bits (None: default)."""
 
     pair: FormatPair
     residual_pages: int | None = None
 
     def __str__(self) -> str:
-        """Return the name: fp4, or fp4+2 if the number was given."""
+        """Return the name: "fp4", or "fp4+2" if ``residual_pages`` was given."""
         return str(self.pair) if self.residual_pages is None else f"{self.pair}+{self.residual_pages}"
 
 
@@ -63,7 +63,7 @@ BASELINE = Pages(format_pair("bf16"))
 class Measured:
     """One format's predictions of every document, and its memory.
 
-    bytes_per_token     in pages of the formats
+    bytes_per_token     K/V bytes per token, without the copies in 16 bits
     residual_pages      last pages of a sequence that are read in 16 bits
     """
 
@@ -157,12 +157,12 @@ def _model(args: argparse.Namespace) -> str:
 
 
 def _asks(args: argparse.Namespace) -> bool:
-    """Whether answers about ledgers are counted."""
+    """Return whether the benchmark counts correct answers about ledgers."""
     return _model(args) == "demo" and args.text is None
 
 
 def _measure(args: argparse.Namespace, pages: Pages, documents: list[Document]) -> Measured:
-    """Measure one engine with these pages on all documents; the first engine makes the documents."""
+    """Measure one engine with these pages on all documents; the first call fills ``documents``."""
     settings, pair = {"max_running": SEQUENCES, **given_settings(args)}, pages.pair
     if pages.residual_pages is not None:
         settings["residual_pages"] = pages.residual_pages
@@ -196,7 +196,7 @@ def _documents(args: argparse.Namespace, llm: LLM) -> list[Document]:
 def _row(
     pages: Pages, measured: Measured, base: Measured, documents: list[Document], *, recall: bool
 ) -> dict[str, Any]:
-    """Return one format's JSON; differences are relative to the baseline's predictions."""
+    """Return one format's results as JSON, relative to the predictions of ``base``."""
     pair = pages.pair
     pairs = list(zip(base.predictions, measured.predictions, strict=True))
     weights = [len(mine.logprobs) for mine, _ in pairs]
@@ -229,8 +229,8 @@ def _perplexity(measured: Measured) -> float:
 def _recall(
     measured: Measured, base: Measured, documents: list[Document]
 ) -> dict[str, dict[str, float | None]]:
-    """Return, by context length, the share of questions answered exactly, lost and gained. Includes the
-    difference to the baseline with its standard error."""
+    """Return, for each context length, the share of questions answered exactly, how many answers were lost
+    and gained relative to the baseline, and the difference of the shares with its standard error."""
     rows: dict[str, dict[str, float | None]] = {}
     for length in sorted({document.length for document in documents}):
         asked = [index for index, document in enumerate(documents) if document.length == length]

@@ -33,7 +33,7 @@ MIN_TOKENS = 16  # tokens: a shorter document cannot be compared
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Token ids, and the places [start, end) of answers; ``length``: the suite of the document."""
+    """Token ids; ``answers`` are index ranges [start, end), and ``length`` is the requested length."""
 
     length: int
     token_ids: list[int]
@@ -44,7 +44,7 @@ class Document:
 class Predictions:
     """Predictions of tokens 1..T-1 of a document, each after the correct previous tokens.
 
-    logprobs  [T - 1]     of the correct token
+    logprobs  [T - 1]     log probability of the correct token
     top_ids   [T - 1, n]  the likeliest tokens, likeliest first
     top       [T - 1, n]  their log probabilities
     """
@@ -54,7 +54,7 @@ class Predictions:
     top: NDArray[np.float64]
 
     def right_answers(self, document: Document) -> list[bool]:
-        """Return for each answer whether greedy decoding gives exactly it."""
+        """Return, for each answer of the document, whether greedy decoding gives exactly this answer."""
         hits = self.top_ids[:, 0] == np.array(document.token_ids[1:])
         return [bool(hits[start - 1 : end - 1].all()) for start, end in document.answers]
 
@@ -76,7 +76,7 @@ def ledger_documents(tokenizer: Tokenizer, lengths: Sequence[int], count: int, s
 
 
 def text_documents(tokenizer: Tokenizer, path: Path, lengths: Sequence[int], count: int) -> list[Document]:
-    """Return up to ``count`` pieces of the file for each length, one after the other."""
+    """Return up to ``count`` consecutive pieces of the file for each length."""
     try:
         token_ids = tokenizer.encode(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -102,8 +102,8 @@ def predict(llm: LLM, documents: Sequence[Document]) -> list[Predictions]:
 
 
 def decode_rate(llm: LLM, documents: Sequence[Document]) -> float:
-    """Return tokens per second of a few sequences decoding together at the longest documents' length. Timed
-    from the first token to the end; only tokens generated in that time count."""
+    """Return tokens per second while a few of the longest documents decode together. Time and tokens count
+    from the first token on."""
     longest = max(document.length for document in documents)
     prompts = [d.token_ids for d in documents if d.length == longest][:DECODE_SEQUENCES]
     params = SamplingParams(max_tokens=DECODE_TOKENS, ignore_eos=True)
@@ -114,8 +114,8 @@ def decode_rate(llm: LLM, documents: Sequence[Document]) -> float:
 
 
 def divergence(base: Predictions, other: Predictions) -> float:
-    """Return the mean Kullback-Leibler divergence in nats of ``other`` from ``base``: a lower bound. It
-    counts the tokens that are among the likeliest of both, and all others as one token."""
+    """Return a lower bound of the mean Kullback-Leibler divergence of ``other`` from ``base``, in nats. All
+    tokens that are not among the likeliest of both count as one token."""
     total = 0.0
     for ids, logprobs, other_ids, other_logprobs in zip(
         base.top_ids, base.top, other.top_ids, other.top, strict=True
@@ -129,7 +129,7 @@ def divergence(base: Predictions, other: Predictions) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PerplexityRatio:
-    """The perplexity of a format divided by the baseline's, and its standard error; None for one block."""
+    """A format's perplexity divided by the baseline's; the standard error is None for a single block."""
 
     ratio: float
     standard_error: float | None
@@ -164,9 +164,9 @@ class Difference:
 
 
 def paired_difference(documents: Sequence[tuple[NDArray[np.bool_], NDArray[np.bool_]]]) -> Difference:
-    """Return the difference of (before, after): whether each question of each document was answered. The
-    answers of one document are not independent, so the error is that of a mean over documents of unequal size
-    (a ratio estimator); a single document has none."""
+    """Return the change in the share of correct answers. ``documents`` has, for each document, which answers
+    were correct (before, after). Answers of a document are not independent, so the error is that of a mean
+    over documents of unequal size (a ratio estimator); for a single document it is None."""
     changes = np.array([int(after.sum()) - int(before.sum()) for before, after in documents])
     sizes = np.array([len(after) for _, after in documents])
     mean, count = changes.sum() / sizes.sum(), len(sizes)
@@ -177,7 +177,7 @@ def paired_difference(documents: Sequence[tuple[NDArray[np.bool_], NDArray[np.bo
 
 
 def row_errors(name: str, head_dim: int) -> dict[str, float]:
-    """Return relative RMS errors of stored rows: Gaussian, and with 4 channels 8 or 30 times as large."""
+    """Return relative RMS errors of stored rows: Gaussian, or with 4 channels made 8 or 30 times as large."""
     rng, fmt = np.random.default_rng(0), page_format(name)
     rows = rng.standard_normal((2000, head_dim)).astype(np.float32)
     channels = rng.choice(head_dim, min(4, head_dim), replace=False)

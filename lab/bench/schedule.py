@@ -1,8 +1,8 @@
 """``octavo bench schedule``: admission orders, compared on a simulated clock.
 
 The scheduler and the block manager are the real ones. A linear cost model gives the time of a step, so hours
-of traffic take seconds and results do not depend on this machine. The default costs were measured on two CPU
-cores with a model of 0.6 billion parameters and 4-bit weights, so they are one machine's.
+of traffic take seconds and results do not depend on this machine. The default costs were measured on one
+machine: two CPU cores and a model of 0.6 billion parameters with 4-bit weights.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def light(rng: random.Random) -> list[Arrival]:
 
 
 def flood(rng: random.Random) -> list[Arrival]:
-    """Return ``light``, and another tenant's 64 prompts of 2,000 tokens at the start."""
+    """Return the requests of ``light``, and 64 prompts of 2,000 tokens from another tenant at the start."""
     burst = [Arrival(0.0, "heavy", _prompt(rng, 2000), 64) for _ in range(64)]
     return burst + light(rng)
 
@@ -73,7 +73,7 @@ def growth(rng: random.Random) -> list[Arrival]:
 
 
 def shared(rng: random.Random) -> list[Arrival]:
-    """Return bursts of four tenants with eight long prefixes each, more than the pool holds."""
+    """Return bursts of requests from four tenants with eight long prefixes each; the pool cannot hold all."""
     heads = {(t, h): _prompt(rng, 1024) for t in range(4) for h in range(8)}
     arrivals = []
     for n in range(400):
@@ -171,12 +171,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _target(text: str) -> float | Literal["auto"]:
-    """Return seconds for a text in milliseconds."""
+    """Return "auto" as it is, or the seconds of a text in milliseconds."""
     return "auto" if text == "auto" else above_zero(text) / 1e3
 
 
 def _rates(text: str) -> list[float]:
-    """Return requests per second from a text separated by commas."""
+    """Return the numbers in a text separated by commas, each in requests per second."""
     return [above_zero(part) for part in text.split(",")]
 
 

@@ -26,7 +26,7 @@ PAGE_BYTES = 64  # nominal; only the number of pages matters
 class SimulatedPages:
     """A ``PageAccess`` whose copies take ``page_s`` seconds of simulated time per page.
 
-    copied_s   seconds of all copies so far; the tier's clock, by which it learns their speed
+    copied_s   seconds of all copies so far; the host tier uses it as a clock to measure copy speed
     """
 
     def __init__(self, page_s: float) -> None:
@@ -70,7 +70,7 @@ class SimulatedSwap:
 class Arrival:
     """A request of a trace.
 
-    at_s   seconds after the start; prompts are token ids
+    at_s   arrival time in seconds after the start
     """
 
     at_s: float
@@ -82,7 +82,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class StepModel:
-    """Milliseconds of a step, of each decoding row, of each prompt token, and of 1,000 attended positions."""
+    """Milliseconds of a step: fixed, per decode row, per prompt token, per 1,000 attended positions."""
 
     step_ms: float
     row_ms: float
@@ -121,9 +121,9 @@ class Moment:
     """State after a step.
 
     at_s            simulated seconds
-    gap             largest difference of service between two tenants since both have waiting requests
-    longest_wait_s  longest wait of requests without a first token
-    preemptions     preemptions so far
+    gap             as in ``Outcome``, for the pairs of tenants that now have waiting requests
+    longest_wait_s  longest wait so far among requests without a first token
+    preemptions     number of preemptions so far
     """
 
     at_s: float
@@ -134,8 +134,8 @@ class Moment:
 
 @dataclass(slots=True)
 class Outcome:
-    """Result of a simulation. ``gap`` is the largest growth, over any interval, of the difference of service
-    between two tenants that both have waiting requests, in prompt tokens (an output token counts as two)."""
+    """Result of a simulation. ``gap`` measures unfairness: the most that one tenant's service gained on
+    another's while both had waiting requests, in prompt tokens (an output token counts as two)."""
 
     served: list[Served]
     seconds: float
@@ -149,7 +149,7 @@ class Outcome:
     course: list[Moment] = field(default_factory=list)  # state after each step
 
     def share_of_good(self, ttft_s: float, itl_s: float) -> float:
-        """Return the share of requests with the first token and all gaps within these limits."""
+        """Return the share of requests whose first token and whose gaps were all within the limits."""
         good = sum(each.ttft <= ttft_s and max(each.gaps, default=0.0) <= itl_s for each in self.served)
         return good / len(self.served)
 
@@ -178,7 +178,7 @@ class Outcome:
         }
 
     def lines(self) -> dict[str, list[float]]:
-        """Return the data for ``plots.schedule``: times to first token, and the course."""
+        """Return the data for ``plots.schedule``: times to first token, and the values after each step."""
         return {
             "ttft_s": [each.ttft for each in self.served],
             "at_s": [moment.at_s for moment in self.course],
@@ -190,7 +190,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Gap:
-    """Range of the difference of two tenants' service while both wait."""
+    """Service of each tenant, and the range of its difference to another's while requests of both wait."""
 
     service: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     ranges: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
@@ -221,8 +221,8 @@ def simulate(
     target_ttft_s: float | None = None,
     swap: SimulatedSwap | None = None,
 ) -> Outcome:
-    """Serve all arrivals, given in order of time. ``target_ttft_s``: target of every request's first token.
-    ``swap``: store for pages of preempted sequences; its copies delay the step."""
+    """Serve all arrivals, which are in order of time. ``target_ttft_s`` is every request's target for the
+    first token. ``swap`` stores pages of preempted sequences; its copies delay the step."""
     scheduler = Scheduler(blocks, limits, swap.tier if swap is not None else None, waiting=queue)
     served: dict[Sequence, Served] = {}
     gap, now, index, hits, computed = _Gap(), 0.0, 0, 0, 0
@@ -323,8 +323,8 @@ def compare(
     target_ttft: float | None,
     step_tokens: int,
 ) -> list[dict[str, Any]]:
-    """Print and return goodput by rate, in requests per second, with one number per seed. Fixed chunk sizes
-    are compared with latency targets."""
+    """Compare fixed chunk sizes with latency targets. Print and return the goodput at each rate, both in
+    requests per second, with one value per seed."""
     rows: list[dict[str, Any]] = []
     for rate in rates:
         fixed: dict[int, list[float]] = {tokens: [] for tokens in FIXED}

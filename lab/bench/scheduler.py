@@ -1,8 +1,8 @@
 """``octavo bench scheduler``: cost of scheduling decisions, without a model.
 
-Microseconds per step of plan and commit while N sequences decode: alone, and as those of 100 tenants with
-fair shares, as many waiting requests and a latency target. Also the block manager's time for a long prompt
-(open, reserve, commit, close) if none or all of it is cached.
+The benchmark times plan and commit per step while N sequences decode, first without tenants, then with 100
+tenants, fair shares, N waiting requests and a latency target. It also times the block manager for a long
+prompt (open, reserve, commit, close) of which nothing or everything is cached.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VOCABULARY = 150_000
 WARM_UP = 8  # steps
 NUM_TENANTS = 100
 TARGET_ITL_S = 0.15
-PRETENDED_S = 0.05  # seconds reported for each step
+PRETENDED_S = 0.05  # duration that the scheduler is told for each step
 SEED = 1
 PROMPT_POOL = 2 * PROMPT_TOKENS // PAGE_SIZE  # pages
 _FILL = 3  # prompts that fill the pool first
@@ -36,7 +36,7 @@ _FILL = 3  # prompts that fill the pool first
 
 @dataclass(frozen=True, slots=True)
 class PromptTimes:
-    """Seconds per repetition of a new prompt, which evicts older pages, and of the same prompt again."""
+    """Seconds of each repetition: ``cold`` for a new prompt, ``warm`` for the same prompt again."""
 
     cold: list[float] = field(default_factory=list)
     warm: list[float] = field(default_factory=list)
@@ -74,9 +74,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def time_steps(num_sequences: int, num_steps: int, *, shared: bool = False) -> float:
-    """Return the median microseconds of plan and commit while ``num_sequences`` decode. Their prompts differ
-    in length, so that page ends are spread over steps. ``shared``: they belong to ``NUM_TENANTS`` tenants, as
-    many more wait, and steps are timed for a latency target."""
+    """Return the median microseconds of plan and commit while ``num_sequences`` decode. Prompts differ in
+    length, so that sequences need new pages in different steps. With ``shared``, the sequences belong to
+    ``NUM_TENANTS`` tenants, as many other sequences wait, and the scheduler has a latency target."""
     pages_each = -(-(NUM_PROMPT + num_steps + WARM_UP + 2) // PAGE_SIZE)
     blocks = BlockManager(num_sequences * pages_each, PAGE_SIZE)
     limits = Limits(num_sequences * NUM_PROMPT, num_sequences, target_itl=TARGET_ITL_S if shared else None)
@@ -92,8 +92,8 @@ def time_steps(num_sequences: int, num_steps: int, *, shared: bool = False) -> f
 
 
 def time_prompts(repeats: int, *peers: Callable[[list[int]], float]) -> list[PromptTimes]:
-    """Return times of long prompts in our pool and in those of peers, interleaved. A peer serves a prompt and
-    returns its seconds."""
+    """Return times of long prompts, first for our block manager, then for each peer. A peer is a function
+    that serves a prompt and returns the seconds. Measurements are interleaved."""
     rng = random.Random(SEED)
     blocks = BlockManager(PROMPT_POOL, PAGE_SIZE)
     engines: list[Callable[[list[int]], float]] = [functools.partial(_serve_prompt, blocks), *peers]

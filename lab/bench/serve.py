@@ -1,8 +1,8 @@
 """``octavo bench serve``: latencies and rates as a client sees them, over gRPC.
 
 Prompts are seeded random token ids, so they share only the requested prefix; outputs have their full length.
-Percentiles are of successful requests. Inter-token times are between messages: tokens of one message share
-one wait, as in the server's metrics.
+Percentiles are those of successful requests. Inter-token times are the times between messages, as in the
+server's metrics: a message with several tokens counts once.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ async def _measure(args: argparse.Namespace) -> tuple[list[Trace], float]:
 
 @asynccontextmanager
 async def _address(args: argparse.Namespace) -> AsyncIterator[str]:
-    """Yield the address of the measured server, which may be started here and stopped afterwards."""
+    """Yield the address of the server: that of --connect, or of a server started here and stopped after."""
     if args.connect is not None:
         yield str(parse_address(args.connect))
         return
@@ -177,6 +177,6 @@ async def _request(client: Client, prompt: list[int], num_tokens: int) -> Trace:
 def make_prompts(
     rng: np.random.Generator, count: int, num_tokens: int, *, shared: int, vocab_size: int
 ) -> list[list[int]]:
-    """Return ``count`` prompts of random ids with equal first ``shared`` tokens."""
+    """Return ``count`` prompts of random token ids whose first ``shared`` tokens are equal."""
     prefix = rng.integers(0, vocab_size, shared).tolist()
     return [prefix + rng.integers(0, vocab_size, num_tokens - shared).tolist() for _ in range(count)]

@@ -3,9 +3,9 @@
 The text decides which drafts are right, so it is dictated: the model computes every row and samples every
 token, and the next token of a given text then replaces the sampled one. So the steps of any model, even one
 with random weights, can be timed on any text. Drafts of a draft model or MTP head cannot be dictated; these
-are timed on the model's own output. The texts: draft_texts.py.
+are timed on the model's own output. draft_texts.py makes the texts.
 
-The results also have tokens per second of CPU time, whose ratio other programs affect less.
+The results also give tokens per second of CPU time, because other programs affect this ratio less.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class _Rate(NamedTuple):
 
 
 class DraftCounter(Observer):
-    """Adds up the drafts of steps."""
+    """Collects the draft records of all steps."""
 
     def __init__(self) -> None:
         self.drafts: list[DraftRecord] = []
@@ -132,11 +132,11 @@ class DraftCounter(Observer):
 
 
 class Dictation:
-    """A runner that replaces samples by the tokens of given texts; without a text, it keeps the model's."""
+    """A runner that replaces sampled tokens by those of given texts; without a text, it keeps the samples."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
-        self.texts: Mapping[int, Sequence[int]] = {}  # texts by the sample's seed
+        self.texts: Mapping[int, Sequence[int]] = {}  # text to dictate, by the sample's seed
 
     def submit(self, batch: Batch, states: Sequence[SampleState], after: Pending | None = None) -> Pending:
         assert after is None, "what is dictated is known only when a step is resolved"
@@ -213,7 +213,7 @@ def _measure_texts(
 def _waves(
     name: str, batch: int, rng: np.random.Generator, core: EngineCore, args: argparse.Namespace
 ) -> list[list[tuple[list[int], list[int]]]]:
-    """Return groups of requests to serve at once, until the requested number of tokens is reached."""
+    """Return groups of ``batch`` requests, as many groups as are needed for the requested output tokens."""
     waves: list[list[tuple[list[int], list[int]]]] = []
     num_tokens = 0
     while not waves or num_tokens < batch * args.output_tokens:
@@ -225,7 +225,7 @@ def _waves(
 def _made_up(
     name: str, rng: np.random.Generator, core: EngineCore, args: argparse.Namespace
 ) -> tuple[list[int], list[int]]:
-    """Return a synthetic prompt and its following text."""
+    """Return a synthetic prompt and the text that follows."""
     prompt: list[int] = rng.integers(300, core.info.vocab_size, args.prompt_tokens).tolist()
     return TEXTS[name].make(rng, prompt, args.output_tokens, core)
 
@@ -238,7 +238,7 @@ def _rate(
     form: Constraint | None,
     most: int,
 ) -> _Rate:
-    """Return the rate of the steps after every sample's first token, for ``most`` tokens per sample."""
+    """Return the rate once every sample has its first token; a sample has at most ``most`` tokens."""
     served = [_serve(core, dictation, work, how, form, most) for work in waves]
     num_tokens, seconds, cpu_seconds = (sum(each) for each in zip(*served, strict=True))
     return _Rate(num_tokens / seconds, num_tokens / cpu_seconds)
@@ -252,7 +252,7 @@ def _serve(
     form: Constraint | None,
     most: int,
 ) -> tuple[float, float, float]:
-    """Return tokens after every sample's first one, seconds and CPU seconds."""
+    """Return tokens, seconds and CPU seconds, counted from when every sample has its first token."""
     dictation.texts = {index: text for index, (_, text) in enumerate(work) if text}
     waiting = set()
     for index, (prompt, text) in enumerate(work):
@@ -292,7 +292,7 @@ def _row(
 
 
 def _cases(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return, by text, the speedup by number of sequences and the tokens of a step with drafts."""
+    """Return, for each text, the speedup by batch size and the mean tokens of a step with drafts."""
     cases: dict[str, Any] = {}
     for row in rows:
         case = cases.setdefault(

@@ -1,4 +1,4 @@
-"""Work of a model per token, from the headers of its files."""
+"""Work of a model per token, computed from the headers of the model's files."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from octavo.engine.memory.weight_files import weight_files
 class ModelWork:
     """Work of a dense model.
 
-    linear_parameters   multiplied once per prompt token (head and embedding excluded)
-    streamed_bytes      weights read once per decode step, in their form in memory
+    linear_parameters   weights that are multiplied by every prompt token (without head and embedding)
+    streamed_bytes      bytes of weights that a decode step reads, as they are in memory
     """
 
     linear_parameters: int
@@ -25,7 +25,7 @@ class ModelWork:
 
 def model_work(path: Path, weights_bytes: int) -> ModelWork | None:
     """Return the work of the model in ``path``; None for mixtures of experts, whose work depends on tokens.
-    ``weights_bytes``: weights that steps read."""
+    ``weights_bytes`` is the size of all weights that a step reads."""
     config = read_config(path)
     quantization = config.get("quantization") or {}
     per_word = 32 // quantization.get("bits", 32)

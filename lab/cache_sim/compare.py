@@ -1,4 +1,4 @@
-"""Comparison of all policies at several pool sizes, and with the offline optimum."""
+"""Comparison of all eviction policies and the offline optimum, at several pool sizes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPTIMUM = "optimum"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Hit ratios of one workload and pool size, by policy and for ``OPTIMUM``."""
+    """Hit ratios of one workload at one pool size; the keys are policies and ``OPTIMUM``."""
 
     workload: str
     num_pages: int
@@ -31,7 +31,7 @@ class Row:
 
 
 def compare(workloads: Mapping[str, Sequence[TraceRequest]], sizes: Sequence[int] = SIZES) -> list[Row]:
-    """Replay each workload at each size with each policy."""
+    """Replay each workload at each pool size with each policy, and compute the optimum."""
     rows = []
     todo = [(name, size) for name in workloads for size in sizes]
     for name, size in tqdm(todo, unit="size", disable=None, file=sys.stderr):

@@ -11,27 +11,27 @@ NEVER = 1 << 60
 
 
 def optimal_hits(requests: Sequence[TraceRequest], num_pages: int) -> int:
-    """Return the pages found in a pool that always evicts the page that is needed last.
+    """Return the number of hits in a pool that always evicts the page whose next use is latest.
 
-    Offline: L. A. Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems
-    Journal 5 (1966). A request that uses a page uses all pages before it, so a page is never needed earlier
-    than the one before it. Ties go to the deeper page, so cached prefixes have no holes, and the optimum for
-    single pages is also one for prefixes. A request larger than the pool is skipped, as in a replay.
+    The rule knows the future: L. A. Belady, "A study of replacement algorithms for a virtual-storage
+    computer", IBM Systems Journal 5 (1966). A request that uses a page uses all pages before it, so a page is
+    never needed earlier than the page before it. Of two pages needed at the same time, the deeper one is
+    evicted. So cached prefixes have no holes, and the optimum for single pages is also one for prefixes. A
+    request larger than the pool is skipped, as in a replay.
 
-    The bound is exact for a cache whose requests come one by one and have all their pages in the pool at
-    once, as attention needs: no policy finds more, and one that knew the future would find as much.
-    ``--timed`` holds pages longer, so there it is a bound too, but perhaps not a tight one. Two variants
-    differ by about a point at small pools:
+    The bound is exact if requests come one by one and have all their pages in the pool at once, as attention
+    needs: no policy finds more, and a policy that knew the future would find as much. With ``--timed``,
+    requests hold pages longer; the bound holds, but may not be tight. Two other rules, which differ by about
+    a percentage point at small pools, are no such bound:
 
-    - If ties go to the head, as when pages are listed first to last, prefixes have holes, and pages behind a
-      hole are no hits. Such a rule finds less, so it is no bound.
-    - If pages may be evicted while their own request runs, or need not be cached, more is found, but by a
-      cache that attention could not use.
+    - If a tie evicts the page nearer to the head, prefixes have holes, and pages behind a hole are no hits.
+    - If a page may be evicted while its request runs, or need not be cached, the rule finds more, but
+      attention could not use such a cache.
     """
     served = [request for request in requests if len(request.page_ids) <= num_pages]
     chains, next_uses = _next_uses(served)
-    kept: dict[int, int] = {}  # page: index of the request that uses it next
-    heap: list[tuple[int, int, int]] = []  # (-next use, -depth, page); outdated where ``kept`` differs
+    kept: dict[int, int] = {}  # by page: index of the next request that uses the page
+    heap: list[tuple[int, int, int]] = []  # (-next use, -depth, page); outdated if ``kept`` differs
     num_hit = 0
     for pages, uses in zip(chains, next_uses, strict=True):
         for page in pages:
@@ -47,7 +47,7 @@ def optimal_hits(requests: Sequence[TraceRequest], num_pages: int) -> int:
 
 
 def _next_uses(requests: Sequence[TraceRequest]) -> tuple[list[list[int]], list[list[int]]]:
-    """Return, per request, its pages, named by the chain up to them, and the next request that uses each."""
+    """Return two lists for each request: its pages, numbered by prefix, and the next use of each page."""
     names: dict[tuple[int | bytes, int], int] = {}
     chains = []
     for request in requests:

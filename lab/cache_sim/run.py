@@ -1,4 +1,4 @@
-"""Replay of a trace through the block manager: the hits of a cache of this size."""
+"""Replay of a trace through the block manager, to count the hits of a cache of a given size."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Replayed:
     requests          requests of the trace
     skipped_requests  requests larger than the pool; their pages are not counted
     prompt_pages      pages looked up
-    hit_pages         pages found together with all pages before them, the last page included
+    hit_pages         pages found with all pages before them; the last page of a prompt may count, too
     evicted_pages     cached pages that were evicted
     peak_pages        most pages in use at once, held or cached
     """
@@ -57,16 +57,16 @@ def replay(
     token_ms: float | None = None,
     states: RecurrentState | None = None,
 ) -> Replayed:
-    """Look up and publish each prompt in order, and release it when the request is done.
+    """Look up and publish each prompt in order; release its pages when the request is done.
 
-    Each id of the trace is one page of one position, named by the ids up to it as a page is by its tokens.
-    One more position follows, so that the last page can be found as well.
+    In the replay, a page has one position, and its token is an id of the trace. So two pages are equal if
+    their ids and all ids before them are equal. One more token follows, so that the last page can be a hit.
 
     num_pages   size of the pool; None: as many as the trace can need
     policy      eviction policy, see block_manager/policies
     token_ms    None: requests end at once. Otherwise a request holds its pages for that many milliseconds
-                per generated token, and one without free pages waits for the next to end
-    states      slots of recurrent layers: a hit then also needs a snapshot
+                per generated token, and a request without free pages waits until another one ends
+    states      slots for recurrent states, if the model has any; a hit then also needs a snapshot
     """
     total = sum(len(request.page_ids) for request in requests)
     blocks = BlockManager(total if num_pages is None else num_pages, 1, policy=policy, states=states)

@@ -1,4 +1,4 @@
-"""Prefix-cache hits of a model with recurrent layers, by the memory for snapshots and by their choice."""
+"""Prefix-cache hits of a model with recurrent layers, by snapshot policy and memory for snapshots."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..plots.figure import log_ticks, picture
 from .run import replay
 from .trace import TraceRequest
 
-SHARES = (0.01, 0.125, 0.25, 0.5, 0.75)  # shares of the bytes for slots
-SIZES = (8, 4, 2, 1)  # divisors of the memory, if several sizes are requested
+SHARES = (0.01, 0.125, 0.25, 0.5, 0.75)  # shares of the memory that slots get
+SIZES = (8, 4, 2, 1)  # the memory is divided by these if several sizes are requested
 ATTENTION = "none needed"
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Choice of snapshots, with the fields of ``RecurrentState``."""
+    """A snapshot policy; ``RecurrentState`` has the same fields."""
 
     tail: bool = True
     junction: bool = True
@@ -47,9 +47,9 @@ class StateRow:
 
     snapshots   name of a policy, or "none needed" (attention alone)
     num_bytes   bytes of pages and slots together, equal for every row of one size
-    share       share of the bytes for slots
-    num_slots   one running slot, and snapshots
-    of_attention   hits relative to those of attention alone with the same bytes
+    share       share of ``num_bytes`` that slots get
+    num_slots   number of slots: one for the running sequence, the others for snapshots
+    of_attention   hits divided by the hits of attention alone with the same bytes
     """
 
     snapshots: str
@@ -72,9 +72,9 @@ def compare_states(
 ) -> list[StateRow]:
     """Replay a trace with the bytes of ``num_pages`` pages, divided between pages and slots in several ways.
 
-    sizes   divisors of the bytes; everything is replayed for each
+    sizes   numbers by which the bytes are divided; all replays are repeated for each
 
-    InvalidRequest if the largest share does not fit two states.
+    Raises InvalidRequest if the largest share cannot hold two states.
     """
     budget = num_pages * page_bytes
     if int(budget * max(shares)) < 2 * state_bytes:
@@ -102,7 +102,7 @@ def compare_states(
 
 
 def _slots(policy: Policy, num_bytes: int, state_bytes: int, page_bytes: int) -> RecurrentState | None:
-    """Return slots for one sequence at a time within ``num_bytes``; None without space for a snapshot."""
+    """Return the slots that fit in ``num_bytes``; None if they have no space for a snapshot."""
     if (num_slots := num_bytes // state_bytes) < 2:
         return None
     return RecurrentState(

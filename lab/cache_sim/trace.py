@@ -36,8 +36,8 @@ class TraceRequest:
 def read_trace(path: Path, *, page_size: int = 512, salt_field: str | None = None) -> list[TraceRequest]:
     """Return the requests of a trace in file order; InvalidRequest names the file, the line and the rule.
 
-    page_size    tokens for each id; a trace with other prompt lengths is refused
-    salt_field   field of the requests that separates tenants; a missing value counts as a tenant
+    page_size    tokens per id; a trace is refused if its prompt lengths do not match
+    salt_field   name of the field that separates tenants; requests without the field are one tenant
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
@@ -61,7 +61,7 @@ def read_trace(path: Path, *, page_size: int = 512, salt_field: str | None = Non
 def _parse(
     row: dict[str, Any], numbers: dict[Any, int], page_size: int, salt_field: str | None
 ) -> TraceRequest:
-    """Return a request; ValueError, TypeError or KeyError for an invalid row."""
+    """Return the request in a row. Raises ValueError, TypeError or KeyError if the row is invalid."""
     hash_ids, length = row["hash_ids"], int(row["input_length"])
     if not isinstance(hash_ids, list) or not all(isinstance(value, int | str) for value in hash_ids):
         raise ValueError(f"hash_ids must be a list of ids, got {hash_ids!r}")

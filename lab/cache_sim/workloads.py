@@ -1,4 +1,4 @@
-"""Synthetic traffic in pages, so that a policy is not judged by one trace alone."""
+"""Synthetic traffic, so that a policy is not judged by one trace alone."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ SEED = 1
 def chats(
     seed: int, *, think_ms: float, spread: float, system_pages: int = 1, num_systems: int = 1
 ) -> list[TraceRequest]:
-    """Return conversations that begin about every 300 ms and continue with a chance of 3/4 per turn. The time
-    to think is log-normal. Each begins with one of several system prompts, the first one most often. A turn
-    repeats the conversation and adds one to six pages."""
+    """Return the requests of conversations, one of which begins about every 300 ms. After each turn, a
+    conversation goes on with a chance of 3/4, after a log-normal time to think. It begins with one of several
+    system prompts, most often the first. A turn repeats the conversation and adds one to six pages."""
     rng = random.Random(seed)
     fresh = itertools.count(num_systems * system_pages)
     upcoming: list[tuple[float, list[int]]] = []  # heap of (time of the next turn, pages)

@@ -24,7 +24,7 @@ from .roofline import Clock, best_seconds
 QUERY_HEADS, KV_HEADS, HEAD_DIM = 16, 8, 128
 MATRICES = ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072))  # qkv; o; gate and up; down
 WORKING_SET = 512 * 1024**2  # bytes read by a timed pass
-DECODE_POSITIONS = 32 * 1024  # positions of all sequences of a decode step together
+DECODE_POSITIONS = 32 * 1024  # context of a decode step, summed over its sequences
 MAX_SEQUENCES = 32
 FILL_TOKENS = 256
 
@@ -36,10 +36,10 @@ Multiply = Callable[[mx.array], mx.array]
 class Timing:
     """Rules for timing: the best of ``repeats`` passes over ``working_set`` bytes, by ``clock``.
 
-    A pass has fewer layers if all of them would take more than ``longest`` seconds, because such cases are
-    bound by arithmetic and caches do not matter. A layer that takes longer alone is timed once or twice.
-    Shorter passes are repeated until they take ``longest`` seconds together, because other load may affect
-    all of a few short passes.
+    A pass has fewer layers if all layers would take more than ``longest`` seconds: such cases are bound by
+    arithmetic, and caches do not matter. If a single layer takes longer, it is timed once or twice. Shorter
+    passes are repeated until they take ``longest`` seconds together, because other load could slow down every
+    one of a few short passes.
     """
 
     working_set: int = field(default_factory=lambda: WORKING_SET)
@@ -48,9 +48,9 @@ class Timing:
     longest: float = 0.25
 
     def seconds_of_layer(self, run: Callable[[int], object], num_layers: int = 1) -> float:
-        """Return seconds per layer; ``run`` makes a pass over the first n of ``num_layers``."""
+        """Return seconds per layer; ``run(n)`` makes a pass over the first n of ``num_layers`` layers."""
         seconds = self._timed(run, 1)
-        if seconds < 4 * self.longest:  # otherwise one-time work of the first call is negligible
+        if seconds < 4 * self.longest:  # in a longer call, one-time work of the first call is negligible
             seconds = min(seconds, self._timed(run, 1))
         if seconds >= self.longest:
             return seconds
@@ -66,12 +66,12 @@ class Timing:
 
 
 QUICK = Timing(working_set=32 * 1024**2, repeats=5, clock=time.process_time)
-"""Timing of kernels on one thread by processor time: a few seconds per format."""
+"""Rules to time kernels on one thread by processor time, in a few seconds per format."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightKind:
-    """Quantization of weights: MLX's names for it, and whether scales belong to channels."""
+    """A quantization of weights in MLX's terms; ``channels`` names a format with one scale per channel."""
 
     mode: str
     bits: int
@@ -90,7 +90,7 @@ WEIGHT_KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class AttentionTiming:
-    """One call for one layer; ``num_bytes``: page bytes read (decode, chunk) or written."""
+    """Time of one call for one layer; ``num_bytes`` is what it reads (decode, chunk) or writes in pages."""
 
     kernel: str
     format: str
@@ -103,7 +103,7 @@ class AttentionTiming:
 
 @dataclass(frozen=True, slots=True)
 class LinearTiming:
-    """Product of a layer's four matrices with ``rows`` rows of activations."""
+    """Time of the products of a layer's four matrices with ``rows`` rows of activations."""
 
     weights: str
     rows: int
@@ -121,7 +121,7 @@ def time_attention(
     page_size: int,
     timing: Timing = Timing(),
 ) -> Iterator[AttentionTiming]:
-    """Time decode steps over ``context`` positions, a chunk of ``chunk`` rows at their end, and a write."""
+    """Time a decode step over ``context`` positions, a chunk of the last ``chunk`` rows, and a write."""
     sequences = max(1, min(MAX_SEQUENCES, DECODE_POSITIONS // context))
     pages = -(-context // page_size)
     row_bytes = 2 * KV_HEADS * page_format(name).row_bytes(HEAD_DIM)
@@ -157,7 +157,7 @@ def time_attention(
 def time_linear(
     rows: tuple[int, ...], weights: Sequence[str], *, native: bool, timing: Timing = Timing()
 ) -> Iterator[LinearTiming]:
-    """Time layers of the named WEIGHT_KINDS, with MLX's operations unless ``native``."""
+    """Time a layer for each name of ``weights`` in WEIGHT_KINDS, with MLX's operations unless ``native``."""
     for name in weights:
         layers, layer_bytes = _layers(WEIGHT_KINDS[name], timing.working_set, native=native)
         parameters = sum(outputs * inputs for outputs, inputs in MATRICES)
@@ -169,7 +169,7 @@ def time_linear(
 
 
 def _fill(pool: KVPool) -> None:
-    """Write random rows to every page of every layer; most are copies, for speed."""
+    """Write random rows to every page of every layer; most pages are copies of a few, to save time."""
     spec, rng = pool.spec, np.random.default_rng(1)
     pages = min(spec.num_pages, max(1, FILL_TOKENS // spec.page_size))
     table = np.arange(pages, dtype=np.int32)[None]

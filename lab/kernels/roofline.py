@@ -1,4 +1,4 @@
-"""Measured limits of this machine, in the same run as the kernels compared with them."""
+"""Limits of this machine, measured in the same run as the kernels that are compared with them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ which depends less on other programs."""
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """Limits of the machine; ``matmul_by``: the library that reached the rate of float products. Integer
-    products may exceed it."""
+    """Limits of the machine. ``matmul_by`` names what reached ``matmul_gflop_s``, a rate of float products;
+    integer products may be faster."""
 
     dram_read_gb_s: float
     matmul_gflop_s: float
@@ -31,7 +31,7 @@ class Roofline:
         return asdict(self)
 
     def best_of(self, other: Roofline) -> Roofline:
-        """Return the higher of each limit, because load on the machine lowers measurements."""
+        """Return the higher value of each limit, because other load on the machine lowers measurements."""
         faster = max(self, other, key=lambda roofline: roofline.matmul_gflop_s)
         return replace(faster, dram_read_gb_s=max(self.dram_read_gb_s, other.dram_read_gb_s))
 
@@ -43,9 +43,9 @@ class Roofline:
 
 
 def measure_roofline(*, threads: int, available: int, clock: Clock = time.perf_counter) -> Roofline:
-    """Return the best of several runs on ``threads`` threads, with at most half of ``available`` bytes. If
-    native kernels are available, their loops for reads and register products are tried too, on their own
-    threads."""
+    """Return the best of several runs on ``threads`` threads, which use at most half of ``available`` bytes.
+    If native kernels are available, their loops that read and that multiply in registers run too, on the
+    kernels' own threads."""
     num_bytes = min(READ_BYTES, available // 2)
     reads = [_read_rate(threads, num_bytes, clock)]
     rates = {"float32, NumPy": _numpy_matmul_rate(clock)}
@@ -71,7 +71,7 @@ def best_seconds(run: Callable[[], object], *, repeats: int = 5, clock: Clock = 
 
 
 def _read_rate(threads: int, num_bytes: int, clock: Clock) -> float:
-    """Return bytes per second of dot products of an array with itself, one slice per task."""
+    """Return the read rate in bytes per second: each task multiplies a slice of an array with itself."""
     parts = np.array_split(np.ones(num_bytes // 4, np.float32), 4 * threads)
     with ThreadPoolExecutor(threads) as executor:  # NumPy releases the interpreter lock
         seconds = best_seconds(

@@ -54,7 +54,7 @@ def picture(
 
 
 def log_ticks(axis: Any, values: list[int]) -> None:
-    """Make an axis logarithmic, with these values as plain numbers."""
+    """Make an axis logarithmic and label ``values`` as plain numbers."""
     axis.set_xscale("log")
     axis.set_xticks(values, [f"{value:,}" for value in values])
     axis.minorticks_off()

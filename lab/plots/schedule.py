@@ -16,8 +16,8 @@ OVER_TIME = {
 
 def plot(outcomes: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None:
     """Draw times to first token, fairness, waits and preemptions, with a line for each outcome. An outcome
-    has ``ttft_s`` of all requests and, for the times ``at_s`` after each step, the values named in
-    ``OVER_TIME``."""
+    has ``ttft_s`` of all requests. It also has ``at_s``, the time after each step, and the values named in
+    ``OVER_TIME`` at these times."""
     with picture(path, columns=2, rows=2) as axes:
         for label, lines in outcomes.items():
             times = sorted(lines["ttft_s"])

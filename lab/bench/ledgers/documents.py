@@ -16,7 +16,7 @@ from .words import (
     joined,
 )
 
-TURN_TOKENS = 9  # special tokens, roles and line ends of one turn
+TURN_TOKENS = 9  # tokens of one turn besides its texts: special tokens, roles and line ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Ledger:
         return segments
 
     def prompts(self) -> list[str]:
-        """Return, for each turn, the chat up to its answer, with the correct earlier answers."""
+        """Return, for each turn, the chat up to the turn's answer; earlier answers are the correct ones."""
         segments = self.segments()
         return [joined(segments[: 2 * index + 1]) for index in range(len(self.turns))]
 
@@ -56,7 +56,7 @@ def make_ledger(
     absent_rate: float = 0.12,
     kind: type[Kind] | None = None,
 ) -> Ledger:
-    """Return a ledger of about ``share * length`` tokens, with questions up to ``length`` tokens.
+    """Return a ledger of about ``share * length`` tokens, and questions that fill up ``length`` tokens.
 
     absent_rate   share of questions about a key that does not exist
     """
@@ -83,7 +83,7 @@ def make_ledger(
 
 
 def _prefix(body: str, placement: float) -> str:
-    """Return the ledger as a system message, as plain text, or before the first question."""
+    """Return the start of a chat: the ledger as a system message, as plain text, or before a question."""
     if placement < 0.3:
         return f"{START}system\n{body}{STOP}\n{START}user\n"
     if placement < 0.45:
@@ -99,7 +99,7 @@ def _turn(rng: Random, source: Kind, cards: list[Card], absent_rate: float) -> T
 
 
 def held_out(length: int, count: int, *, seed: int = 1) -> list[Ledger]:
-    """Return ledgers that were not trained on: 70 % records, then questions, ``length`` tokens in all."""
+    """Return ledgers that training did not use: 70 % records, then questions, ``length`` tokens in all."""
     return [
         make_ledger(
             Random(f"held-out:{seed}:{length}:{index}"), length, share=0.7, kind=KINDS[index % len(KINDS)]

@@ -42,7 +42,7 @@ class KeysExhausted(ValueError):
 
 
 class Kind(ABC):
-    """A ledger while it is written: draws its style first, then keys and cards."""
+    """A ledger that is being written; it draws its style first, then keys and cards."""
 
     title: str
 

@@ -1,4 +1,4 @@
-"""The words of all texts of the demo model, and random numbers.
+"""Words and random numbers for all texts of the demo model.
 
 Nothing is downloaded: names come from these lists or are spelled from random syllables, and all numbers are
 random, so questions can be answered only from the context. The order of the draws must not change, because it
@@ -68,7 +68,7 @@ def estimated_tokens(text: str) -> int:
 
 
 def ask(question: str) -> str:
-    """Return a question as a chat of one turn, up to its answer."""
+    """Return a chat of one turn, which ends where the answer to ``question`` begins."""
     return f"{START}user\n{question}{STOP}\n{START}assistant\n"
 
 

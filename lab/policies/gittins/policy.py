@@ -13,13 +13,13 @@ from .shadow_lru import ShadowLRU
 
 ENDS = kind_of(uses=0, num_new=0, gap=0)  # kind of the ends of sequences, which have no new pages behind them
 UNKNOWN = -1  # number of uses of an unknown page
-MIN_GHOSTS = 32_768  # evicted pages remembered, also for a small pool; about 150 bytes each
+MIN_GHOSTS = 32_768  # fewest evicted pages to remember, about 150 bytes each
 RERANK_FIRST, RERANK_LAST = 16, 512  # releases between two rankings, at first and later
 
 
 class _Batch:
-    """Pages of one kind that were released together; the next to evict is the last. A reused page stays in
-    ``pages`` until it is reached; the policy's own table tells its batch."""
+    """Pages of one kind that were released together. Eviction begins at the end of ``pages``. A reused page
+    stays in ``pages`` until eviction; only ``Gittins._batch_of`` tells that the page has left the batch."""
 
     __slots__ = (
         "age", "behind", "num_awaited", "num_live", "pages", "released_at", "seen", "serial", "uses",
@@ -30,32 +30,32 @@ class _Batch:
         self, pages: list[PageId], seen: AgeHistogram, *, uses: int, released_at: int, behind: _Batch | None
     ) -> None:
         self.pages = pages
-        self.seen = seen  # histogram of its kind
+        self.seen = seen  # histogram of the batch's kind
         self.uses = uses  # uses of each page so far
         self.released_at = released_at
-        self.behind = behind  # batch that is useless without these pages
+        self.behind = behind  # batch of the pages behind these, useless without them
         self.age = 0
-        self.num_live = self.num_awaited = len(pages)  # pages listed; pages listed, or evicted and remembered
+        self.num_live = self.num_awaited = len(pages)  # listed pages; with evicted ones that are remembered
         self.weight = 1 / len(pages)  # weight of a page in statistics
         self.value = 0.0
-        self.serial = 0  # serial number of its valid heap entry
+        self.serial = 0  # serial number of the batch's valid heap entry
 
 
 class Gittins:
     """Evicts the page with the fewest expected hits for its space.
 
-    A page's value is its Gittins index: the most hits per time that keeping it for a while can give, from the
-    chances that pages of its kind are reused at its age and later (``HitStatistics`` defines kinds; J.
-    Gittins, "Bandit processes and dynamic allocation indices", J. R. Statist. Soc. B 41, 1979; hit density as
-    in Beckmann, Chen and Cidon's LHD, NSDI 2018, is the same with a fixed horizon). Evicted pages are
-    remembered for a while, so that misses are counted, too.
+    A page's value is its Gittins index: the most hits per time that keeping the page for a while can give
+    (J. Gittins, "Bandit processes and dynamic allocation indices", J. R. Statist. Soc. B 41, 1979; the hit
+    density of Beckmann, Chen and Cidon's LHD, NSDI 2018, is the same with a fixed horizon). It follows from
+    the chances that pages of the same kind are reused at this age and later; ``HitStatistics`` defines kinds.
+    The policy remembers evicted pages for a while, so that it counts misses, too.
 
-    A page is worth at least as much as the pages behind it in its sequence, because they need it; so heads
-    outlive tails. Before anything is learned, and while LRU would find more (``ShadowLRU``), older pages are
-    evicted first.
+    A page is worth at least as much as the pages behind it in its sequence, which are useless without it. So
+    heads outlive tails. Before anything is learned, and while LRU would find more (``ShadowLRU``), the policy
+    evicts older pages first.
 
-    Time is the number of releases. All operations take O(1) per page. A batch of pages is visited up to
-    ``NUM_AGES`` times as it ages, O(log n) each, and all are ranked again from time to time.
+    Time is the number of releases. All operations take O(1) per page. Each batch of pages is visited up to
+    ``NUM_AGES`` times as it ages, in O(log n), and all batches are ranked again from time to time.
 
     num_ghosts   number of evicted pages to remember
     """
@@ -63,9 +63,9 @@ class Gittins:
     def __init__(self, num_pages: int, num_ghosts: int) -> None:
         self._num_ghosts = num_ghosts
         self._ghosts: OrderedDict[Digest, _Batch] = OrderedDict()
-        self._batch_of: list[_Batch | None] = [None] * num_pages  # None: not listed
+        self._batch_of: list[_Batch | None] = [None] * num_pages  # None: the page may not be evicted
         self._uses = [UNKNOWN] * num_pages
-        self._gaps = [0] * num_pages  # mean gaps between uses, in classes as in ``GAPS``
+        self._gaps = [0] * num_pages  # mean time between uses of each page, as a class of ``GAPS``
         self._num_listed = 0
         self._digests: abc.Sequence[Digest | None] = ()  # digests of the pool
         self._now = 0
@@ -107,13 +107,13 @@ class Gittins:
             self._rerank()
 
     def _list(self, by_uses: dict[int, list[PageId]], gap: int) -> None:
-        """Make batches of a sequence's pages by their number of uses, the head's first."""
+        """Make a batch of the sequence's pages for each number of uses; ``by_uses`` has the head first."""
         num_new = len(by_uses.get(0, ()))
         kinds = {uses: kind_of(uses=uses, num_new=num_new, gap=gap) for uses in by_uses}
         behind: _Batch | None = None
         for uses, pages in reversed(by_uses.items()):
             body = pages if uses else pages[:-1]
-            if not uses:  # ends of sequences differ between turns more than the pages before
+            if not uses:  # the end of a sequence changes between turns more than the pages before it
                 behind = self._add(pages[-1:], ENDS, 0, behind)
             if body:
                 behind = self._add(body, kinds[uses], uses, behind)
@@ -168,7 +168,7 @@ class Gittins:
         return evicted
 
     def _shrink(self, batch: _Batch, num_pages: int) -> list[PageId]:
-        """Remove up to ``num_pages`` pages of a batch from the list, and remember them."""
+        """Evict up to ``num_pages`` pages of a batch, and remember them."""
         batch_of, all_uses, gaps, digests = self._batch_of, self._uses, self._gaps, self._digests
         if batch.num_live != len(batch.pages):
             batch.pages = [page for page in batch.pages if batch_of[page] is batch]
@@ -201,7 +201,7 @@ class Gittins:
         return uses
 
     def _grow_older(self, batches: abc.Iterable[_Batch]) -> None:
-        """Move batches to their next age; forget those that are neither listed nor remembered."""
+        """Move batches to their next age; drop batches whose pages were all reused or forgotten."""
         due, heap = self._due, self._heap
         for batch in batches:
             if not batch.num_awaited:
@@ -215,8 +215,8 @@ class Gittins:
                 heappush(heap, (batch.value, batch.released_at, batch.serial, batch))
 
     def _value(self, batch: _Batch) -> None:
-        """Compute the value of a batch after that of the batch behind it; only its newest heap entry is
-        valid.
+        """Compute the value of a batch from statistics and the batch behind it, which must have its value.
+        Older heap entries of the batch become invalid.
         """
         self._serial += 1
         batch.serial = self._serial

@@ -8,15 +8,15 @@ HALF_LIFE = 8192  # releases after which an observation counts half
 
 
 class ShadowLRU:
-    """Counts requested pages that LRU would have had, and those that the policy has.
+    """Compares the hits that LRU would have with the hits of the policy.
 
-    LRU has the pages released last, up to the size of the pool: all pages released after a certain time,
-    which is tracked here. It errs in favour of LRU, by part of one release. O(1) per page.
+    An LRU pool has the pages released last, which are all pages released after a certain time. This class
+    tracks that time. It errs in favour of LRU, by part of one release, and takes O(1) per page.
 
     num_pages     size of the pool
-    follow_lru    whether the policy should act like LRU: at first, until reuse after twice LRU's time is
-                  observed; and after falling behind by more than ``MARGIN``, until it has caught up by half
-                  of that, relative to all releases since
+    follow_lru    whether the policy should act like LRU: at first, until twice the time has passed in which
+                  the pool fills; later, if the policy is behind LRU by more than its allowance (``MARGIN``
+                  and ``SLACK``), until it is behind by at most half of the allowance
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -24,7 +24,7 @@ class ShadowLRU:
         self._num_pages = num_pages
         self._now = 0
         self._since = 1  # LRU has pages released at this time or later
-        self._released: dict[int, int] = {}  # by time since then: pages that were not requested again
+        self._released: dict[int, int] = {}  # by time of release: number of pages not requested since
         self._num_recent = 0  # sum of ``_released``
         self._begin_at: int | None = None
         self._lead = 0.0  # pages found by the policy and not by LRU, minus the opposite
@@ -32,7 +32,7 @@ class ShadowLRU:
         self._halve_at = HALF_LIFE
 
     def want(self, released_at: int, *, found: bool) -> None:
-        """Note that a page last released at that time is used again."""
+        """Count the reuse of a page that was last released at ``released_at``; ``found``: not evicted."""
         if released_at >= self._since:
             self._released[released_at] -= 1
             self._num_recent -= 1
@@ -41,7 +41,7 @@ class ShadowLRU:
             self._lead += found and not self.follow_lru
 
     def release(self, num_pages: int) -> bool:
-        """Note that one time unit has passed; return whether ``follow_lru`` has changed."""
+        """Count a release of ``num_pages`` pages, one unit of time; return whether ``follow_lru`` changed."""
         self._now += 1
         self._total += num_pages
         released = self._released
@@ -67,7 +67,7 @@ class ShadowLRU:
         return -self._lead > (most / 2 if self.follow_lru else most)
 
     def clear(self) -> None:
-        """Note that the pool is empty, whatever the policy."""
+        """Forget all pages. Called when the policy has evicted all its pages, so LRU has none either."""
         self._released.clear()
         self._num_recent = 0
         self._since = self._now + 1
