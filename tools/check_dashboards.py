@@ -1,10 +1,10 @@
-"""Check deploy/grafana against the types of Grafana's own schema package, by its compiler's rules.
+"""Check the dashboards in deploy/grafana against Grafana's schema package, with the TypeScript compiler.
 
     npm install --prefix build/grafana @grafana/schema@11.6.0 typescript@7.0.2
     python tools/check_dashboards.py build/grafana
 
-An unknown key, a missing one or a value of another type is an error, in dashboards and in panels' options
-and fields. The package has no types of Prometheus queries: tests/deploy/test_dashboards.py evaluates those.
+An unknown key, a missing key or a value of another type is an error, in dashboards and in panels' options and
+fields. The package has no types for Prometheus queries; tests/deploy/test_dashboards.py evaluates queries.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent.parent / "deploy" / "grafana"
-PANELS = {"timeseries": "TimeSeries", "stat": "Stat", "heatmap": "Heatmap"}  # types: names of their schemas
-OWN_FIELDS = ("timeseries", "heatmap")  # that have settings of their own for fields
-# JSON has the values of enumerations, not their names.
+PANELS = {"timeseries": "TimeSeries", "stat": "Stat", "heatmap": "Heatmap"}  # panel type: name of its schema
+OWN_FIELDS = ("timeseries", "heatmap")  # panel types that have their own settings for fields
+# TypeScript types have the names of enumeration members; JSON has their values.
 PLAIN = """\
 type Plain<T> = T extends string ? `${T}` : T extends (infer I)[] ? Plain<I>[]
   : T extends object ? { [K in keyof T]: Plain<T[K]> } : T;
@@ -27,7 +27,7 @@ type Plain<T> = T extends string ? `${T}` : T extends (infer I)[] ? Plain<I>[]
 
 
 def source_of(dashboard: dict[str, Any], schema: Path) -> str:
-    """TypeScript that compiles if the dashboard is what the schema says."""
+    """Return a TypeScript program that compiles if the dashboard conforms to the schema."""
     raw = schema / "dist" / "esm" / "raw"
     panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
     lines = [f"import type {{ Dashboard }} from '{raw}/dashboard/x/dashboard_types.gen';"]
@@ -48,8 +48,8 @@ def source_of(dashboard: dict[str, Any], schema: Path) -> str:
 
 
 def check(packages: Path, folder: Path = FOLDER) -> list[str]:
-    """What the compiler says of each dashboard in ``folder``; nothing if all is well. ``packages``: where
-    @grafana/schema and typescript are installed."""
+    """Return the compiler's messages for the dashboards in ``folder``; none if all are correct. ``packages``
+    is the folder in which @grafana/schema and typescript are installed."""
     modules = packages.resolve() / "node_modules"
     with tempfile.TemporaryDirectory() as work:
         files = []

@@ -1,9 +1,9 @@
-"""Write every Metal unit as MLX would compile it, and compile them with Apple's own compiler.
+"""Write every Metal unit as MLX would compile it, and compile the units with Apple's own compiler.
 
 ``python tools/check_metal.py [FOLDER]`` (default build/metal) launches the kernels over all head dims,
-formats and options with a recorder in the GPU's place, and writes one .metal file per unit. Where
-``xcrun metal`` is (a Mac with Xcode), each is compiled in every version of the language that it knows;
-elsewhere it says so and ends well: then nothing was compiled. Exits 1 if a unit does not compile.
+formats and options with a recorder in the GPU's place, and writes one .metal file per unit. On a Mac with
+Xcode (``xcrun metal``), it compiles each unit in every language version that the compiler knows. Elsewhere it
+says that nothing was compiled, and exits with 0. It exits with 1 if a unit does not compile.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path += [str(ROOT / "tests" / "support"), str(ROOT / "tools")]  # the emulator knows what MLX assembles
+sys.path += [str(ROOT / "tests" / "support"), str(ROOT / "tools")]  # for the emulator's ``assemble``
 
 import mlx.core as mx  # noqa: E402
 import numpy as np  # noqa: E402
@@ -41,11 +41,11 @@ DTYPES = (mx.float16, mx.bfloat16)
 PRELUDE = '#include "mlx/backend/metal/kernels/utils.h"\n'
 COMPILER = ("xcrun", "-sdk", "macosx", "metal")
 LANGUAGES = ("metal3.1", "metal3.2", "metal4.0", "metal4.1")
-"""Language versions of macOS 14, 15, 26 and 27: MLX compiles for the version of its system."""
+"""Language versions of macOS 14, 15, 26 and 27. MLX compiles for the version of the system it runs on."""
 
 
 class Recorder:
-    """Stands in for ``mx.fast.metal_kernel``: keeps the text, returns zeros."""
+    """Stands in for ``mx.fast.metal_kernel``: kernels return zeros, and their source text is kept."""
 
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
@@ -66,7 +66,7 @@ class Recorder:
 
 
 def mixed_step() -> AttentionMetadata:
-    """A decode row, a decode row long enough to be split, and a chunk."""
+    """Return a step with a short decode row, a decode row long enough to be split, and a prefill chunk."""
     lengths, rows = (5, 600, 40), (1, 1, 9)
     used = [-(-length // 32) for length in lengths]
     table = np.zeros((3, max(used)), np.int32)
@@ -104,7 +104,7 @@ def run_step(
     options: bool,
     latents: bool = False,
 ) -> None:
-    """Launch every kernel of one configuration; ``options``: with sinks and softcap; ``latents``: K
+    """Launch every kernel of one configuration. ``options`` adds sinks and softcap. With ``latents``, K
     rows are latents and V rows are rotary keys."""
     spec = PoolSpec(layers=(layer,), num_pages=24, page_size=32, k_format=formats[0], v_format=formats[1])
     pool = MetalBackend(library).create_pool(spec)
@@ -129,7 +129,7 @@ def run_step(
 def attend_residual(
     library: KernelLibrary, formats: tuple[str, str], layer: LayerSpec, group: int, *, latents: bool = False
 ) -> None:
-    """Launch what attends over quantized and residual pages."""
+    """Launch the kernels that attend over both quantized and residual pages."""
     spec = PoolSpec(layers=(layer,), num_pages=24, page_size=32, k_format=formats[0], v_format=formats[1])
     beside = replace(spec, layers=(replace(layer, window=1),), k_format="bf16", v_format="bf16")
     cache, metadata = MetalBackend(library).create_residual_pool(spec, beside), mixed_step()
@@ -147,7 +147,7 @@ def write_in_place(
     *,
     latents: bool = False,
 ) -> None:
-    """Launch the kernels that only a pool written in place has: write, copy, and attention in their order."""
+    """Launch the kernels of a pool that is written in place: write, copy, and attention after both."""
     spec = PoolSpec(layers=(layer,), num_pages=24, page_size=32, k_format=formats[0], v_format=formats[1])
     pool, metadata = InPlacePool(spec, library), mixed_step()
     pool.copy_pages([(22, 23)])
@@ -163,7 +163,7 @@ def write_in_place(
 
 
 def run_recurrences(library: KernelLibrary, dtype: mx.Dtype, *, width: int, height: int) -> None:
-    """Launch every recurrence on rows of one type."""
+    """Launch every recurrent kernel on rows of one dtype."""
     kernels, rows, heads = MetalRecurrences(library), 4, 4
     step = SegmentArrays.of(StateSegments.of([1, 3], source=[0, 1], checkpoints=[(2, 2)]))
     pool = mx.zeros((3, heads, height, width))
@@ -181,7 +181,7 @@ def run_recurrences(library: KernelLibrary, dtype: mx.Dtype, *, width: int, heig
 
 
 def record_all() -> dict[str, str]:
-    """Text of every unit by kernel name."""
+    """Return the text of every unit, by kernel name."""
     recorder = Recorder()
     library = KernelLibrary(recorder)
     pairs = [(name, name) for name in METAL_FORMATS] + [
@@ -221,14 +221,14 @@ def has_compiler() -> bool:
 
 
 def known_languages(folder: Path) -> list[str]:
-    """Those of LANGUAGES that the compiler here has."""
+    """Return the languages in ``LANGUAGES`` that the compiler on this machine supports."""
     empty = folder / "empty.metal"
     empty.write_text("#include <metal_stdlib>\n")
     return [language for language in LANGUAGES if compile_unit(empty, language) is None]
 
 
 def compile_unit(path: Path, language: str) -> str | None:
-    """What Apple's compiler has against a file in one version of the language; None if it compiles."""
+    """Compile a file in one language version. Return the compiler's messages; None if the file compiles."""
     include = Path(mx.__file__).parent / "include"
     command = [
         *COMPILER,

@@ -1,4 +1,4 @@
-"""What the Grafana dashboards show. ``$instance`` and ``$__rate_interval`` are Grafana's variables."""
+"""Panels of the Grafana dashboards. ``$instance`` and ``$__rate_interval`` are Grafana's variables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """unit: Grafana's name; series: expression by legend; width: of 24 columns."""
+    """A panel. unit: Grafana's name; series: expressions by legend; width: number of columns, of 24."""
 
     title: str
     unit: str
@@ -41,7 +41,7 @@ def total(name: str) -> str:
 
 
 def rate(name: str, by: str = "", only: str = "") -> str:
-    """Per second, summed over servers and whatever is not in ``by``."""
+    """Return the expression of a rate per second, summed over servers and over all labels not in ``by``."""
     chosen = f'{{instance=~"$instance"{only}}}'
     return f"sum{f' by ({by}) ' if by else ''}(rate(octavo_{name}{chosen}[$__rate_interval]))"
 

@@ -1,7 +1,7 @@
 """Write the Grafana dashboards: ``python tools/dashboards.py`` (extra ``dashboards``).
 
-Each panel is a title, a unit and its expressions, in the tables of ``dashboard_panels``; this
-file turns them into the JSON that Grafana 11 loads, under ``deploy/grafana``.
+``dashboard_panels`` has each panel's title, unit and expressions. This file turns them into JSON for
+Grafana 11, under ``deploy/grafana``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ AnyPanel: TypeAlias = timeseries.Panel | stat.Panel | heatmap.Panel
 
 
 def build(page: Page) -> str:
-    """One dashboard as JSON, the same every time."""
+    """Return one dashboard as JSON; equal input gives equal text."""
     board = (
         builders.Dashboard(page.title)
         .uid(page.uid)
@@ -43,7 +43,7 @@ def build(page: Page) -> str:
         board = board.with_panel(_panel(panel))
     built = json.loads(JSONEncoder().encode(board.build()))
     for variable in built["templating"]["list"]:
-        for name in ("auto", "auto_count", "auto_min"):  # of intervals; not in Grafana's schema of all
+        for name in ("auto", "auto_count", "auto_min"):  # Grafana's schema has these for intervals only
             variable.pop(name, None)
     return json.dumps(built, sort_keys=True, indent=2) + "\n"
 

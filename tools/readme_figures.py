@@ -1,6 +1,6 @@
-"""Write documents that are made from data: the README's table and chart, and docs/supported-models.md.
+"""Write what is made from data: the README's table and chart, and docs/supported-models.md.
 
-``python tools/readme_figures.py`` (extra ``plot``). The table is between two comments in README.md.
+Run ``python tools/readme_figures.py`` (extra ``plot``). The table is between two comments in README.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ COLORS = {"Octavo": "#1f77b4", "OpenVINO": "#9aa5b1", "llama.cpp": "#c9b38c", "v
 
 
 def draw(result: Comparison, weights: str) -> None:
-    """One panel per column, one bar per engine, for one width of weights. 0: not measured."""
+    """Draw a chart with a plot per column and a bar per engine, for one kind of weights. 0: not measured."""
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Builds the extension with sanitizers and runs the tests of the native kernels on it.
+# Builds the native extension with sanitizers and runs the tests of the native kernels with it.
 # Usage: tools/sanitize.sh [PYTEST ARGUMENTS]; PYTHON is an interpreter with the extra dev, BUILD a folder.
 #
-# SANITIZE=address (the default): AddressSanitizer and UndefinedBehaviorSanitizer; on x86-64 with AVX-512 and AMX
-# emulated, so that every level is run whatever the CPU. EMULATE=OFF compiles them as they are and runs what the
-# CPU has. Left out: leaks (Python and MLX keep memory to their end; the checker would report theirs alone), and
-# what CMakeLists.txt names.
+# SANITIZE=address (the default) uses AddressSanitizer and UndefinedBehaviorSanitizer. On x86-64, AVX-512 and AMX
+# are emulated, so that every level runs on any CPU. EMULATE=OFF compiles the instructions as they are and runs
+# the levels that the CPU has. Leaks are not checked, because Python and MLX keep memory until they end. Checks
+# that CMakeLists.txt names are left out, too.
 #
-# SANITIZE=thread: ThreadSanitizer, with four threads: the pool of threads, captured steps, several streams. Python
-# and MLX are not instrumented, so accesses of theirs are left out, and so is the failure that captured tasks
-# leave for run_queued: MLX's queue hands it over by a future, which the checker does not see.
+# SANITIZE=thread uses ThreadSanitizer with four threads: the thread pool, captured steps, several streams. Python
+# and MLX are not instrumented, so their accesses are left out. Left out is also the failure that captured tasks
+# leave for run_queued: MLX's queue passes it on by a future, which the checker does not see.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -26,7 +26,7 @@ cmake --build "$build" --target _ext --parallel "${JOBS:-$(nproc)}" >"$build/bui
     { tail -n 40 "$build/build.log" >&2; exit 1; }
 built=$(echo "$build"/_ext*.so)
 
-# Python is not instrumented: the runtimes must come first.
+# Python is not instrumented, so the sanitizers' runtimes must be loaded first.
 runtime() { "${CXX:-c++}" -print-file-name="lib$1.so"; }
 if [ "$sanitize" = thread ]; then
     echo 'race:run_queued' >"$build/suppressions"

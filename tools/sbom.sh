@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What an installation consists of, as a CycloneDX 1.6 document: every package with its version, licence and
-# where it is from. Of an environment made for this; what the extension is compiled with (nanobind) is not in it.
+# Writes the packages of an installation as a CycloneDX 1.6 document: version, licence and source of each.
+# The installation is made for this; packages that only compile the extension (nanobind) are not in it.
 # Usage: tools/sbom.sh BIN FILE [REQUIREMENT]; BIN has the extra `dist`, REQUIREMENT is ".[http,tracing]"
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# clang-tidy over kernels, each with its level's flags. Left out: what includes MLX's headers, which take seconds a
-# file, and attention and pages, in GCC's vectors, whose __builtin_shuffle clang does not know.
+# Runs clang-tidy on kernels, each with the flags of its level. Files that include MLX's headers are left out,
+# because each takes seconds. So are attention and pages: clang lacks the __builtin_shuffle of GCC's vectors.
 # Usage: tools/tidy.sh [FILE ...]
 set -euo pipefail
 cd "$(dirname "$0")/.."

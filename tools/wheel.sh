@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The source distribution and a wheel for this platform, as PyPI would take them.
+# Builds the source distribution and a wheel for this platform, as PyPI accepts them.
 # Usage: tools/wheel.sh BIN [FOLDER] [OPTIONS OF python -m build]; BIN has the extra `dist`
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,7 +12,7 @@ trap 'rm -rf "$made"' EXIT
 mkdir -p "$folder"
 cp "$made"/*.tar.gz "$folder"
 if [ "$(uname)" = Linux ]; then
-    # libmlx.so is that of the package mlx: the extension looks for it beside itself.
+    # libmlx.so is left out: the extension finds it in the package mlx, beside itself.
     PATH=$(cd "$bin" && pwd):$PATH "$bin/auditwheel" repair --exclude libmlx.so -w "$folder" "$made"/*.whl
 else
     cp "$made"/*.whl "$folder"

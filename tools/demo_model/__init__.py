@@ -1,1 +1,1 @@
-"""How the embedded demo model was made: data, training, export and evaluation."""
+"""Programs that made the embedded demo model: data, training, export and evaluation."""

@@ -24,7 +24,7 @@ _DRILLS = {"loop": tasks.loop, "pairs": tasks.pairs, "recall": tasks.recall, "ec
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """Token ids int64 and the weight float32 of each in the loss; [T], or [B, T] for a batch."""
+    """Token ids, and the weight of each token in the loss; [T], or [B, T] for a batch."""
 
     ids: NDArray[np.int64]
     weights: NDArray[np.float32]
@@ -39,7 +39,7 @@ def encode(tokenizer: Tokenizer, segments: list[Segment]) -> Example:
 
 
 def make_row(tokenizer: Tokenizer, rng: Random, length: int, progress: float) -> Example:
-    """One row of ``length`` tokens: a ledger or a drill first, filler after it."""
+    """Return a row of ``length`` tokens: a ledger or a drill, then filler texts."""
     parts = [encode(tokenizer, _first_text(rng, length, progress))]
     border = Example(np.array([tokenizer.token_to_id(END)]), np.zeros(1, dtype=np.float32))
     while sum(len(part.ids) for part in parts) < length:
@@ -63,7 +63,7 @@ def _first_text(rng: Random, length: int, progress: float) -> list[Segment]:
 
 
 def row_length(rng: Random, progress: float) -> int:
-    """Short rows first, long ones towards the end."""
+    """Draw the length of a batch's rows; rows are short at first and long towards the end of training."""
     if progress < WARM:
         return rng.choice((64, 128))
     if progress < EARLY:
@@ -76,9 +76,9 @@ def row_length(rng: Random, progress: float) -> int:
 
 
 def make_batch(tokenizer: Tokenizer, *, seed: int, step: int, progress: float, tokens: int) -> Example:
-    """The batch of one step, about ``tokens`` tokens in rows of one length.
+    """Return the batch of one step: about ``tokens`` tokens in rows of equal length.
 
-    progress   share of the planned steps that are done; it drives the curriculum
+    progress   share of the planned steps that are done; the curriculum follows it
     """
     rng = Random(f"train:{seed}:{step}")
     length = row_length(rng, progress)

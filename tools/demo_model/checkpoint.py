@@ -1,4 +1,4 @@
-"""Where a training stands, of either model, so that it can go on."""
+"""The state of a training run of either model, so that the run can resume."""
 
 from __future__ import annotations
 

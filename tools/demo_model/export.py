@@ -2,7 +2,7 @@
 
 cd tools && python -m demo_model.export --run RUN --out ../engine/demo
 
-Both models' checkpoints are understood: that of the hybrid is known by its shape.
+RUN may be a run of either model: a hybrid's checkpoint has a setting that the other has not.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def model_config(shape: dict[str, int | float], *, stop: int, end: int) -> dict[
 
 
 def hybrid_config(shape: dict[str, int | float], *, stop: int, end: int) -> dict[str, object]:
-    """Of an Olmo hybrid whose attention comes first."""
+    """Return the config.json of an Olmo hybrid whose first layer is the attention layer."""
     layers = int(shape["num_hidden_layers"])
     return model_config(shape, stop=stop, end=end) | {
         "architectures": ["OlmoHybridForCausalLM"],

@@ -1,11 +1,11 @@
 """A plain-torch Olmo hybrid: one layer of attention, then layers of the gated delta rule.
 
-The attention comes first: it sees nothing but tokens, so it cannot tell what followed a key in the text. What
-a ledger says reaches an answer through the states of the delta layers alone.
+Attention is the first layer, so it sees nothing but tokens and cannot tell what followed a key in the text.
+So the facts of a ledger reach an answer only through the states of the delta layers.
 
-Parameter names are the Hugging Face ones. The recurrence is computed in chunks (the WY form of Yang et al.,
-"Gated Delta Networks", arXiv:2412.06464): the tokens of a chunk are one triangular system, and only the state
-goes from chunk to chunk. Matrices are multiplied in bf16, the systems are solved in float32.
+Parameter names are those of Hugging Face. The recurrence is computed in chunks (the WY form of Yang et al.,
+"Gated Delta Networks", arXiv:2412.06464): each chunk is one triangular system of its tokens, and only the
+state goes from chunk to chunk. Matrices are multiplied in bf16, the systems are solved in float32.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from demo_model.network import MLP, rotate
 
 CHUNK = 128  # tokens of one triangular system
-TAPS = 4  # of a convolution
+TAPS = 4  # taps of a convolution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HybridConfig:
-    """The fields of config.json that decide the shape; names as Hugging Face has them."""
+    """The fields of config.json that decide the model's shape, with the names of Hugging Face."""
 
     vocab_size: int = 1536
     hidden_size: int = 128
@@ -55,8 +55,8 @@ class HybridConfig:
 
 
 class UnitLowerInverse(torch.autograd.Function):
-    """Inverse of I + A for strictly lower triangular A [..., n, n], n a power of two times 16 or less: blocks
-    of 16 by repeated squaring, then pairs of blocks into one."""
+    """Inverse of I + A for strictly lower triangular A [..., n, n]; n is a power of two. Diagonal blocks of
+    size 16 are inverted by repeated squaring, then pairs of blocks are joined."""
 
     @staticmethod
     def forward(ctx, a):  # type: ignore[no-untyped-def]
@@ -88,14 +88,14 @@ def inverse_of(a: Tensor) -> Tensor:
 
 
 def gated_delta(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
-    """Outputs of ``S <- exp(g) S; S <- S + beta k (v - S^T k)^T; o = S^T q`` from an empty state.
+    """Return outputs o of ``S <- exp(g) S; S <- S + beta k (v - S^T k)^T; o = S^T q``; S is zero at first.
 
-    q, k [B, H, T, K], v [B, H, T, V], log_decay and beta float32 [B, H, T]; T at most CHUNK or a multiple.
-    Returns [B, H, T, V]. Products are computed in q's type.
+    Shapes: q and k [B, H, T, K]; v [B, H, T, V]; log_decay (g) and beta float32 [B, H, T]; o [B, H, T, V]. T
+    must be at most CHUNK or a multiple of CHUNK. Products are computed in the dtype of q.
     """
     narrow, size = q.dtype, min(q.shape[2], CHUNK)
     q, k, v, log_decay, beta = (x.unflatten(2, (-1, size)) for x in (q, k, v, log_decay, beta))
-    since = log_decay.cumsum(-1)  # decay from the chunk's start to behind each token
+    since = log_decay.cumsum(-1)  # log decay from the chunk's start up to each token, inclusive
     above = torch.full((size, size), -torch.inf).triu(1)
     decay = (since[..., :, None] - since[..., None, :]).add_(above).exp_().to(narrow)
     turned = k.transpose(-1, -2)
@@ -121,7 +121,7 @@ def gated_delta(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor
 
 
 class Normed(torch.autograd.Function):
-    """x over the root of its mean square plus 1e-6, along the last dimension; in x's type."""
+    """RMS norm without weights: x / sqrt(mean(x^2) + 1e-6) along the last dimension, in the dtype of x."""
 
     @staticmethod
     def forward(ctx, x):  # type: ignore[no-untyped-def]
@@ -148,7 +148,7 @@ class Norm(nn.Module):
 
 
 def convolve(x: Tensor, taps: Tensor) -> Tensor:
-    """SiLU of a causal convolution of each channel; x [B, T, channels], taps [channels, 1, TAPS]."""
+    """Convolve each channel causally, and apply SiLU; x [B, T, channels], taps [channels, 1, TAPS]."""
     padded = F.pad(x, (0, 0, TAPS - 1, 0)).transpose(1, 2).unsqueeze(2)  # channels last
     out = F.conv2d(padded, taps.unsqueeze(2).to(x.dtype), groups=taps.shape[0])
     return F.silu(out.squeeze(2).transpose(1, 2))
@@ -175,7 +175,7 @@ class GatedDelta(nn.Module):
         self.q_conv1d = ShortConvolution(config.key_width)
         self.k_conv1d = ShortConvolution(config.key_width)
         self.v_conv1d = ShortConvolution(config.value_width)
-        step = torch.exp(torch.linspace(-9.0, -6.0, heads))  # decays per token, slow to fast
+        step = torch.exp(torch.linspace(-9.0, -6.0, heads))  # decay rates of the heads, slow to fast
         self.dt_bias = nn.Parameter(step.expm1().log())
         self.A_log = nn.Parameter(torch.zeros(heads))
         self.o_norm = Norm(config.linear_value_head_dim)
@@ -190,7 +190,7 @@ class GatedDelta(nn.Module):
         taps = torch.cat((self.q_conv1d.weight, self.k_conv1d.weight, self.v_conv1d.weight))
         qk, v = convolve(qkv, taps).unflatten(-1, (-1, values // heads)).split((2 * heads, heads), dim=2)
         q, k = Normed.apply(qk.transpose(1, 2)).chunk(2, dim=1)
-        width = config.linear_key_head_dim  # norms of rows are its root: over it once for k, twice for q
+        width = config.linear_key_head_dim  # rows have norm sqrt(width); k gets norm 1, q 1 / sqrt(width)
         log_decay = -self.A_log.exp() * F.softplus(a.float() + self.dt_bias)
         beta = b.float().sigmoid()
         with torch.autocast("cpu", enabled=False):
@@ -202,7 +202,7 @@ class GatedDelta(nn.Module):
 
 
 class FirstAttention(nn.Module):
-    """Attention whose q and k are normed over all heads at once."""
+    """Attention in which q and k get one RMS norm over all heads together."""
 
     def __init__(self, config: HybridConfig) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ class FirstAttention(nn.Module):
 
 
 class AttentionBlock(nn.Module):
-    """Normed behind attention and MLP, as Olmo does it."""
+    """Attention and MLP, each followed by its norm, as in Olmo."""
 
     def __init__(self, config: HybridConfig) -> None:
         super().__init__()
@@ -278,7 +278,7 @@ class Hybrid(nn.Module):
 
     @torch.no_grad()
     def _start(self) -> None:
-        """Layers of the delta rule start with an MLP that adds nothing, that of attention with little."""
+        """Draw weights with which MLPs of delta layers add nothing, and the attention layer adds little."""
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
                 nn.init.normal_(parameter, std=0.03 if "embed" in name else parameter.shape[1] ** -0.5)
@@ -289,8 +289,8 @@ class Hybrid(nn.Module):
             norm.weight.fill_(0.01)
 
     def forward(self, ids: Tensor, chosen: Tensor | None = None) -> Tensor:
-        """Logits of token ids [B, T], T a multiple of CHUNK: [B, T, vocab_size], or [n, vocab_size] of the n
-        ``chosen`` of the B * T positions."""
+        """Return logits [B, T, vocab_size] of token ids [B, T], or [n, vocab_size] for the ``chosen`` n of
+        the B * T positions. T is a multiple of CHUNK."""
         cos, sin = self.cos[: ids.shape[1]], self.sin[: ids.shape[1]]
         x = self.model.embed_tokens(ids)
         if torch.is_autocast_enabled("cpu"):

@@ -1,10 +1,10 @@
-"""Start the delta layers of a hybrid as lookups: what followed these tokens before?
+"""Initialize the delta layers of a hybrid so that they look up what followed the last tokens before.
 
-The convolutions make it possible in one layer: a key holds the tokens just before, a query the same number of
-tokens up to the current one, a value the current token. Half of the heads take three tokens for a key, half a
-mean of the tokens before, which the attention is started to give: its scores fall with the distance. Without
-it, 2.3 M tokens of training found what follows a value's first token, and not the first token that belongs
-to a key further back.
+The convolutions allow this in one layer: a key holds the tokens just before a token, a query holds as many
+tokens up to the current one, and a value holds the current token. In half of the heads a key is three tokens.
+In the other half it is a mean of the tokens before, which the attention layer gives: its initial scores fall
+with the distance. Without this attention, 2.3 M tokens of training taught to continue a value, but not to
+find the first token of a value whose key is further back.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 from demo_model.hybrid_network import TAPS, FirstAttention, GatedDelta, Hybrid
 
 EMBEDDING_SCALE = 0.03
-GAINS = (0.05, 0.02, 0.02)  # of what the layers write, in order
-SHARPNESS = (1.0, 1.4, 1.7, 2.0)  # of the attention's heads: their scores are this squared
+GAINS = (0.05, 0.02, 0.02)  # factor of each delta layer's output
+SHARPNESS = (1.0, 1.4, 1.7, 2.0)  # per attention head: a score is multiplied by its square
 
 
 @torch.no_grad()
@@ -24,7 +24,7 @@ def plant_lookups(model: Hybrid, seed: int = 0) -> None:
     generator = torch.Generator().manual_seed(seed)
     embedding = model.model.embed_tokens.weight
     embedding.normal_(std=EMBEDDING_SCALE, generator=generator)
-    embedding[:, 0] = 8 * EMBEDDING_SCALE  # the same for every token: opens gates, sets rates
+    embedding[:, 0] = 8 * EMBEDDING_SCALE  # the same for every token; opens gates and sets rates
     first = model.model.layers[0]
     _plant_recency(first.self_attn, generator)
     first.post_attention_layernorm.weight.fill_(EMBEDDING_SCALE)
@@ -34,7 +34,7 @@ def plant_lookups(model: Hybrid, seed: int = 0) -> None:
 
 
 def _plant_recency(layer: FirstAttention, generator: torch.Generator) -> None:
-    """q and k nearly the same for all tokens: only their rotation tells positions apart."""
+    """Make q and k nearly equal for all tokens, so that only their rotation tells positions apart."""
     width, dim = layer.q_proj.weight.shape[1], layer.config.head_dim
     for projection in (layer.q_proj, layer.k_proj):
         projection.weight.normal_(std=0.2, generator=generator)

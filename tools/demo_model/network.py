@@ -1,8 +1,7 @@
-"""A plain-torch Qwen3 decoder whose parameter names are the Hugging Face ones.
+"""A plain-torch Qwen3 decoder with the parameter names of Hugging Face.
 
-Only what training needs: a forward over whole sequences, grouped-query attention with
-RMSNorm of q and k, RoPE (first half of a head paired with the second), SwiGLU, tied
-embeddings.
+It has only what training needs: a forward pass over whole sequences, grouped-query attention with RMSNorm of
+q and k, RoPE (the first half of a head is paired with the second half), SwiGLU and tied embeddings.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The fields of config.json that decide the shape; names as Hugging Face has them."""
+    """The fields of config.json that decide the model's shape, with the names of Hugging Face."""
 
     vocab_size: int = 1536
     hidden_size: int = 256
@@ -51,7 +50,7 @@ class RMSNorm(nn.Module):
 
 
 def rope_tables(config: ModelConfig, length: int) -> tuple[Tensor, Tensor]:
-    """cos and sin [length, head_dim / 2]."""
+    """Return the cosines and sines of RoPE, each [length, head_dim / 2]."""
     half = config.head_dim // 2
     inverse = config.rope_theta ** (-torch.arange(half, dtype=torch.float32) / half)
     angles = torch.outer(torch.arange(length, dtype=torch.float32), inverse)
@@ -59,7 +58,7 @@ def rope_tables(config: ModelConfig, length: int) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE on [batch, heads, length, head_dim]."""
+    """Apply RoPE to x [batch, heads, length, head_dim]."""
     first, second = x.float().chunk(2, dim=-1)
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
     return turned.to(x.dtype)
@@ -139,7 +138,7 @@ class Qwen3(nn.Module):
                 nn.init.normal_(parameter, std=0.03 if "embed" in name else parameter.shape[1] ** -0.5)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Logits [B, T, vocab_size] of token ids [B, T]."""
+        """Return logits [B, T, vocab_size] of token ids [B, T]."""
         length = ids.shape[1]
         cos, sin = self.cos[:length], self.sin[:length]
         x = self.model.embed_tokens(ids)

@@ -1,11 +1,11 @@
-"""Start the first two layers as an induction circuit, which training then refines.
+"""Initialize the first two layers as an induction circuit, which training then refines.
 
-From a random start the circuit ("find where this token stood before, say what followed")
-takes millions of tokens to appear. Here the heads of layer 0 attend to the offsets -1, -2,
--1, -3: a constant embedding component is read into the fast RoPE frequencies, out of phase
-by the offset; they copy the token found there into subspaces of their own. Layer 1 matches
-the current token with the previous-token subspace, on slow frequencies so that distance
-hardly matters, and copies the token found there.
+The circuit finds where the current token stood before, and repeats the token that followed. From a
+random start it takes millions of tokens to appear. Here the heads of layer 0 attend to the offsets
+-1, -2, -1 and -3: a constant component of the embedding feeds the fast RoPE frequencies of q and k,
+with a phase for the offset. Each head copies the token at its offset into a subspace of its own.
+Layer 1 matches the current token with the subspace of the previous token, on slow frequencies, so
+that distance hardly matters. It copies the token found there.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from demo_model.network import Attention, Qwen3
 
 EMBEDDING_SCALE = 0.03
-OFFSETS = (1, 2, 1, 3)  # of the query heads of layer 0
+OFFSETS = (1, 2, 1, 3)  # one for each query head of layer 0
 FAST = 6  # RoPE frequencies that tell offsets apart
 
 
 @torch.no_grad()
 def plant_induction(model: Qwen3, seed: int = 0) -> None:
-    """Rewrite the attention weights of layers 0 and 1; everything is trained afterwards."""
+    """Replace the attention weights of layers 0 and 1; training may change all weights afterwards."""
     config, generator = model.config, torch.Generator().manual_seed(seed)
 
     def basis() -> Tensor:
@@ -57,7 +57,7 @@ def _plant_offsets(attention: Attention, read: list[Tensor], write: list[Tensor]
         attention.k_proj.weight[head * dim + fast, 0] = 0.6
         attention.v_proj.weight[head * dim : (head + 1) * dim] = copied.T
     for head, offset in enumerate(OFFSETS):
-        # Scores peak where cos(speed * (distance - offset)) does.
+        # A score is a sum of cos(speed * (distance - offset)), which has its peak at distance == offset.
         attention.q_proj.weight[head * dim + fast, 0] = 0.6 * torch.cos(speed * offset)
         attention.q_proj.weight[head * dim + half + fast, 0] = -0.6 * torch.sin(speed * offset)
         attention.o_proj.weight[:, head * dim : (head + 1) * dim] = EMBEDDING_SCALE * write[head]

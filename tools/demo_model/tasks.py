@@ -1,4 +1,4 @@
-"""Everything in the training text that is not a ledger: recall drills, lists, stories."""
+"""Training texts other than ledgers: recall drills, lists, stories."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _SMALL_TALK = (
 
 
 def recall(rng: Random, length: int) -> list[Segment]:
-    """Dense key-value recall: a short table, then its rows again in random order."""
+    """Return a key-value recall drill: a short table, then keys and values again in random order."""
     style = rng.randrange(4)
     rows: dict[str, str] = {}
     size = 4
@@ -99,7 +99,7 @@ def recall(rng: Random, length: int) -> list[Segment]:
 
 
 def loop(rng: Random, length: int) -> list[Segment]:
-    """Random words over and over: the plainest induction task, dense in signal."""
+    """Return a few random words, repeated over and over: the simplest induction task."""
     pool = FIRST + CITY + ADJECTIVE + ITEM + PLACE + LAST + PAIRS_OF_DIGITS
     words = "".join(f" {word}" for word in rng.sample(pool, rng.randrange(4, max(6, min(60, length // 3)))))
     repeats = length // max(1, estimated_tokens(words)) + 1
@@ -107,7 +107,7 @@ def loop(rng: Random, length: int) -> list[Segment]:
 
 
 def pairs(rng: Random, length: int) -> list[Segment]:
-    """Words in fixed pairs, asked for again in random order."""
+    """Return words in fixed pairs, then the pairs again in random order."""
     keys, values = rng.sample((FIRST + LAST, CITY + JOB, ADJECTIVE, ITEM + PLACE, PAIRS_OF_DIGITS), 2)
     count = min(rng.randrange(3, max(5, length // 6)), len(keys), len(values))
     table = list(zip(rng.sample(keys, count), rng.sample(values, count), strict=True))
@@ -119,7 +119,7 @@ def pairs(rng: Random, length: int) -> list[Segment]:
 
 
 def echo(rng: Random, length: int) -> list[Segment]:
-    """Random words, then the same words again."""
+    """Return a request to repeat random words, and the answer."""
     pool = FIRST + CITY + ADJECTIVE + ITEM + PLACE + LAST
     width = max(8, min(60, length // 2 - 8))
     words = " ".join(
@@ -130,7 +130,7 @@ def echo(rng: Random, length: int) -> list[Segment]:
 
 
 def lists(rng: Random) -> list[Segment]:
-    """Counting, sorting and copying of short lists."""
+    """Return a request to count, to sort or to copy a short list, and the answer."""
     choice = rng.randrange(4)
     if choice == 0:
         first = rng.randrange(1, 90)
@@ -150,7 +150,7 @@ def lists(rng: Random) -> list[Segment]:
 
 
 def story(rng: Random) -> list[Segment]:
-    """A short templated tale, either asked for in chat or as plain text."""
+    """Return a short story from templates, as the answer to a request or as plain text."""
     hero, friend = rng.sample(FIRST, 2)
     facts = {"hero": hero, "friend": friend}
     for name, pool in (
@@ -180,7 +180,7 @@ def small_talk(rng: Random) -> list[Segment]:
 
 
 def filler(rng: Random) -> list[Segment]:
-    """What fills a row of training text after its ledger."""
+    """Return a short text that fills up a row of training text after its ledger."""
     draw = rng.random()
     if draw < 0.55:
         return story(rng)

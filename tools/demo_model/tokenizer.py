@@ -1,4 +1,4 @@
-"""The demo model's byte-level BPE tokenizer, trained on the same made-up text."""
+"""The demo model's byte-level BPE tokenizer, trained on the same synthetic texts as the model."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from octavo_lab.bench.ledgers.words import END, START, STOP, joined
 
 VOCAB_SIZE = 1536
 
-# Qwen's pattern, but digits go in pairs (" 4821" is " 48", "21"): a pair is nearly unique in
-# a short ledger, which makes it much easier to look up than one digit.
+# Qwen's pattern, but digits are split into pairs (" 4821" is " 48", "21"). A pair is nearly unique in
+# a short ledger, so it is much easier to look up than a digit.
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+| ?\p{N}{1,2}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -23,7 +23,7 @@ SPLIT = (
 
 
 def corpus(seed: int, documents: int) -> Iterator[str]:
-    """Ledgers and filler by turns, then every word and number often enough to become a token."""
+    """Yield ledgers and fillers, then all words and two-digit numbers often enough to become tokens."""
     rng = Random(f"tokenizer:{seed}")
     for index in range(documents):
         if index % 2:
@@ -38,7 +38,7 @@ def corpus(seed: int, documents: int) -> Iterator[str]:
 
 
 def train_tokenizer(vocab_size: int = VOCAB_SIZE, seed: int = 0, documents: int = 6000) -> Tokenizer:
-    """The tokenizer; the same arguments give the same one."""
+    """Return the tokenizer; equal arguments give equal tokenizers."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -2,9 +2,9 @@
 
     cd tools && python -m demo_model.train --run RUN --minutes 21 --steps 2500 --tokens 5120
 
-The cosine schedule follows the fraction of the time (or step) budget that is used up, so a
-run always ends annealed. Hidden matrices are trained by torch.optim.Muon, embeddings and
-norms by AdamW. The batches are a pure function of the seed and the step.
+The cosine schedule follows the used share of the time or step budget, so that the learning rate is always
+low at the end of a run. torch.optim.Muon trains hidden matrices, AdamW trains embeddings and norms. The
+batches are a pure function of the seed and the step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PROBE_LENGTHS, PROBE_LEDGERS = (256, 512, 1024), 8
 
 
 class Batches(torch.utils.data.IterableDataset[tuple[Tensor, Tensor]]):
-    """Batches from step ``first`` on; ``planned`` steps are the whole curriculum."""
+    """Batches from step ``first`` on; the curriculum takes ``planned`` steps."""
 
     def __init__(self, run: Path, *, seed: int, first: int, planned: int, tokens: int) -> None:
         self.run, self.seed, self.first, self.planned, self.tokens = run, seed, first, planned, tokens
@@ -52,7 +52,7 @@ class Batches(torch.utils.data.IterableDataset[tuple[Tensor, Tensor]]):
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The weighted loss that is trained, and the mean loss of the answers' tokens alone."""
+    """The weighted loss that training minimizes, and the mean loss of answer tokens alone."""
 
     weighted: Tensor
     answers: float
@@ -69,7 +69,7 @@ def loss_of(model: Qwen3, ids: Tensor, weights: Tensor) -> Loss:
 
 @torch.no_grad()
 def probe(model: Qwen3, tokenizer: Tokenizer, length: int) -> float:
-    """Share of questions answered exactly, over a few ledgers of ``length`` tokens."""
+    """Return the share of questions that are answered exactly, over a few ledgers of ``length`` tokens."""
     right = total = 0
     for index in range(PROBE_LEDGERS):
         segments = make_ledger(Random(f"probe:{length}:{index}"), length, share=0.7).segments()
@@ -96,7 +96,7 @@ def build_optimizers(model: Qwen3, rate: float) -> list[torch.optim.Optimizer]:
 
 
 def start(options: argparse.Namespace) -> tuple[State[Qwen3], Tokenizer]:
-    """The state to go on from: that of the checkpoint, or a fresh one with planted layers."""
+    """Return the state of the checkpoint, or else a new state (with the induction circuit of planting.py)."""
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.threads)
     options.run.mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,7 @@ def train(state: State[Qwen3], tokenizer: Tokenizer, options: argparse.Namespace
     first, begin = state.step, time.monotonic()
     saved_at = begin
     groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
-    bases = [10 * options.rate, options.rate]  # Muon's and AdamW's, one group each
+    bases = [10 * options.rate, options.rate]  # rates of Muon and AdamW, which have one group each
     source = Batches(
         options.run, seed=options.seed, first=first, planned=options.steps, tokens=options.tokens
     )

@@ -2,9 +2,9 @@
 
     cd tools && python -m demo_model.train_hybrid --run RUN --minutes 38
 
-The rate and the curriculum follow the fraction of the time that is used up, so that a run always ends
-annealed. Rows hold nothing but ledgers and questions (and drills at first); they are short, since what a
-state holds is learnt from many short texts sooner than from few long ones.
+The learning rate and the curriculum follow the used share of the time, so that the rate is always low at the
+end of a run. Rows hold only ledgers with questions, and drills at first. They are short, because the model
+learns what to keep in a state sooner from many short texts than from a few long ones.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from octavo_lab.bench.ledgers.words import ANSWER_WEIGHT
 TOKENIZER = Path(__file__).resolve().parents[2] / "engine" / "demo" / "tokenizer.json"
 WARM, EARLY, MIDDLE = 0.06, 0.3, 0.6  # shares of the time at which the curriculum changes
 SHARES: dict[type[Kind], float] = {Codes: 0.45, Residents: 0.35, Stock: 0.2}
-CONTEXT_SHARE, CONTEXT_WEIGHT = 0.15, 0.3  # of the tokens that are no answer: how many count, and how much
+CONTEXT_SHARE, CONTEXT_WEIGHT = 0.15, 0.3  # tokens other than answers: share that is trained, weight
 PROBE_LENGTHS, PROBE_LEDGERS = (128,), 5
 
 
 def make_row(
     tokenizer: Tokenizer, rng: Random, length: int, progress: float, kinds: Sequence[type[Kind]]
 ) -> Example:
-    """One row of ``length`` tokens: ledgers with questions, or at first a drill."""
+    """Return a row of ``length`` tokens: ledgers with questions, and drills, which are rare later."""
     parts: list[Example] = []
     while sum(len(part.ids) for part in parts) < length:
         if rng.random() < (0.5 if progress < WARM else 0.05):
@@ -72,7 +72,7 @@ def row_length(rng: Random, progress: float) -> int:
 def make_batch(
     tokenizer: Tokenizer, *, seed: int, step: int, progress: float, tokens: int, kinds: Sequence[type[Kind]]
 ) -> Example:
-    """The batch of one step: rows of one length, a multiple of 64, and one token more."""
+    """Return the batch of one step: rows of equal length, which is a multiple of 64 plus one token."""
     rng = Random(f"train-hybrid:{seed}:{step}")
     length = row_length(rng, progress)
     rows = [make_row(tokenizer, rng, length + 1, progress, kinds) for _ in range(max(1, tokens // length))]
@@ -80,7 +80,7 @@ def make_batch(
 
 
 def build_optimizers(model: Hybrid, rate: float) -> list[torch.optim.Optimizer]:
-    """Muon for matrices, AdamW for the embedding, gates, convolutions and norms."""
+    """Return Muon for matrices, and AdamW for the embedding, gates, convolutions and norms."""
     matrices: list[torch.nn.Parameter] = []
     others: list[torch.nn.Parameter] = []
     for name, parameter in model.named_parameters():
@@ -93,12 +93,12 @@ def build_optimizers(model: Hybrid, rate: float) -> list[torch.optim.Optimizer]:
 
 
 def train_step(state: State[Hybrid], batch: Example) -> float:
-    """One update; returns the mean loss of the answers' tokens."""
+    """Update the model once; return the mean loss of answer tokens."""
     ids, weights = torch.from_numpy(batch.ids), torch.from_numpy(batch.weights)
     answer = weights[:, 1:].flatten() == ANSWER_WEIGHT
     draw = torch.rand(answer.shape, generator=torch.Generator().manual_seed(state.step))
     chosen = (answer | (draw < CONTEXT_SHARE)).nonzero()[:, 0]
-    chosen = chosen[: len(chosen) // 256 * 256]  # few shapes: each new one is compiled
+    chosen = chosen[: len(chosen) // 256 * 256]  # few shapes, because each new shape is compiled
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = state.model(ids[:, :-1], chosen)
     each = F.cross_entropy(logits.float(), ids[:, 1:].flatten()[chosen], reduction="none")
@@ -122,7 +122,7 @@ def probe_ledgers(length: int) -> Iterator[tuple[type[Kind], list[tuple[str, flo
 
 @torch.no_grad()
 def probe(model: Hybrid, tokenizer: Tokenizer, length: int) -> dict[str, float]:
-    """Share of questions answered exactly, given the answers before, by kind of ledger."""
+    """Return the share of questions answered exactly after correct earlier answers, by kind of ledger."""
     right, total = dict.fromkeys(SHARES, 0), dict.fromkeys(SHARES, 0)
     for kind, segments in probe_ledgers(length):
         ids = torch.from_numpy(encode(tokenizer, segments).ids)
@@ -150,7 +150,7 @@ def train(state: State[Hybrid], tokenizer: Tokenizer, options: argparse.Namespac
     first, begin = state.step, time.monotonic()
     saved_at = begin
     groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
-    bases = [10 * options.rate, options.rate]  # Muon's and AdamW's, one group each
+    bases = [10 * options.rate, options.rate]  # rates of Muon and AdamW, which have one group each
     losses: list[float] = []
     while (used := (time.monotonic() - begin) / 60 / options.minutes) < 1:
         warm = min(1.0, (state.step - first + 1) / options.warmup)

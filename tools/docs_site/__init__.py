@@ -1,1 +1,1 @@
-"""The documentation site: pages that are generated from the code, and the hook that hands them to MkDocs."""
+"""The documentation site: pages that are generated from the code, and the hooks that MkDocs calls."""

@@ -1,7 +1,7 @@
-"""Benchmark results as data: tables for the site and the chart of the README, from JSON files.
+"""Benchmark results from JSON files, as tables for the site and for the README.
 
-``docs/benchmarks/results/*.json`` holds one comparison each: what was run, on which machine and level, at
-which commit, and the figures of every run. Nobody edits a number in prose.
+Each file ``docs/benchmarks/results/*.json`` has one comparison: the commands, the machine and its instruction
+level, the commit, and the figures of every run. No figure is written by hand into a text.
 ``python tools/readme_figures.py`` writes the README's table and chart again.
 """
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "benchmarks" / "results"
 CHART = ROOT / "docs" / "images" / "benchmark.png"
 README = ROOT / "README.md"
-README_RESULT = "2026-11-26-peers"  # of the comparisons with other engines, the latest
+README_RESULT = "2026-11-26-peers"  # the latest comparison with other engines
 BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
 
 
@@ -30,13 +30,14 @@ class Comparison:
 
     name      file name without its suffix
     title     heading
-    date      of the runs
+    date      date of the runs
     machine   processor, cores, instruction level
-    commit    of Octavo
+    commit    commit of Octavo
     commands  what was run
     notes     what a reader must know to judge the figures
-    columns   keys of the figures and their headings
-    rows      labels (engine, weights, ...) and for each column the figures of all runs
+    labels    keys of the rows' labels, such as engine and weights
+    columns   headings of the figures, by key
+    rows      for each row its labels and, for each column, the figures of all runs
     """
 
     name: str
@@ -51,7 +52,7 @@ class Comparison:
     rows: Sequence[dict[str, Any]]
 
     def markdown(self) -> str:
-        """Heading, table of medians with the spread of several runs, machine and commands."""
+        """Return the heading, a table of medians with the range of the runs, the machine and the commands."""
         header = [*self.labels, *self.columns.values()]
         rows = [
             [*(str(row[label]) for label in self.labels), *(_shown(row.get(key, [])) for key in self.columns)]
@@ -72,13 +73,13 @@ def _shown(runs: Sequence[float]) -> str:
 
 
 def comparisons() -> list[Comparison]:
-    """All results, the latest first."""
+    """Return all comparisons, the latest first."""
     read = [Comparison(name=path.stem, **json.loads(path.read_text())) for path in RESULTS.glob("*.json")]
     return sorted(read, key=lambda result: (result.date, result.name), reverse=True)
 
 
 def page() -> str:
-    """The benchmark page of the site."""
+    """Return the benchmark page of the site."""
     intro = """# Benchmarks
 
 Every table is made from a file in `docs/benchmarks/results`, which has the figures of every run. Engines
@@ -89,12 +90,12 @@ a shared virtual machine's speed drifts, so compare rows of one table, not of tw
 
 
 def readme_result() -> Comparison:
-    """The comparison that the README shows."""
+    """Return the comparison that the README shows."""
     return next(result for result in comparisons() if result.name == README_RESULT)
 
 
 def readme_with(result: Comparison) -> str:
-    """The README with the table of a comparison between its two comments."""
+    """Return the README's text with the table of ``result`` between the comments ``BEGIN`` and ``END``."""
     header = ["tokens/s", *(heading.replace(", tokens/s", "") for heading in result.columns.values())]
     rows = []
     for row in result.rows:

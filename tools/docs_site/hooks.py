@@ -1,4 +1,4 @@
-"""What MkDocs calls: hands it the pages that are made from the code and from documents elsewhere."""
+"""Hooks that MkDocs calls: they add pages made from the code and from documents outside of ``docs``."""
 
 from __future__ import annotations
 

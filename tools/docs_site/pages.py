@@ -1,8 +1,8 @@
-"""Documents of the repository as pages of the site: one source, two readers.
+"""Documents of the repository as pages of the site.
 
-The site shows the README of each folder. Links in the sources lead to files of the repository, so that they
-work there, too. On the site, a link to a document, or to the source of a generated page, leads to the page. A
-link to any other file outside of ``docs`` becomes the file's name.
+In the documents, links lead to files of the repository, so that they work there, too. On the site, a link to
+a document, or to the source of a generated page, leads to the page. A link to any other file outside of
+``docs`` becomes the file's name.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 
 
 def page(name: str) -> str:
-    """Return the text of a page that is elsewhere in the repository. KeyError for other names."""
+    """Return the text of a page whose document is outside of ``docs``. Raises KeyError for other names."""
     return linked((ROOT / DOCUMENTS[name]).read_text("utf-8"), DOCUMENTS[name], name)
 
 
 def linked(text: str, document: str, name: str) -> str:
-    """Return the text of a document with links as on its page ``name`` of the site."""
+    """Return the text of a document with its links changed for the page ``name`` of the site."""
     folder = posixpath.dirname(document)
 
     def link(match: re.Match[str]) -> str:

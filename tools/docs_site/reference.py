@@ -1,7 +1,7 @@
-"""Reference pages, generated from what the code says of itself.
+"""Reference pages, generated from the help texts, docstrings and comments in the code.
 
-Each function returns one page as Markdown. Nothing here is written by hand twice: a new flag, setting,
-metric or RPC appears on the site with the text that the code gives it.
+Each function returns one page as Markdown. A new flag, setting, metric or RPC appears on the site with its
+text in the code.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PROTOS = ("octavo/v1/generation.proto", "octavo/v1/cache.proto")
 
 
 def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A Markdown table; cells may hold anything but line breaks."""
+    """Return a Markdown table; cells may contain anything but line breaks."""
     lines = ["| " + " | ".join(header) + " |"]
     lines.append("|" + " --- |" * (lines[0].count(" | ") + 1))
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
@@ -40,7 +40,7 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def cli() -> str:
-    """Return every command with all of its options."""
+    """Return the page of all commands with their options."""
     page = ["# Command line", "", "Generated from `octavo COMMAND --help`.", ""]
     commands = [(name,) for name in COMMANDS] + [("bench", name) for name in BENCHES]
     for command in commands:
@@ -83,7 +83,7 @@ def _spelled(action: argparse.Action) -> str:
 
 
 def config() -> str:
-    """Settings of the engine and sampling parameters, with their defaults and meaning."""
+    """Return the page of engine settings and sampling parameters, with their defaults and meaning."""
     return "\n".join(
         [
             "# Configuration",
@@ -109,7 +109,7 @@ def _fields(cls: type) -> Iterator[tuple[str, str, str]]:
 
 
 def meanings_of(cls: type) -> dict[str, str]:
-    """What each field of a configuration means, as it is declared."""
+    """Return the meaning of each field of a configuration class, from its declaration."""
     meanings = {}
     for name, (declared, default) in settings_of(cls).items():
         text = declared.explained(default)
@@ -118,7 +118,7 @@ def meanings_of(cls: type) -> dict[str, str]:
 
 
 def metrics() -> str:
-    """Every Prometheus metric with its type, labels and meaning."""
+    """Return the page of Prometheus metrics with their types, labels and meaning."""
     rows = sorted((f"`{name}`", kind, labels, text) for name, kind, labels, text in _metrics(Metrics()))
     return "\n".join(
         [
@@ -145,7 +145,7 @@ def _metrics(metrics: Metrics) -> Iterator[tuple[str, str, str, str]]:
 
 
 def python() -> str:
-    """Return the names of `octavo.engine` with their docstrings; errors and plain data as tables."""
+    """Return the page of the names in `octavo.engine` with their docstrings; errors are in a table."""
     errors, rest = [], []
     for name in octavo.engine.__all__:
         cls = getattr(octavo.engine, name)
@@ -184,15 +184,15 @@ def _methods(cls: type) -> Iterator[tuple[str, ...]]:
 
 
 def _doc(thing: type | object) -> str:
-    """A docstring as Markdown: paragraphs as they are, columns of names and meanings as code."""
+    """Return a docstring as Markdown; a block with columns of names and meanings becomes a code block."""
     blocks = (inspect.getdoc(thing) or "").replace("``", "`").split("\n\n")
     aligned = re.compile(r"^\S+( \S+)*  +\S", flags=re.MULTILINE)
     return "\n\n".join(f"```text\n{block}\n```" if aligned.search(block) else block for block in blocks)
 
 
 def models() -> str:
-    """Checkpoints that people know, by the model type of their configuration."""
-    from mlx_lm.utils import MODEL_REMAPPING  # one second
+    """Return the page of well-known checkpoints, by model type of their configuration."""
+    from mlx_lm.utils import MODEL_REMAPPING  # this import takes a second
 
     published = json.loads((ROOT / "tests" / "data" / "published_configs.json").read_text("utf-8"))
     text = (ROOT / "docs" / "architectures.md").read_text("utf-8")
@@ -241,7 +241,7 @@ To check a model of your own, run `octavo doctor --model FOLDER`.
 
 
 def rpc() -> str:
-    """Every RPC and message of octavo.v1, with the comments of the .proto files."""
+    """Return the page of all RPCs and messages of octavo.v1, with the comments of the .proto files."""
     page = [
         "# gRPC",
         "",

@@ -1,19 +1,19 @@
 """Run Metal compute kernels on a Linux CPU, from the source that a Mac compiles, with every access checked.
 
-`MetalKernel` and `emulate` take what `mx.fast.metal_kernel` takes. What happens to a kernel:
-assemble (the text MLX would build) -> rewrite (what macros cannot do) -> build (clang, over shim/, with
-instrumentation calling into runtime/) -> run (threads as fibers, in a seeded order).
+`MetalKernel` and `emulate` take the arguments of `mx.fast.metal_kernel`. A kernel goes through four modules:
+assemble (the text that MLX would build) -> rewrite (what macros cannot do) -> build (clang, over shim/, with
+instrumentation that calls runtime/) -> run (threads are fibers, in a seeded order).
 
-Found while it runs: accesses out of bounds or misaligned, reads of what nobody wrote or of elements the
+A run finds accesses that are out of bounds or misaligned, reads of memory that was never written or that the
 test marked as not owned, races on threadgroup and device memory, divergent barriers and simdgroup operations,
-integer overflow, outputs never written, loops without end, too much threadgroup memory. `lint` finds
-what Metal forbids and C++ allows. `Result.traffic` counts the device memory moved, `Result.stats.operations`
-products of matrices, shuffles and barriers.
+integer overflow, outputs that were never written, endless loops, and too much threadgroup memory. `lint`
+finds what Metal forbids and C++ allows. `Result.traffic` counts the device memory moved;
+`Result.stats.operations` counts matrix products, shuffles and barriers.
 
-What it cannot say: whether Apple's compiler accepts a kernel, how many registers it takes, how fast it is.
-Precision of functions, order of reductions and NaNs in min and max are one choice among those that Metal
-leaves open. Vectors of more than 16 bytes are caught only at the ends of buffers. Waiting for another
-threadgroup never ends: threadgroups run one after the other.
+The emulator cannot tell whether Apple's compiler accepts a kernel, how many registers a kernel takes, or how
+fast it is. Metal leaves open the precision of functions, the order of reductions and NaNs in min and max; the
+emulator makes one choice. It checks accesses of vectors of more than 16 bytes only at the ends of buffers.
+Threadgroups run one after the other, so a kernel that waits for another threadgroup never ends.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class Launch(ctypes.Structure):
 
 @cache
 def load(library: Path) -> ctypes.CDLL:
-    """A compiled kernel with its own copy of the runtime; kept for the life of the process."""
+    """Load a compiled kernel with its own copy of the runtime, and keep it until the process ends."""
     loaded = ctypes.CDLL(str(library))
     loaded.msl_launch.argtypes = [ctypes.POINTER(Launch)]
     size: int = loaded.msl_launch_size()

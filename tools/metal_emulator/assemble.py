@@ -1,7 +1,7 @@
 """The text that `mx.fast.metal_kernel` builds around a kernel's body, character for character.
 
-Source of the format: MLX's mlx/backend/common/metal_kernel.cpp (0.32.4). Its prelude of utilities is not
-part of the text: shim/mlx_utils.h stands for it.
+The format is that of MLX's mlx/backend/common/metal_kernel.cpp (0.32.4). MLX's prelude of utilities is not
+part of the text; shim/mlx_utils.h replaces it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, Literal
 from metal_emulator.errors import MetalCompileError
 from metal_emulator.tensors import METAL_TYPES, Tensor, dtype_name
 
-MAX_CONSTANT_ELEMENTS = 8  # an input of fewer elements is `constant`, not `device`
-MAX_BUFFERS = 31  # what Metal binds to one kernel
+MAX_CONSTANT_ELEMENTS = 8  # an input of fewer elements is in `constant` memory, not in `device` memory
+MAX_BUFFERS = 31  # the most buffers that Metal binds to one kernel
 
 ATTRIBUTES = {
     "dispatch_quadgroups_per_threadgroup": "uint",
@@ -56,7 +56,7 @@ class KernelSource:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One buffer of the signature; `tensor` is the input or output that it belongs to."""
+    """One buffer in the signature; `tensor` names the input or output to which the buffer belongs."""
 
     role: Role
     tensor: str
@@ -70,7 +70,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Assembled:
-    """`text` is what MLX compiles (after its utilities); the rest are the parts it is made of."""
+    """`text` is what MLX compiles after its utilities. The other fields are the parts of this text."""
 
     text: str
     source: KernelSource
@@ -132,7 +132,7 @@ def _template_line(template: Sequence[tuple[str, Any]]) -> str:
 def _kernel_name(
     name: str, instantiation: str, inputs: Sequence[Tensor], output_dtypes: Sequence[Any]
 ) -> str:
-    """MLX caches libraries by name, so the name tells every signature apart."""
+    """Return a name that differs for every signature, because MLX caches libraries by name."""
     parts = [f"custom_kernel_{name}"]
     if instantiation:
         for before, after in (("<", "_"), (">", ""), ("-", "_"), (", ", "_")):
@@ -146,7 +146,7 @@ def _kernel_name(
 
 
 def _input_parameters(source: KernelSource, inputs: Sequence[Tensor]) -> list[Parameter]:
-    """The inputs in order, each followed by the parts of its layout whose names the body mentions."""
+    """Return the inputs in order, each followed by its shape, strides and ndim if the body mentions them."""
     parameters: list[Parameter] = []
     for name, tensor in zip(source.input_names, inputs, strict=True):
         space = "constant" if tensor.size < MAX_CONSTANT_ELEMENTS else "device"

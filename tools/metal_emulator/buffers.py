@@ -1,4 +1,4 @@
-"""The arrays behind a launch's buffers: inputs, the parts of their layouts, and outputs."""
+"""The arrays behind a launch's buffers: inputs, their shapes, strides and ndims, and outputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from metal_emulator.tensors import Tensor, dtype_name, numpy_dtype
 
 
 class Buffers:
-    """`outputs` by name, to be read after the launch. Keep the object alive while it runs."""
+    """Arrays of a launch; keep this object alive while the launch runs. `outputs` has results, by name."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Buffers:
         self._alive: list[Any] = []
 
     def table(self, valid: Mapping[str, NDArray[np.bool_]]) -> ctypes.Array[abi.Buffer]:
-        """What the runtime is given. `valid` marks, by input name, the elements that may be read."""
+        """Return the table of buffers for the runtime. `valid` marks elements that may be read, by input."""
         unknown = set(valid) - set(self._inputs)
         if unknown:
             raise MetalRuntimeError(f"valid names {sorted(unknown)}, inputs are {sorted(self._inputs)}")

@@ -1,8 +1,8 @@
-"""From an assembled kernel to a shared library, through a cache on disk.
+"""Builds a shared library from an assembled kernel, with a cache on disk.
 
-Everything in the cache is named by the hash of what it was made from and put in place by a rename, so
-that test processes may share it and it may be deleted at any time. It lies in $OCTAVO_METAL_CACHE, else
-in the user's cache directory.
+A file in the cache is named by the hash of its sources and put in place by a rename. So test processes
+may share the cache, and it may be deleted at any time. The cache is in $OCTAVO_METAL_CACHE, or else in
+the user's cache directory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ROOM = Path(__file__).resolve().parent
 RUNTIME = _ROOM / "runtime"
 SHIM = _ROOM / "shim"
 
-# Warnings that only the shim's way of being Metal gives rise to.
+# Warnings that are caused by the shim, not by kernels.
 _NO_WARNINGS = (
     "unknown-attributes",
     "static-float-init",
@@ -49,10 +49,10 @@ LANGUAGE_FLAGS = (
     "-fno-exceptions",
     "-fno-rtti",
     "-fno-math-errno",
-    "-ffp-contract=fast",  # a product and a sum round once where they can: Metal does so in every math_mode
-    *("-Xclang", "-cl-single-precision-constant"),  # 0.1 is a float
-    *("-Xclang", "-ffloat16-excess-precision=none"),  # every half operation rounds
-    *("-fno-vectorize", "-fno-slp-vectorize"),  # which would merge accesses that are to be checked
+    "-ffp-contract=fast",  # fuse a product and a sum where possible, as Metal does in every math_mode
+    *("-Xclang", "-cl-single-precision-constant"),  # the constant 0.1 is a float
+    *("-Xclang", "-ffloat16-excess-precision=none"),  # every operation on half rounds its result
+    *("-fno-vectorize", "-fno-slp-vectorize"),  # vectorizing would merge accesses, which are checked
     "-Wall",
     "-Wextra",
     *(f"-Wno-{name}" for name in _NO_WARNINGS),
@@ -67,15 +67,15 @@ _CHECKED_FLAGS = (
     *("-mllvm", "-tsan-instrument-read-before-write=1"),
     "-fsanitize=undefined,float-cast-overflow",
     "-fno-sanitize=vptr,function,float-divide-by-zero",
-    "-fno-sanitize=pointer-overflow",  # an address is checked where it is used; this is a tenth of the time
+    "-fno-sanitize=pointer-overflow",  # addresses are checked where they are used; saves a tenth of the time
 )
-# Checked loops stay loops: unrolled, each pass has checks of its own, and most kernels take two to three
-# times as long to compile. They are as slow to run either way, for every access is a call.
+# With checks, this pragma is removed. An unrolled loop has checks in each pass, so that most kernels take
+# two to three times as long to compile. They run no faster, because every access is a call.
 _UNROLLED = '_Pragma("clang loop unroll(full)")'
 _UNCHECKED_FLAGS = ("-O2", "-ftrivial-auto-var-init=pattern")
-# A profile of a compiler that fuses nothing: results may not hang on contraction either way.
+# Flags of a compiler that fuses nothing; tests use them because results must not depend on fusing.
 NO_CONTRACTION = ("-ffp-contract=off",)
-# A profile that shows which kernels lean on the exact rules of floating point (Metal's math_mode fast).
+# Flags like Metal's math_mode fast, which show the kernels that need the exact rules of floating point.
 FAST_MATH = ("-ffast-math",)
 
 
@@ -86,7 +86,7 @@ class Built:
 
 
 def cache_directory() -> Path:
-    """Where compiled kernels are kept; made when it is missing."""
+    """Return the folder of compiled kernels; make the folder if it is missing."""
     named = os.environ.get(CACHE_VARIABLE)
     user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     path = Path(named) if named else user_cache / "octavo-metal-emulator"
@@ -95,7 +95,7 @@ def cache_directory() -> Path:
 
 
 def build(assembled: Assembled, *, checks: bool = True, extra_flags: Sequence[str] = ()) -> Built:
-    """Compile and link with the runtime; raises MetalCompileError with the compiler's words."""
+    """Compile a kernel and link it with the runtime. Raises MetalCompileError with the compiler's message."""
     unit = unit_source(assembled)
     if checks:
         unit = unit.replace(_UNROLLED, "")
@@ -130,14 +130,14 @@ def build(assembled: Assembled, *, checks: bool = True, extra_flags: Sequence[st
 
 
 def content_key(*parts: str) -> str:
-    """A name for what is made from these texts by this compiler."""
+    """Return a name for what this compiler makes from these texts."""
     compiler = find_compiler()
     everything = "\0".join([*compiler.command, compiler.version, *parts])
     return hashlib.sha256(everything.encode()).hexdigest()[:24]
 
 
 def run_compiler(arguments: Iterable[str | Path], what: str) -> str:
-    """Run it and return what it said on stderr."""
+    """Run the compiler; return its standard error. Raises MetalCompileError, which begins with ``what``."""
     return _run([*find_compiler().command, *arguments], what)
 
 
@@ -150,11 +150,11 @@ def _run(command: Iterable[str | Path], what: str) -> str:
 
 @cache
 def source_lines(library: Path, offset: int) -> str:
-    """Where an instruction of a checked library comes from: "name:line", callers after an arrow."""
+    """Return the source line of an instruction as "name:line", with its callers after arrows."""
     command = ["addr2line", "-s", "-i", "-e", str(library), hex(offset - 1)]
     try:
         frames = subprocess.run(command, check=False, capture_output=True, text=True).stdout.split()
-    except FileNotFoundError:  # binutils: any machine that links has them
+    except FileNotFoundError:  # addr2line is part of binutils, which machines that link usually have
         return f"library offset {offset:#x}"
     own = [frame for frame in frames if not frame.startswith(("msl_", "metal.h", "?", "("))]
     return " <- ".join(own[:3]) or "".join(frames[:1])
@@ -162,8 +162,8 @@ def source_lines(library: Path, offset: int) -> str:
 
 @cache
 def _linker() -> tuple[str, ...]:
-    """Gold, where it is installed, and started by g++: binutils' other linker takes twice as long, and clang
-    as long to start it as it takes to link. Zig brings its own."""
+    """Return the link command: g++ with the linker gold, if both are installed. The other linker of binutils
+    takes twice as long, and clang is slower than g++ to start gold. Zig has its own linker."""
     command = find_compiler().command
     if find_compiler().is_zig or not shutil.which("ld.gold"):
         return command
@@ -173,23 +173,23 @@ def _linker() -> tuple[str, ...]:
 def _mode_flags(checks: bool) -> tuple[str, ...]:
     if not find_compiler().is_zig:
         return _CHECKED_FLAGS if checks else _UNCHECKED_FLAGS
-    # zig sanitizes by default, and adds stack checks that fibers do not survive
+    # By default, zig sanitizes and adds stack checks, which fail in fibers.
     mode = _CHECKED_FLAGS if checks else (*_UNCHECKED_FLAGS, "-fno-sanitize=all")
     return (*mode, "-fno-stack-protector")
 
 
 @cache
 def _sources_key(folder: Path) -> str:
-    """Of all the files of one folder, and of where it is: precompiled headers remember that."""
+    """Return a key of all files in a folder, and of its path, because a precompiled header has the path."""
     texts = (f"{path.name}\n{path.read_text()}" for path in sorted(folder.iterdir()) if path.is_file())
     return content_key(str(folder), *texts)
 
 
 def precompiled_shim(flags: Sequence[str]) -> Path:
-    """The shim as these flags compile it, for `-include-pch` next to the same flags."""
+    """Return the shim's header precompiled with these flags, for `-include-pch` and the same flags."""
     key = content_key(_sources_key(SHIM), _sources_key(RUNTIME), *flags)
     target = cache_directory() / f"shim-{key}.pch"
-    # without time stamps: the content is part of the name
+    # No time stamps are needed, because the file's name has the hash of its content.
     header: list[str | Path] = ["-Xclang", "-fno-pch-timestamp", "-x", "c++-header", SHIM / "mlx_utils.h"]
     _make(target, [*flags, *header], "the emulator's Metal headers do not compile")
     return target
@@ -209,7 +209,7 @@ def _runtime_objects() -> list[Path]:
 
 
 def _make(target: Path, arguments: Sequence[str | Path], failure: str) -> None:
-    """Compile into the cache unless it is there."""
+    """Compile ``target``, a file in the cache, unless it exists."""
     if target.exists():
         return
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:

@@ -1,4 +1,4 @@
-"""Which compiler builds kernels: clang 19 or newer, from the system or from PyPI's ziglang."""
+"""Finds the compiler that builds kernels: clang 19 or newer, from the system or from PyPI's ziglang."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from functools import cache
 from metal_emulator.errors import NoMetalCompilerError
 
 COMPILER_VARIABLE = "OCTAVO_METAL_CXX"
-MIN_CLANG = 19  # the oldest that was seen to work; 16 lacks arithmetic on __bf16
+MIN_CLANG = 19  # the oldest version known to work; 16 lacks arithmetic on __bf16
 _NEWEST_CLANG = 30
 REMEDY = (
     "install one with `apt-get install -y clang-19` or `pip install ziglang`, "
@@ -27,7 +27,7 @@ REMEDY = (
 
 @dataclass(frozen=True)
 class Compiler:
-    """A command that takes clang's options. `version` is its first line, part of every cache key."""
+    """A command that takes clang's options. `version` is its version line, a part of every cache key."""
 
     command: tuple[str, ...]
     version: str
@@ -38,7 +38,7 @@ class Compiler:
 
     @property
     def target_flags(self) -> tuple[str, ...]:
-        """A fixed CPU, so that what is cached runs on every machine that shares the cache."""
+        """Return flags for a fixed CPU, so that cached kernels run on every machine that shares the cache."""
         if platform.machine() != "x86_64":
             return ()
         return ("-mcpu=x86_64_v3",) if self.is_zig else ("-march=x86-64-v3",)
@@ -46,9 +46,9 @@ class Compiler:
 
 @cache
 def find_compiler() -> Compiler:
-    """The compiler named in OCTAVO_METAL_CXX, else the first good one found.
+    """Return the compiler named in OCTAVO_METAL_CXX, or else the first one that is new enough.
 
-    Raises NoMetalCompilerError, saying what to install, when there is none.
+    Raises NoMetalCompilerError, which tells what to install, if there is none.
     """
     if sys.platform != "linux":
         raise NoMetalCompilerError(f"the Metal emulator runs on Linux, this is {sys.platform}")
@@ -66,7 +66,7 @@ def find_compiler() -> Compiler:
 
 
 def why_unavailable() -> str | None:
-    """Why kernels cannot be built here, for a test to skip with; None when they can."""
+    """Return why this machine cannot build kernels, as the reason to skip a test; None if it can."""
     try:
         find_compiler()
     except NoMetalCompilerError as error:

@@ -1,16 +1,16 @@
-"""What can go wrong when a Metal kernel is compiled and run on the CPU.
+"""Errors of compiling and running a Metal kernel on the CPU.
 
 MetalEmulatorError
-├── NoMetalCompilerError    no compiler on this machine is good enough: tests skip
-├── MetalCompileError       the kernel is not valid, or breaks a limit that is known when it is built
-└── MetalRuntimeError       the launch is impossible, or running it broke a rule
+├── NoMetalCompilerError    this machine has no suitable compiler, so tests skip
+├── MetalCompileError       the kernel is not valid, or breaks a limit that is known at build time
+└── MetalRuntimeError       the launch is impossible, or the kernel broke a rule while it ran
 """
 
 from __future__ import annotations
 
 
 class MetalEmulatorError(Exception):
-    """Every error of the emulator."""
+    """Base of all errors of the emulator."""
 
 
 class NoMetalCompilerError(MetalEmulatorError):
@@ -18,8 +18,8 @@ class NoMetalCompilerError(MetalEmulatorError):
 
 
 class MetalCompileError(MetalEmulatorError):
-    """The kernel does not compile, with the compiler's own words."""
+    """The kernel does not compile; the message is the compiler's."""
 
 
 class MetalRuntimeError(MetalEmulatorError):
-    """One line per broken rule, each naming the buffer, the thread and the line of source."""
+    """The kernel broke rules; the message has a line per rule, with buffer, thread and source line."""

@@ -1,8 +1,8 @@
 """Rules of Metal's language that a C++ compiler does not enforce.
 
-Two passes: regular expressions over the kernel's text (`lint_text`), and a look at the LLVM IR of the
-translated unit (`lint_unit`), where casts, calls and globals cannot hide behind spelling. Both follow the
-Metal Shading Language Specification, version 3.1; neither was held against Apple's compiler.
+There are two passes: regular expressions over the kernel's text (`lint_text`), and checks of the LLVM IR of
+the translated unit (`lint_unit`), which shows casts, calls and globals however they are spelled. Both follow
+the Metal Shading Language Specification, version 3.1; neither was compared with Apple's compiler.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FLAGS = (
     "-Wimplicit-float-conversion",
     "-O0",
     "-fno-sanitize=all",
-    "-DMSL_NUMBERED",  # address spaces that the IR tells apart
+    "-DMSL_NUMBERED",  # gives address spaces numbers, which the IR shows
 )
 _MEMBER_FUNCTION = re.compile(
     r"(?P<before>[;{}>]|public:|^)\s*(?P<declaration>(?:METAL_FUNC|inline)\s[^;{}()=]*?\b\w+\s*"
@@ -75,7 +75,7 @@ def lint(
     template: Sequence[tuple[str, Any]] | None = None,
     atomic_outputs: bool = False,
 ) -> list[str]:
-    """What Metal would refuse in this kernel, each finding once; an empty list is a clean kernel."""
+    """Return what Metal would refuse in this kernel, each finding once; an empty list if it finds nothing."""
     kernel = KernelSource(name, tuple(input_names), tuple(output_names), source, header, atomic_outputs)
     findings = lint_text(header, source)
     try:
@@ -87,9 +87,9 @@ def lint(
 
 
 def lint_text(header: str, body: str) -> list[str]:
-    """Findings in the text as written, as "header:line: ..." or "body:line: ..."."""
+    """Return findings in the text of the kernel, as "header:line: ..." or "body:line: ..."."""
     findings = []
-    for where, text in (("header", header), ("body", body)):  # MLX hands all of it over as ASCII
+    for where, text in (("header", header), ("body", body)):  # also comments must be ASCII for MLX
         for match in re.finditer(r"[^\x00-\x7F]", text):
             findings.append(f"{where}:{_line(text, match.start())}: {match[0]!r} is not ASCII")
     for position, name in _members_without_space(strip_comments(header)):
@@ -109,9 +109,9 @@ def lint_text(header: str, body: str) -> list[str]:
 
 
 def lint_unit(unit: str) -> list[str]:
-    """Findings in a translated unit (rewrite.unit_source), which must compile otherwise.
+    """Return findings in a translated unit (rewrite.unit_source), also errors if it does not compile.
 
-    Its address spaces are made real ones, so that no cast between them is silent.
+    Metal's address spaces become address spaces of LLVM, so that every cast between them shows.
     """
     flags = (*_FLAGS, *find_compiler().target_flags)
     prelude = precompiled_shim(flags)
@@ -147,8 +147,8 @@ def _forbidden(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _members_without_space(text: str) -> Iterator[tuple[int, str]]:
-    """Member functions that are not static and say no address space after their parameters: their object's
-    is `thread` up to Metal 4.0 and generic from 4.1 on."""
+    """Yield non-static member functions that name no address space after their parameters. The address space
+    of their object is `thread` up to Metal 4.0 and generic from 4.1 on."""
     for struct in _STRUCT.finditer(text):
         depth, end = 1, struct.end()
         while end < len(text) and depth:

@@ -1,4 +1,4 @@
-"""What the LLVM IR of a kernel gives away, compiled without optimisation (lint.lint_unit)."""
+"""Checks of a kernel's LLVM IR, compiled without optimisation (see lint.lint_unit)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CALLEE = re.compile(r'\bcall\b[^@\n]*@"?([\w.$]+)"?\(')
 _GLOBAL = re.compile(
     r"^@([\w.$]+) = (?!private)(?:\w+ )*?(addrspace\(\d\) )?(global|constant) ", re.MULTILINE
 )
-# mangled names of the shim's own functions: not the kernel's fault
+# Mangled names of the shim's own functions, in which findings are not the kernel's fault.
 _OF_SHIM = re.compile(r"_ZN?K?5metal|_Z\w*msl_|msl_|_Zli|_ZNK?5metal")
 _GLOBAL_OF_SHIM = re.compile(r"_ZN5metal|_ZT[VISs]|_ZN6Limits|_ZGV|llvm\.")
 _ALLOWED_CALLEE = re.compile(
@@ -39,7 +39,7 @@ class _Function:
 
 
 def lint_ir(ir: str) -> list[str]:
-    """Findings in the order of the text; may repeat."""
+    """Return findings in the order of the IR, possibly repeated."""
     functions = {
         name: _Function(name, body, frozenset(_CALLEE.findall(body))) for name, body in _FUNCTION.findall(ir)
     }

@@ -1,9 +1,9 @@
-"""What a compiler for another GPU makes of a kernel: registers, scratch memory, instructions.
+"""Registers, scratch memory and instructions of a kernel, as compiled for another GPU.
 
-The kernel is compiled by clang for amdgcn (gfx1100, waves of 32 lanes, 32-bit registers, as Apple's), over
-proxy/. A proxy: Apple's compiler allots registers by rules of its own, and its machine has other
-instructions. What carries over is what the source forces: values that are live at once, arrays that no
-unrolled loop indexes (they end in scratch memory), and how the instructions of one loop compare to another's.
+clang compiles the kernel for amdgcn (gfx1100, which has waves of 32 lanes and 32-bit registers, like Apple's
+GPUs), over proxy/. This is only a proxy: Apple's compiler allots registers by its own rules, for other
+instructions. What the source forces holds there, too: how many values are live at once, which arrays end in
+scratch memory (those not indexed by unrolled loops), and how the instructions of two loops compare.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _FLAGS = (
     "-ffp-contract=fast",
 )
 MAX_REGISTERS = 110
-"""Register limit given to the compiler, which spills the rest to scratch memory. Apple's GPUs have at most
-128 per thread, and a core runs fewer threads if each takes more."""
+"""Limit of registers for the compiler, which spills further values to scratch memory. Apple's GPUs have at
+most 128 registers per thread, and a core runs fewer threads if each takes more registers."""
 
 _LIMITS = f'attributes #0 = {{ "amdgpu-num-vgpr"="{MAX_REGISTERS}" "amdgpu-flat-work-group-size"="1,512" '
 _IDS = {
@@ -65,7 +65,7 @@ _KINDS = (
 
 @dataclass(frozen=True)
 class Resources:
-    """``loops``: instructions by kind of each innermost loop, in the order of the text."""
+    """Resources of a kernel. ``loops`` has each loop's instructions by kind, without those of inner loops."""
 
     registers: int
     scratch_bytes: int
@@ -80,7 +80,7 @@ def measure(
     output_dtypes: Sequence[Any],
     threadgroup: tuple[int, int, int],
 ) -> Resources:
-    """Compile a kernel as it would be launched. MetalCompileError if the compiler refuses it."""
+    """Compile a kernel as for a launch with these arguments; return resources. Raises MetalCompileError."""
     assembled = assemble(source, [Tensor.of(value) for value in inputs], output_dtypes)
     text = _compile(_unit(assembled, threadgroup))
     return Resources(
@@ -93,7 +93,7 @@ def measure(
 
 
 def has_target() -> bool:
-    """Whether the compiler can make code for amdgcn at all: PyPI's and Debian's can."""
+    """Return whether the compiler supports amdgcn; the compilers of PyPI and of Debian do."""
     command = [*find_compiler().command, *TARGET, "-x", "c++", "-S", "-o", "-", "/dev/null"]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
@@ -124,7 +124,7 @@ def _unit(assembled: Assembled, threadgroup: tuple[int, int, int]) -> str:
 
 
 def _compile(unit: str) -> str:
-    """Assembly of the unit, from the cache if it is there."""
+    """Return the assembly text of the unit; take it from the cache if it is there."""
     target = cache_directory() / f"proxy-{content_key(unit, PROXY.read_text(), _LIMITS, *_FLAGS, *TARGET)}.s"
     if not target.exists():
         with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
@@ -152,7 +152,7 @@ def _number(text: str, pattern: str) -> int:
 
 
 def _blocks(text: str) -> list[tuple[str, Counter[str]]]:
-    """(comment of its label, instructions by kind) of each basic block."""
+    """Return, for each basic block, the comment of its label and its instructions by kind."""
     blocks: list[tuple[str, Counter[str]]] = [("", Counter())]
     for line in text.splitlines():
         if re.match(r"\.LBB\d+_\d+:|; %bb\.", line):
@@ -169,7 +169,7 @@ def _blocks(text: str) -> list[tuple[str, Counter[str]]]:
 
 
 def _loops(text: str) -> tuple[Counter[str], ...]:
-    """Instructions of each loop, those of loops inside it left out."""
+    """Return the instructions of each loop by kind, without those of loops inside it."""
     loops: dict[str, Counter[str]] = {}
     for comment, kinds in _blocks(text):
         own = re.search(r"\.L(BB\d+_\d+):", comment)

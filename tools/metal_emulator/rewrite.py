@@ -1,7 +1,7 @@
-"""From Metal's text to what clang's C++ takes: the few things that macros cannot do.
+"""Rewrites Metal's text for clang's C++, as far as macros cannot do it.
 
 The shim turns the rest of the language into C++ (shim/metal.h). Lines keep their numbers, so that every
-message names a line of the kernel's source. What is not understood is left alone and fails to compile.
+message names a line of the kernel's source. Text that is not understood stays as it is and fails to compile.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
 def strip_comments(source: str) -> str:
-    """The same text with its comments blanked, each character in its old place."""
+    """Return the text with blanks in place of comments; all other characters keep their positions."""
     return _COMMENT.sub(lambda comment: re.sub(r"[^\n]", " ", comment[0]), source)
 
 
 def rewrite(source: str) -> str:
-    """A header or body that clang compiles after the shim."""
+    """Return a header or body as text that clang compiles after the shim."""
     source = strip_comments(source)
     source = re.sub(r"\[\[\s*threadgroup\(\d+\)\s*\]\]", "", source)
     source = re.sub(r"\btemplate\s*\[\[host_name[^;]*;", "", source)
@@ -40,10 +40,10 @@ def rewrite(source: str) -> str:
 
 
 def _threadgroup_variables(match: re.Match[str]) -> str:
-    """`threadgroup T a[N], b;` becomes references into the emulator's threadgroup memory."""
+    """Replace `threadgroup T a[N], b;` by references into the emulator's threadgroup memory."""
     declaration = match["declaration"].strip()
     parts = _TYPE_AND_VARIABLES.match(declaration)
-    if parts is None or "=" in declaration:  # a pointer or reference into it, not memory
+    if parts is None or "=" in declaration:  # declares a pointer or reference, not memory
         return match[0]
     variables = ""
     for variable in _split_at_commas(parts["variables"]):
@@ -57,7 +57,7 @@ def _threadgroup_variables(match: re.Match[str]) -> str:
 
 
 def _split_at_commas(text: str) -> Iterator[str]:
-    """The parts between commas that no bracket encloses."""
+    """Yield the parts of a text between commas that are not inside brackets."""
     depth, start = 0, 0
     for i, character in enumerate(text):
         depth += (character in "[<(") - (character in "]>)")
@@ -68,7 +68,7 @@ def _split_at_commas(text: str) -> Iterator[str]:
 
 
 def _vector_constructors(source: str) -> str:
-    """`vec<T, N>(...)` becomes `msl_make<vec<T, N>>(...)`: clang has no constructors of vectors."""
+    """Replace `vec<T, N>(...)` by `msl_make<vec<T, N>>(...)`, because clang has no vector constructors."""
     position = 0
     while (start := _VECTOR_START.search(source, position)) is not None:
         end, depth = start.end(), 1
@@ -85,7 +85,7 @@ def _vector_constructors(source: str) -> str:
 
 
 def _alias_constructors(source: str) -> str:
-    """The same for names that a typedef or using declaration gives to a vector type."""
+    """Replace constructors likewise if a typedef or using declaration names the vector type."""
     aliases = set(re.findall(r"\btypedef\s+" + _VECTOR + r"\s+(\w+)\s*;", source))
     aliases |= set(re.findall(r"\busing\s+(\w+)\s*=\s*" + _VECTOR + r"\s*;", source))
     for alias in sorted(aliases):
@@ -94,7 +94,7 @@ def _alias_constructors(source: str) -> str:
 
 
 def unit_source(assembled: Assembled) -> str:
-    """The C++ file of one kernel: header, signature, body, and the entry point that the runtime calls."""
+    """Return the C++ file of a kernel: header, signature, body, and the entry point for the runtime."""
     arguments = [
         f"{'*' if parameter.is_reference else ''}({parameter.ctype}*)buffers[{i}]"
         for i, parameter in enumerate(assembled.parameters)

@@ -1,4 +1,4 @@
-"""Run a Metal kernel on the CPU, every access checked: see `emulate`."""
+"""Run a Metal kernel on the CPU and check every access (see `emulate`)."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ MAX_THREADS = 1024
 DEFAULT_TIME_LIMIT_S = 60
 Schedule = Literal["mixed", "random", "greedy", "reverse", "inorder"]
 
-_running = threading.Lock()  # signal handlers and the runtime's state are the process's
+_running = threading.Lock()  # signal handlers and the runtime's state exist once per process
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a launch is run. Equal options and inputs give equal results, reports and traffic."""
+    """Options of a launch. Equal options and inputs give equal results, reports and traffic."""
 
     seed: int = 0
     schedule: Schedule = "mixed"  # mixed: each threadgroup is random, greedy or reverse
-    checks: bool = True  # False: only guard pages and poison; about as fast, and blind to races
-    strict: bool = True  # False: divergent simdgroup operations run with the lanes that are there
+    checks: bool = True  # False: only guard pages and poison, about as fast; finds no races
+    strict: bool = True  # False: a divergent simdgroup operation runs with the lanes that reached it
     valid: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)  # broadcast to the input's shape
     raise_on_report: bool = True
     extra_flags: Sequence[str] = ()
     ftz: bool = True  # denormal floats are zero, as on Apple's GPUs
-    time_limit_s: int = DEFAULT_TIME_LIMIT_S  # of processor time; then the kernel is said not to end
+    time_limit_s: int = DEFAULT_TIME_LIMIT_S  # processor time after which a kernel is reported as endless
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +50,11 @@ class Stats:
     run_s: float
     switches: int
     accesses: int
-    gathers: int  # lanes that came to a simdgroup operation or simdgroup_barrier
-    barriers: int  # threads that came to a threadgroup_barrier
-    operations: Mapping[str, int]  # meetings of simdgroups by operation; of threadgroups: threadgroup_barrier
-    threadgroup_bytes: int  # the most that a threadgroup used
-    warnings: str  # the compiler's
+    gathers: int  # lanes that reached a simdgroup operation or simdgroup_barrier
+    barriers: int  # threads that reached a threadgroup_barrier
+    operations: Mapping[str, int]  # executions by simdgroup; by threadgroup for threadgroup_barrier
+    threadgroup_bytes: int  # the most threadgroup memory that a threadgroup used
+    warnings: str  # warnings of the compiler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Result:
 
     @property
     def traffic(self) -> Traffic:
-        """Device memory moved; only launches with checks count it."""
+        """Device memory that the launch moved. Raises MetalRuntimeError if it ran without checks."""
         if self.counted is None:
             raise MetalRuntimeError("this launch ran with checks=False, which counts no traffic")
         return self.counted
@@ -91,9 +91,9 @@ def emulate(
 ) -> Result:
     """Build and run one kernel, with the arguments of `mx.fast.metal_kernel` and those of Options.
 
-    Inputs are NumPy arrays (ml_dtypes' bfloat16 too), MLX arrays or scalars; outputs NumPy arrays. Raises
-    MetalCompileError, and MetalRuntimeError for an impossible launch or, unless raise_on_report is False,
-    for anything reported while it ran.
+    Inputs are NumPy arrays (also of ml_dtypes' bfloat16), MLX arrays or scalars; outputs are NumPy arrays.
+    Raises MetalCompileError. Raises MetalRuntimeError if the launch is impossible or, unless raise_on_report
+    is False, if the run reports anything.
     """
     kernel = KernelSource(name, tuple(input_names), tuple(output_names), source, header, atomic_outputs)
     tensors = [Tensor.of(value) for value in inputs]
@@ -104,9 +104,9 @@ def emulate(
 
 
 class MetalKernel:
-    """What `mx.fast.metal_kernel` returns, on the CPU: the same constructor, the same call.
+    """A kernel on the CPU, with the constructor and the call of `mx.fast.metal_kernel`.
 
-    Options of a launch may be given to either; `last` is the Result of the latest call.
+    Both also take the fields of Options; `last` is the Result of the latest call.
     """
 
     def __init__(
@@ -122,13 +122,13 @@ class MetalKernel:
     ) -> None:
         if not ensure_row_contiguous:
             raise MetalRuntimeError("ensure_row_contiguous=False: inputs are row-contiguous here")
-        options.pop("compile_options", None)  # of Apple's compiler
+        options.pop("compile_options", None)  # options of Apple's compiler
         self._kernel = (name, input_names, output_names, source)
         self._options = {"header": header, "atomic_outputs": atomic_outputs, **options}
         self.last: Result | None = None
 
     def __call__(self, *, stream: Any = None, verbose: bool = False, **arguments: Any) -> list[NDArray[Any]]:
-        del stream, verbose  # for MLX: nothing here runs later or elsewhere
+        del stream, verbose  # MLX has these arguments; they change nothing here
         self.last = emulate(*self._kernel, **{**self._options, **arguments})
         return self.last.outputs
 

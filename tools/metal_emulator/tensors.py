@@ -1,4 +1,4 @@
-"""Arguments of a launch as the launcher sees them: flat bytes, an MLX dtype name and a shape."""
+"""Arguments of a launch: flat data, an MLX dtype name and a shape."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ METAL_TYPES = {
 
 
 def dtype_name(dtype: Any) -> str:
-    """The MLX name of a dtype given as a name, a NumPy (or ml_dtypes) type, or an MLX one."""
+    """Return the MLX name of a dtype, which may be a name or a dtype of NumPy, ml_dtypes or MLX."""
     if isinstance(dtype, str):
         name = dtype
     elif type(dtype).__module__.startswith("mlx"):
@@ -39,13 +39,13 @@ def dtype_name(dtype: Any) -> str:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The NumPy dtype of an MLX dtype name; bfloat16 is ml_dtypes'."""
+    """Return the NumPy dtype of an MLX dtype name; bfloat16 is that of ml_dtypes."""
     return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """`data` is flat and contiguous, of `shape`'s number of elements."""
+    """An argument of a launch; `data` is flat and contiguous, with as many elements as `shape` has."""
 
     data: NDArray[Any]
     dtype: str
@@ -61,7 +61,7 @@ class Tensor:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """In elements, of the row-contiguous layout that every input is given in."""
+        """Strides in elements; every input has a row-contiguous layout."""
         strides = [1] * self.ndim
         for axis in range(self.ndim - 2, -1, -1):
             strides[axis] = strides[axis + 1] * self.shape[axis + 1]
@@ -69,7 +69,7 @@ class Tensor:
 
     @classmethod
     def of(cls, value: Any) -> Tensor:
-        """From a NumPy array, an MLX array or a Python scalar (float32, int32 or bool, as in MLX)."""
+        """Make a tensor of a NumPy or MLX array or a Python scalar (float32, int32 or bool, as in MLX)."""
         if isinstance(value, Tensor):
             return value
         if type(value).__module__.startswith("mlx"):
@@ -88,7 +88,7 @@ class Tensor:
 def _from_mlx(value: Any) -> NDArray[Any]:
     if dtype_name(value.dtype) != "bfloat16":
         return np.array(value)
-    import mlx.core as mx  # only callers who hold MLX arrays need it
+    import mlx.core as mx  # only needed for MLX arrays
 
     bits: NDArray[Any] = np.array(value.view(mx.uint16))
     return bits.view(ml_dtypes.bfloat16)

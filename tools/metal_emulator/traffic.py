@@ -1,12 +1,12 @@
-"""Device memory moved by one launch: what an algorithm's minimum is held against.
+"""Device memory that one launch moves, to be compared with an algorithm's minimum.
 
-Three ways to count what was read, say by a simdgroup of which all lanes load the same 4 bytes:
- - `thread_bytes`: 128, summed over lanes. Not what moves: kept to see how much is shared.
- - `bytes`: 4, distinct within one execution of an instruction by a simdgroup. What leaves the cache
-   for the registers; re-reading in another instruction, simdgroup or threadgroup counts again.
- - `unique_bytes`: 4, distinct over the launch: what an infinite cache would fetch.
-`lines` are the 128-byte lines that an execution touches, counted from the buffer's start; `min_lines` what
-its distinct bytes would fill: equal when accesses coalesce perfectly.
+Bytes are counted in three ways. If all lanes of a simdgroup load the same 4 bytes, the counts are
+ - `thread_bytes`: 128, the sum over lanes, which shows how much is shared
+ - `bytes`: 4, the distinct bytes of one instruction executed by a simdgroup, which move from the cache
+   to registers; another instruction, simdgroup or threadgroup that reads them counts them again
+ - `unique_bytes`: 4, the distinct bytes of the launch, which an infinite cache would fetch.
+`lines` counts the 128-byte lines that an execution touches, from the buffer's start. `min_lines` is the
+number of lines that its distinct bytes would fill. Both are equal if accesses coalesce perfectly.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from metal_emulator.build import source_lines
 class Site:
     """One load or store instruction on one buffer, summed over all simdgroups.
 
-    A source line may have several sites: unrolled or inlined copies, the two halves of a simdgroup_load.
+    A source line may have several sites, such as unrolled or inlined copies or halves of a simdgroup_load.
     """
 
     library: Path
-    offset: int  # of the instruction in the library
+    offset: int  # offset of the instruction in the library
     buffer: str
     is_write: bool
-    executions: int  # by a simdgroup
+    executions: int  # each by one simdgroup
     thread_bytes: int
     bytes: int
     lines: int
@@ -37,7 +37,7 @@ class Site:
 
     @property
     def where(self) -> str:
-        """Return kernel:line, callers after an arrow."""
+        """Source line as "kernel:line", with its callers after arrows."""
         return source_lines(self.library, self.offset)
 
 
@@ -53,13 +53,13 @@ class Count:
 
     @property
     def line_ratio(self) -> float:
-        """Lines touched over lines needed: 1.0 is fully coalesced (also when nothing was touched)."""
+        """Lines touched divided by lines needed: 1.0 if fully coalesced, or if nothing was touched."""
         return self.lines / self.min_lines if self.min_lines else 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """By buffer name, in the signature's order; `x_shape` and its like are buffers too."""
+    """Counts by buffer name, in the signature's order; `x_shape` and `x_strides` are buffers, too."""
 
     reads: Mapping[str, Count]
     writes: Mapping[str, Count]
@@ -74,16 +74,16 @@ class Traffic:
         return sum(count.bytes for count in self.writes.values())
 
     def read(self, *buffers: str) -> Count:
-        """What was read of these buffers together. Unknown names are a KeyError."""
+        """Return the sum of the reads of these buffers. Raises KeyError for unknown names."""
         return _total(self.reads[name] for name in buffers)
 
     def written(self, *buffers: str) -> Count:
-        """What was written to these buffers together. Unknown names are a KeyError."""
+        """Return the sum of the writes to these buffers. Raises KeyError for unknown names."""
         return _total(self.writes[name] for name in buffers)
 
 
 def make_traffic(sites: Iterable[Site], unique: Mapping[str, tuple[int, int]]) -> Traffic:
-    """`unique` gives each buffer's distinct bytes (read, written)."""
+    """Sum the sites of each buffer; `unique` has each buffer's distinct bytes (read, written)."""
     sites = tuple(sites)
 
     def of(name: str, *, is_write: bool) -> Count:

@@ -1,4 +1,4 @@
-"""Builds the extension with its AVX-512 and AMX kernels emulated; what is up to date is not built again."""
+"""Builds the native extension with emulated AVX-512 and AMX kernels, unless the build is up to date."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = (
     "-DOCTAVO_KERNEL_OPTIMIZATION=-O1",
     "-DCMAKE_BUILD_TYPE=Release",
-    "-DCMAKE_CXX_FLAGS_RELEASE=-O0",  # of everything but kernels: built quickly, run rarely
+    "-DCMAKE_CXX_FLAGS_RELEASE=-O0",  # for code outside of kernels, which builds fast and runs rarely
     "-DSKBUILD_STATE=editable",
     f"-DPython_EXECUTABLE={sys.executable}",
 )
-# What is compiled with a precompiled header is compiled again, where the cache could have it.
+# No precompiled headers, because ccache does not serve files that are compiled with them.
 _CACHING = ("-DCMAKE_CXX_COMPILER_LAUNCHER=ccache", "-DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON")
 
 
 @functools.cache
 def why_unavailable() -> str | None:
-    """The reason why nothing can be built here, or None."""
+    """Return why this machine cannot build the extension; None if it can."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return f"the emulator is for x86-64, this is {platform.machine()}"
     for tool in ("cmake", os.environ.get("CXX", "c++")):
@@ -39,12 +39,12 @@ def why_unavailable() -> str | None:
 
 @functools.cache
 def extension(*, only_amx: bool) -> Path:
-    """The folder that holds the emulated ``_ext``; RuntimeError with the compiler's words if it fails.
+    """Build the emulated ``_ext`` and return its folder. Raises RuntimeError with the compiler's message.
 
-    With ``only_amx`` kernels of AVX-512 are compiled for a CPU that has it, which takes a third of the time.
+    With ``only_amx``, only AMX is emulated, which takes a third of the time. The CPU must have AVX-512.
     """
     emulated = "AMX" if only_amx else "ON"
-    # One folder per interpreter: the tree may be tested by several.
+    # One folder per Python version, because tests may run with several.
     folder = ROOT / "build" / f"x86_emulator-{emulated.lower()}-{sys.implementation.cache_tag}"
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder.with_suffix(".lock"), "w") as lock:
@@ -55,7 +55,7 @@ def extension(*, only_amx: bool) -> Path:
             generator = ("-G", "Ninja") if _find("ninja") else ()
             caching = _CACHING if _find("ccache") else ()
             options = (*OPTIONS, *(f"-D{name}={value}" for name, value in settings.items()))
-            for former in folder.glob("_ext*.so"):  # its name may have been another
+            for former in folder.glob("_ext*.so"):  # a former build may have another file name
                 former.unlink()
             _run("-S", str(ROOT), "-B", str(folder), *generator, *caching, *options)
         _run("--build", str(folder), "--target", "_ext", "--parallel", str(os.cpu_count() or 1))
@@ -63,9 +63,9 @@ def extension(*, only_amx: bool) -> Path:
 
 
 def built_extension() -> Path | None:
-    """A folder in which the extension was built for this interpreter, as it is now: the installation's.
+    """Return the folder of the installed extension's build, if it is up to date and for this interpreter.
 
-    Most of its objects are those of the emulated one, too.
+    The emulated extension uses most of its object files.
     """
     wanted = {
         "CMAKE_HOME_DIRECTORY": str(ROOT),
@@ -81,8 +81,8 @@ def built_extension() -> Path | None:
 
 
 def _is_complete(folder: Path) -> bool:
-    """Has every source an object that is newer than it, than all headers and than how they are built, and was
-    the extension linked from those?"""
+    """Return whether each source has an object that is newer than the source, all headers and CMakeLists.txt,
+    and whether the extension was linked after all objects."""
     csrc = ROOT / "kernels" / "csrc"
     shared = max(_changed(path) for path in (ROOT / "CMakeLists.txt", *csrc.rglob("*.h")))
     linked = max((_changed(path) for path in folder.glob("_ext*.so")), default=0.0)
@@ -99,7 +99,7 @@ def _changed(path: Path) -> float:
 
 
 def _settings(folder: Path) -> dict[str, str]:
-    """What CMake was told for the build in a folder, and found."""
+    """Return the CMake cache of the build in a folder: given options and detected values."""
     cache = folder / "CMakeCache.txt"
     lines = cache.read_text().splitlines() if cache.exists() else []
     named = (line.partition("=") for line in lines if not line.startswith(("#", "//")))
@@ -107,7 +107,7 @@ def _settings(folder: Path) -> dict[str, str]:
 
 
 def _find(tool: str) -> str | None:
-    """A program on the path or beside the interpreter, where packages put theirs."""
+    """Find a program on PATH or in the interpreter's folder, where Python packages put theirs."""
     beside = str(Path(sys.executable).parent)
     return shutil.which(tool, path=os.pathsep.join((os.environ.get("PATH", ""), beside)))
 
@@ -117,7 +117,7 @@ def _run(*arguments: str) -> None:
     assert cmake is not None
     environment = os.environ | {
         "PATH": os.pathsep.join((os.environ["PATH"], str(Path(sys.executable).parent))),
-        "CCACHE_BASEDIR": str(ROOT),  # a compiler cache, if there is one, serves every checkout
+        "CCACHE_BASEDIR": str(ROOT),  # a compiler cache serves all checkouts
         "CCACHE_NOHASHDIR": "1",
     }
     done = subprocess.run([cmake, *arguments], capture_output=True, text=True, check=False, env=environment)

@@ -1,6 +1,6 @@
-// Values worked out by hand for every instruction of the emulator. The same text is compiled against the
-// emulator and, where the CPU has the instructions, against the compiler's <immintrin.h>: so the values
-// are the hardware's too. Prints each value that differs; exits with their number.
+// Checks every instruction of the emulator against values worked out by hand. On a CPU that has the
+// instructions, this file is also compiled against the compiler's <immintrin.h>, which checks the values
+// themselves. The program prints each value that differs, and exits with the number of differences.
 #include <immintrin.h>
 
 #include <cmath>
@@ -340,7 +340,7 @@ void dots() {
 void check_tiles(void (*expect)(bool, const char*, int));
 void misuse_tiles();
 
-// What the hardware answers with a fault.
+// Does what causes a fault on the hardware.
 void misuse(const char* how) {
   alignas(64) const uint8_t bytes[128] = {};
   if (std::strcmp(how, "aligned load") == 0) failures = Bytes::from(_mm512_load_si512(bytes + 1)).at[0];

@@ -1,6 +1,6 @@
-// The emulator's Metal for clang's amdgcn target: the same language, with one lane of a wave as a thread and
-// the GPU's own operations between lanes. Nothing of this is run: it is compiled for what the compiler says of
-// registers, scratch memory and instructions. Matrices are opaque operations on the registers that they take.
+// The emulator's Metal for clang's amdgcn target: the same language, in which a thread is a lane of a wave.
+// Operations between lanes are those of the GPU. This code never runs; it is compiled to learn the compiler's
+// registers, scratch memory and instructions. Matrix operations are opaque uses of the registers they need.
 #pragma once
 typedef __UINT8_TYPE__ uint8_t;
 typedef __UINT16_TYPE__ uint16_t;

@@ -1,12 +1,12 @@
-// What the three parties agree on: the test (run.py mirrors the structs), a compiled kernel, the runtime.
-// Plain C types only. Field order matters: run.py checks the size of MslLaunch when it loads a kernel.
+// Interface between the test (abi.py mirrors the structs), a compiled kernel and the runtime.
+// Plain C types only. Field order matters: abi.py checks the size of MslLaunch when it loads a kernel.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
 extern "C" {
 
-// Where a thread stands: Metal's attributes by their own names. Three-vectors are padded to four.
+// Position of a thread: Metal's attributes under their own names. Vectors of three are padded to four.
 struct MslIds {
   uint32_t thread_position_in_grid[4];
   uint32_t thread_position_in_threadgroup[4];
@@ -32,22 +32,22 @@ struct MslIds {
 
 // ---- kernel -> runtime ----------------------------------------------------------------------------------
 
-constexpr uint32_t kMslGatherStride = 64;  // bytes of a lane in what a rendezvous hands out
+constexpr uint32_t kMslGatherStride = 64;  // bytes per lane in the data of a gather
 
 struct MslGather {
   const uint8_t* data;  // 32 slots of kMslGatherStride bytes
   uint32_t active;      // bit i: lane i took part
-  uint32_t lane;        // the caller's
+  uint32_t lane;        // lane of the caller
 };
 
-// All lanes of the simdgroup meet; the value (<= 64 bytes) of each becomes visible to all.
+// Waits for all lanes of the simdgroup; the value (<= 64 bytes) of each lane becomes visible to all lanes.
 MslGather msl_rt_gather(const void* value, uint32_t size, const char* operation, int line);
 void msl_rt_barrier(int is_simdgroup, uint32_t flags, int line);
 void* msl_rt_threadgroup_memory(const char* name, uint32_t size, int line);
 void msl_rt_atomic(const void* address, uint32_t size);  // checks and orders an atomic access
 void msl_rt_fail(const char* message, int line);
 
-// the kernel's own entry point, called by the runtime once per thread
+// Entry point of the kernel; the runtime calls it once per thread.
 void msl_entry(void* const* buffers, const MslIds* ids);
 
 // ---- test -> runtime ------------------------------------------------------------------------------------
@@ -59,15 +59,15 @@ struct MslBuffer {
   void* host;  // read at the start; outputs are written back at the end
   uint64_t bytes;
   uint32_t kind;         // MslBufferKind
-  const uint8_t* valid;  // null, or one byte per byte of the buffer: 0 marks what may not be read
+  const uint8_t* valid;  // null, or one byte per byte of the buffer: 0 if the byte may not be read
   uint64_t unique_bytes_read;
   uint64_t unique_bytes_written;
 };
 
 struct MslReport {
   char text[480];
-  uint64_t pc;        // of the access, relative to the kernel's library; 0 when `line` says it better
-  uint64_t other_pc;  // of the access it collides with
+  uint64_t pc;        // address of the access, relative to the kernel's library; 0 if only `line` is known
+  uint64_t other_pc;  // address of the other access of a race
   int32_t line;
   int32_t is_fatal;
 };
@@ -77,14 +77,14 @@ struct MslSite {
   uint64_t pc;
   uint32_t buffer;
   uint32_t is_write;
-  uint64_t executions;    // by a simdgroup
+  uint64_t executions;    // executions, each by one simdgroup
   uint64_t thread_bytes;  // summed over lanes
-  uint64_t bytes;         // distinct within an execution: what lanes share counts once
-  uint64_t lines;         // of 128 bytes, touched by an execution
-  uint64_t min_lines;     // that would hold the distinct bytes of an execution
+  uint64_t bytes;         // distinct bytes of an execution: bytes that lanes share count once
+  uint64_t lines;         // lines of 128 bytes that an execution touches
+  uint64_t min_lines;     // lines that the distinct bytes of an execution would fill
 };
 
-// How often simdgroups, or for threadgroup_barrier threadgroups, met at an operation.
+// How often simdgroups executed an operation; for threadgroup_barrier, how often threadgroups did.
 struct MslOperation {
   char name[40];
   uint64_t executions;
@@ -100,10 +100,10 @@ struct MslLaunch {
   uint64_t seed;
   uint32_t num_buffers;
   uint32_t schedule;
-  uint32_t strict;  // 0: divergent simdgroup operations and barriers run with whoever is there
+  uint32_t strict;  // 0: divergent simdgroup operations and barriers run with the lanes that reached them
   uint32_t checks;
   uint32_t flush_denormals;
-  uint32_t time_limit_s;  // of processor time; 0: none
+  uint32_t time_limit_s;  // processor time; 0: no limit
   MslReport* reports;
   uint32_t max_reports;
   uint32_t num_reports;

@@ -25,8 +25,8 @@ void on_fault(int signal_number, siginfo_t* info, void*) {
   siglongjmp(fault_return, signal_number);
 }
 
-// First asks: the next access or meeting ends the launch in good order. A kernel that does neither until
-// the timer fires again is in a loop of its own, where jumping out does no harm.
+// At first, only sets a flag, so that the next access or meeting of threads ends the launch. If the kernel
+// does neither until the timer fires again, it is in a loop of its own, and jumping out is safe.
 void on_timer(int signal_number, siginfo_t*, void*) {
   if (!pthread_equal(pthread_self(), runner)) {
     pthread_kill(runner, signal_number);
@@ -40,7 +40,7 @@ void on_timer(int signal_number, siginfo_t*, void*) {
 uint64_t float_mode() { return _mm_getcsr(); }
 void set_float_mode(uint64_t mode) { _mm_setcsr(static_cast<uint32_t>(mode)); }
 constexpr uint64_t kFlushDenormals = 0x8040;  // flush to zero, denormals are zero
-#else                                         // aarch64; never yet run
+#else                                         // aarch64; not tested yet
 uint64_t float_mode() {
   uint64_t mode;
   asm volatile("mrs %0, fpcr" : "=r"(mode));

@@ -1,4 +1,4 @@
-// What a launch needs of the process: signal handlers, a time limit, a floating-point mode.
+// State of the process during a launch: signal handlers, a time limit, a floating-point mode.
 #pragma once
 #include <setjmp.h>
 #include <signal.h>
@@ -10,11 +10,11 @@
 
 namespace msl {
 
-// Where a fault jumps to: set by msl_launch before any kernel runs.
+// Jump target of faults; msl_launch sets it before a kernel runs.
 extern sigjmp_buf fault_return;
 void report_signal(int signal_number);
 
-// In force for the life of the object.
+// The environment of a launch, in force as long as this object exists.
 class Environment {
  public:
   Environment();

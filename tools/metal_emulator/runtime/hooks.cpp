@@ -1,5 +1,5 @@
-// What an instrumented kernel calls: clang's -fsanitize=thread inserts calls of __tsan_read4 and the like,
-// -fsanitize=undefined of __ubsan_handle_*. These are OURS: no sanitizer runtime is linked.
+// Functions that an instrumented kernel calls: clang's -fsanitize=thread inserts calls of __tsan_read4 and
+// the like, -fsanitize=undefined inserts calls of __ubsan_handle_*. No sanitizer runtime is linked.
 #include <cstring>
 
 #include "machine.h"
@@ -92,7 +92,7 @@ MSL_UNDEFINED(nonnull_arg)
 MSL_UNDEFINED(pointer_overflow)
 MSL_UNDEFINED(local_out_of_bounds)
 
-// float -> bfloat16, to nearest even: a routine of compiler-rt that older libgccs lack
+// Rounds float to bfloat16, ties to even: a routine of compiler-rt that older versions of libgcc lack.
 __attribute__((weak)) __bf16 __truncsfbf2(float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof bits);

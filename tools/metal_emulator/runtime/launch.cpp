@@ -1,4 +1,4 @@
-// A launch: lay out memory, run every threadgroup, hand back what was written.
+// A launch: lays out memory, runs every threadgroup, and copies the outputs back.
 #include <link.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@ Machine machine;
 
 namespace {
 
-// Where this library lies in memory: reports give places relative to it.
+// Finds the addresses of this library in memory, to which addresses in reports are relative.
 int find_image(dl_phdr_info* info, size_t, void*) {
   const auto self = reinterpret_cast<uint64_t>(&msl_launch);
   uint64_t end = 0;
@@ -38,7 +38,7 @@ void reset(MslLaunch* launch) {
   constexpr uint64_t kGoldenRatio = 0x9E3779B97F4A7C15, kNonZero = 88172645463325252;
   machine.random_state = launch->seed * kGoldenRatio + kNonZero;
   if (machine.random_state == 0) machine.random_state = kNonZero;
-  constexpr int kWarmUp = 4;  // neighbouring seeds start alike
+  constexpr int kWarmUp = 4;  // because similar seeds give similar first numbers
   for (int i = 0; i < kWarmUp; ++i) machine.random();
   dl_iterate_phdr(find_image, nullptr);
 }

@@ -20,7 +20,7 @@ void check_written(uint32_t index) {
     if (missing++ == 0) first = i;
   }
   if (!missing) return;
-  const int no_line = -1 - static_cast<int>(index);  // tells the reports of several outputs apart
+  const int no_line = -1 - static_cast<int>(index);  // differs for each output, so that each gets a report
   report(false, 0, 0, no_line, "output '%s': %llu of %llu bytes never written (first at byte %llu)",
          buffer.name, static_cast<unsigned long long>(missing), static_cast<unsigned long long>(buffer.bytes),
          static_cast<unsigned long long>(first));
@@ -81,7 +81,7 @@ void Memory::place(uint32_t index, uint8_t* space) {
   uint8_t* data = space + ((room - buffer.bytes) & ~uint64_t{15});
   mprotect(space, room, PROT_READ | PROT_WRITE);
   if (buffer.kind == kMslOutput) {
-    memset(data, 0xFF, buffer.bytes);  // NaN to every float type
+    memset(data, 0xFF, buffer.bytes);  // NaN in every float type
   } else {
     memcpy(data, buffer.host, buffer.bytes);
   }

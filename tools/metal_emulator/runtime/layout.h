@@ -1,9 +1,9 @@
-// Where buffers, threadgroup memory and stacks lie, for the life of a launch.
+// Memory of a launch: buffers, threadgroup memory and stacks.
 //
 //   gap | input | gap | input | gap | output | gap | threadgroup memory | gap
 //
-// One reservation; each gap is kGap of unmapped space. A buffer ends at its gap (up to 16-byte alignment),
-// so that even kernels that are not instrumented fault beyond it.
+// All of it is one reservation of address space; each gap is kGap unmapped bytes. A buffer ends at its gap
+// (up to 16-byte alignment), so that accesses past the end fault even if the kernel is not instrumented.
 #pragma once
 #include <utility>
 #include <vector>
@@ -20,8 +20,8 @@ class Memory {
   Memory& operator=(const Memory&) = delete;
 
   bool reserve();     // false: out of address space
-  void lay_out();     // fills machine's regions, buffers, arena and stacks
-  void write_back();  // outputs to the host; reports what was never written
+  void lay_out();     // sets the machine's regions, buffers, arena and stacks
+  void write_back();  // copies outputs to the host; reports bytes that were never written
 
  private:
   uint64_t size_ = 0;

@@ -1,11 +1,12 @@
-// The emulated GPU: one threadgroup at a time, each of its threads a fiber on the one host thread.
+// The emulated GPU. It runs one threadgroup at a time; each thread is a fiber, and all share one host thread.
 //
 //   Machine ── Region*     buffers and threadgroup variables, with shadow memory
 //           ├─ Fiber*      threads of the running threadgroup
-//           └─ Simdgroup*  32 fibers each: who waits, what they exchange, who is ready
+//           └─ Simdgroup*  32 fibers each: which of them wait or are ready, and data that they exchange
 //
-// A fiber runs until it meets others (barrier, simdgroup operation) or ends; the scheduler then picks the
-// next one by a seeded rule. Everything is in one static Machine: launches of a library do not overlap.
+// A fiber runs until it must wait for others (barrier, simdgroup operation) or ends. The scheduler then
+// chooses the next fiber by a seeded rule. All state is in one static Machine, so launches of a library do
+// not overlap.
 #pragma once
 #include <vector>
 
@@ -13,9 +14,9 @@
 
 namespace msl {
 
-constexpr uint64_t kGap = uint64_t{4} << 30;  // between buffers: wild indices land in unmapped space
+constexpr uint64_t kGap = uint64_t{4} << 30;  // between buffers, so that wrong indices access unmapped space
 constexpr uint32_t kMaxThreadgroupBytes = 32768;
-constexpr uint32_t kArenaBytes = 2 * kMaxThreadgroupBytes;  // room for the gaps between variables
+constexpr uint32_t kArenaBytes = 2 * kMaxThreadgroupBytes;  // with space for the gaps between variables
 constexpr uint32_t kStackBytes = 128 << 10;
 constexpr uint32_t kLanes = 32;
 constexpr uint32_t kMaxBuffers = 31;
@@ -25,7 +26,7 @@ constexpr uint32_t kLineBytes = 128;
 constexpr uint32_t kMemDevice = 1;
 constexpr uint32_t kMemThreadgroup = 2;
 
-// The history of one byte of threadgroup memory or of an output, for races and uninitialised reads.
+// The history of one byte of threadgroup memory or of an output, to find races and uninitialised reads.
 // An epoch ends at each barrier that orders this kind of memory.
 struct Cell {
   uint64_t write_pc, read_pc;
@@ -37,7 +38,7 @@ struct Cell {
   bool read_by_many_lanes;
   bool read_by_many_simdgroups;
   bool write_was_atomic;
-  uint32_t generation;  // of the threadgroup that the cell speaks of (threadgroup memory only)
+  uint32_t generation;  // generation of the threadgroup in this history (threadgroup memory only)
 };
 
 struct Region {
@@ -60,7 +61,7 @@ struct Fiber {
   uint8_t* stack;
   uint32_t thread, lane, simdgroup;
   State state;
-  const char* operation;  // what it waits at, and where
+  const char* operation;  // the operation at which the fiber waits, and its line
   int line;
   uint32_t flags;
   MslIds ids;
@@ -68,13 +69,13 @@ struct Fiber {
 
 struct Simdgroup {
   uint32_t num_live, num_waiting;
-  uint32_t threadgroup_epoch, device_epoch;  // simdgroup_barrier's
+  uint32_t threadgroup_epoch, device_epoch;  // ended by simdgroup_barrier
   std::vector<uint16_t> ready;               // lanes
-  // What the lanes that wait have brought, and what those that met last have got. One of the latter is
-  // enough: the next meeting is when no lane is ready any more, so all have read it.
+  // Values of the lanes that wait, and values that the last gather gave to its lanes. One buffer for the
+  // latter is enough: the next gather begins when no lane is ready, so all lanes have read the last one.
   uint8_t brought[kLanes * kMslGatherStride];
   uint8_t exchanged[kLanes * kMslGatherStride];
-  uint32_t active;  // bit i: lane i was at the last meeting
+  uint32_t active;  // bit i: lane i took part in the last gather
 };
 
 struct ThreadgroupVariable {
@@ -104,7 +105,7 @@ struct Machine {
   uint32_t threadgroup_epoch, device_epoch, generation;
   uint32_t group_position[3], group_index;
   uint64_t random_state;
-  uint64_t image_begin, image_end;  // of this library in memory
+  uint64_t image_begin, image_end;  // addresses of this library in memory
   bool is_aborted;
   volatile bool is_out_of_time;
 
@@ -122,7 +123,7 @@ extern Machine machine;
 extern "C" void msl_switch(void** save_stack_pointer, void* load_stack_pointer);
 void* initial_stack_pointer(uint8_t* stack, void (*start)());
 void to_scheduler();
-[[noreturn]] void leave();  // of a fiber that may not go on
+[[noreturn]] void leave();  // ends the current fiber after a fatal report
 
 // memory.cpp
 __attribute__((format(printf, 5, 6))) void report(bool is_fatal, uint64_t pc, uint64_t other_pc, int line,
@@ -133,7 +134,7 @@ void describe_fault(uint64_t address);
 // traffic.cpp
 void start_traffic();
 void record_traffic(Region& region, uint64_t offset, uint64_t size, bool is_write, uint64_t pc);
-void flush_traffic(uint32_t simdgroup);  // the lanes have met: what they did so far belongs together
+void flush_traffic(uint32_t simdgroup);  // called when lanes have met, which ends their open executions
 void finish_traffic();
 
 // meeting.cpp
@@ -146,6 +147,6 @@ void run_grid();
 
 // environment.cpp
 void report_timeout();
-void check_time();  // ends the launch when its time is over
+void check_time();  // ends the launch if its time limit is reached
 
 }  // namespace msl

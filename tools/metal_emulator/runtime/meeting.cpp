@@ -1,4 +1,4 @@
-// Where threads meet: simdgroup operations, barriers, and the memory they share.
+// Operations at which threads wait for each other (simdgroup operations, barriers), and threadgroup memory.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -44,9 +44,9 @@ void report_divergence(Fiber& lane, const Fiber& other) {
 
 }  // namespace
 
-// Lets the waiting lanes go on when all live lanes wait (or some, with allow_subset). They must wait at the
-// same operation; unless strict, those at the earliest one of the source go: the others may meet them there.
-// Returns whether any went.
+// Releases the waiting lanes if all live lanes wait (or, with allow_subset, if some wait). If strict, all
+// must wait at the same operation. Otherwise only lanes at the operation that is first in the source are
+// released, because they may reach the operation of the others later. Returns whether any lane was released.
 bool release_simdgroup(uint32_t index, bool allow_subset) {
   Simdgroup& simdgroup = machine.simdgroups[index];
   if (simdgroup.num_waiting == 0) return false;
@@ -107,7 +107,7 @@ void release_barrier() {
   machine.num_at_barrier = 0;
 }
 
-// Nobody can run: says how many threads wait where.
+// Reports a deadlock, with the number of threads that wait at each operation.
 void report_deadlock() {
   struct Place {
     const Fiber* example;
@@ -203,7 +203,7 @@ extern "C" void msl_rt_fail(const char* message, int line) {
   msl::leave();
 }
 
-// One variable per declaration and threadgroup, with a gap after it that no access may fall into.
+// Returns the variable of a declaration for this threadgroup; accesses to gaps between variables are errors.
 extern "C" void* msl_rt_threadgroup_memory(const char* name, uint32_t size, int line) {
   constexpr uint32_t kAlignment = 16, kGuardBytes = 64;
   const auto round_up = [](uint32_t n) { return (n + kAlignment - 1) & ~(kAlignment - 1); };

@@ -1,4 +1,4 @@
-// Every access of an instrumented kernel is checked here: bounds, ownership, initialisation, races.
+// Checks of every access of an instrumented kernel: bounds, ownership, initialisation, races.
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
@@ -8,7 +8,7 @@
 
 namespace msl {
 
-// A message is given once per place; a fatal one ends the launch.
+// Reports a message once per place in the code; a fatal one ends the launch.
 void report(bool is_fatal, uint64_t pc, uint64_t other_pc, int line, const char* format, ...) {
   MslLaunch& launch = *machine.launch;
   const uint64_t place = pc ? pc - machine.image_begin : 0;
@@ -80,14 +80,14 @@ const char* kind_name(const Region& region) {
   return region.is_threadgroup() ? "threadgroup memory" : "output";
 }
 
-struct Now {  // the accessing thread's place in the order of things
+struct Now {  // position of the accessing thread in the order of accesses
   uint32_t group, epoch;
   uint16_t simd_epoch, thread;
   uint32_t simdgroup;
 };
 
-// Two threads of one threadgroup are ordered by a barrier between them; of one simdgroup, also by a
-// simdgroup_barrier; threads of different threadgroups never.
+// A barrier orders accesses of two threads of one threadgroup; a simdgroup_barrier orders those of one
+// simdgroup. Accesses of different threadgroups are never ordered.
 bool follows_unordered_write(const Cell& cell, const Now& now) {
   if (cell.write_group == 0) return false;
   if (cell.write_group != now.group) return true;
@@ -183,7 +183,7 @@ void access(uint64_t address, uint64_t size, bool is_write, uint64_t pc, bool is
   if (address >= stack && address < stack + kStackBytes) return;
   Region* region = find_region(address);
   const bool in_image = address >= machine.image_begin && address + size <= machine.image_end;
-  if (!region && in_image && !is_write) return;  // a table of the kernel
+  if (!region && in_image && !is_write) return;  // a constant table of the kernel
   if (!region || address + size > region->end) out_of_bounds(address, size, is_write, pc);
   const uint64_t offset = address - region->begin;
   if (is_write && region->is_read_only) {

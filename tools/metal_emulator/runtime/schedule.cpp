@@ -54,7 +54,7 @@ void set_ids(MslIds& ids, uint32_t thread, const uint32_t size[3]) {
 void start_threadgroup() {
   const MslLaunch& launch = *machine.launch;
   uint32_t size[3];
-  for (int d = 0; d < 3; ++d) {  // those at the edge of the grid are smaller
+  for (int d = 0; d < 3; ++d) {  // threadgroups at the edge of the grid are smaller
     size[d] =
         std::min(launch.threadgroup[d], launch.grid[d] - machine.group_position[d] * launch.threadgroup[d]);
   }
@@ -67,7 +67,7 @@ void start_threadgroup() {
   machine.arena_used = machine.threadgroup_bytes = 0;
   while (!machine.regions.empty() && machine.regions.back().is_threadgroup()) machine.regions.pop_back();
   machine.last_region = nullptr;
-  memset(machine.arena, 0xFF, kArenaBytes);  // NaN to every float type
+  memset(machine.arena, 0xFF, kArenaBytes);  // NaN in every float type
 
   machine.fibers.resize(machine.num_threads);
   machine.simdgroups.resize((machine.num_threads + kLanes - 1) / kLanes);
@@ -95,7 +95,7 @@ void start_threadgroup() {
 
 // ---- scheduler ------------------------------------------------------------------------------------------
 
-// Which simdgroup runs next, or -1. Greedy and reverse schedules stay with one as long as it can run.
+// Returns the simdgroup that runs next, or -1. Greedy and reverse schedules keep one as long as it can run.
 int next_simdgroup(uint32_t mode, uint32_t last, uint32_t rotation) {
   const auto count = static_cast<uint32_t>(machine.simdgroups.size());
   const bool stays = mode == kGreedy || mode == kReverse;

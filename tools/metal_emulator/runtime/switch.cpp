@@ -1,4 +1,4 @@
-// Fibers: saving one stack and going on with another. Only what the calling convention preserves is kept.
+// Fibers: saves one stack and continues on another. Saves only what the calling convention preserves.
 #include <cstring>
 
 #include "machine.h"
@@ -27,7 +27,7 @@ msl_switch:
   ret
 )");
 #elif defined(__aarch64__)
-// Follows AAPCS64; never yet run: every machine so far was an x86-64.
+// Follows AAPCS64; not tested yet, because all machines so far were x86-64.
 asm(R"(.text
 .p2align 4
 .globl msl_switch
@@ -66,12 +66,12 @@ msl_switch:
 
 namespace msl {
 
-// A stack on which msl_switch "returns" into `start`.
+// Prepares a stack on which msl_switch "returns" into `start`; returns its stack pointer.
 void* initial_stack_pointer(uint8_t* stack, void (*start)()) {
   auto* top = reinterpret_cast<uint64_t*>(stack + kStackBytes - 64);
 #if defined(__x86_64__)
   constexpr int kSavedRegisters = 6;
-  *--top = 0;  // where a return address would be: keeps the stack aligned as at a call
+  *--top = 0;  // in place of a return address; aligns the stack as at a call
   *--top = reinterpret_cast<uint64_t>(start);
   for (int i = 0; i < kSavedRegisters; ++i) *--top = 0;
 #else

@@ -1,9 +1,9 @@
 // How much device memory a launch moves, and how well its simdgroups' accesses coalesce.
 //
-// Lanes of a simdgroup run one after the other here but in lock-step on a GPU. So the k-th time that a lane
-// executes an instruction since the simdgroup last met is taken to be one execution together with the k-th
-// time of every other lane. Kernels whose lanes diverge between two meetings are counted approximately, and
-// what goes beyond kMaxOpen executions between two meetings as if each lane were alone: never too low.
+// Lanes of a simdgroup run one after the other here, but in lock-step on a GPU. If a lane executes an
+// instruction for the k-th time since the lanes last met, this counts as one execution together with the k-th
+// time of every other lane. Counts are approximate if lanes diverge between two meetings. After kMaxOpen
+// executions between two meetings, each lane is counted alone, so counts are never too low.
 #include <algorithm>
 #include <unordered_map>
 
@@ -14,15 +14,15 @@ namespace {
 
 constexpr uint32_t kMaxOpen = 1 << 14;
 
-struct Execution {  // of an instruction by a simdgroup
+struct Execution {  // one execution of an instruction by a simdgroup
   uint32_t num_lanes;
   uint64_t offset[kLanes];
   uint32_t size[kLanes];
 };
 
-struct OpenSite {  // of one simdgroup, since it last met
+struct OpenSite {  // executions of one simdgroup since its lanes last met
   std::vector<Execution> executions;
-  uint32_t times[kLanes];  // executed by each lane
+  uint32_t times[kLanes];  // number of executions by each lane
 };
 
 struct OpenSites {

@@ -1,7 +1,7 @@
 // Enough of the Metal Shading Language (3.1), on a host clang, to compile and run compute kernels.
 //
-// device, threadgroup and constant are clang's opencl_* address spaces: mixing them is a compile error
-// exactly where it is one in Metal, while x86 and Arm lower them all to one memory.
+// device, threadgroup and constant are clang's opencl_* address spaces. Mixing them is a compile error
+// exactly where it is one in Metal, while code for x86 and Arm has one memory for all of them.
 #pragma once
 #if !defined(__clang__)
 #error "the emulator's Metal needs clang"
@@ -10,9 +10,9 @@
 #include "../runtime/abi.h"
 
 #include "msl_types.h"
-// types before keywords: the latter are macros
+// Types come before keywords, because keywords are macros.
 #include "msl_keywords.h"
-// then what is written in Metal itself
+// These headers are written in Metal itself.
 #include "msl_math.h"
 #include "msl_simdgroup.h"
 #include "msl_matrix.h"

@@ -1,4 +1,5 @@
-// What kernels use of the utilities that MLX puts before every one (mlx/backend/metal/kernels/utils.h).
+// Utilities that MLX puts before every kernel (mlx/backend/metal/kernels/utils.h), as far as kernels use
+// them.
 #pragma once
 #include "metal.h"
 

@@ -1,4 +1,4 @@
-// Atomics, relaxed as Metal's are. Fibers never preempt each other: a plain access is atomic enough.
+// Atomics, relaxed like Metal's. Plain accesses are atomic here, because fibers never preempt each other.
 #pragma once
 
 namespace metal {

@@ -2,7 +2,7 @@
 // arguments, `float4 v` is not.
 #pragma once
 
-#ifdef MSL_NUMBERED  // for the lint: in these, the IR shows every cast between address spaces
+#ifdef MSL_NUMBERED  // for lint.py: with numbers, the IR shows every cast between address spaces
 #define MSL_DEVICE __attribute__((address_space(1)))
 #define MSL_CONSTANT __attribute__((address_space(2)))
 #define MSL_LOCAL __attribute__((address_space(3)))

@@ -1,5 +1,5 @@
-// Scalar and componentwise functions. half and bfloat are computed in float and rounded once; fast:: and
-// precise:: are the same here, so a result that hangs on their difference is not seen.
+// Scalar and componentwise functions. half and bfloat are computed in float and rounded once. fast:: and
+// precise:: are equal here, so tests cannot find a result that depends on their difference.
 #pragma once
 
 namespace metal {
@@ -107,7 +107,7 @@ MSL_CLASSIFY(signbit, __builtin_signbit(x) != 0)
 METAL_FUNC float ldexp(float x, int k) { return __builtin_ldexpf(x, k); }
 METAL_FUNC half ldexp(half x, int k) { return (half)__builtin_ldexpf(x, k); }
 
-// min, max, clamp: one type on all sides, as Metal's overloads require
+// min, max and clamp: all arguments have one type, as Metal's overloads require.
 template <class T>
 using if_scalar_t = enable_if_t<!msl_detail::is_vector_v<T>, T>;
 template <class T>

@@ -22,7 +22,7 @@ typedef simdgroup_matrix<bfloat, 8, 8> simdgroup_bfloat8x8;
 namespace msl_detail {
 
 struct position {
-  int row, column;  // of the first of a lane's two elements
+  int row, column;  // position of the first of a lane's two elements
 };
 inline position position_of(uint lane) {
   uint quad = lane / 4;

@@ -1,5 +1,5 @@
-// Barriers, and what the 32 lanes of a simdgroup tell each other. Each operation is a meeting of all lanes
-// in the runtime; a lane that comes to another one, or to none, is an error.
+// Barriers, and operations between the 32 lanes of a simdgroup. In the runtime, all lanes wait for each other
+// at each operation. It is an error if a lane reaches another operation, or none.
 #pragma once
 
 namespace metal {
@@ -41,7 +41,7 @@ MSL_UNCHECKED inline lanes<T> gather(T value, const char* operation, int line) {
   return {msl_rt_gather(&value, sizeof(T), operation, line)};
 }
 
-// what an undefined result looks like: NaN, or all ones
+// Returns the value of an undefined result: NaN, or all bits set.
 template <class T>
 MSL_UNCHECKED inline T poison() {
   T value;
@@ -54,7 +54,7 @@ MSL_UNCHECKED inline T lane_or_poison(const lanes<T>& all, int i) {
   return all.has(i) ? all[i] : poison<T>();
 }
 
-// A tree over the active lanes: every lane gets the same value. Apple does not say in which order it sums.
+// Reduces the active lanes as a tree; every lane gets the same value. Apple documents no order of sums.
 template <class T, class F>
 MSL_UNCHECKED inline T reduce(const lanes<T>& all, F f) {
   T value[32];
@@ -73,7 +73,7 @@ MSL_UNCHECKED inline T reduce(const lanes<T>& all, F f) {
   return value[0];
 }
 
-// the sum of the lanes in [begin, end)
+// Returns the sum of the lanes in [begin, end).
 template <class T>
 MSL_UNCHECKED inline T sum_lanes(const lanes<T>& all, int begin, int end) {
   T result = T(0);

@@ -5,7 +5,7 @@
 #define __METAL__ 1
 #define MSL_EMULATED 1
 #define METAL_FUNC inline __attribute__((always_inline))
-// the emulator's own code: not part of what the kernel is accused of
+// Marks the emulator's own code, which is not checked as the kernel's.
 #define MSL_UNCHECKED __attribute__((no_sanitize("thread", "undefined")))
 
 typedef _Float16 half;
@@ -131,7 +131,7 @@ constexpr int total_components() {
   return (0 + ... + components<A>::count);
 }
 
-// by value: the argument may come from any address space
+// Takes the argument by value, because it may be in any address space.
 template <class V, class A>
 METAL_FUNC void append(V& result, int& position, A a) {
   typedef typename components<V>::element E;
@@ -144,7 +144,7 @@ METAL_FUNC void append(V& result, int& position, A a) {
 
 }  // namespace msl_detail
 
-// Metal's constructors of vectors, which clang has not: none, one scalar for all, or all components
+// Metal's constructors of vectors, which clang lacks: of no argument, one scalar, or all components.
 template <class V, class... A>
 METAL_FUNC V msl_make(A... a) {
   using namespace msl_detail;

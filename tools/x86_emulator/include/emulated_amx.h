@@ -3,7 +3,7 @@
 
 #include "emulated_vectors.h"
 
-// Most of the time of an emulated kernel is that of these two functions: they alone are optimized for speed.
+// An emulated kernel spends most of its time in two functions; only these are optimized for speed.
 #if defined(__clang__)
 #define OCTAVO_VECTORIZED
 #else
@@ -31,13 +31,13 @@ struct TileUnit {
 
 inline thread_local TileUnit tile_unit;
 
-// The shapes of C += A B: C [m, n], A [m, k], B [k, n], k and n counted in groups of four bytes.
+// Checks the shapes of C += A B: C [m, n], A [m, k], B [k, n], with k and n in groups of four bytes.
 OCTAVO_EMULATED void check_product(const Tile& c, const Tile& a, const Tile& b) {
   if (a.rows != c.rows || b.row_bytes != c.row_bytes || a.row_bytes != 4 * b.rows)
     fault("the shapes of three tiles do not fit");
 }
 
-// What a row of a result leaves out is zero.
+// Sets the unused rest of each row of a result to zero.
 OCTAVO_EMULATED void zero_rest(Tile& tile) {
   for (int row = 0; row < 16; ++row) {
     const int from = row < tile.rows ? tile.row_bytes : 0;
@@ -45,8 +45,8 @@ OCTAVO_EMULATED void zero_rest(Tile& tile) {
   }
 }
 
-// TDPBF16PS: even and odd elements are accumulated apart, by fused multiply-adds from zero, then added
-// to each other and to the tile; to nearest even, subnormals being zero throughout.
+// TDPBF16PS: even and odd elements are accumulated separately, by fused multiply-adds from zero. Both sums
+// are added to each other, then to the tile. Rounding is to nearest even, and all subnormals are zero.
 OCTAVO_VECTORIZED inline void multiply_bf16(int to, int from, int with) {
   Tile &c = tile_unit.use(to), &a = tile_unit.use(from), &b = tile_unit.use(with);
   check_product(c, a, b);
@@ -69,7 +69,7 @@ OCTAVO_VECTORIZED inline void multiply_bf16(int to, int from, int with) {
   zero_rest(c);
 }
 
-// TDPBSSD and its kin: products of bytes of A (type X) and B (type Y), sums modulo 2^32.
+// TDPBSSD and similar instructions: products of bytes of A (type X) and B (type Y), sums modulo 2^32.
 template <class X, class Y>
 OCTAVO_VECTORIZED inline void multiply_bytes(int to, int from, int with) {
   Tile &c = tile_unit.use(to), &a = tile_unit.use(from), &b = tile_unit.use(with);
@@ -89,7 +89,7 @@ OCTAVO_VECTORIZED inline void multiply_bytes(int to, int from, int with) {
 
 }  // namespace x86_emulator
 
-// Byte 0 the palette, 1 the first row, 16.. bytes per row of each tile (16 bits), 48.. rows of each.
+// Bytes: 0 is the palette, 1 the first row, 16 and on bytes per row of tiles (16 bits), 48 and on their rows.
 OCTAVO_EMULATED void _tile_loadconfig(const void* from) {
   using namespace x86_emulator;
   uint8_t config[64];

@@ -37,7 +37,7 @@ OCTAVO_EMULATED void _mm512_store_ps(void* to, __m512 value) {
   if (reinterpret_cast<uintptr_t>(to) % 64 != 0) x86_emulator::fault("an aligned store is not aligned");
   x86_emulator::write(to, value);
 }
-// Past the caches: what emulates it is in order anyway, so that a fence has nothing to do.
+// A store past the caches. Emulated stores are in order, so a fence does nothing.
 OCTAVO_EMULATED void _mm512_stream_si512(__m512i* to, __m512i value) {
   if (reinterpret_cast<uintptr_t>(to) % 64 != 0) x86_emulator::fault("a streaming store is not aligned");
   x86_emulator::write(to, value);
@@ -86,13 +86,13 @@ OCTAVO_EMULATED __m128i _mm_setr_epi32(int a, int b, int c, int d) {
 #define _CMP_LE_OQ 18
 #define _CMP_GE_OQ 29
 
-// Where neither is NaN and a <= b (a >= b).
+// Compares: a bit is set if a <= b (or a >= b) and neither is NaN.
 OCTAVO_EMULATED __mmask16 _mm512_cmp_ps_mask(__m512 a, __m512 b, int predicate) {
   __mmask16 mask = 0;
   for (int i = 0; i < 16; ++i) mask |= (predicate == _CMP_LE_OQ ? a[i] <= b[i] : a[i] >= b[i]) << i;
   return mask;
 }
-// Of the classes only subnormal numbers: what is used.
+// Supports only the class of subnormal numbers, because kernels use no other.
 OCTAVO_EMULATED __mmask16 _mm512_fpclass_ps_mask(__m512 a, int classes) {
   __mmask16 to = 0;
   for (int i = 0; i < 16; ++i) to |= __mmask16((classes & 0x20) != 0 && std::fpclassify(a[i]) == FP_SUBNORMAL) << i;
@@ -162,7 +162,7 @@ OCTAVO_EMULATED __m512 _mm512_fnmadd_ps(__m512 a, __m512 b, __m512 c) {
   return c;
 }
 
-// No instructions but sequences of the compiler's: halves onto each other, in GCC's order.
+// This is no instruction but a sequence made by the compiler, which adds halves to each other in GCC's order.
 OCTAVO_EMULATED float _mm512_reduce_add_ps(__m512 a) {
   float sums[16];
   std::memcpy(sums, &a, 64);
@@ -297,7 +297,7 @@ OCTAVO_EMULATED __m512 _mm512_cvtph_ps(__m256i a) {
 #define _MM_FROUND_TO_NEAREST_INT 0
 #define _MM_FROUND_NO_EXC 8
 
-// Rounded to nearest, ties to even: the only rounding that is used.
+// Rounds to nearest, ties to even; kernels use no other rounding.
 OCTAVO_EMULATED __m256i _mm512_cvtps_ph(__m512 a, int) {
   uint16_t halves[16];
   for (int i = 0; i < 16; ++i) halves[i] = x86_emulator::float_to_half(a[i]);
@@ -324,7 +324,7 @@ OCTAVO_EMULATED __m512bh _mm512_cvtne2ps_pbh(__m512 upper, __m512 lower) {
 
 // ---- shuffles ----
 
-// Within each 128 bits, the lower (upper) halves of a and b, element by element in turn.
+// Interleaves the elements of the lower (upper) halves of a and b, within each 128 bits.
 template <class T, bool kUpper>
 OCTAVO_EMULATED __m512i octavo_unpack(__m512i a, __m512i b) {
   constexpr int kLane = int(16 / sizeof(T));
@@ -345,7 +345,7 @@ OCTAVO_EMULATED __m512i _mm512_unpackhi_epi32(__m512i a, __m512i b) { return oct
 OCTAVO_EMULATED __m512i _mm512_unpacklo_epi64(__m512i a, __m512i b) { return octavo_unpack<int64_t, false>(a, b); }
 OCTAVO_EMULATED __m512i _mm512_unpackhi_epi64(__m512i a, __m512i b) { return octavo_unpack<int64_t, true>(a, b); }
 
-// VPACK*: of each 128 bits the elements of a, then those of b, as the nearest numbers of half their width.
+// VPACK*: each 128 bits get the elements of a, then those of b, saturated to half their width.
 template <class From, class To>
 OCTAVO_EMULATED __m512i octavo_pack(__m512i a, __m512i b) {
   constexpr int kLane = 16 / sizeof(From);
@@ -422,7 +422,7 @@ OCTAVO_EMULATED __m256 _mm256_mul_ps(__m256 a, __m256 b) { return a * b; }
 OCTAVO_EMULATED __m256 _mm256_add_ps(__m256 a, __m256 b) { return a + b; }
 OCTAVO_EMULATED void _mm256_storeu_ps(void* to, __m256 value) { x86_emulator::write(to, value); }
 
-// VPSHUFD: of each 128 bits, two bits of `select` for each word.
+// VPSHUFD: within each 128 bits, two bits of `select` choose each word.
 typedef int _MM_PERM_ENUM;
 OCTAVO_EMULATED __m512i _mm512_shuffle_epi32(__m512i a, _MM_PERM_ENUM select) {
   x86_emulator::Lanes<int32_t> to;
@@ -430,7 +430,7 @@ OCTAVO_EMULATED __m512i _mm512_shuffle_epi32(__m512i a, _MM_PERM_ENUM select) {
   return (__m512i)to;
 }
 
-// VPERMD, VPERMPS: any element of the register; VPERMT2D: of a, then of b.
+// VPERMD and VPERMPS take any element of the register; VPERMT2D takes elements of a, then of b.
 OCTAVO_EMULATED __m512i _mm512_permutexvar_epi32(__m512i index, __m512i a) {
   x86_emulator::Lanes<int32_t> to;
   for (int i = 0; i < 16; ++i) to[i] = OCTAVO_LANES(int32_t, a)[OCTAVO_LANES(int32_t, index)[i] & 15];
@@ -448,7 +448,7 @@ OCTAVO_EMULATED __m512i _mm512_permutex2var_epi32(__m512i a, __m512i index, __m5
   return (__m512i)to;
 }
 
-// VPERMW: any word of the register.
+// VPERMW takes any word of the register.
 OCTAVO_EMULATED __m512i _mm512_permutexvar_epi16(__m512i index, __m512i a) {
   uint16_t from[32], at[32], to[32];
   std::memcpy(from, &a, 64);
@@ -471,7 +471,7 @@ OCTAVO_EMULATED __m512i _mm512_shuffle_i32x4(__m512i a, __m512i b, int select) {
 OCTAVO_EMULATED __m512 _mm512_shuffle_f32x4(__m512 a, __m512 b, int select) {
   return (__m512)_mm512_shuffle_i32x4((__m512i)a, (__m512i)b, select);
 }
-// VPERMILPS: of each 128 bits, two bits of `select` for each value.
+// VPERMILPS: within each 128 bits, two bits of `select` choose each value.
 OCTAVO_EMULATED __m512 _mm512_permute_ps(__m512 a, int select) {
   __m512 to;
   for (int i = 0; i < 16; ++i) to[i] = a[i / 4 * 4 + (select >> (2 * (i % 4)) & 3)];
@@ -483,6 +483,6 @@ OCTAVO_EMULATED __m512 _mm512_broadcast_f32x4(__m128 value) {
   return (__m512)_mm512_broadcast_i32x4((__m128i)value);
 }
 
-// The CPU's own control word: it bears on the emulated operations, too.
+// The CPU's own control word, which affects the emulated operations, too.
 OCTAVO_EMULATED unsigned _mm_getcsr() { return __builtin_ia32_stmxcsr(); }
 OCTAVO_EMULATED void _mm_setcsr(unsigned control) { __builtin_ia32_ldmxcsr(control); }

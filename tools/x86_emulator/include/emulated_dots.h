@@ -30,8 +30,8 @@ OCTAVO_EMULATED __m512i _mm512_dpwssd_epi32(__m512i sum, __m512i a, __m512i b) {
   return (__m512i)total;
 }
 
-// VDPBF16PS: of each pair the upper product is accumulated first, then the lower one; each a fused
-// multiply-add to nearest even, subnormal operands and results being zero.
+// VDPBF16PS: the upper product of each pair is accumulated first, then the lower one, each by a fused
+// multiply-add that rounds to nearest even. Subnormal operands and results are zero.
 OCTAVO_EMULATED __m512 _mm512_dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
   uint32_t x[16], y[16];
   float total[16];

@@ -1,4 +1,4 @@
-// Vector types under their Intel names, and what the instructions are written with.
+// Vector types under their Intel names, and functions with which the instructions are written.
 #pragma once
 
 #include <cmath>
@@ -8,7 +8,7 @@
 #include <cstring>
 #include <limits>
 
-// Shapes and aliasing are those of GCC's own headers.
+// The types have the shapes and the aliasing of those in GCC's headers.
 typedef float __m128 __attribute__((vector_size(16), may_alias));
 typedef long long __m128i __attribute__((vector_size(16), may_alias));
 typedef long long __m256i __attribute__((vector_size(32), may_alias));
@@ -37,7 +37,7 @@ using Lanes = typename VectorOf<T, 64>::type;
 template <class T>
 using Lanes128 = typename VectorOf<T, 16>::type;
 
-// What would be a fault on the hardware ends the program.
+// Ends the program, where the hardware would raise a fault.
 [[noreturn]] inline void fault(const char* what) {
   std::fprintf(stderr, "x86 emulator: %s\n", what);
   std::abort();
@@ -69,7 +69,7 @@ OCTAVO_EMULATED void write(void* to, const Vector& value) {
   std::memcpy(to, &value, sizeof(Vector));
 }
 
-// Elements of T where `mask` has a 1; the others are zero, and their memory is not touched.
+// Loads elements of T if their bit in `mask` is 1; other elements are zero, and their memory is not read.
 template <class T>
 OCTAVO_EMULATED Lanes<T> read_masked(uint64_t mask, const void* from) {
   Lanes<T> value = {};
@@ -94,7 +94,7 @@ OCTAVO_EMULATED float half_to_float(uint16_t half) {
   return bits_as<float>(sign | bits_as<uint32_t>(magnitude));
 }
 
-// The same back, rounded to nearest, ties to even; what rounds beyond 65504 is infinite.
+// Converts float32 to binary16, rounded to nearest, ties to even; what rounds beyond 65504 is infinity.
 OCTAVO_EMULATED uint16_t float_to_half(float value) {
   const uint32_t bits = bits_as<uint32_t>(value), sign = bits >> 16 & 0x8000;
   const float magnitude = std::fabs(value);
@@ -106,20 +106,20 @@ OCTAVO_EMULATED uint16_t float_to_half(float value) {
   return uint16_t(sign | ((uint32_t(exponent + 14) << 10) + steps));
 }
 
-// Subnormal numbers as zeros of their sign: DAZ for operands, FTZ for results.
+// Replaces a subnormal number by a zero of its sign: DAZ for operands, FTZ for results.
 OCTAVO_EMULATED float flush(float value) {
   const uint32_t bits = bits_as<uint32_t>(value);
   return (bits & 0x7f800000) == 0 ? bits_as<float>(bits & 0x80000000) : value;
 }
 
-// VCVTNE2PS2BF16: to nearest, ties to even; subnormals become zeros, a NaN quiet.
+// VCVTNE2PS2BF16: rounds to nearest, ties to even; subnormals become zeros, and NaNs become quiet.
 OCTAVO_EMULATED int16_t float_to_bf16(float value) {
   const uint32_t bits = bits_as<uint32_t>(flush(value));
   if ((bits & 0x7fffffff) > 0x7f800000) return int16_t(bits >> 16 | 0x40);
   return int16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-// VCVTPS2DQ: to nearest, ties to even; what does not fit, NaN too, becomes the smallest integer.
+// VCVTPS2DQ: rounds to nearest, ties to even; NaNs and values out of range become the smallest integer.
 OCTAVO_EMULATED int32_t float_to_int(float value) {
   return value >= -2147483648.0f && value < 2147483648.0f ? int32_t(std::nearbyintf(value)) : INT32_MIN;
 }

@@ -1,10 +1,10 @@
-// Stands in for the compiler's <immintrin.h> where the CPU lacks AVX-512 or AMX: the very kernel sources
-// are compiled against these functions, which do in plain C++ what Intel's Software Developer's Manual
-// says the instructions do. First on the include path of those sources only.
+// Replaces the compiler's <immintrin.h> if the CPU lacks AVX-512 or AMX. The kernels' own sources are
+// compiled against these functions, which do in plain C++ what Intel's Software Developer's Manual says of
+// the instructions. Only those sources have this folder first on their include path.
 //
-// Stricter than the hardware where that finds bugs: a load that must be aligned is checked, a masked load
-// touches nothing that its mask leaves out, tiles are checked against their configuration. What no kernel
-// uses is missing, so that a new instruction is a compile error here until it has been written and tested.
+// The emulator is stricter than the hardware if that finds bugs: it checks aligned loads and the
+// configuration of tiles, and a masked load reads nothing that its mask leaves out. Instructions that no
+// kernel uses are missing, so a new one is a compile error here until it has been written and tested.
 #pragma once
 
 #include "emulated_vectors.h"
