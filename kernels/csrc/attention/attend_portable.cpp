@@ -1,5 +1,5 @@
-// Paged attention for the instruction set OCTAVO_ISA. A call's scores and weighted sums are computed by a key
-// side and a value side (attention/sides.h), which are chosen here.
+// Paged attention for the instruction set OCTAVO_ISA. This file chooses a call's key side, which computes
+// scores, and its value side, which computes weighted sums (attention/sides.h).
 //
 // An item's rows (query tokens times the query heads of one KV head) attend to tiles of 64 positions. Each
 // tile is dequantized once for all rows. Softmax is online, in the log2 domain. A row's result depends on the
@@ -27,7 +27,7 @@ static const ValueSide* special_value_side(const AttendArgs&) { return nullptr; 
 #endif
 
 #if defined(__AVX512F__)
-// Whether AVX2 is faster: fp16 pages are multiplied as floats, slower in AVX-512's wide vectors (measured).
+// Whether AVX2 is faster: fp16 pages are multiplied as floats, which AVX-512 does more slowly (measured).
 static bool avx2_is_faster(const AttendArgs& args) {
   return args.layout.k.codes == CodeType::fp16 && args.layout.v.codes == CodeType::fp16 &&
          special_key_side(args) == nullptr && special_value_side(args) == nullptr;

@@ -1,4 +1,4 @@
-// The MLX primitive of paged attention, also over two pools, and the bindings of attention and pages.
+// The MLX primitive of paged attention over one or two pools, and the bindings of attention and pages.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -23,8 +23,8 @@ namespace nb = nanobind;
 namespace octavo {
 namespace {
 
-// Buffer for partial results of split items, and of one pool whose rows another pool finishes. It is kept
-// between calls, because every layer of a step needs the same size, and freed once a call needs far less.
+// Returns the buffer for partial results of split items, and of a pool whose rows another pool finishes. It
+// is kept between calls, because all layers of a step need the same size, and freed if a call needs far less.
 float* partial_buffer(int64_t size) {
   static thread_local std::vector<float> buffer;
   constexpr size_t kKeep = size_t(1) << 20;
@@ -69,7 +69,7 @@ struct PlannedCall {
   }
 };
 
-// Items of two calls; the second item of a pair joins the results of the first one with its own.
+// Pairs of items from two calls; the second item of a pair joins the first item's results with its own.
 struct ItemPairs {
   std::vector<const AttendItem*> alone;  // items of the first call that have no partner
   std::vector<std::pair<const AttendItem*, const AttendItem*>> all;  // (first or null, second)
@@ -168,8 +168,8 @@ struct AttendOptions {
 };
 
 // Attention over one pool, or over two pools of the same layer: quantized pages, and 16-bit residual pages of
-// some positions. Each pool has kernels of its own format. The call over quantized pages leaves float rows
-// with maxima and sums of weights. The call over residual pages joins them with its rows and adds sinks.
+// some positions. Each pool has kernels for its format. The call over quantized pages leaves float rows with
+// maxima and sums of weights. The call over residual pages joins these rows with its own and adds sinks.
 class Attend : public mx::Primitive {
  public:
   Attend(mx::Stream stream, const PageLayout& layout, const std::optional<PageLayout>& residual,

@@ -66,7 +66,7 @@ struct GatherArgs {
 
 // How positions are divided between quantized pages and 16-bit residual pages. Row t reads its first `keep`
 // positions and those from starts[t] on, a page boundary, from residual pages. It reads all others from
-// quantized pages. `window`: the fewest latest positions that any query reads from residual pages.
+// quantized pages. Every query reads at least the latest `window` positions from residual pages.
 struct Residency {
   enum Part { all, quantized, residual } part;
   int window, keep;

@@ -72,7 +72,7 @@ void load_keys(const PageLayout& layout, const Tile& tile, __m512i* panel) {
   }
 }
 
-// Computes the scores of kCount blocks; `panel` and `scores` point to the first block's.
+// Computes the scores of kCount blocks; `panel` and `scores` point to those of the first block.
 template <int kRows, int kCount>
 OCTAVO_INLINE void score_blocks(const uint16_t* queries, int dim, const __m512i* panel, float* scores) {
   __m512 sums[kRows][kCount];
@@ -94,7 +94,7 @@ OCTAVO_INLINE void score_blocks(const uint16_t* queries, int dim, const __m512i*
     for (int b = 0; b < kCount; ++b) _mm512_storeu_ps(scores + r * kTileTokens + 16 * b, sums[r][b]);
 }
 
-// Returns the first of two adjacent blocks that contain all visible positions of a tile, or -1.
+// Returns the first of two adjacent blocks that contain all visible positions of a tile; -1 if none do.
 int first_of_two(const Tile& tile) {
   const auto seen = [&](int b) { return tile.blocks[b].base != nullptr; };
   if (!seen(2) && !seen(3)) return 0;

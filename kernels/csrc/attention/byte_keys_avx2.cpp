@@ -155,7 +155,7 @@ OCTAVO_INLINE void multiply_codes(const Lookup<Code>& lookup, const int8_t* rows
   }
 }
 
-// Computes such sums from keys that are already expanded to bytes.
+// Computes the same sums as multiply_codes, from keys that are already expanded to bytes.
 template <int kRows, int kChunks>
 OCTAVO_INLINE void multiply_bytes(const int8_t* rows, int dim, const uint8_t* keys, __m256i (&sums)[kSums]) {
   constexpr int kKeys = kSums / kRows;
@@ -221,7 +221,7 @@ void score_block(const Lookup<Code>& lookup, const Queries& queries, int num_row
     score_rows<Code, kDim, 1, kExpanded>(lookup, queries, row, dim, keys, ahead, scales, scores);
 }
 
-// Copies the rows of a block's keys to adjacent memory.
+// Expands a block's keys to bytes, in adjacent rows.
 template <class Code>
 void expand_keys(const Lookup<Code>& lookup, const Keys& keys, int dim, uint8_t* panel) {
   for (int key = 0; key < 16; ++key)

@@ -45,7 +45,7 @@ inline float fix_query(const AttendArgs& args, const AttendItem& item, int r, in
 
 constexpr int kFactorDims = 16;
 
-// Scales a row to bytes, each kFactorDims dims by their largest; `factors` turn the bytes back into floats.
+// Scales each kFactorDims dims of a row to bytes by their largest; `factors` turn bytes back into floats.
 inline void fix_query_in_parts(const AttendArgs& args, const AttendItem& item, int r, int32_t* fixed,
                                float* factors) {
   alignas(64) float row[kMaxDim];

@@ -51,7 +51,7 @@ struct Rows {
  private:
   int stride() const { return (kDim > 0 ? kDim : any_dim) / 2; }
 
-  // Interleaves both vectors' bytes: of each 128-bit lane the lower half (half 0) or the upper half (half 1).
+  // Interleaves bytes of both vectors, from the lower (half 0) or upper half (half 1) of each 128-bit lane.
   OCTAVO_INLINE __m256i interleave(__m256i first, __m256i second, int half) {
     return half == 0 ? _mm256_unpacklo_epi8(first, second) : _mm256_unpackhi_epi8(first, second);
   }

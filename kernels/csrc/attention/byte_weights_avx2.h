@@ -12,13 +12,13 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr float kLargestWeight = 254;  // so that at most 255 with the rounding error passed on
+constexpr float kLargestWeight = 254;  // at most 255 with the rounding error that is passed on
 
 // Returns the limit of a stretch's sum of weights; each lane may round up by half a unit, hence the margin.
 template <class Code>
 constexpr float kLargestSum = float(INT16_MAX / Code::kLargestValue - 4);
 
-// Converts a stretch's weights * scales to bytes; returns the factor from sums of products to floats.
+// Converts a stretch's weights * scales to bytes; returns the factor that turns sums of products into floats.
 template <class Code>
 OCTAVO_INLINE float fix_weights(const float* weights, const float* scales, uint32_t* pairs) {
   __m256 scaled[4];
@@ -41,7 +41,7 @@ OCTAVO_INLINE float fix_weights(const float* weights, const float* scales, uint3
     before = rounded;
   }
   const __m256i words[2] = {_mm256_packs_epi32(fixed[0], fixed[1]), _mm256_packs_epi32(fixed[2], fixed[3])};
-  // Reorders groups of four positions: packing works within 128 bits, which leaves them as 0 2 4 6 1 3 5 7.
+  // Reorders groups of four positions, which are in the order 0 2 4 6 1 3 5 7 after packing within 128 bits.
   const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(words[0], words[1]),
                                                     _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
   const __m256i low = _mm256_cvtepu16_epi32(_mm256_castsi256_si128(bytes));

@@ -23,7 +23,7 @@ using KeyLookup =
     Lookup<std::conditional_t<Code::kBits == 8, Fp4, Code>, Code::kBits == 8 ? 12 : Code::kOffset>;
 
 template <class Code>
-constexpr int kPerWord = 8 / Code::kBits;  // panel vectors that a column of 32-bit words of codes gives
+constexpr int kPerWord = 8 / Code::kBits;  // panel vectors made of one column of 32-bit words of codes
 
 // Loads words [word, word + 16) of 16 rows, one vector per word; words from `num_words` on become zeros.
 OCTAVO_INLINE void load_columns_of_codes(const uint8_t* codes, int64_t stride, int word, int num_words,
@@ -51,7 +51,7 @@ OCTAVO_INLINE void expand_column(const KeyLookup<Code>& lookup, __m512i codes, c
     to[0] = _mm512_xor_si512(codes, _mm512_set1_epi8(char(0x80)));
   } else {
     __m512i spread = codes;
-    if constexpr (Code::kPlanes) {  // each lane's byte word % 4, four times
+    if constexpr (Code::kPlanes) {  // byte word % 4 of each lane, repeated four times
       alignas(16) int8_t order[16];
       for (int lane = 0; lane < 16; ++lane) order[lane] = int8_t(lane / 4 * 4 + word % 4);
       spread = _mm512_shuffle_epi8(

@@ -11,8 +11,8 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// Returns a row's number of factors: one per group, else one. Rows with group scales are not rotated, so with
-// one factor a large dim would leave few of a byte's steps for all others.
+// Returns a row's number of factors: one per group if codes have group scales, else one. Rows with group
+// scales are not rotated, so with one factor a large dim would leave few of a byte's steps for all others.
 template <class Code>
 OCTAVO_INLINE int num_steps(int dim) {
   return Code::kGroup > 0 ? dim / Code::kGroup : 1;
@@ -104,7 +104,7 @@ OCTAVO_INLINE void fix_query(const Queries<Code>& queries, int r, int dim, const
     queries.sums[size_t(r) * steps + step] = Code::kGroup > 0 ? kMagicBits - sum * Code::kOffset : sum;
     factors[step] = factor;
   }
-  for (int d = 0; Code::kParts == 2 && d < dim; d += 16)  // last, over the padding of high bytes
+  for (int d = 0; Code::kParts == 2 && d < dim; d += 16)  // low bytes last, over the padding of high bytes
     _mm_storeu_si128(reinterpret_cast<__m128i*>(high + dim + d),
                      in_panel_order<Code>(_mm512_cvtepi32_epi8(_mm512_load_si512(fixed + d))));
 }

@@ -31,7 +31,7 @@ struct Weights {
 };
 
 // Converts weights[row] * scales to fixed point relative to the row's largest product. Rounding to bytes
-// preserves the total: each lane passes its error on to the same lane of the next block, which may add one.
+// preserves the total: each lane passes its error on to the same lane of the next block and may add 1 to it.
 // Lanes start from evenly spread errors, because many small weights would otherwise all become 0.
 template <class Code>
 OCTAVO_INLINE void fix_weights(const float* weights, const __m512 (&scales)[kBlocks], uint8_t* bytes,

@@ -1,4 +1,4 @@
-// The end of a softmax: partial results of divided position ranges become output rows.
+// The end of a softmax, which turns partial results of divided position ranges into output rows.
 #pragma once
 
 #include <algorithm>
@@ -76,7 +76,7 @@ void merge_partials(const AttendArgs& args, const MergeItem& item, const float* 
     }
     const float* parts = folded ? total : accumulator;
     if (!args.part && !args.other) {
-      float weight = 1;  // of the row's own sums, after sinks
+      float weight = 1;  // weight of the row's own sums once a sink is added
       if (args.sinks != nullptr) {
         const float sink = args.sinks[head] * kLog2E, of_positions = top;
         top = std::max(top, sink);

@@ -12,7 +12,7 @@ constexpr int kSlots = kChunk / kNvGroup;  // groups per chunk
 struct Nvfp4 : Fp4 {
   // E4M3 bytes are shifted and read as float16, which gives 2^-8 times the scale.
   static constexpr float kScale = 2 * 0x1p-8f;
-  // Byte of a scale near 1, which replaces those of invisible rows. Tiny scales would give subnormal
+  // Byte of a scale near 1, which replaces the scales of invisible rows. Tiny scales would give subnormal
   // products, which take 100 times as long.
   static constexpr int kAnyScale = 56;
   // Interleaves pairs of bytes of two groups, in each 128 bits.

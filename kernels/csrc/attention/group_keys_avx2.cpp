@@ -9,9 +9,9 @@
 //
 // A run is two chunks of 64 dims. If the number of chunks is odd, the last run has one.
 //
-//   A run of two chunks is four vectors. Their 32-bit lanes l have dims of group `group_of_lane(l)`:
-//   vector 0 its even dims among the first eight, vector 1 the odd ones, 2 and 3 those among the last eight.
-//   A run of one chunk is two vectors. Their lanes l have dims 8 l to 8 l + 7, even and odd ones.
+//   A run of two chunks is four vectors. Their 32-bit lanes l have dims of group `group_of_lane(l)`: vectors
+//   0 and 1 have the even and the odd dims of its first eight, vectors 2 and 3 those of its last eight.
+//   A run of one chunk is two vectors, whose lanes l have the even and the odd dims of 8 l to 8 l + 7.
 #include "attention/byte_queries_avx2.h"
 #include "attention/group_codes_avx2.h"
 #include "attention/key_sums_avx2.h"
@@ -62,7 +62,7 @@ OCTAVO_INLINE void arrange_run(const int32_t* fixed, __m256i (&to)[2 * kChunks])
     to[0] = _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(first, second, 0x88)), 0xd8);
     to[1] = _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(first, second, 0xdd)), 0xd8);
   } else {
-    __m256i pairs[4];  // of two groups: words 0 and 1, or 2 and 3, interleaved
+    __m256i pairs[4];  // words 0 and 1, or 2 and 3, of two groups, interleaved
 #pragma GCC unroll 2
     for (int i = 0; i < 4; i += 2) {
       const __m256i even = _mm256_permute2x128_si256(groups[i], groups[i + 1], 0x20);
@@ -86,7 +86,7 @@ OCTAVO_INLINE __m256 spread_groups(const float* of_groups) {
   return _mm256_loadu_ps(by_lane);
 }
 
-// Returns a pointer to run `at` of all rows.
+// Stores a run of a row: its bytes at `to`, and its factors and corrections as those of run number `at`.
 template <int kChunks>
 OCTAVO_INLINE void load_run(const Queries& queries, size_t at, const int32_t* fixed, const float* factors,
                             int8_t* to) {

@@ -21,7 +21,7 @@ int value_width(int dim) { return dim; }
 
 static_assert(int64_t(kTileTokens) * 128 * kLargestWord <= INT32_MAX);
 
-// Behind the panel [parts][pairs of positions][4 vectors]: each row's weights of the tile, and its factor.
+// Each row's weights of the tile, and its factor, behind the panel [parts][pairs of positions][4 vectors].
 struct Weights {
   int16_t* fixed;
   float* factors;

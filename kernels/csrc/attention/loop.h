@@ -1,5 +1,5 @@
 // The tile loop of attention: the key side's scores become weights (online softmax) for the value side. Each
-// instruction set includes it once, outside any namespace; internal linkage.
+// instruction set includes this file once, outside any namespace. All names have internal linkage.
 #pragma once
 
 #include <algorithm>
@@ -60,8 +60,8 @@ struct Workspace {
   float *scores, *result, *rotary_scores;
   size_t query_bytes, result_floats, rotary_bytes;  // for one KV head
 
-  // `results` has each row's sums of the current part and, if there are more parts, the total of those
-  // before.
+  // `results`: 1, or 2 if the item has several parts, because rows then have sums of the current part and
+  // totals of earlier parts.
   Workspace(const AttendArgs& args, const AttendItem& item, const KeySide& keys, const ValueSide& values,
             int results)
       : small_pages(args.layout.page_size < kBlockRows),
@@ -262,7 +262,7 @@ void merge(const AttendArgs& args, const MergeItem& item, const float* partials)
 void softmax_update(const AttendArgs& args, const HeadRows& rows, int start, int width, float* scores) {
   const AttendItem& item = rows.item;
   const int group = group_size(args), num_rows = item.num_tokens * group, length = args.kv_len[item.sequence];
-  // Masks without added values use the plain path, so rows that they do not restrict keep their bits.
+  // Masks without added values use the plain path, so that rows which see all positions keep their bits.
   const bool is_plain = args.softcap <= 0 && args.mask.added == nullptr;
   uint64_t bits[kSoftmaxRows];
   for (int row = 0, token = item.first_token, in_group = 0; row < num_rows;) {

@@ -10,15 +10,15 @@ namespace octavo {
 namespace {
 
 constexpr int kRowsPerItem = 128;        // most query rows that share one dequantized tile
-constexpr int kRowsWorthSplitting = 16;  // with more, items are long and partial results large
+constexpr int kRowsWorthSplitting = 16;  // with more rows, items are long, partial results large
 
 constexpr int kItemsPerThread = 4;  // fewest items per thread for which one item may have several KV heads
 
-// In latent calls, all query heads are rows of one KV head; together they decide whether positions are
-// divided.
+// In latent calls, all query heads are rows of one KV head. The number of all rows of a sequence decides
+// whether its positions are divided.
 constexpr int kLatentRows = 128;             // most rows of an item
 constexpr int kFewestLatentRows = 16;        // fewest rows of an item, unless it has all heads
-constexpr int kLatentsWorthSplitting = 512;  // fewest rows for it: tokens of a step times heads
+constexpr int kLatentsWorthSplitting = 512;  // most rows of a sequence whose positions are divided
 
 // Cost of an item in row-tiles; dequantizing a tile costs about as much as four rows.
 int64_t cost(const AttendArgs& args, const AttendItem& item) {
@@ -82,7 +82,7 @@ std::vector<Rows> list_rows(const AttendArgs& args) {
   return list;
 }
 
-// Returns how many KV heads an item of so few tokens computes together; a head's results do not depend on it.
+// Returns how many KV heads an item of `num_tokens` tokens computes together. Results do not depend on it.
 int heads_in_turn(const AttendArgs& args, int num_tokens, int64_t num_parts) {
   const int num_heads = args.layout.num_heads;
   if (args.mask || args.rotary || args.layout.page_size < kShortestPage)

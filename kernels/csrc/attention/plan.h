@@ -17,8 +17,8 @@ struct AttendPlan {
 // bit-identical for any number of threads and with any other sequences in the batch.
 AttendPlan plan_attention(const AttendArgs& args, int width);
 
-// Returns how many query heads an item of a latent call has; it reads each latent once for all of them. The
-// number is the largest that leaves items for every thread. It changes no bit of a result.
+// Returns how many query heads an item of a latent call has; the item reads each latent once for all heads.
+// The number is the largest that leaves items for every thread. It changes no bit of a result.
 int latent_group(const AttendArgs& args);
 
 }  // namespace octavo

@@ -1,4 +1,4 @@
-// What the MLX primitives of attention and pages share: checks, strided views and layouts.
+// Common parts of the MLX primitives of attention and pages: checks, strided views and layouts.
 #pragma once
 
 #include <optional>
@@ -23,7 +23,7 @@ inline void require(bool holds, Message message) {
 }
 
 // Returns the layout of a layer's pool; `k_format` and `v_format` are names of octavo.kernels.formats.
-// std::invalid_argument names a format, dimension or page size that the kernels do not support.
+// Throws std::invalid_argument for a format, dimension or page size that the kernels do not support.
 PageLayout make_layout(int64_t num_pages, int num_heads, int page_size, const std::string& k_format,
                        int k_dim, const std::string& v_format, int v_dim);
 
@@ -57,7 +57,7 @@ const int32_t* view_ints(const mx::array& array);
 // Turns `args` into a latent call, for a layer whose pages hold latents as K and rotary keys as V.
 void attend_latents(AttendArgs& args, const RowsView& rotary_queries);
 
-// Runs one call on all threads; the thread that evaluates the primitive calls it.
+// Runs one call on all threads. Called by the thread that evaluates the primitive.
 void run_attention(const AttendArgs& args);
 
 // Runs the same attention over two pools: the second call joins both results into `second.out` and adds

@@ -1,11 +1,11 @@
-// Key sides and value sides in integers for AVX2, for codes and dimensions that are multiples of kChunk.
+// Integer key sides and value sides for AVX2, for pages of codes whose dimensions are multiples of kChunk.
 #pragma once
 
 #include "attention/sides.h"
 
 namespace octavo::OCTAVO_ISA {
 
-// Return the sides for fp4, fp5 and int4 in 8-bit fixed point (kernels/README.md: its error), or null.
+// Return the sides for fp4, fp5 and int4 in 8-bit fixed point (kernels/README.md has its error), or null.
 const KeySide* byte_keys(CodeType codes);
 const ValueSide* byte_values(CodeType codes);
 

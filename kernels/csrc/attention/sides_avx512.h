@@ -1,4 +1,4 @@
-// What the key sides and value sides for AVX-512 share.
+// Common parts of the key sides and value sides for AVX-512.
 #pragma once
 
 #include <immintrin.h>

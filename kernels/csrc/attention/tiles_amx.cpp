@@ -27,7 +27,7 @@ void turn(const float* products, int num_rows, float* scores) {
   }
 }
 
-// Prefetches share `step` of the `steps` shares of a block's rows.
+// Prefetches one of `steps` equal shares of a block's rows; `step` counts from 0.
 inline void prefetch_share(const uint8_t* rows, int64_t stride, int step, int steps) {
   if (rows == nullptr) return;
   const int64_t bytes = kTileRows * stride / steps;
@@ -65,7 +65,7 @@ void score_two(const KeyBlocks& keys, int block, const uint16_t* queries, int st
   _tile_stored(3, products + 3 * kTileFloats, kRowBytes);
 }
 
-// Scores all four blocks for 16 rows, one after the other in memory order. Prefetches take turns between the
+// Scores all four blocks for 16 rows, one after the other in memory order. Prefetches alternate between the
 // next tile's blocks, because the hardware prefetchers follow several memory pages better than one.
 void score_four(const KeyBlocks& keys, const uint16_t* queries, int steps, bool ahead, float* products) {
   finish_stores();
@@ -168,7 +168,7 @@ void WeightedSum::add(const uint16_t* weights, const uint16_t* values, int parts
 
 namespace {
 
-// The operands' rows, in both AMX tiles of rows.
+// Configures AMX for `num_rows` rows: with two parts, both tiles of rows have all rows (one part each).
 template <int kParts>
 void configure_bytes(int num_rows, int& configured) {
   if (num_rows == configured) return;
