@@ -12,17 +12,17 @@ namespace octavo {
 
 namespace mx = mlx::core;
 
-// a [experts, rank, inputs] and b [experts, rank, outputs], both bf16 or both float32; gain and bias
-// [outputs]. Evaluates its arguments.
+// Returns factors of a [experts, rank, inputs] and b [experts, rank, outputs], both bf16 or both float32, and
+// of gain and bias [outputs]. Evaluates its arguments.
 std::shared_ptr<const AdapterFactors> make_factors(const mx::array& a, const mx::array& b, float scale,
                                                    const std::optional<mx::array>& gain,
                                                    const std::optional<mx::array>& bias);
 
 using Factors = std::shared_ptr<const AdapterFactors>;
 
-// The adapters of layers that share an input, by slot. `outputs`: number of outputs of each layer (a part);
-// their results are adjacent. Kernels look up the table when a step runs, so captured steps stay valid when
-// adapters change between steps. Slot 0 has no adapter.
+// The adapters of layers that share an input, by slot. Each layer is a part; `outputs` has its number of
+// outputs, and results of all parts are adjacent. Kernels look up the table when a step runs, so captured
+// steps stay valid when adapters change between steps. Slot 0 has no adapter.
 class AdapterTable {
  public:
   AdapterTable(int inputs, std::vector<int> outputs, int experts, int num_slots);

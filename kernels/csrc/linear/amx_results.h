@@ -1,4 +1,4 @@
-// How kernels on AMX tiles write results. Internal linkage: see numeric.h.
+// Writing of results by kernels on AMX tiles. Internal linkage: see numeric.h.
 #pragma once
 
 #include "linear/amx_tiles.h"

@@ -66,7 +66,7 @@ class Work {
       lay_out(own * block_, std::min(rows_, (own + 1) * block_));
       shares[own].is_laid_out.store(true, std::memory_order_release);
       take(own, shares[own], body);
-      if (begun.load(std::memory_order_relaxed) < blocks()) return;  // first come blocks without a thread
+      if (begun.load(std::memory_order_relaxed) < blocks()) return;  // blocks not yet begun come first
       for (int other = 0; other < blocks(); ++other)
         if (shares[other].is_laid_out.load(std::memory_order_acquire)) take(other, shares[other], body);
     });
@@ -82,7 +82,7 @@ class Work {
   void run_one_block(Body&& body) const {
     const int threads = num_threads(), wanted = (rows_ > kTileRows ? 4 : 2) * threads;
     const int size = std::clamp(panels_ / wanted, 1, kMostPanels), count = (panels_ + size - 1) / size;
-    const bool early = count >= 2 * threads;  // else a thread that takes two items would leave others without
+    const bool early = count >= 2 * threads;  // else a thread with two items could leave others idle
     std::atomic<int> next{0};
     const auto take = [&] { return next.fetch_add(1, std::memory_order_relaxed); };
     parallel_for(threads, [&](int) {
@@ -111,12 +111,12 @@ class Work {
  private:
   static constexpr std::size_t kRowBytes = 768 * 1024;
   static constexpr int kMostPanels = 16;
-  // Limits for dividing rows instead of weights among threads: at least so many rows in all and per thread,
-  // and at most so many outputs per row, because all threads then read all weights. (Measured with 2, 4, 8
-  // and 16 threads: rows pass between cores about as slowly as weights arrive from memory.)
+  // Threads divide rows instead of weights if there are at least this many rows in all and per thread, and at
+  // most this many outputs per row, because all threads then read all weights. (Measured with 2, 4, 8 and 16
+  // threads: rows pass between cores about as slowly as weights arrive from memory.)
   static constexpr int kLeastRows = 256, kLeastOfThread = kBlockRows, kOutputsPerRow = 12;
 
-  // A block of rows, and the next run of panels to multiply it by.
+  // State of a block of rows: the next run of panels by which it is multiplied, and whether it is converted.
   struct Share {
     std::atomic<int> next{0};
     std::atomic<bool> is_laid_out{false};

@@ -1,5 +1,5 @@
-// AVX-512: bf16 weights by VDPBF16PS. Where it is slow, several rows together use FMAs with bit-identical
-// results.
+// AVX-512: bf16 weights by VDPBF16PS. On CPUs with a slow VDPBF16PS, several rows together use FMAs, with
+// bit-identical results.
 #include "linear/integer_tiles_avx512.h"
 
 namespace octavo::avx512 {
@@ -38,8 +38,8 @@ inline __attribute__((always_inline)) void store_sums(const __m512 (&sums)[R][4]
   });
 }
 
-// Adds products of R rows and the pairs' weights to sums[R][64], and prefetches kLines lines of `ahead` a
-// step.
+// Adds products of R rows and the pairs' weights to sums[R][64]. Each step prefetches kLines lines of
+// `ahead`.
 template <int R, int kLines>
 __attribute__((noinline)) void multiply_pairs(const bf16_t* x, int x_stride, const Pairs& pairs,
                                               const uint8_t* ahead, float* sums) {
@@ -64,7 +64,7 @@ __attribute__((noinline)) void multiply_pairs(const bf16_t* x, int x_stride, con
   store_sums<R>(sum, sums);
 }
 
-// Computes the same sums from x in float32, by two FMAs per pair; they are bit-identical.
+// Does the same for x in float32, with two FMAs per pair; sums are bit-identical to those of multiply_pairs.
 template <int R, int kLines>
 __attribute__((noinline)) void multiply_flushed(const float* x, int x_stride, const Pairs& pairs,
                                                 const uint8_t* ahead, float* sums) {

@@ -8,7 +8,7 @@ namespace {
 constexpr int kMiddle = 128;  // offset that makes a channel's integers unsigned; see PackedWeight::factors
 constexpr int kLargestFactor = 16;
 
-// Finds k and 128 - k z of a group, whose codes q mean k (q - z) units; returns false if there are none.
+// Finds k and 128 - k z for a group, so that a code q stands for k (q - z) units; returns false if none fit.
 bool find_factors(int bits, float scale, float bias, float unit, uint8_t (&out)[2]) {
   const int most = (1 << bits) - 1;
   if (unit == 0) {  // all weights of the channel are zero for any codes

@@ -34,7 +34,7 @@ struct ChannelRows {
   std::size_t block_stride() const { return static_cast<std::size_t>(together) * block; }
 };
 
-// Returns such rows in thread_scratch slot 1, with `together` adjacent rows; 0: all rows.
+// Returns memory for ChannelRows in thread_scratch slot 1, with `together` adjacent rows (0: all rows).
 inline ChannelRows channel_rows(const LinearCall& call, int together = 0) {
   const PackedShape& shape = call.weight->shape;
   if (together == 0) together = std::max(1, call.rows);
@@ -74,7 +74,7 @@ inline void quantize_channel_rows(const LinearCall& call, const ChannelRows& out
       if (shape.bits == 4) *sums = _mm512_reduce_add_epi32(of_block);
     }
     out.scales[m] = limit / 127.0f;
-    // May wrap in a row with non-finite values, whose results are NaN anyway.
+    // The sum may wrap in a row with non-finite values, whose results are NaN anyway.
     out.starts[m] = static_cast<int32_t>(128u * static_cast<uint32_t>(_mm512_reduce_add_epi32(sum)));
   }
 }

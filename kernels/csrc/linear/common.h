@@ -85,7 +85,7 @@ struct Added {
   const void* residual;  // of y's type, rows `stride` values apart
   int64_t stride = 0;
 
-  // Adds them to the first `width` of the 64 sums of row m.
+  // Adds bias and residual to the first `width` of the 64 sums of row m.
   void add_to(float* sums, Float type, int m, int width) const {
     if (bias != nullptr)
       for (int n = 0; n < kPanel; ++n) sums[n] += bias[n];
@@ -97,9 +97,9 @@ struct Added {
 };
 
 #if defined(__AVX512BF16__)
-// Like store_rows, for whole panels in bf16 whose sums are in registers; sums(m, i) is the i-th vector of row
-// m. If there are many rows, the next rows are prefetched, because another thread usually had their lines
-// last.
+// Does the same as store_rows for whole panels in bf16 whose sums are in registers; sums(m, i) is the i-th
+// vector of row m. If there are many rows, it prefetches the next rows, because another thread usually had
+// their lines last.
 template <class Sums>
 inline void store_vectors(const Added& added, int count, Sums&& sums, bf16_t* y, int64_t stride,
                           bool stream) {
@@ -149,13 +149,13 @@ inline void store_rows(const Added& added, int count, int width, float* sums, Fl
 
 // Where and how results are written. Most kernels use the defaults.
 struct Writing {
-  void* gates = nullptr;  // memory for the gates of these rows, [count][64]
-                          // of y's type; null: gates are kept in y Whether whole panels of bf16 bypass the
-                          // caches, so that lines of y are not read before they are overwritten. Panels must
-                          // begin at cache lines.
+  // Memory for the gates of these rows, [count][64] of y's type; null: gates are kept in y.
+  void* gates = nullptr;
+  // Whether whole panels of bf16 bypass the caches, so that lines of y are not read before they are
+  // overwritten. Panels must begin at cache lines.
   bool stream = false;
 
-  // Returns the same for rows from the m-th of these rows on.
+  // Returns where and how to write the rows from the m-th of these rows on.
   Writing from(int m, Float type) const {
     char* const kept = static_cast<char*>(gates);
     return {kept == nullptr ? nullptr : kept + m * kPanel * float_size(type), stream};

@@ -74,8 +74,8 @@ class GatherLinear : public CpuPrimitive {
   }
 
  private:
-  // Computes y[r] for the rows r of one expert: gathers the rows, multiplies them together and scatters
-  // results.
+  // Computes y[r] for the rows r of one expert: gathers the rows, multiplies all of them in one call, and
+  // scatters results.
   static void run_expert(LinearCall call, const PackedWeight& weight, const int* order, int rows,
                          const std::vector<std::size_t>& offsets) {
     const std::size_t x_size = float_size(call.x_type), y_size = float_size(call.y_type);

@@ -113,7 +113,7 @@ inline Vec second_of_pairs(const uint32_t* words) {
   return reinterpret_cast<Vec>(*reinterpret_cast<const Words*>(words) & 0xffff0000);
 }
 
-// Does the same with w as bf16 pairs [count / 2][64][2], widened in registers.
+// Does the same as multiply_floats for w in bf16 pairs [count / 2][64][2], which it widens in registers.
 template <int R>
 __attribute__((noinline)) void multiply_pairs(const float* x, const uint32_t* w, int count, float* sums) {
   constexpr int V = kVectors<R>;

@@ -49,7 +49,7 @@ inline float largest_magnitude(const LinearCall& call, std::size_t at, int count
       largest = _mm512_max_epu16(largest, _mm512_and_si512(bits, _mm512_set1_epi16(INT16_MAX)));
     };
     for (int k = 0; k + 32 <= count; k += 32) add(_mm512_loadu_si512(from + 2 * k));
-    if (count % 32 != 0) {  // an odd number of 16 values
+    if (count % 32 != 0) {  // 16 values are left
       const uint8_t* const last = from + 2 * (count - 16);
       add(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(last))));
     }
@@ -64,7 +64,7 @@ inline float largest_magnitude(const LinearCall& call, std::size_t at, int count
   return std::bit_cast<int32_t>(magnitude) < kInfinity ? magnitude : NAN;
 }
 
-// Returns the factor from activations to codes, given the largest magnitude. Below 1e-30 its computation
+// Returns the factor that turns activations into codes, given their largest magnitude. Below 1e-30 the factor
 // could overflow, so such activations become zeros.
 inline float inverse_scale(float limit) { return limit > 1e-30f ? 127.0f / limit : 0.0f; }
 
@@ -103,7 +103,7 @@ __attribute__((always_inline)) inline __m512i round_codes_of(const uint8_t* x, i
   return sum;
 }
 
-// Does the same for activations of any type, from element `at` of x on.
+// Does the same as round_codes_of for activations of any type, from element `at` of x on.
 __attribute__((always_inline)) inline __m512i round_codes(const LinearCall& call, std::size_t at, int count,
                                                           float inverse, int8_t* codes,
                                                           std::size_t ahead = 0) {
@@ -157,7 +157,7 @@ inline __m512 plus_products(__m512i dots, __m512 scale, __m512 bias, float x_sca
   return _mm512_fmadd_ps(bias, _mm512_set1_ps(code_sum), sum);
 }
 
-// Does the same with sums in memory.
+// Does the same as plus_products with sums in memory.
 inline void add_products(__m512i dots, __m512 scale, __m512 bias, float x_scale, float code_sum,
                          float* sums) {
   _mm512_storeu_ps(sums, plus_products(dots, scale, bias, x_scale, code_sum, _mm512_loadu_ps(sums)));

@@ -2,10 +2,10 @@
 // avx512::linear_int8.
 //
 // Sums are computed for 16 rows by 16 outputs at a time, in float32 in 16 vector registers over all groups.
-// While vectors apply the scales of one group, tiles multiply a later group. It is one tile at a time,
-// because applying scales is the bottleneck, and the float32 sums of two by two tiles would pass through
-// memory for every group. Several panels are laid out in tile order together, so that rows are read once for
-// all of them.
+// While vectors apply the scales of one group, tiles multiply a later group. Only one tile of results is
+// computed at a time, because applying scales is the bottleneck, and the float32 sums of two by two tiles
+// would pass through memory for every group. Several panels are laid out in tile order together, so that rows
+// are read once for all these panels.
 #include "linear/amx_tiles.h"
 #include "linear/int8_avx512.h"
 #include "runtime/unrolled.h"
@@ -17,16 +17,16 @@ constexpr int kStepCodes = 64;  // most inputs in a tile of activations
 constexpr int kTileOutputs = 16;
 constexpr int kColumns = kPanel / kTileOutputs;  // column tiles per panel
 constexpr int kDots = kTileRows * kTileOutputs;
-constexpr int kRunPanels = 16;  // most panels that rows are multiplied by before the next rows
+constexpr int kRunPanels = 16;  // most panels by which rows are multiplied before the next rows
 constexpr std::size_t kRunBytes = 1024 * 1024;  // most bytes of these panels, which stay in L2
 
 // Largest group for which integer sums become floats without a conversion, which would compete with the
-// products. They are added to the bits of 1.5 * 2^23, which is exact for |sum| <= 2^22.
+// products. Instead, sums are added to the bits of 1.5 * 2^23, which is exact for |sum| <= 2^22.
 constexpr int kMaxGroup = 128;
 static_assert(kMaxGroup * 127 * 255 <= 1 << 22, "a group's sum must be exact when it is added to kFloatBits");
 constexpr int32_t kFloatBits = 0x4b400000;
 constexpr float kFloatStart = 0x1.8p23f;
-constexpr float kLargestScale = 0x1p100f;  // largest scale whose product with kFloatStart certainly is finite
+constexpr float kLargestScale = 0x1p100f;  // larger scales times kFloatStart might not be finite
 
 // Rows in tiles of 16: codes [tiles][groups][16][group], zeros in rows past the last; scales a and a *
 // sum(codes), [tiles][groups][2][16].

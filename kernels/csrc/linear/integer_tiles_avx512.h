@@ -31,7 +31,7 @@ inline __attribute__((always_inline)) void fetch_weights(const uint8_t* p, bool 
   else _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
 }
 
-// Prefetches a line that is read once, or again while it is still in L1.
+// Prefetches a line of weights that is read once, or is read again while it is still in L1.
 inline __attribute__((always_inline)) void fetch_weights(const uint8_t* p) {
   fetch_weights(p, kCore == Core::zen5);
 }
@@ -49,8 +49,8 @@ inline std::size_t bytes_ahead(const PackedShape& shape, int rows) {
   return (ahead + bytes - 1) / bytes * bytes;
 }
 
-// Memory to prefetch, a few lines in each step of all row tiles' products. Requested all at once, lines would
-// delay each other and the products' own loads.
+// Memory to prefetch, a few lines in each step of all row tiles' products. If all lines were requested at
+// once, they would delay each other and the products' own loads.
 class Fetch {
  public:
   // Divides `bytes` bytes among `tiles` row tiles of `steps` steps.
@@ -125,7 +125,7 @@ inline __attribute__((always_inline)) void add_group(const int8_t* x, std::size_
   }
 }
 
-// Does the same for a single row, and prefetches words `ahead` bytes further on; 0: none.
+// Does the same as add_group for a single row, and prefetches words `ahead` bytes further on (0: none).
 template <int kBits>
 inline __attribute__((always_inline)) void dot_row(const int8_t* x, int group, const uint8_t* words,
                                                    std::size_t ahead, __m512i (&dots)[4]) {

@@ -14,7 +14,7 @@ template <int kCodeBits, bool kE2m1 = false>
 struct Format {
   static constexpr bool kAffine = !kE2m1;
   static constexpr bool kWide = kCodeBits > 4;    // 16-bit lanes hold sums of only two products
-  static constexpr bool kPairs = kCodeBits == 8;  // and that only if activations were rounded with `pairs`
+  static constexpr bool kPairs = kCodeBits == 8;  // activations must be rounded with `pairs`
   static constexpr int kLow = kCodeBits >= 4 && kCodeBits < 8 ? 4 : kCodeBits == 3 ? 2 : kCodeBits;
   static constexpr int kHigh = kCodeBits - kLow;
   static constexpr int kMiddle = kE2m1 ? 12 : kWide ? 0 : 1 << (kCodeBits - 1);

@@ -11,8 +11,8 @@
 
 namespace octavo {
 
-// The largest of some results in a row, with its index; of equal results the first. Keys are integers with
-// the order of floats, NaN above all (see ordered_key).
+// The largest of some results in a row, and its index; the first one if several are equal. Keys are integers
+// with the order of floats, and NaN is above all (see ordered_key).
 struct Largest {
   int32_t key;
   int32_t output;

@@ -17,8 +17,8 @@ namespace mx = mlx::core;
 
 using Packed = std::shared_ptr<const PackedWeight>;
 
-// Evaluates its arguments and packs them as one weight: outputs of the first matrix, then of the next. `bias`
-// [outputs] is added to every result.
+// Evaluates its arguments and packs them as one weight: outputs of the first matrix, then those of the next.
+// `bias` [outputs] is added to every result.
 Packed pack_dense(const std::vector<mx::array>& weights, const std::optional<mx::array>& bias);
 Packed pack_affine(const std::vector<mx::array>& codes, const std::vector<mx::array>& scales,
                    const std::vector<mx::array>& biases, int group_size, int bits,
@@ -28,7 +28,7 @@ Packed pack_affine(const std::vector<mx::array>& codes, const std::vector<mx::ar
 Packed pack_fp4(const std::vector<mx::array>& codes, const std::vector<mx::array>& scales,
                 const std::string& mode, const std::optional<mx::array>& bias);
 
-// Returns what was packed: [weight], [codes, scales, biases] or [codes, scales].
+// Returns the arrays that were packed: [weight], [codes, scales, biases] or [codes, scales].
 std::vector<mx::array> unpack(const Packed& weight);
 
 // Returns the type of a dense weight, or of affine scales; bfloat16 for fp4, as MLX dequantizes it.

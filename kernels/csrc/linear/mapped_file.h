@@ -20,7 +20,7 @@ class MappedFile : public std::enable_shared_from_this<MappedFile> {
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
 
-  // Returns the bytes from `offset` on as a read-only array, whose pages leave memory with it. Throws
+  // Returns the bytes from `offset` on as a read-only array; its pages leave memory when it is freed. Throws
   // std::invalid_argument unless the array is inside the file and not at its start.
   mx::array view(int64_t offset, const mx::Shape& shape, mx::Dtype dtype);
 

@@ -83,7 +83,7 @@ void pack_panel(const PanelRows& from, int inputs, T* panel) {
   }
 }
 
-// Does the same for bf16 pairs of an odd number of inputs, whose rows do not begin at a pair.
+// Does the same as pack_panel for bf16 pairs of an odd number of inputs, whose rows do not begin at a pair.
 void pack_odd_pairs(const PanelRows& from, int inputs, bf16_t* panel) {
   for (int n = 0; n < from.count; ++n)
     for (int k = 0; k < inputs; ++k)
@@ -353,7 +353,7 @@ void PackedWeight::find_channels(const std::vector<MatrixRows>& scales,
     factors = reinterpret_cast<uint8_t*>(values + 2 * groups);
     return find_channel(shape.bits, values, values + groups, groups, factors);
   };
-  uint8_t* first;  // tried first, because most weights are not per-channel
+  uint8_t* first;  // factors of output 0, which is tried first: most weights are not per-channel
   if (std::isnan(find(scales[0].data, biases[0].data, first))) return;
   std::vector<float> found(static_cast<std::size_t>(shape.num_panels()) * kPanel);
   const std::size_t panel_factors = shape.bits == 4 ? std::size_t{2} * kPanel * groups : 0;

@@ -100,7 +100,7 @@ __attribute__((noinline)) void multiply_block(const GroupRows& x, const int32_t*
   for (int m = 0; m < R; ++m) prefetch(reinterpret_cast<const uint8_t*>(x.next + m * block));
   Sums<R> dots;
   unrolled<R>([&](auto m) __attribute__((always_inline)) {
-    // May wrap in a row with non-finite values, whose results are NaN anyway.
+    // The product may wrap in a row with non-finite values, whose results are NaN anyway.
     const uint32_t middle = kMiddle == 0 ? 0u : 0u - uint32_t{kMiddle} * static_cast<uint32_t>(x_sums[m]);
     unrolled<4>([&](auto c) __attribute__((always_inline)) {
       dots.at[m][c] = _mm512_set1_epi32(static_cast<int32_t>(middle));

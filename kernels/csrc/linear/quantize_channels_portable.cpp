@@ -67,7 +67,7 @@ void quantize_row(const QuantizeCall& call, const float* values, uint8_t* codes,
 }
 
 struct Range {
-  float least, most;  // of the group's values and 0
+  float least, most;  // extremes of the group's values and 0
 };
 
 Range range_of(const float* values, int count) {
@@ -86,7 +86,7 @@ void quantize_group(const float* values, int count, float step, float zero, uint
   uint8_t codes[kPart];
   for (int at = 0; at < count; at += kPart) {
     for (int j = 0; j < kPart; j += kLanes) {
-      const Vec whole = load(values + at + j) / step + kRound - kRound;  // larger ones are clamped
+      const Vec whole = load(values + at + j) / step + kRound - kRound;  // larger values are clamped
       store_bytes(codes + j, rounded(clamp(whole + zero, 0, 15)));
     }
     pack_codes<kPart, 4>(codes, to + at / 2);

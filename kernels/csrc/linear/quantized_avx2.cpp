@@ -8,9 +8,9 @@
 // VPMADDUBSW multiplies and adds two inputs at a time in 16 bits. For codes of 1 to 4 bits and E2M1, sums
 // stay in 16 bits. They start at -c sum(xq), where c is the middle of the codes, may wrap in between, and end
 // as (q - c) . xq, which fits (64 inputs of 4 bits: 32 * 8 * 127 per half). E2M1 values are looked up as 2
-// value + 12. For codes of 5, 6 and 8 bits, each sum of two is widened at once. For 8 bits it fits, because a
-// also limits the sum of the two activations to 128 (255 * 128 < 2^15). Every integer sum is exact, so only
-// the order of blocks matters, and it is fixed for any number of rows.
+// value + 12. For codes of 5, 6 and 8 bits, each sum of two is widened at once. For 8 bits it fits, because
+// the scale also limits the sum of the two activations to 128 (255 * 128 < 2^15). Every integer sum is exact,
+// so only the order of blocks matters, and it is fixed for any number of rows.
 //
 // Rounding changes an activation by at most a / 2, hence
 //   |error| <= sum over blocks of  max|x| / 254 * sum|w|,
@@ -177,8 +177,8 @@ void run_item(const LinearCall& call, const Rows& x, const RowTiles& tiles, int 
   finish_rows(call, panel, first, rows, sums);
 }
 
-// Multiplies a single row, reading a panel's scales in place: converting them to floats first, as for several
-// rows, would be a third of the time.
+// Multiplies a single row and reads a panel's scales in place. If they were first converted to floats, as for
+// several rows, this would take a third of the time.
 template <class F, Float kType>
 inline __attribute__((always_inline)) void multiply_row(const BlockView& block, const uint8_t* parameters,
                                                         bool e8m0, const int32_t* x, float x_scale,
