@@ -16,7 +16,7 @@ class EventsLost(ValueError):
 
 
 class PageEvent(NamedTuple):
-    """One change of the set of cached pages.
+    """A change of the set of cached pages.
 
     number    1, 2, 3, ... without gaps
     kind      stored     these pages are cached from now on

@@ -60,7 +60,7 @@ class History:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Sequence:
-    """One token stream being served.
+    """A token stream being served.
 
     ``tokens`` may be ahead of the K and V in memory: the scheduler lets ``num_written`` catch up with it.
 
@@ -175,7 +175,7 @@ class Lookup(NamedTuple):
 
 
 class SchedulerOutput(NamedTuple):
-    """One forward over a mixed batch, planned but not yet computed.
+    """A forward over a mixed batch, planned but not yet computed.
 
     work       in batch order: decodes first, then prompt chunks, then arrivals, then chunks that
                left the step to arrivals

@@ -93,7 +93,7 @@ _DISPATCH = {**copyreg.dispatch_table, MappingProxyType: lambda view: (_view, (d
 
 
 class _Pipe:
-    """One end of the pipe. Any thread may send; one thread receives. Messages to a closed end are dropped."""
+    """An end of the pipe. Any thread may send; one thread receives. Messages to a closed end are dropped."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -1,4 +1,4 @@
-"""One HTTP request and its answer: the caller, the body, and writing to a client that may be slow or gone."""
+"""An HTTP request and its answer: the caller, the body, and writing to a client that may be slow or gone."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from .draft_tables import Ask, BatchDrafter, Guesses
 
 
 class _Row(NamedTuple):
-    """One sample in a forward pass. ``place``: index of its ``Ask``; ``most``: maximum number of drafts."""
+    """A sample in a forward pass. ``place``: index of its ``Ask``; ``most``: maximum number of drafts."""
 
     place: int
     ask: Ask

@@ -18,7 +18,7 @@ BUDGETS = {
     "engine/cli": 1_750,
     "engine/client": 660,
     "engine/core": 3_400,
-    "engine/executor": 11_875,
+    "engine/executor": 11_876,
     "engine/frontend": 1_860,
     "engine/gguf": 800,
     "engine/grpc": 3_700,

@@ -109,7 +109,7 @@ def test_new_commit_subjects_fit_in_72_characters() -> None:
 
 
 LAST_LONG_SUBJECT = "4a5509eb"
-MOST_OPENERS = 11
+MOST_OPENERS = 8
 MOST_PEOPLE_WORDS = 4
 MOST_POINTING_HELP = 0
 PEOPLE_OF_DOCUMENTS = {

@@ -147,7 +147,10 @@ class Comparison:
             if has_products and (shape := (kind, *module["weight"].shape)) not in self._shapes:
                 self._shapes.add(shape)
                 lookup = "__call__" if kind in _TABLES else None
-                calls += [_with_many_rows(call) for call in calls if call.method != lookup]
+                of_experts = kind in _EXPERTS
+                calls += [
+                    _with_many_rows(call, of_experts=of_experts) for call in calls if call.method != lookup
+                ]
             cases = tuple(case for call in calls for case in _cases(module, call))
             if has_products:
                 now += [case.wanted for case in cases]  # because packing will release the original weights
@@ -218,9 +221,14 @@ def _different(calls: Sequence[Call]) -> list[Call]:
     return [call for _, call in most.values()]
 
 
-def _with_many_rows(call: Call) -> Call:
-    """Return the call with ``_MANY`` rows of x, and as many rows of expert ids if it has any."""
-    forms = (Form((_MANY, *arg.shape[1:]), arg.dtype) if isinstance(arg, Form) else arg for arg in call.args)
+def _with_many_rows(call: Call, *, of_experts: bool) -> Call:
+    """Return the call with ``_MANY`` rows of x and of expert ids. Without experts, x may be [features]."""
+
+    def many(form: Form) -> Form:
+        rest = form.shape[1:] if of_experts or len(form.shape) > 1 else form.shape
+        return Form((_MANY, *rest), form.dtype)
+
+    forms = (many(arg) if isinstance(arg, Form) else arg for arg in call.args)
     return Call(call.method, tuple(forms), call.kwargs)
 
 

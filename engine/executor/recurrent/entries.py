@@ -14,7 +14,7 @@ from .mixers import MixerError
 
 @dataclass(frozen=True, slots=True)
 class EntrySpec:
-    """One state array of a slot, in the widest shape that the model writes."""
+    """A state array of a slot, in the widest shape that the model writes."""
 
     shape: tuple[int, ...]
     dtype: mx.Dtype

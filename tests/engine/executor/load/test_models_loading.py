@@ -278,7 +278,7 @@ def test_a_model_that_reads_values_while_it_computes_is_loaded(tmp_path: Path, b
         n_heads=4,
         n_layers=1,
         attn_config={"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
-        ffn_config={"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
+        ffn_config={"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
     )
     runner = load(folder, backend)
     assert runner._model.graph_runner is None
