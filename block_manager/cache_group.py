@@ -1,4 +1,4 @@
-"""A group of layers with its own pool for cached prefixes: pages of K/V, or recurrent states."""
+"""The common interface of cache groups: layers that share a pool, of K/V pages or of recurrent states."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from .spec import KVGroupSpec, RecurrentState
 from .types import Digest, PageId, PageTable
 
 Fill = abc.Callable[[list[int], list[PageId]], None]
-"""Function that fills pages of a pool with contents; it gets the pages' indices in the sequence and their
-ids."""
+"""Function ``fill(indices, pages)`` that writes the contents of pages. ``indices`` are the pages' indices in
+the sequence; ``pages`` are their ids in the pool."""
 
 
 class CacheGroup(ABC):
-    """One group's part of all page tables. A state counts as a page that contains all positions before it.
+    """The pool of one group of layers. A recurrent state counts as a page that has all positions before it.
 
     index   number of the group; groups of states come last
     pool    pages of K/V, or slots of states
@@ -27,7 +27,7 @@ class CacheGroup(ABC):
 
     @abstractmethod
     def held(self, table: PageTable) -> abc.Sequence[PageId]:
-        """Return the pages that a table holds."""
+        """Return the pages of this group that a table holds."""
 
     @abstractmethod
     def longest_prefix(
@@ -35,7 +35,8 @@ class CacheGroup(ABC):
     ) -> int:
         """Return the largest number of pages, up to ``num_pages``, after which a sequence can continue.
 
-        All pages that it then needs are cached, or held by ``table``, which is to be shortened.
+        A sequence can continue if every page that its next query reads is cached, or held by ``table``. Give
+        ``table`` only if that table is to be shortened.
         """
 
     @abstractmethod
@@ -48,4 +49,4 @@ class CacheGroup(ABC):
         salt: bytes = b"",
         contents: abc.Sequence[bytes] = (),
     ) -> int | None:
-        """Cache the contents of pages from ``first`` on, without a holder; see ``BlockManager.insert``."""
+        """Put pages from ``first`` on into the cache; no table holds them. See ``BlockManager.insert``."""

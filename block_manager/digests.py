@@ -1,4 +1,4 @@
-"""Names for the contents of pages: a chain of hashes over the tokens up to each page's end."""
+"""Digests that identify the contents of pages: chained hashes over all tokens up to a page's end."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def check_strength(hasher: Hasher) -> None:
 def sha256_chain(parent: Digest, packed: bytes, page_bytes: int) -> list[Digest]:
     """``digest[i] = SHA-256(digest[i - 1] || tokens of page i)``, starting from ``parent``.
 
-    packed       token ids of whole pages as from ``pack``; ``page_bytes`` of them per page
+    packed       token ids of whole pages, as from ``pack``
+    page_bytes   bytes of ``packed`` per page
     """
     sha256, digests = hashlib.sha256, []
     digest: bytes = parent
@@ -62,7 +63,7 @@ def root(salt: bytes) -> Digest:
 def pack(tokens: abc.Sequence[int]) -> bytes:
     """Return token ids as little-endian uint32, on any machine.
 
-    Raises OverflowError outside of that range.
+    Raises OverflowError for a token id outside of the range of uint32.
     """
     words = array("I")
     assert words.itemsize == TOKEN_BYTES
@@ -73,7 +74,7 @@ def pack(tokens: abc.Sequence[int]) -> bytes:
 
 
 def split(packed: bytes, page_size: int) -> list[bytes]:
-    """Return packed tokens of whole pages as a list of pages."""
+    """Split the packed tokens of whole pages into one item per page."""
     page_bytes = page_size * TOKEN_BYTES
     return [packed[start : start + page_bytes] for start in range(0, len(packed), page_bytes)]
 
@@ -86,10 +87,10 @@ def page_contents(
     page_size: int,
     media: abc.Sequence[MediaSpan] = NO_MEDIA,
 ) -> list[bytes]:
-    """Return the bytes from which the digests of pages ``[first, last)`` are made, without their parents.
+    """Return the bytes that are hashed for each of the pages ``[first, last)``, without the parent digest.
 
-    These are the page's packed tokens and, for each medium with rows in the page, its digest and its start
-    relative to the page: always more bytes than a page of tokens alone.
+    These are the page's packed tokens. For each medium (such as an image) with rows in the page, the medium's
+    digest and its start relative to the page follow. So pages with and without media never have equal bytes.
     """
     pages = split(pack(tokens[first * page_size : last * page_size]), page_size)
     for span in media:
@@ -108,7 +109,7 @@ def extend_chain(
     hasher: Hasher,
     media: abc.Sequence[MediaSpan] = NO_MEDIA,
 ) -> None:
-    """Extend ``digests`` to the first ``num_pages`` pages of the tokens; only new pages are hashed."""
+    """Append the missing digests to ``digests``, so that it covers the first ``num_pages`` pages."""
     known = len(digests)
     if any(span.stop > known * page_size for span in media):
         for contents in page_contents(tokens, known, num_pages, page_size=page_size, media=media):
@@ -120,7 +121,7 @@ def extend_chain(
 
 
 def media_in(contents: bytes, page_size: int) -> list[tuple[bytes, int]]:
-    """Return the digest and the start of each medium in a page with these ``page_contents``."""
+    """Return digest and start (relative to the page) of each medium in one page's ``page_contents``."""
     return list(struct.iter_unpack(f"<{MIN_DIGEST_BYTES}si", contents[page_size * TOKEN_BYTES :]))
 
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from .types import Digest
 
-MAX_DIGESTS = 4096  # digests of one event of removed pages; more would not fit into a message
+MAX_DIGESTS = 4096  # most digests in one ``removed`` event; more would not fit into a message
 
 
 class EventsLost(ValueError):
@@ -25,8 +25,8 @@ class PageEvent(NamedTuple):
     digests   digests of the pages, for ``stored`` in the order of the sequence
     parent    for ``stored``: digest of the page before the first one, None at a sequence's start
     salt      for ``stored``: salt of the sequence
-    contents  for ``stored``, while tokens are kept: each page's tokens as from ``digests.pack``
-    salts     for ``removed``: salt of each page's sequence; empty if no page had one
+    contents  for ``stored``, after ``keep_tokens``: each page's ``digests.page_contents``; otherwise empty
+    salts     for ``removed``: salt of each page's sequence; empty if no page had a salt
     """
 
     number: int
@@ -38,7 +38,7 @@ class PageEvent(NamedTuple):
     salts: abc.Sequence[bytes] = ()
 
     def digests_of(self, salt_prefix: bytes) -> abc.Sequence[Digest]:
-        """Return the digests of pages whose salts begin with this prefix, which only their owner may see."""
+        """Return the digests of pages whose salts begin with ``salt_prefix``, which their owner may see."""
         if self.kind == "stored":
             return self.digests if self.salt.startswith(salt_prefix) else ()
         if not salt_prefix:
@@ -50,11 +50,10 @@ class PageEvent(NamedTuple):
 class EventLog:
     """The latest events, at most ``capacity`` of them with at most ``capacity`` digests.
 
-    The newest event is always kept. There is one event per run of pages, with O(1) work per page.
+    The newest event is always kept. There is one event per run of pages, with O(1) work per page. Events
+    contain tokens only after ``keep_tokens`` was called; see ``BlockManager.keep_tokens``.
 
-    Events have tokens from ``keep_tokens`` on; see ``BlockManager.keep_tokens``.
-
-    tokens_since   number of the first event with tokens; None while they are not kept
+    tokens_since   number of the first event with tokens; None before ``keep_tokens``
     """
 
     def __init__(self, capacity: int) -> None:
@@ -71,7 +70,7 @@ class EventLog:
         return self._next
 
     def keep_tokens(self) -> None:
-        """Keep page contents from now on: callers pass them to ``add_stored``."""
+        """Record that callers pass page contents to ``add_stored`` from now on."""
         if self.tokens_since is None:
             self.tokens_since = self._next
 

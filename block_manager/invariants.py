@@ -1,4 +1,4 @@
-"""The rules of README.md as a check of the whole state, for tests after every step."""
+"""A check of the whole state against the rules in README.md, which tests run after every step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def check_books(
 ) -> None:
     """Raise AssertionError if a rule of README.md is broken.
 
-    tables   all open tables; copies: all copies that were returned and not yet reported as done
+    tables   all open tables
+    copies   all copies that were requested and not yet reported as done
     """
     for table in tables:
         assert 0 <= table.num_written <= table.capacity, "written where no page is reserved"

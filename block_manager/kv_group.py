@@ -14,12 +14,13 @@ from .types import NULL_PAGE, Digest, GroupPageTable, PageId, PageTable
 
 
 class PassedFirst:
-    """An eviction policy that evicts passed pages first and leaves the order of all others to another policy.
+    """Eviction policy for groups with a window: passed pages first, then others as ``policy`` orders them.
 
-    A prompt of n pages writes n pages, but a hit at its end needs only the last few. A page that the window
-    has moved past is needed only if another sequence branches off just there. Such passed pages are evicted
-    first, the least recently passed before others. Otherwise a pool of a tenth of another group's size would
-    keep a tenth of its prompts. Branch points are noted when they occur: see ``PageTable.partings``.
+    A prompt of n pages writes n pages, but a hit at its end needs only the last few. A *passed* page, which
+    the window has moved past, is needed only if another sequence branches off there. So passed pages are
+    evicted first, the least recently passed before others. Otherwise a pool with a tenth of another group's
+    pages would keep only a tenth of that group's prompts. Pages at known branch points
+    (``PageTable.partings``) are not listed as passed.
     """
 
     def __init__(self, policy: EvictionPolicy) -> None:
@@ -59,9 +60,7 @@ class PassedFirst:
 
 
 class KVGroup(CacheGroup):
-    """A group's part of all page tables.
-
-    It takes pages, finds cached ones, and releases those that have left the window.
+    """Allocates, finds and releases the pages of all page tables in one group of layers.
 
     One sequence's pages, for a window that begins in page 5 and one kept page (``-`` is ``NULL_PAGE``)::
 
@@ -96,17 +95,17 @@ class KVGroup(CacheGroup):
         return self.live(table.parts[self.index])
 
     def live(self, part: GroupPageTable) -> abc.Sequence[PageId]:
-        """Return the held pages, in order."""
+        """Return the pages that a table's part holds, in order."""
         pages, kept, start = part.pages, self.num_kept, part.window_start
         return page_ids(pages if start <= kept else pages[:kept] + pages[start:])
 
     def live_indices(self, part: GroupPageTable) -> list[int]:
-        """Return the indices of the held pages in their sequence."""
+        """Return the indices in the sequence of the pages that a table's part holds."""
         count = len(part.pages)
         return [*range(min(self.num_kept, count)), *range(max(part.window_start, self.num_kept), count)]
 
     def extend(self, part: GroupPageTable, num_pages: int) -> None:
-        """Allocate pages up to ``num_pages``; the pool must have them."""
+        """Allocate pages until ``part`` has ``num_pages`` entries; the pool must have enough idle pages."""
         pages = self.pool.allocate(num_pages - len(part.pages))
         assert pages is not None, "more pages are allocated than are idle"
         part.pages.fromlist(cast("list[int]", pages))
@@ -114,7 +113,7 @@ class KVGroup(CacheGroup):
     def free_out_of_window(self, table: PageTable) -> None:
         """Release the pages of a table that no later query can see.
 
-        They are evicted before other pages, except those before known branch points of sequences.
+        They are evicted before other pages, unless sequences need them to continue from known branch points.
         """
         if self._order is None:
             return
@@ -131,12 +130,12 @@ class KVGroup(CacheGroup):
             part.window_start = last
 
     def _needed_at_partings(self, table: PageTable) -> set[int]:
-        """Return the pages that sequences need to continue from known branch points."""
+        """Return the indices of the pages that sequences need to continue from known branch points."""
         needed = self.spec.needed_pages
         return {page for end in table.partings for page in needed(end, self._page_size)}
 
     def trim(self, part: GroupPageTable, num_pages: int) -> None:
-        """Release all but the first ``num_pages``, tail first."""
+        """Release all but the first ``num_pages`` pages of a table's part, the last page first."""
         pages, kept, start = part.pages, self.num_kept, part.window_start
         window = pages[max(num_pages, start) :]
         tail = pages[num_pages:kept] + window if start > kept else pages[num_pages:]
@@ -146,7 +145,7 @@ class KVGroup(CacheGroup):
         self.pool.decref(page_ids(tail))
 
     def share(self, part: GroupPageTable, num_pages: int) -> GroupPageTable:
-        """Return the part of a second table, which also holds the first ``num_pages``."""
+        """Return a part for a second table, which then holds the first ``num_pages`` pages, too."""
         shared = GroupPageTable(part.pages[:num_pages], min(part.window_start, num_pages))
         self.pool.incref(self.live(shared))
         return shared
@@ -156,7 +155,7 @@ class KVGroup(CacheGroup):
     ) -> int:
         held = None if table is None else table.parts[self.index]
         while (missing := self.last_missing(digests, num_pages, held)) is not None:
-            num_pages = missing  # every longer prefix needs that page, too
+            num_pages = missing  # prefixes of missing + 1 to num_pages pages need that page, too
         return num_pages
 
     def last_missing(
@@ -165,7 +164,7 @@ class KVGroup(CacheGroup):
         num_pages: int,
         held: GroupPageTable | None = None,
     ) -> int | None:
-        """Return the last page that is needed to continue after ``num_pages`` but not available."""
+        """Return the index of the last page needed to continue after ``num_pages`` that is not available."""
         for index in self.spec.needed_pages(num_pages, self._page_size):
             if held is not None and (index < self.num_kept or index >= held.window_start):
                 continue
@@ -176,8 +175,8 @@ class KVGroup(CacheGroup):
     def acquire(self, digests: abc.Sequence[Digest], num_pages: int) -> GroupPageTable:
         """Hold the pages that are needed to continue after ``num_pages`` pages.
 
-        Without a window these are as many as are cached. With one, ``longest_prefix`` has checked that all
-        are.
+        Without a window, the result ends at the first page that is not cached. With a window,
+        ``longest_prefix`` has checked that all needed pages are cached.
         """
         kept, first = self.num_kept, 0
         if self.spec.window is not None:
@@ -191,10 +190,10 @@ class KVGroup(CacheGroup):
         return GroupPageTable(pages, first)
 
     def reacquire_window(self, table: PageTable, num_pages: int) -> None:
-        """Shorten a table's part to ``num_pages``.
+        """Shorten a table's part to ``num_pages`` pages.
 
-        Released pages that are visible from there are held again; ``longest_prefix`` has checked that they
-        are cached.
+        The window then begins earlier. Released pages that are visible again are held again;
+        ``longest_prefix`` has checked that they are cached.
         """
         part, digests = table.parts[self.index], table.digests
         self.trim(part, num_pages)
@@ -233,7 +232,7 @@ class KVGroup(CacheGroup):
 
 
 def page_ids(pages: array[int]) -> abc.Sequence[PageId]:
-    """Return an array's entries as page ids, a cast for the type checker without work per page."""
+    """Return an array as a sequence of page ids; only a cast for the type checker, with no copy."""
     return cast("abc.Sequence[PageId]", pages)
 
 

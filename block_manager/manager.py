@@ -25,22 +25,22 @@ class BlockManager:
     """Gives sequences pages of fixed pools and lets them share pages of common prefixes.
 
     A table covers the same positions in every group of layers: an operation changes all groups or none.
-    Without a named group, pages are those of the first.
+    Properties describe the first group unless they say otherwise.
 
-    groups           size of the single pool of all layers; or the attention and pool size of each kind of
-                     layer. A group without a window must be the first
+    groups           number of pages if all layers share one pool; otherwise a specification per group of
+                     layers. A group without a window must come first
     page_size        positions per page
     hasher           function that computes page digests; see digests.py
     prefix_cache     False: nothing is published and every ``open`` starts empty
-    policy           eviction policy, by its name in ``POLICIES``
-    max_pinned       pages of each pool that ``Pins`` may hold; admission does not count on them
-    max_chunk        maximum number of positions of one sequence written at a time, for which a group needs
-                     pages beyond its window
+    policy           name of the eviction policy in ``POLICIES``
+    max_pinned       pages of each pool that ``Pins`` may hold; ``capacity`` excludes them
+    max_chunk        maximum number of positions of one sequence that a step writes. A group with a window
+                     needs pages for them beyond the window
     states           slots of recurrent layers, if the model has any: a sequence needs one besides its pages
     clock            clock in seconds, for the times of evictions
 
     miss_reasons     finds the reason of a cache miss
-    page_index       tokens of published pages, after ``keep_tokens``
+    page_index       tokens of pages that were published after ``keep_tokens``
 
     README.md in this folder says who may hold, write and free a page, and when.
     """
@@ -105,12 +105,12 @@ class BlockManager:
 
     @property
     def parts(self) -> tuple[KVGroupSpec | RecurrentState, ...]:
-        """Parts of a cached prefix: pages of every group, then snapshots of recurrent state, if any."""
+        """Specification of every group, followed by that of recurrent states, if any."""
         return tuple(group.spec for group in self._all)
 
     @property
     def capacity(self) -> int:
-        """Number of positions that one sequence can have, whatever is pinned."""
+        """Number of positions that one sequence can have while ``max_pinned`` pages are pinned."""
         return min(
             group.spec.max_positions(self.page_size, max_chunk=self.max_chunk, num_pinned=self.max_pinned)
             for group in self._groups
@@ -148,15 +148,15 @@ class BlockManager:
         return sum([group.pool.num_evicted for group in self._groups])
 
     def idle_pages(self) -> tuple[int, ...]:
-        """``num_idle`` of every group, followed by the idle slots of recurrent states, if any."""
+        """Return the number of idle pages of each group, then that of idle recurrent slots, if any."""
         return tuple([group.pool.num_idle for group in self._all])
 
     def idle_for_pages(self) -> tuple[int, ...]:
-        """``num_idle`` of every group."""
+        """Return the number of idle pages of each group, without recurrent slots."""
         return tuple([group.pool.num_idle for group in self._groups])
 
     def growth(self, table: PageTable, num_tokens: int) -> tuple[int, ...]:
-        """Return how many more pages of every group a table holds at most with ``num_tokens`` positions."""
+        """Return, for each group, how many more pages a table with ``num_tokens`` positions may hold."""
         goal = -(-num_tokens // self.page_size)
         return tuple(
             max(
@@ -178,12 +178,12 @@ class BlockManager:
 
     @property
     def state_counts(self) -> PageCounts | None:
-        """Return the counts of held, cached and empty slots of recurrent states; None without such."""
+        """Return the numbers of held, cached and empty recurrent slots; None without recurrent layers."""
         return self._states[0].pool.counts if self._states else None
 
     @property
     def residual_counts(self) -> PageCounts | None:
-        """Return counts over all residual windows, or None if there are none."""
+        """Return page counts summed over all residual windows; None if there are none."""
         if not self._residual:
             return None
         if len(self._residual) == 1:  # called after every step, and there is usually one
@@ -201,18 +201,18 @@ class BlockManager:
         find: bool = True,
         media: tuple[MediaSpan, ...] = NO_MEDIA,
     ) -> PageTable:
-        """Return a table with the longest cached prefix of ``tokens``, short of the last token.
+        """Return a table with the longest cached prefix of ``tokens`` without the last token.
 
         The last token is always left to compute, because the caller needs its logits. So the page being
         written is never a cached one.
 
-        The table remembers the digests of these tokens: until ``rollback``, they must be the tokens that it
-        is written with.
+        The table keeps the digests of ``tokens``. Until ``rollback``, the caller must write these tokens and
+        no others.
 
         digests   known digests of the same tokens and salt, such as an earlier table's. The table extends the
                   list, so that later tables can use it too
-        find      False: start empty; written pages are published nevertheless
-        media     images and the like among the tokens, by their positions
+        find      whether to look up cached pages; the table's pages are published in any case
+        media     positions and digests of images and the like among the tokens
         """
         parts = tuple([GroupPageTable() for _ in self._groups])
         table = PageTable(self.page_size, salt, parts, media=media)
@@ -234,11 +234,11 @@ class BlockManager:
     def reserve(self, table: PageTable, num_tokens: int, *, ahead: int = 0) -> bool:
         """Reserve pages for positions ``[0, num_tokens)``, and a slot for the state of recurrent layers.
 
-        Return False, and reserve nothing, if a pool is short. The slot of a state may then wait for a copy,
-        see ``take_copies``.
+        Return False, and reserve nothing, if a pool has too few idle pages. After success, the slot of the
+        state may wait for a copy, see ``take_copies``.
 
-        ahead   positions that will be written soon, at most ``max_chunk`` at a time. After success, pages for
-                them are guaranteed. Layers without a window get all of them now.
+        ahead   number of positions that will be written in later steps, at most ``max_chunk`` in each. After
+                success their pages are guaranteed. Groups without a window allocate them all now.
         """
         if num_tokens <= table.capacity and ahead <= table.reserved_ahead:
             return True
@@ -248,9 +248,8 @@ class BlockManager:
         before, table.reserved_ahead = table.reserved_ahead, max(table.reserved_ahead, ahead)
         for group in self._windowed:
             group.free_out_of_window(table)
-        short: list[
-            tuple[KVGroup, GroupPageTable, int]
-        ] = []  # groups that lack pages, with the number to reach
+        # Groups that lack pages, each with the table's part and the number of pages that it needs.
+        short: list[tuple[KVGroup, GroupPageTable, int]] = []
         for group, part in zip(self._groups, table.parts, strict=True):
             goal = group.spec.table_pages(table, num_tokens, max_chunk=self.max_chunk)
             missing = goal - len(part.pages)
@@ -275,33 +274,33 @@ class BlockManager:
         return bool(self._states) and self.prefix_cache
 
     def plan_snapshots(self, table: PageTable, start: int, stop: int, *, num_known: int) -> None:
-        """Decide which snapshots of recurrent state the next step takes: ``table.state.planned``.
+        """Decide which snapshots of recurrent state the next step takes; set ``table.state.planned``.
 
-        The step computes positions [start, stop) of a table. ``num_known``: tokens of the sequence so far.
+        The step computes positions [start, stop) of a table. The sequence has ``num_known`` tokens so far.
         """
         for states in self._states if self.prefix_cache else ():
             states.plan_snapshots(table, start, stop, num_known=num_known)
 
     def num_draftable(self, num_running: int) -> int | None:
-        """Return how many drafts a step of ``num_running`` sequences may have; None: no limit.
+        """Return how many draft tokens a step of ``num_running`` sequences may have; None: no limit.
 
-        Only slots for recurrent states limit them here.
+        Drafts are limited here only because each needs a slot for its recurrent state.
         """
         return min([states.num_draftable(num_running) for states in self._states], default=None)
 
     def plan_drafts(self, table: PageTable, stop: int, count: int) -> None:
-        """Prepare for ``count`` drafts after position ``stop``, as ``num_draftable`` allows.
+        """Allocate state slots for ``count`` draft tokens after position ``stop``; see ``num_draftable``.
 
-        The next ``commit`` accepts a number of them, of several such steps if necessary.
+        Several steps may be planned before the next ``commit``, which accepts some of their drafts.
         """
         for states in self._states:
             states.plan_drafts(table, stop, count)
 
     def commit(self, table: PageTable, tokens: abc.Sequence[int], num_written: int) -> None:
-        """Record that K/V of positions ``[0, num_written)`` is in memory; publish the pages it fills.
+        """Record that K/V of positions ``[0, num_written)`` is in memory; publish pages that are now full.
 
         A full page never changes again, so it can be shared. Groups with a window release pages that no later
-        query sees, and take as many again if pages were reserved ahead.
+        query sees. If pages were reserved ahead, these groups then allocate as many again.
         """
         before, page_size = table.num_written, self.page_size
         assert before <= num_written <= table.capacity, "written where no page is reserved"
@@ -337,10 +336,10 @@ class BlockManager:
                 table.update_capacity()
 
     def fork(self, table: PageTable) -> PageTable | None:
-        """Return a second table with the same written positions; None, and no change, if a pool is short.
+        """Return a second table with the same written positions; None, and no change, if no page is left.
 
-        Full pages are shared. Both tables will write to a partial page, so the new one gets its own, filled
-        by a copy that waits in ``take_copies``.
+        Full pages are shared. A page that is only partly written is copied for the new table, because both
+        tables will write to theirs. The copy waits in ``take_copies``.
         """
         num_full, partial = divmod(table.num_written, self.page_size)
         if partial and not all(group.pool.num_idle for group in self._groups):
@@ -369,25 +368,25 @@ class BlockManager:
         return forked
 
     def rollback(self, table: PageTable, num_tokens: int) -> None:
-        """Forget all positions from ``num_tokens`` on, including reserved pages.
+        """Remove all positions from ``num_tokens`` on from a table, and release its reserved pages.
 
         A page that is cached or held by another table is never written again. If the new end lies inside such
         a page, the table gets a private copy of it, which waits in ``take_copies``. If no page is left for
-        the copy, the table ends at the last page boundary instead. If pages of an earlier window are no
-        longer cached, the table ends where every group can continue, possibly at 0. ``table.num_written`` has
-        the result; the caller recomputes the rest.
+        the copy, the table ends at the last page boundary instead. If the window at ``num_tokens`` needs
+        pages that are no longer cached, the table ends where every group can continue, possibly at 0.
+        ``table.num_written`` has the result; the caller recomputes the rest.
         """
         self._truncation.rollback(table, num_tokens)
 
     @property
     def has_copies(self) -> bool:
-        """Whether ``take_copies`` would return any."""
+        """Whether ``take_copies`` would return any copies."""
         return bool(self._copies.waiting)
 
     def take_copies(self) -> tuple[PageCopy, ...]:
-        """Return the copies that open tables wait for; carry them out before their pages are used.
+        """Return the copies that open tables wait for; the caller makes them before it uses the tables.
 
-        ``reserve``, ``fork`` and ``rollback`` request copies. Report finished ones with ``copied``.
+        ``reserve``, ``fork`` and ``rollback`` request copies. The caller reports finished ones to ``copied``.
         """
         return self._copies.take() if self._copies.waiting else ()
 
@@ -396,9 +395,9 @@ class BlockManager:
         self._copies.release(copies)
 
     def close(self, table: PageTable) -> None:
-        """Release every page, tail first, so that a shared head is evicted after its tails.
+        """Release every page of a table, the last first, so that shared first pages are evicted last.
 
-        Copies that the table waits for are dropped.
+        Requested copies into the table's pages are dropped.
         """
         self._tables.remove(table)
         if self._copies.waiting:
@@ -421,18 +420,18 @@ class BlockManager:
         salt: bytes = b"",
         media: tuple[MediaSpan, ...] = NO_MEDIA,
     ) -> int | None:
-        """Cache a sequence's pages from ``first`` on in one group, without a holder.
+        """Put a sequence's pages from ``first`` on into the cache of one group; no table holds them.
 
-        ``fill(indices, pages)`` writes their contents, which come from elsewhere. Return how many are new.
-        Return None, and change nothing, if pages are short, or if earlier pages are not cached in a group
-        without a window.
+        ``fill(indices, pages)`` writes the contents of the pages that are not cached yet. Return the number
+        of these pages. Return None, and change nothing, if too few pages are idle, or if the group has no
+        window and an earlier page is not cached.
 
-        tokens, digests   tokens and digests of all pages, the inserted ones last
-        group             index of the group; one more than the last is for snapshots of recurrent state, each
-                          after one of these pages, all of which must be cached
+        tokens, digests   tokens and digests of all pages of the prefix, the inserted ones last
+        group             index of the group. The index after the last group inserts snapshots of recurrent
+                          state, one after each of these pages; all pages of the prefix must be cached
         """
         contents: list[bytes] = []
-        known = first  # digests depend on earlier pages, even if they are outside of the window
+        known = first  # record earlier pages, too, because digests depend on them
         if self.page_index.recording and group < len(self._groups):
             while known and digests[known - 1] not in self.page_index:
                 known -= 1
@@ -455,13 +454,13 @@ class BlockManager:
         return self._all[group].pool.lookup(digest)
 
     def num_findable(self, digests: abc.Sequence[Digest]) -> int:
-        """Return after how many of these pages ``open`` would let a sequence continue."""
+        """Return the number of these pages after which ``open`` would let a sequence continue."""
         return self._prefixes.longest(digests, len(digests))
 
     def needed_pages(self, num_pages: int, *, group: int) -> abc.Iterable[int]:
-        """Yield the pages of a group that a sequence needs to continue, last first.
+        """Yield the indices of the pages of a group that a sequence needs to continue, last first.
 
-        It would continue after ``num_pages`` full pages. This only computes, so any thread may call it.
+        The sequence would continue after ``num_pages`` full pages. Any thread may call this method.
         """
         return self._all[group].spec.needed_pages(num_pages, self.page_size)
 
@@ -473,17 +472,17 @@ class BlockManager:
         salt: bytes = b"",
         media: tuple[MediaSpan, ...] = NO_MEDIA,
     ) -> list[Digest]:
-        """Extend ``digests`` to all pages that ``open`` would look up; only missing ones are computed."""
+        """Append the missing digests of the pages that ``open`` would look up; return ``digests``."""
         num_pages = max(len(tokens) - 1, 0) // self.page_size
         self._name(digests, tokens, num_pages, salt, media)
         return digests
 
     def held_by(self, table: PageTable) -> list[tuple[int, PageId]]:
-        """Return group and page of all pages of a table; slots of states are pages of the last group."""
+        """Return (group, page) for each page that a table holds; state slots belong to the last group."""
         return [(group.index, page) for group in self._all for page in group.held(table)]
 
     def flush(self) -> int:
-        """Drop the contents of every idle page of all groups; return their number."""
+        """Drop the contents of every idle page of all groups; return the number of these pages."""
         num_idle = sum(group.pool.num_idle_cached for group in self._all)
         for group in self._all:
             group.pool.flush()
@@ -497,9 +496,9 @@ class BlockManager:
         return self._pool.events
 
     def keep_tokens(self) -> None:
-        """From now on, keep the tokens of published pages.
+        """Keep the tokens of pages that are published from now on.
 
-        They appear in events and in ``page_index``, and cost time for every page.
+        The tokens appear in ``events`` and in ``page_index``. Keeping them takes time for every page.
         """
         self.events.keep_tokens()
         self.page_index.recording = True
@@ -530,12 +529,12 @@ class BlockManager:
         salt: bytes,
         media: tuple[MediaSpan, ...],
     ) -> None:
-        """Extend ``digests`` to the first ``num_pages`` pages by computing the missing ones."""
+        """Append the missing digests of the first ``num_pages`` pages to ``digests``."""
         size = self.page_size
         extend_chain(digests, tokens, num_pages, salt=salt, page_size=size, hasher=self._hasher, media=media)
 
     def _contents(
         self, tokens: abc.Sequence[int], first: int, last: int, media: tuple[MediaSpan, ...]
     ) -> list[bytes]:
-        """Return the bytes that name pages ``[first, last)``; see ``digests.page_contents``."""
+        """Return the hashed bytes of pages ``[first, last)``; see ``digests.page_contents``."""
         return page_contents(tokens, first, last, page_size=self.page_size, media=media)

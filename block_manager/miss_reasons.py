@@ -11,21 +11,21 @@ from .types import Digest, PageTable
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """The first page of a prompt that was not found.
+    """The first page of a prompt that was not found in the prefix cache, and the reason.
 
     page         index of the page in the prompt
     reason       disabled       the cache is off, or this prompt skips it
-                 new            never seen, or too long ago
-                 evicted        evicted for another page
-                 no_state       the page is there, and no snapshot of the recurrent state after any page from
-                                there on: ``num_pages`` pages were found
-                 other_format   on disk, but in another format or of another model
+                 new            the page was never cached, or its eviction is no longer recorded
+                 evicted        the page was evicted
+                 no_state       ``num_pages`` pages are cached, but no snapshot of the recurrent state exists
+                                after this page or a later one of them
+                 other_format   the page is on disk, but in another format or of another model
                  other_salt     the prompt begins with a page that was written under another salt
-                 last_token     the page would be full, but it has the last token, which is always computed
-                 partial_page   the tail does not fill a page
+                 last_token     the page is full, but has the prompt's last token, which is always computed
+                 partial_page   the prompt ends before the page is full
     evicted_at   for ``evicted``: time, in seconds of the block manager's clock
-    other_salts  for ``other_salt``: some salts under which it was written. Only owners of such a
-                 salt may see this, because it reveals what others have sent
+    other_salts  for ``other_salt``: some salts under which the first page was written. Show them only to
+                 owners of these salts, because they reveal what others have sent
     """
 
     page: int
@@ -36,18 +36,18 @@ class Miss:
 
 
 class Evictions:
-    """Times of the latest evictions of digests, at least ``capacity`` of them.
+    """Times at which pages were evicted, for at least the latest ``capacity`` evictions.
 
-    Evictions are noted in runs, and each page is indexed only when the first query needs it.
+    ``add`` appends a run of digests. Digests are indexed only when ``when`` is called.
     """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._latest: dict[Digest, int] = {}  # by digest: number of the run in which it was last evicted
+        self._latest: dict[Digest, int] = {}  # by digest: index of the run in which it was last evicted
         self._runs: deque[tuple[float, abc.Sequence[Digest]]] = deque()
-        self._first = 0  # index of the oldest run, counted from the first one
-        self._indexed = 0  # runs before this number are already in ``_latest``
-        self._size = 0  # digests in all runs
+        self._first = 0  # index of the oldest kept run; dropped runs count
+        self._indexed = 0  # runs before this index are already in ``_latest``
+        self._size = 0  # number of digests in all runs
 
     def add(self, digests: abc.Sequence[Digest], now: float) -> None:
         self._runs.append((now, digests))
@@ -78,9 +78,9 @@ class Evictions:
 
 
 class FirstPages:
-    """Salts under which the latest ``capacity`` first pages were written.
+    """For the latest ``capacity`` first pages of sequences: the salts under which they were written.
 
-    Equal tokens under another salt never match. Only operators, not tenants, may see that they exist.
+    Equal tokens under another salt never match. Only operators, not tenants, may learn of another salt.
     """
 
     SALTS = 2  # salts kept per page: two are enough to show that there is another
@@ -90,7 +90,7 @@ class FirstPages:
         self._salts: OrderedDict[bytes, tuple[bytes, ...]] = OrderedDict()
 
     def add(self, packed: bytes, salt: bytes) -> None:
-        """Note a first page; ``packed``: its ``digests.page_contents``."""
+        """Record the salt of a first page, given the page's ``digests.page_contents``."""
         known = self._salts.pop(packed, ())
         self._salts[packed] = known if salt in known else (*known, salt)[-self.SALTS :]
         if len(self._salts) > self._capacity:
@@ -101,11 +101,11 @@ class FirstPages:
 
 
 class MissClassifier:
-    """Reasons why pages were not found, from the latest ``capacity`` evictions and first pages.
+    """Finds reasons of misses in records of the latest evictions and first pages, ``capacity`` of each.
 
-    evicted           time at which a page was evicted that is needed to continue after a number of pages;
-                      None if none was
-    in_other_format   whether a page is kept outside of the pool in a form that this pool cannot take
+    evicted           function (table, num_pages): time at which a page that is needed to continue after
+                      ``num_pages`` pages was evicted; None if none was
+    in_other_format   function (digest): whether a page is stored outside of the pool in another format
     """
 
     def __init__(
@@ -117,11 +117,11 @@ class MissClassifier:
         self.in_other_format: abc.Callable[[Digest], bool] = _nowhere
 
     def first_page(self, contents: bytes, salt: bytes) -> None:
-        """Note that a sequence's first page was written; ``contents``: from ``digests.page_contents``."""
+        """Record that a sequence's first page was written; ``contents``: from ``digests.page_contents``."""
         self._first_pages.add(contents, salt)
 
     def explain(self, table: PageTable, tokens: abc.Sequence[int]) -> Miss:
-        """Return why a table that was just opened for these tokens has no more pages."""
+        """Return why the prefix cache had no more pages for a table just opened for these tokens."""
         num_tokens, page = len(tokens), table.num_written // self._page_size
         if page == max(num_tokens - 1, 0) // self._page_size:
             return Miss(page, self._tail_reason(num_tokens - page * self._page_size))
@@ -137,7 +137,7 @@ class MissClassifier:
         return Miss(page, "other_salt" if others else "new", other_salts=others)
 
     def count(self, num_tokens: int, miss: Miss) -> dict[str, int]:
-        """Return the numbers of tokens that were not found, by reason.
+        """Return, for each reason, how many tokens of a prompt of ``num_tokens`` were not found.
 
         Tokens after the first missing page share its reason, because they are not looked up without it.
         """

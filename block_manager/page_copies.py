@@ -41,7 +41,7 @@ class PageCopies:
         return tuple(copies)
 
     def cancel(self, held: abc.Iterable[tuple[int, PageId]]) -> None:
-        """Drop the waiting copies into the pages of a table that closes; ``held``: pages by group."""
+        """Drop the waiting copies into pages of a table that closes; ``held``: its (group, page) pairs."""
         pages = set(held)
         dropped = [copy for copy in self.waiting if (copy.group, copy.target) in pages]
         self.waiting = [copy for copy in self.waiting if (copy.group, copy.target) not in pages]

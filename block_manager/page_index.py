@@ -9,9 +9,10 @@ from .types import Digest
 
 
 class PageContents(NamedTuple):
-    """The contents of a page: its tokens and media, as from ``digests.page_contents``.
+    """The contents of a page, and which page precedes it in its sequence.
 
-    They follow those of ``parent``, which is None at a sequence's start.
+    tokens   tokens and media of the page, as from ``digests.page_contents``
+    parent   digest of the page before it; None at a sequence's start
     """
 
     tokens: bytes
@@ -25,8 +26,8 @@ class PageIndex:
     A page does not record the tokens from which it was computed. Features that need them (event watchers,
     saving the whole cache) turn recording on, which costs time and about 200 bytes per page.
 
-    The size is bounded. Beyond twice the pools, pages are dropped that are neither cached nor before a cached
-    page, whose digest depends on them.
+    The size is bounded. When there are more than about twice ``capacity`` pages, those that are neither
+    cached nor before a cached page are dropped. (The digest of a cached page depends on the pages before it.)
 
     is_cached   function that tells whether a page is cached in any pool
     recording   whether pages published from now on are recorded
@@ -64,7 +65,7 @@ class PageIndex:
         return {digest: page for digest, page in self._contents.items() if is_cached(digest)}
 
     def worth_keeping(self) -> dict[Digest, PageContents]:
-        """Return the pages that are cached, and those before them."""
+        """Return the contents of pages that are cached or come before a cached page in a sequence."""
         contents, wanted = self._contents, set[Digest]()
         for digest in contents:
             at: Digest | None = digest if self._is_cached(digest) else None

@@ -1,4 +1,4 @@
-"""The pages of one pool and their holders, without tokens, tensors or requests."""
+"""The pages of one pool: their reference counts, digests and eviction; no tokens, tensors or requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .miss_reasons import Evictions
 from .policies import EvictionPolicy
 from .types import Digest, PageCounts, PageId
 
-REMEMBERED = 16_384  # number of evictions and of events to record, unless the pool has more pages
+REMEMBERED = 16_384  # evictions, and events, to record; the number of pages if that is larger
 
 Release = abc.Callable[[abc.Sequence[PageId], abc.Sequence[Digest | None]], None]
 
@@ -19,13 +19,13 @@ Release = abc.Callable[[abc.Sequence[PageId], abc.Sequence[Digest | None]], None
 class PagePool:
     """A fixed set of pages, each of which is held or idle.
 
-    on_forgotten   called with the digests of pages that are no longer cached
+    on_forgotten   callback that gets the digests of pages that are no longer cached
     num_evicted    number of cached pages evicted since the start
 
-    An idle page is *empty* or *cached* (its contents can be found by digest). New pages are taken from the
-    empty ones first, and then from the cached ones in the policy's order.
+    An idle page is *empty* or *cached* (its contents can be found by digest). ``allocate`` takes empty pages
+    first, and then cached ones in the policy's order.
 
-    Methods work on runs of pages, because a call per page would cost more than the page.
+    Methods work on runs of pages, because a call per page would cost more than the work on the page.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class PagePool:
         return PageCounts(self.num_pages - cached - empty, cached, empty)
 
     def num_shared(self, pages: abc.Sequence[int]) -> int:
-        """Return how many of a table's first pages are shared; a holder of one has all before it."""
+        """Return how many of a table's pages have several holders; these are always its first pages."""
         return bisect.bisect(pages, -2, key=lambda page: -min(self._ref_counts[page], 2))
 
     def ref_count(self, page: PageId) -> int:
         return self._ref_counts[page]
 
     def is_private(self, page: PageId) -> bool:
-        """Whether a page may be written: it has one holder and is not cached."""
+        """Whether a page may be written, because it has one holder and is not cached."""
         return self._ref_counts[page] == 1 and self._digest_of[page] is None
 
     def is_published(self, page: PageId) -> bool:
@@ -90,11 +90,11 @@ class PagePool:
         return self._page_of.keys()
 
     def lookup(self, digest: Digest) -> PageId | None:
-        """Return the page with this digest, or None, without holding it."""
+        """Return the page with this digest, or None; the page gets no holder."""
         return self._page_of.get(digest)
 
     def allocate(self, num_pages: int) -> list[PageId] | None:
-        """Return private pages with undefined contents; None, and no change, if too few are idle."""
+        """Return pages with one holder and undefined contents; None, and no change, if too few are idle."""
         empty, ref_counts = self._empty, self._ref_counts
         if num_pages == 1 and empty:  # the usual case of decoding
             page = empty.pop()
@@ -118,9 +118,9 @@ class PagePool:
         return pages
 
     def flush(self) -> int:
-        """Make every idle cached page an empty one; return their number.
+        """Make every idle cached page empty; return the number of these pages.
 
-        Pages that are held stay cached.
+        Held pages stay cached.
         """
         pages = self._forget(len(self._cached)) if len(self._cached) else []
         self._empty.extend(pages)
@@ -144,7 +144,7 @@ class PagePool:
         return pages
 
     def discard(self, digests: abc.Iterable[Digest]) -> int:
-        """Make cached pages with these digests empty, unless they are held; return how many there were."""
+        """Make idle cached pages with these digests empty; return how many pages became empty."""
         gone = []
         for digest in digests:
             page = self._page_of.get(digest)
@@ -166,7 +166,7 @@ class PagePool:
             self.on_forgotten(digests)
 
     def unpublish(self, page: PageId) -> None:
-        """Remove a page from the cache, because its one holder is going to write it."""
+        """Remove a page from the cache before its only holder writes it."""
         digest = self.digest(page)
         assert self._ref_counts[page] == 1, f"page {page} has {self._ref_counts[page]} holders"
         del self._page_of[digest]
@@ -183,7 +183,7 @@ class PagePool:
         return digest in self._page_of
 
     def prefix_length(self, digests: abc.Iterable[Digest]) -> int:
-        """Return the length of the longest run of digests that are cached, from the first on."""
+        """Return how many digests, from the first on, are cached without a gap."""
         page_of, count = self._page_of, 0
         for digest in digests:
             if digest not in page_of:
@@ -192,7 +192,7 @@ class PagePool:
         return count
 
     def acquire(self, digests: abc.Iterable[Digest]) -> list[PageId]:
-        """Hold the pages of the longest run of digests that are cached, from the first on."""
+        """Add a holder to the cached pages of these digests, up to the first that is not cached."""
         page_of, ref_counts = self._page_of, self._ref_counts
         pages = []
         for digest in digests:
@@ -206,9 +206,9 @@ class PagePool:
         return pages
 
     def decref(self, pages: abc.Iterable[PageId], *, release: Release | None = None) -> None:
-        """Remove one holder of each page; the tail of a sequence comes first.
+        """Remove one holder of each page; a sequence's last page comes first in ``pages``.
 
-        release   function that lists pages that became idle and are cached (None: the policy's own)
+        release   function that receives the cached pages that became idle (None: the policy's ``release``)
         """
         ref_counts, digest_of, cached = self._ref_counts, self._digest_of, []
         for page in pages:
@@ -234,11 +234,12 @@ class PagePool:
     ) -> None:
         """Make full, written pages available to other sequences.
 
-        A digest always leads to its first page; a second page with the same contents stays private to its
-        holders.
+        If a digest already has a page, that page stays the one to be found, and the new page stays private to
+        its holders.
 
         parent     digest of the page before the first one
-        contents   tokens of each page, if the log keeps them; salt: salt of the sequence
+        salt       salt of the sequence
+        contents   ``digests.page_contents`` of each page, if the event log keeps them
         """
         page_of, digest_of, events = self._page_of, self._digest_of, self.events
         if len(digests) == 1 and digests[0] not in page_of:  # the usual case of decoding
@@ -250,7 +251,7 @@ class PagePool:
         new = dict(zip(digests, pages, strict=True))
         if len(new) == len(pages) and page_of.keys().isdisjoint(new):  # the usual case
             page_of.update(new)
-            for digest, page in new.items():  # private pages have no digest of their own
+            for digest, page in new.items():
                 digest_of[page] = digest
             events.add_stored(digests, parent, salt, contents)
             return

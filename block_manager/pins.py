@@ -11,7 +11,7 @@ from .types import PageId, PageTable
 MAX_NAMES = 256  # maximum number of pins per owner
 
 Held = abc.Iterable[tuple[int, PageId]]
-"""Pages by group, as ``BlockManager.held_by`` returns them."""
+"""Pairs of a group's index and a page, as ``BlockManager.held_by`` returns them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,11 @@ class PinLimit:
 
 @dataclass(slots=True)
 class _Pages:
-    """Pages of several pins: the number of pins of each, and the number of pages by group.
+    """The pages that several pins hold.
 
-    most   number of pages in the group with the most: an attribute, because each step reads it
+    num_pins   number of pins that hold each page
+    by_group   number of pages in each group
+    most       largest number in ``by_group``; an attribute, because each step reads it
     """
 
     num_pins: Counter[tuple[int, PageId]] = field(default_factory=Counter)
@@ -57,10 +59,11 @@ class _Owner:
 
 
 class Pins:
-    """Named prefixes, in total at most ``blocks.max_pinned`` pages, and ``MAX_NAMES`` names per owner.
+    """Named prefixes that stay cached: at most ``blocks.max_pinned`` pages, ``MAX_NAMES`` names per owner.
 
-    The block manager excludes their pages from ``capacity``, so no sequence is admitted that only fits into
-    pages of pins. The cost of a pin depends on the length of its prefix, not on the number of pins.
+    The block manager excludes ``max_pinned`` pages from its ``capacity``. So every admitted sequence fits
+    into the other pages. The time to pin or unpin depends on the length of the prefix, not on the number of
+    pins.
     """
 
     def __init__(self, blocks: BlockManager) -> None:
@@ -71,31 +74,30 @@ class Pins:
 
     @property
     def num_pages(self) -> int:
-        """Number of pinned pages in the group with the most; a page of several pins counts once."""
+        """Number of pinned pages in the group that has most of them; a page of several pins counts once."""
         return self._pages.most
 
     def kept(self, owner: str | None = None) -> dict[str, int]:
-        """Return the pinned positions by name, of one owner (None: of all)."""
+        """Return the number of pinned positions by pin name, for one owner (None: for all)."""
         owners = [self._owners.get(owner, _Owner())] if owner is not None else self._owners.values()
         return {name: table.num_written for each in owners for name, table in each.tables.items()}
 
     def num_pages_of(self, owner: str) -> int:
-        """Return the number of pages of one owner's pins."""
+        """Return the number of pages that one owner's pins hold in the group where they hold most."""
         return self._owners[owner].pages.most if owner in self._owners else 0
 
     def has_name_left(self, name: str, owner: str) -> bool:
-        """Whether an owner may have a pin of this name: it has fewer than ``MAX_NAMES``, or this one."""
+        """Whether an owner may use this name: a pin has it, or the owner has less than ``MAX_NAMES`` pins."""
         return name in self._owner_of or len(self._owners.get(owner, _Owner()).tables) < MAX_NAMES
 
     def pin(
         self, name: str, tokens: abc.Sequence[int], *, salt: bytes = b"", limit: PinLimit | None = None
     ) -> int | None:
-        """Pin the cached full pages of these tokens.
+        """Pin the cached full pages of these tokens; return the number of pinned positions.
 
-        Return the number of positions: 0, and no change, if none are cached.
-
-        Return None, and change nothing, if the pages would exceed the total limit or ``limit``, or the owner
-        has too many names. Pinning an existing name replaces its pin.
+        Return 0, and change nothing, if no page is cached. Return None, and change nothing, if the pages
+        would exceed the total limit or ``limit``, or if the owner has too many names. Pinning an existing
+        name replaces its pin.
         """
         blocks = self._blocks
         owner = "" if limit is None else limit.owner

@@ -1,11 +1,11 @@
-"""Choice of the snapshots of recurrent state to take, and their eviction order: least gain per byte first.
+"""Decides which snapshots of recurrent state a sequence takes, and in which order snapshots are evicted.
 
-A state may be as large as the K/V of hundreds of tokens, so a snapshot at every page would use up the memory.
-Two kinds are taken of each sequence:
+A state may be as large as the K/V of hundreds of tokens, so a snapshot after every page would use up the
+memory. Each sequence takes snapshots at two kinds of positions:
 
-tail       at the last full page, where the next turn of a conversation begins. A decoding sequence has
+tail       after its last full page, where the next message of a conversation begins. A decoding sequence has
            one tail, which moves from page to page
-junction   where cached pages reach further than snapshots: the common prefix of several prompts
+junction   after the last cached page, if no snapshot exists there: the end of several prompts' common prefix
 
 If a slot is no bigger than a page, every page gets a snapshot.
 """
@@ -29,32 +29,33 @@ def wanted_snapshots(
     num_known: int,
     with_tail: bool = True,
 ) -> list[int]:
-    """Return after how many full pages a state is worth keeping.
+    """Return the snapshots that a step should take, each as the number of full pages before it.
 
-    The step computes positions [start, stop). ``junction``: number of pages found (0: no snapshot is wanted
-    there); ``num_known``: tokens of the sequence so far; ``with_tail``: whether a snapshot at its last full
-    page is wanted.
+    The step computes positions [start, stop) of a sequence, which has ``num_known`` tokens so far.
+
+    junction    number of cached pages found (0: no snapshot is wanted after them)
+    with_tail   whether a snapshot is wanted after the last full page
     """
     first, last = start // page_size + 1, stop // page_size  # pages that the step completes
     if every_page:
         return list(range(first, last + 1))
     pages = {junction} if first <= junction <= last else set()
-    tail = num_known // page_size  # the prompt's last step may begin after that page
+    tail = num_known // page_size  # this page may be full before a prompt's last step
     if with_tail and first <= tail <= last:
         pages.add(tail)
     return sorted(pages)
 
 
-MIN_REMEMBERED = 16_384  # at least so many records of evicted snapshots (300 bytes each)
+MIN_REMEMBERED = 16_384  # records of evicted snapshots to keep, at least (300 bytes each)
 RERANK_FIRST, RERANK_LAST = 16, 128  # releases between two rankings of all snapshots: at first, and later
-SLOTS_PER_RELEASE = 4  # at most one release per 4 listed snapshots, if that is more than RERANK_LAST
+SLOTS_PER_RELEASE = 4  # with many snapshots: one release per 4 of them between two rankings
 PRICE_STEP, MAX_PRICE = 1.003, 8.0
-SHARED = 2  # a snapshot with more continuations is shared by several conversations
-TAIL, JUNCTION, CONTINUED = range(3)  # classes that replace the gap classes in ``kind_of``
+SHARED = 2  # a snapshot with more hits than this is taken to be shared by several conversations
+TAIL, JUNCTION, CONTINUED = range(3)  # classes of snapshots, passed to ``kind_of`` as ``gap``
 
 
 class _Record:
-    """Facts about one snapshot, by the digest of its page; the record outlives the snapshot for a while."""
+    """Facts about one snapshot; a record is kept for a while after its snapshot is evicted."""
 
     __slots__ = (
         "age", "is_awaited", "is_junction", "is_stepped_down", "num_hits", "num_new", "num_pages",
@@ -62,22 +63,22 @@ class _Record:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.num_pages = 0  # pages that a hit saves
+        self.num_pages = 0  # pages before the snapshot, which a hit saves
         self.turns = 0  # how often its conversation was continued before
-        self.num_new = 0  # new pages of its conversation's last turn
+        self.num_new = 0  # new pages since the conversation was last continued
         self.is_junction = False
-        self.is_stepped_down = False
-        self.num_hits = 0  # sequences that continued from it, or would have if it had been there
-        self.slot: PageId | None = None  # slot, while it is listed
-        self.seen: AgeHistogram | None = None  # histogram of its kind, since its last release
-        self.is_awaited = False  # released, and not found again since
+        self.is_stepped_down = False  # whether it is evicted first, because a longer snapshot exists
+        self.num_hits = 0  # sequences that continued from it, or would have if it had not been evicted
+        self.slot: PageId | None = None  # its slot, while it may be evicted
+        self.seen: AgeHistogram | None = None  # histogram of its kind at its last release
+        self.is_awaited = False  # whether it was released, and not hit since
         self.released_at = 0
         self.age = 0
         self.serial = 0  # serial number of its valid heap entry
 
     @property
     def kind(self) -> int:
-        """The class of similar snapshots, by continuations and by new pages per turn."""
+        """The kind of snapshots, as from ``kind_of``, whose statistics apply to this one."""
         what = JUNCTION if self.is_junction else CONTINUED if self.num_hits else TAIL
         return kind_of(uses=self.turns + self.num_hits, num_new=self.num_new, gap=what)
 
@@ -85,18 +86,20 @@ class _Record:
 class SnapshotOrder:
     """Eviction policy for snapshots: the one with the least expected gain goes first.
 
-    The gain is the number of pages that a hit saves per byte of the snapshot, times its Gittins index: the
-    best ratio of hits to time of keeping it, given its kind and age (``HitStatistics``).
+    The gain is the number of pages that a hit saves, divided by the bytes that the snapshot and its pages
+    take, times its Gittins index: the expected hits per time if the snapshot is kept (``HitStatistics``).
 
-    Evicted snapshots are remembered, because a prompt that begins with their pages shows that they would have
-    been found. So the statistics do not depend on what is kept, and a conversation is recognized even if its
-    first snapshot is gone. Time is the number of releases.
+    Records of evicted snapshots are kept, because a prompt that begins with their pages would have hit them.
+    So the statistics do not depend on what is evicted, and a conversation is recognized even if its first
+    snapshot is gone. Time is counted in releases.
 
     A release, a hit or a change of age takes O(log n) per snapshot; all are ranked again from time to time.
 
-    page_bytes, bytes_kept   bytes of a page, and of a snapshot
-    price   price of a page's byte relative to a slot's. It rises when snapshots are evicted for lack of pages
-            and falls when they are evicted for lack of slots, until both run short together
+    page_bytes   bytes of a page
+    bytes_kept   bytes of a snapshot
+    price        weight of bytes of pages; bytes of slots are divided by it. It rises when snapshots are
+                 evicted for lack of pages and falls when they are evicted for lack of slots, until both run
+                 short together
     """
 
     def __init__(self, num_slots: int, *, page_bytes: int, bytes_kept: int) -> None:
@@ -105,14 +108,13 @@ class SnapshotOrder:
         self._bytes_kept = bytes_kept
         self._num_short = 0  # evictions for lack of pages minus those for lack of slots
         self._most_remembered = max(MIN_REMEMBERED, 4 * num_slots)
-        self._records: dict[Digest, _Record] = {}  # records of snapshots that can be found
-        self._gone: OrderedDict[Digest, _Record] = OrderedDict()
-        self._listed: dict[PageId, _Record] = {}
+        self._records: dict[Digest, _Record] = {}  # records of present snapshots, by digest of the last page
+        self._gone: OrderedDict[Digest, _Record] = OrderedDict()  # records of evicted snapshots
+        self._listed: dict[PageId, _Record] = {}  # records of snapshots that may be evicted
         self._now = 0
         self._due: dict[int, list[_Record]] = {}  # records by the time at which they reach their next age
-        self._heap: list[
-            tuple[float, int, int, _Record]
-        ] = []  # value, time of release, serial number, record
+        # Each entry has value, time of release, serial number and record.
+        self._heap: list[tuple[float, int, int, _Record]] = []
         self._serial = 0
         self._statistics = HitStatistics()
         self._rerank_at = RERANK_FIRST
@@ -122,10 +124,10 @@ class SnapshotOrder:
     def add(
         self, digest: Digest, num_pages: int, *, turns: int = 0, num_new: int = 0, is_junction: bool = False
     ) -> None:
-        """Note a new snapshot after ``num_pages`` pages, the last of which has this digest.
+        """Record a new snapshot after ``num_pages`` pages, the last of which has this digest.
 
-        turns     earlier continuations of its conversation
-        num_new   new pages of its turn, in classes of powers of two
+        turns     how often its conversation was continued before
+        num_new   new pages since then, in units of ``RecurrentState.turn_pages``
         """
         record = self._gone.pop(digest) if digest in self._gone else _Record()
         self._records[digest] = record
@@ -133,7 +135,7 @@ class SnapshotOrder:
         record.is_junction, record.is_stepped_down = is_junction, False
 
     def lose(self, digest: Digest) -> None:
-        """Note that a snapshot is gone."""
+        """Record that a snapshot is no longer cached."""
         self._gone[digest] = self._records.pop(digest)
         if len(self._gone) > self._most_remembered:
             self._gone.popitem(last=False)[1].is_awaited = False
@@ -145,16 +147,16 @@ class SnapshotOrder:
             record.is_awaited = False
 
     def last_known(self, digests: abc.Sequence[Digest]) -> int:
-        """Return after how many of these pages there is or was the last snapshot; 0 if there is none."""
+        """Return the number of pages before the last present or evicted snapshot; 0 if none is known."""
         for num_pages in range(len(digests), 0, -1):
             if digests[num_pages - 1] in self._records or digests[num_pages - 1] in self._gone:
                 return num_pages
         return 0
 
     def go_on(self, digest: Digest) -> int:
-        """Note that a sequence continues from a snapshot, or would if that were still there.
+        """Record that a sequence continues from a snapshot, or would if it had not been evicted.
 
-        Return how often its conversation has continued now.
+        Return how often the sequence's conversation has been continued, this time included.
         """
         record = self._records.get(digest) or self._gone[digest]
         if record.is_awaited:
@@ -206,7 +208,7 @@ class SnapshotOrder:
         for _ in range(num_pages):
             pages.append(self.next())
             self.reuse(pages[-1:])
-        self._num_short -= num_pages if self._listed else 0  # nothing was listed: slots were not short
+        self._num_short -= num_pages if self._listed else 0  # nothing is listed: slots are not short
         return pages
 
     def next(self) -> PageId:
@@ -218,20 +220,20 @@ class SnapshotOrder:
             heappop(self._heap)
 
     def demote(self, page: PageId, *, most_hits: int) -> None:
-        """Make an idle snapshot the next to evict, unless it has more than ``most_hits`` continuations."""
+        """Make an idle snapshot the next to evict, unless it has more than ``most_hits`` hits."""
         record = self._listed.get(page)
         if record is not None and record.num_hits <= most_hits:
             record.is_stepped_down = True
             self._rank(record)
 
     def want_pages(self) -> None:
-        """Note that the next snapshot is evicted for lack of pages, while slots are free."""
+        """Record that a snapshot is about to be evicted for lack of pages, while slots are free."""
         self._num_short += 1
 
     def check(self, digests: abc.Collection[Digest]) -> None:
-        """Raise AssertionError unless the records match the snapshots with these digests.
+        """Raise AssertionError unless the records match ``digests``, those of all present snapshots.
 
-        These are the snapshots that can be found; the listed ones must be ranked.
+        All snapshots that may be evicted must be ranked.
         """
         assert self._records.keys() == set(digests), "a snapshot without a record, or the opposite"
         assert self._gone.keys().isdisjoint(self._records), "a snapshot is there and gone"
@@ -242,7 +244,7 @@ class SnapshotOrder:
         assert self._listed.keys() <= ranked, "a listed snapshot would never go"
 
     def _grow_older(self, record: _Record) -> None:
-        """Move a record to its next age, unless it was found or released again since."""
+        """Move a record to its next age, unless its snapshot was hit or released again in the meantime."""
         if not record.is_awaited or self._now != record.released_at + AGES[record.age + 1]:
             return
         assert record.seen is not None
@@ -254,7 +256,7 @@ class SnapshotOrder:
             self._rank(record)
 
     def _rank(self, record: _Record) -> None:
-        """Compute the value of a listed snapshot; only its newest heap entry is valid."""
+        """Push a heap entry with the snapshot's current value; older entries become invalid."""
         self._serial += 1
         record.serial = self._serial
         heappush(self._heap, (self._value(record), record.released_at, record.serial, record))
@@ -267,7 +269,7 @@ class SnapshotOrder:
         return record.num_pages / num_bytes * self._statistics.indices(record.seen.kind)[record.age]
 
     def _rerank(self) -> None:
-        """Compute all values again from the statistics learned since."""
+        """Compute the values of all listed snapshots again, from the latest statistics."""
         most = max(RERANK_LAST, len(self._listed) // SLOTS_PER_RELEASE)
         self._rerank_at = self._now + min(max(self._now // 8, RERANK_FIRST), most)
         self._statistics.refresh(self._now)

@@ -1,9 +1,9 @@
-"""Specifications of KV groups: the positions visible to each kind of layer, and the arithmetic that follows.
+"""Specifications of KV groups: the positions that queries of each group see, and the pages that follow.
 
-Layers that see the same positions form a group with its own page ids, pool and part of every page table. A
-specification has no state. It computes which pages of a sequence a group needs, how many these can be, and
-how many are useful. The block manager, the sizing of pools, the planner and the disk tier get these numbers
-only from here.
+Layers whose queries see the same positions form a group with its own page ids, its own pool and its own part
+of every page table. A specification has no state. It computes which pages of a sequence a group needs, how
+many these can be, and how many pages a pool can use. The block manager, the sizing of pools, the planner and
+the disk tier get these numbers only from here.
 
 ::
 
@@ -12,8 +12,8 @@ only from here.
       SlidingWindow     queries see the last ``window`` positions and the first ``keep``
         ResidualWindow  the 16-bit rows of a group whose pages are quantized
 
-State of a fixed size per sequence (``RecurrentState``) is another kind of group. It has slots instead of
-pages, and a sequence needs one snapshot to continue.
+``RecurrentState`` is another kind of group, with a state of fixed size per sequence. It has slots instead of
+pages, and a sequence needs only one snapshot of the state to continue.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ UNBOUNDED = sys.maxsize
 
 
 def pages_for(num_positions: int, page_size: int) -> int:
-    """Return how many pages the first ``num_positions`` positions of a sequence fill or begin."""
+    """Return how many pages the first ``num_positions`` positions of a sequence occupy."""
     return -(-num_positions // page_size)
 
 
 def pages_touched(num_positions: int, page_size: int) -> int:
-    """Return how many pages a run of positions can touch, wherever it begins."""
+    """Return how many pages ``num_positions`` consecutive positions can touch, wherever they begin."""
     return (num_positions + page_size - 2) // page_size + 1
 
 
@@ -42,7 +42,7 @@ def pages_touched(num_positions: int, page_size: int) -> int:
 class KVGroupSpec(ABC):
     """A group of layers that share page tables and a pool.
 
-    num_pages   size of the pool
+    num_pages   number of pages in the pool
     window      queries at position p see positions > p - window (None: all up to p)
     keep        the first ``keep`` positions stay visible whatever the window (attention sinks)
     """
@@ -58,7 +58,7 @@ class KVGroupSpec(ABC):
 
     @property
     def needs_every_page(self) -> bool:
-        """Whether a sequence needs all pages of a prefix to continue after it."""
+        """Whether a sequence needs every page of a prefix to continue after the prefix."""
         return self.window is None
 
     @abstractmethod
@@ -67,10 +67,9 @@ class KVGroupSpec(ABC):
 
     @abstractmethod
     def max_pages(self, page_size: int, *, max_chunk: int) -> int:
-        """Return how many pages one sequence can hold at most.
+        """Return how many pages a sequence can hold at most, if a step writes up to ``max_chunk`` positions.
 
-        At most ``max_chunk`` of its positions are written at a time. ``UNBOUNDED`` if the pages grow with its
-        length.
+        The result is ``UNBOUNDED`` if a longer sequence always holds more pages.
         """
 
     @abstractmethod
@@ -82,29 +81,30 @@ class KVGroupSpec(ABC):
         max_step_tokens: int,
         num_cached: int | None = None,
     ) -> int:
-        """Return the largest useful size of a pool.
+        """Return the number of pages beyond which a larger pool is useless.
 
-        That is pages of running sequences, pages of ``num_cached`` idle prefixes (None: one per running
-        sequence), and the pages of a step's tokens. ``UNBOUNDED`` if more pages are always useful.
+        The pool then has the pages of all running sequences, those of ``num_cached`` idle prefixes (None: one
+        per running sequence), and those of a step's tokens. ``UNBOUNDED`` if more pages are always useful.
         """
 
     @abstractmethod
     def table_pages(self, table: PageTable, num_tokens: int, *, max_chunk: int) -> int:
-        """Return up to how many pages a table should reach for positions ``[0, num_tokens)``.
+        """Return how many entries a table needs for positions ``[0, num_tokens)`` and those reserved ahead.
 
-        Positions reserved ahead count too: all of them, or what a window and a chunk need of them now.
+        Without a window, all positions reserved ahead count. With one, only those count that fit into the
+        pages of the window and of the next chunk.
         """
 
     @abstractmethod
     def publishable_pages(self, page_size: int) -> int:
-        """Return how many of a sequence's first pages a hit can need; later ones are never looked up."""
+        """Return how many of a sequence's first pages to publish; later ones are never looked up."""
 
     def kept_pages(self, page_size: int) -> int:
         """Return how many pages hold the first ``keep`` positions, which stay visible."""
         return pages_for(self.keep, page_size)
 
     def max_positions(self, page_size: int, *, max_chunk: int, num_pinned: int = 0) -> int:
-        """Return how many positions one sequence can have, alone with ``num_pinned`` pinned pages."""
+        """Return how many positions a sequence can have that runs alone, next to ``num_pinned`` pages."""
         num_pages = self.num_pages - num_pinned
         bounded = self.max_pages(page_size, max_chunk=max_chunk) <= num_pages
         return UNBOUNDED if bounded else num_pages * page_size
@@ -114,7 +114,7 @@ class KVGroupSpec(ABC):
         return min(pages_for(num_tokens, page_size), self.max_pages(page_size, max_chunk=1))
 
     def needed_pages(self, num_pages: int, page_size: int) -> abc.Iterable[int]:
-        """Yield the pages that a sequence needs to continue after ``num_pages`` full ones, last first."""
+        """Yield the indices of pages that a sequence needs to continue after ``num_pages``, last first."""
         first = self.first_visible(num_pages * page_size) // page_size
         yield from range(num_pages - 1, first - 1, -1)
         yield from range(min(first, self.kept_pages(page_size)) - 1, -1, -1)
@@ -152,7 +152,7 @@ class FullAttention(KVGroupSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlidingWindow(KVGroupSpec):
-    """Layers whose queries see the last ``window`` positions, their own included, and the kept ones."""
+    """Layers whose queries see the last ``window`` positions, their own included, and the first ``keep``."""
 
     window: int
 
@@ -196,7 +196,7 @@ class SlidingWindow(KVGroupSpec):
         return max(pages_for(num_tokens, page_size), ahead)
 
     def publishable_pages(self, page_size: int) -> int:  # noqa: ARG002
-        return UNBOUNDED  # pages before the end of a hit are needed, wherever it ends
+        return UNBOUNDED  # a hit may end anywhere, and needs the pages before its end
 
     def window_at(self, position: int) -> int | None:  # noqa: ARG002
         """Return the window of a query at ``position``; None if it sees everything."""
@@ -207,10 +207,7 @@ class SlidingWindow(KVGroupSpec):
         return self.window
 
     def running_pages(self, page_size: int) -> int:
-        """Return how many pages each running sequence gets.
-
-        These are the pages that it holds while it is decoded, and one more.
-        """
+        """Return the number of pages to provide per running sequence: one more than it holds in decode."""
         return self.max_pages(page_size, max_chunk=1) + 1
 
     def cached_pages(self, page_size: int) -> int:
@@ -220,15 +217,14 @@ class SlidingWindow(KVGroupSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidualWindow(SlidingWindow):
-    """A window of 16-bit rows, next to a group whose pages store the same rows quantized.
+    """A window whose K and V are also stored in 16 bits, while another group stores them quantized.
 
-    This is the residual window of KIVI and of Hugging Face. A query at position p reads whole pages of it,
-    from the page of position p - window + 1 on.
+    This is the residual window of KIVI and of Hugging Face. A query at position p reads whole 16-bit pages,
+    from the page of position p - window + 1 on, and quantized pages before them.
 
     residual_of      index of the quantized group
-    outer_window     window of that group (None: full attention); positions outside of it are never visible
-                     again
-    quantize_after   queries before this position read all that the other group's window shows
+    outer_window     window of the quantized group (None: full attention); its queries see nothing before it
+    quantize_after   queries before this position read only 16-bit pages
     """
 
     residual_of: int
@@ -251,7 +247,7 @@ class ResidualWindow(SlidingWindow):
 
     @property
     def context(self) -> str:
-        """Text for the settings, other than layers, on which K and V depend."""
+        """Text of the settings on which K and V of this group depend, besides its layers."""
         return f"quantize_after {self.quantize_after}"
 
     def publishable_pages(self, page_size: int) -> int:
@@ -263,10 +259,10 @@ class ResidualWindow(SlidingWindow):
         return max(kept, (self.quantize_after - 1) // page_size)
 
     def running_pages(self, page_size: int) -> int:
-        """Return how many pages a sequence holds while it is decoded.
+        """Return how many pages a sequence holds while it is decoded, without a spare one.
 
-        There is no spare page, because these pages are several times as large as quantized ones. If all are
-        in use, the pages of a step's tokens serve as a reserve.
+        16-bit pages are several times as large as quantized ones. If all are in use, the pages counted for
+        a step's tokens serve as a reserve.
         """
         return self.max_pages(page_size, max_chunk=1)
 
@@ -283,15 +279,15 @@ class ResidualWindow(SlidingWindow):
 class RecurrentState:
     """Layers whose state has a fixed size for any length of the sequence.
 
-    num_slots        size of the pool: a slot may be running or hold a snapshot
-    slot_bytes       bytes of the state of all these layers
-    every_page       take a snapshot at every page, because a slot is no bigger than a page
-    tail, junction   otherwise: kinds of snapshots to take, see ``snapshot_order.py``; one is off in
-                     comparisons
-    step_down        evict a snapshot early if a longer one of its sequence exists
-    page_bytes       bytes of a page of K/V, which a snapshot needs to be of use
-    turn_pages       new pages of a short turn of a conversation, the unit in which turns are classified
-    num_drafted      limit of slots for states after drafts (0: half of those that can run)
+    num_slots        number of slots; a slot has the state of a running sequence, or a snapshot
+    slot_bytes       bytes of a slot: the state of all these layers
+    every_page       whether to take a snapshot after every page, because a slot is no bigger than a page
+    tail, junction   otherwise: kinds of snapshots to take, see ``snapshot_order.py``. Benchmarks switch one
+                     off for comparison
+    step_down        whether to evict a snapshot early if a longer one of its sequence exists
+    page_bytes       bytes of a page of K/V; a snapshot is useful only with the pages before it
+    turn_pages       new pages of a short turn of a conversation: the unit in which turns are measured
+    num_drafted      most slots for states after draft tokens (0: half of all slots)
     """
 
     num_slots: int
@@ -313,7 +309,7 @@ class RecurrentState:
 
     @property
     def max_drafted(self) -> int:
-        """Limit of slots for states after drafts; the other slots keep cached snapshots."""
+        """Most slots for states after draft tokens, so that others are left for cached snapshots."""
         return self.num_drafted or self.num_slots // 2
 
     @property
@@ -327,14 +323,14 @@ class RecurrentState:
         return False
 
     def needed_pages(self, num_pages: int, page_size: int) -> abc.Iterable[int]:  # noqa: ARG002
-        """Yield the page after which a snapshot is needed to continue after ``num_pages``."""
+        """Yield the index of the last of ``num_pages`` pages, after which a snapshot is needed."""
         yield from range(max(num_pages - 1, 0), num_pages)
 
 
 def check_groups(specs: abc.Sequence[KVGroupSpec]) -> None:
-    """Raise ValueError unless every residual window shows a part of its quantized group's window.
+    """Raise ValueError unless every residual window lies within the window of its quantized group.
 
-    So pages that the quantized group has released are never needed again.
+    So the residual group never needs a page whose quantized page was released.
     """
     for spec in specs:
         if not isinstance(spec, ResidualWindow):

@@ -1,8 +1,8 @@
-"""Recurrent state: a slot for each sequence, and snapshots by which prefixes are found.
+"""The pool of recurrent states: a running slot for each sequence, and snapshots for cached prefixes.
 
-A slot holds the state of all recurrent layers of one sequence after a number of tokens. Unlike a page it
-changes with every token, so each table has its own *running* slot. *Snapshots*, copies of a running slot at
-the end of a page, are published under that page's digest and can be found.
+A slot holds the state of all recurrent layers of one sequence after some number of tokens. Unlike a page, a
+state changes with every token, so each table has its own *running* slot. A *snapshot* is the state at the end
+of a full page in another slot. It is published under that page's digest, so that other sequences find it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .types import Digest, PageCopy, PageId, PageTable, PlannedSnapshot, TableSt
 
 
 class CoveredPages:
-    """Pages before snapshots, as a tree; a page is covered if a snapshot after it can use it.
+    """The pages that present snapshots need: all pages before them. Such a page is *covered*.
 
-    For each page, the tree counts the snapshot after it and the covered pages that directly follow it.
+    The count of a page is the number of covered pages that directly follow it, plus one for a snapshot there.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class CoveredPages:
         return digest in self._counts
 
     def add(self, digests: abc.Sequence[Digest], num_pages: int) -> None:
-        """Note a new snapshot after the first ``num_pages`` of these pages."""
+        """Add a snapshot after the first ``num_pages`` of these pages."""
         for index in range(num_pages - 1, -1, -1):
             digest = digests[index]
             self._counts[digest] += 1
@@ -40,7 +40,7 @@ class CoveredPages:
             self._before[digest] = digests[index - 1] if index else None
 
     def remove(self, digest: Digest) -> list[Digest]:
-        """Note that the snapshot after this page is gone; return the pages no longer covered, last first."""
+        """Remove the snapshot after this page; return the pages that are no longer covered, last first."""
         lost = []
         last: Digest | None = digest
         while last is not None:
@@ -53,22 +53,22 @@ class CoveredPages:
         return lost
 
     def check(self, snapshots: abc.Iterable[Digest]) -> None:
-        """Raise AssertionError unless exactly these snapshots cover pages."""
+        """Raise AssertionError unless the counts are those of exactly these snapshots."""
         expected = Counter(snapshots)
         expected.update(before for before in self._before.values() if before is not None)
         assert expected == self._counts, "a page is covered by other snapshots than there are"
 
 
 BeginCopy = abc.Callable[[CacheGroup, PageId, PageId], None]
-"""Function (group, source, target) that registers a copy of a slot and holds both slots until it is done."""
+"""Function (group, source, target) that requests a copy of a slot and holds both slots until it is made."""
 
 
 class StateGroup(CacheGroup):
-    """The slots of all page tables.
+    """Allocates, finds and releases the recurrent slots of all page tables.
 
-    index   number of this group in copies, after those of pages
-    pages   pools of the groups without a window. A page of theirs can be used only up to a later snapshot,
-            and a snapshot only with all pages before it, so evicting one evicts the other
+    index   index of this group, after those of the groups of pages
+    pages   page pools of the groups without a window. A page is useful only if a later snapshot exists, and a
+            snapshot only with all pages before it. So evicting one of the two evicts the other
     """
 
     spec: RecurrentState
@@ -106,23 +106,23 @@ class StateGroup(CacheGroup):
         table: PageTable | None = None,  # noqa: ARG002
     ) -> int:
         is_cached = self.pool.is_cached
-        num_pages = min(num_pages, len(digests))  # without a prefix cache fewer digests are known
+        num_pages = min(num_pages, len(digests))  # without a prefix cache, few digests are known
         while num_pages and not is_cached(digests[num_pages - 1]):
             num_pages -= 1
         return num_pages
 
     def open(self, table: PageTable) -> None:
-        """Give a new table its part, without a slot."""
+        """Give a new table an empty ``TableState``, without a slot."""
         table.state = TableState()
 
     def find(self, table: PageTable, digests: abc.Sequence[Digest], num_pages: int, junction: int) -> None:
-        """Hold the snapshot after ``num_pages`` pages for a new table; ``junction``: pages found."""
+        """Hold the snapshot after ``num_pages`` pages for a new table, which found ``junction`` pages."""
         state = _state(table)
         state.junction = junction
         self.hold_snapshot(state, digests, num_pages)
 
     def hold_snapshot(self, state: TableState, digests: abc.Sequence[Digest], num_pages: int) -> None:
-        """Hold the snapshot after ``num_pages`` pages for a table; ``longest_prefix`` has found it."""
+        """Hold the snapshot after ``num_pages`` pages, which ``longest_prefix`` has found, for a table."""
         if num_pages:
             (state.found,) = self.pool.acquire([digests[num_pages - 1]])
 
@@ -132,7 +132,7 @@ class StateGroup(CacheGroup):
         return state.running is not None or self.pool.num_idle > 0 or self._can_become_running(state.found)
 
     def start(self, table: PageTable, copy: BeginCopy) -> None:
-        """Give the table its running slot, filled by a copy of the snapshot with which it was opened."""
+        """Give a table a running slot: a copy of the found snapshot, or the snapshot if no slot is idle."""
         state = _state(table)
         if state.running is not None:
             return
@@ -148,7 +148,7 @@ class StateGroup(CacheGroup):
             state.origin, state.found = state.found, None
 
     def fork(self, table: PageTable, forked: PageTable, copy: BeginCopy) -> None:
-        """Give a second table a state equal to this one's; its slot waits for a copy."""
+        """Give a forked table its own running slot, and request a copy of the original's state into it."""
         running = _state(table).running
         assert running is not None, "a table is forked that was never written"
         slot = self._take()
@@ -156,9 +156,9 @@ class StateGroup(CacheGroup):
         forked.state = TableState(running=slot)
 
     def restore(self, table: PageTable, num_pages: int, copy: BeginCopy) -> None:
-        """Set the running slot back to the snapshot after ``num_pages`` pages, if ``num_pages`` is not 0.
+        """Request a copy of the snapshot after ``num_pages`` pages into the running slot (0: no copy).
 
-        A table without a running slot holds only that snapshot.
+        A table without a running slot then holds the snapshot instead.
         """
         state = _state(table)
         before, state.found = state.found, None
@@ -172,9 +172,9 @@ class StateGroup(CacheGroup):
         state.found = None
 
     def plan_snapshots(self, table: PageTable, start: int, stop: int, *, num_known: int) -> None:
-        """Decide which snapshots a step takes, as far as slots are free.
+        """Decide which snapshots a step takes, and allocate their slots while slots are idle.
 
-        The step computes positions [start, stop) of a table. ``num_known``: tokens of the sequence so far.
+        The step computes positions [start, stop) of a table. The sequence has ``num_known`` tokens so far.
         """
         state = _state(table)
         self._drop_planned(state)
@@ -188,7 +188,7 @@ class StateGroup(CacheGroup):
             with_tail=self.spec.tail,
         )
         known = table.digests
-        kept: list[PageId] = []  # snapshots that this step uses and must not evict
+        kept: list[PageId] = []  # existing snapshots, held so that allocations below do not evict them
         for page in pages:
             if page <= len(known) and (found := self.pool.acquire(known[page - 1 : page])):
                 kept += found
@@ -200,17 +200,17 @@ class StateGroup(CacheGroup):
         self.pool.decref(kept)
 
     def num_draftable(self, num_running: int) -> int:
-        """Return how many drafts a step with ``num_running`` sequences can have.
+        """Return how many draft tokens a step with ``num_running`` sequences can have.
 
-        Each draft needs a slot; one more slot per sequence is left for a snapshot.
+        Each draft needs a slot. One more slot per sequence stays free for a snapshot.
         """
         idle = self.pool.num_idle - num_running
         return max(0, min(idle, self.spec.max_drafted - self._num_drafted))
 
     def plan_drafts(self, table: PageTable, stop: int, count: int) -> None:
-        """Take slots for the states after ``stop`` and after all but the last of ``count`` drafts.
+        """Allocate slots for the states after ``stop`` and after each of ``count`` drafts but the last.
 
-        So the state after the last accepted draft exists. Further steps may do the same before ``accept``.
+        So the state after the last accepted draft is there. Further steps may be planned before ``accept``.
         """
         state = _state(table)
         assert all(position < stop for position, _ in state.drafted), "drafts are planned twice"
@@ -218,9 +218,9 @@ class StateGroup(CacheGroup):
         self._num_drafted += count
 
     def accept(self, table: PageTable) -> None:
-        """Make the slot with the state after the written positions the running one.
+        """Make the slot with the state after ``num_written`` positions the running slot.
 
-        Slots of other drafts are released.
+        The other slots of drafts are released.
         """
         state = _state(table)
         if not state.drafted:
@@ -233,12 +233,10 @@ class StateGroup(CacheGroup):
             self._release([slot])
         self._num_drafted -= len(state.drafted)
         state.running, state.drafted = running, []
-        self._drop_planned(
-            state, behind=table.num_written
-        )  # snapshots of a page that a rejected draft would have filled
+        self._drop_planned(state, behind=table.num_written)  # their pages end after a rejected draft
 
     def commit(self, table: PageTable) -> None:
-        """Publish the snapshots of a computed step; digests of its full pages are known."""
+        """Publish the snapshots that a computed step took; the table has the digests of its full pages."""
         state = _state(table)
         planned, state.planned = state.planned, []
         for position, slot, is_junction in planned:
@@ -260,9 +258,9 @@ class StateGroup(CacheGroup):
         salt: bytes = b"",
         contents: abc.Sequence[bytes] = (),  # noqa: ARG002
     ) -> int | None:
-        """Publish snapshots from elsewhere, which belong after pages ``first``, ``first + 1``, ...
+        """Publish snapshots that ``fill`` writes, one after each page from ``first`` on.
 
-        Return None, and change nothing, if slots are short or a page is not cached.
+        Return None, and change nothing, if too few slots are idle or a page is not cached.
         """
         if any(pool.prefix_length(digests) < len(digests) for pool in self._pages):
             return None
@@ -282,7 +280,7 @@ class StateGroup(CacheGroup):
         return None if new is None else len(new)
 
     def make_room(self, pool: PagePool, num_pages: int) -> None:
-        """Evict snapshots with the least expected gain, and their pages, until a pool has enough pages.
+        """Evict snapshots with their pages, least gain first, until ``num_pages`` pages of a pool are empty.
 
         At most one snapshot is evicted per missing page.
         """
@@ -296,9 +294,10 @@ class StateGroup(CacheGroup):
             self.pool.discard([self.pool.digest(self._order.next())])
 
     def close(self, table: PageTable) -> None:
-        """Release every slot of a table; its pages may already have other holders or none.
+        """Release every slot of a table, and drop its pages after its last snapshot from the cache.
 
-        Its published snapshots stay until their slots are reused, and so do the pages before them.
+        The table's pages may already have other holders or none. Its published snapshots, and the pages
+        before them, stay cached until they are evicted.
         """
         state = _state(table)
         self._drop_planned(state)
@@ -319,9 +318,9 @@ class StateGroup(CacheGroup):
         return one + [planned.slot for planned in state.planned] + [slot for _, slot in state.drafted]
 
     def check(self, tables: abc.Iterable[PageTable], copies: abc.Iterable[PageCopy]) -> None:
-        """Raise AssertionError unless every slot is idle, or held as often as tables and copies name it.
+        """Raise AssertionError unless each slot has as many holders as tables and copies that name it.
 
-        A running slot belongs to one table and cannot be found.
+        A running slot must belong to one table, and must not be published.
         """
         self.pool.check()
         self._covered.check(self.pool.digests())
@@ -344,11 +343,11 @@ class StateGroup(CacheGroup):
             ), "a table has positions and no state"
 
     def _can_become_running(self, found: PageId | None) -> bool:
-        """Whether a snapshot can become the running slot, if no slot is left to copy it to."""
+        """Whether a snapshot itself can become the running slot, because it has no other holder."""
         return found is not None and self.pool.ref_count(found) == 1
 
     def _take(self) -> PageId:
-        """Allocate one slot; one must be available."""
+        """Allocate a slot; the caller has checked that one is idle."""
         slots = self.pool.allocate(1)
         assert slots is not None, "a slot is taken where none is idle"
         return slots[0]
@@ -371,9 +370,9 @@ class StateGroup(CacheGroup):
         state: TableState | None = None,
         is_junction: bool = False,
     ) -> None:
-        """Publish a slot as the state after ``num_pages`` of these pages.
+        """Publish a slot as the snapshot after the first ``num_pages`` of these pages.
 
-        ``state``: state of the table that was computed, if any.
+        ``state``: state of the table that computed the snapshot; None if ``insert`` got it from elsewhere.
         """
         parent = digests[num_pages - 2] if num_pages > 1 else None
         self.pool.publish([slot], [digests[num_pages - 1]], parent, salt=salt)
@@ -388,9 +387,9 @@ class StateGroup(CacheGroup):
                 self._order.add(digests[num_pages - 1], num_pages, turns=state.turns, num_new=num_new)
 
     def _recognise(self, table: PageTable, num_found: int) -> None:
-        """Note that a table continues from the snapshot after ``num_found`` pages, as a new turn.
+        """Record that a table continues a conversation from the snapshot after ``num_found`` pages.
 
-        The last snapshot of its prefix may be gone.
+        A later snapshot of the conversation may have been evicted. Then the table counts as a hit of both.
         """
         if self._order is None:
             return
@@ -403,7 +402,7 @@ class StateGroup(CacheGroup):
             self._order.go_on(digests[num_found - 1])
 
     def _give_up_pages(self, snapshots: abc.Iterable[Digest]) -> None:
-        """Discard pages that no snapshot covers any more, because these snapshots are gone."""
+        """Drop pages from the cache that no snapshot needs after these snapshots have left the cache."""
         lost = []
         for snapshot in snapshots:
             lost += self._covered.remove(snapshot)
@@ -413,10 +412,10 @@ class StateGroup(CacheGroup):
             pool.num_evicted += pool.discard(lost)
 
     def _step_down(self, state: TableState) -> None:
-        """Note that there is a longer snapshot of this sequence.
+        """Give up earlier snapshots of a sequence, because a longer one was just published.
 
-        Its previous snapshot is dropped unless another sequence continued from it. The one that it came from
-        is evicted next unless a second sequence continued from it.
+        The sequence's previous tail is dropped unless another sequence continued from it. The snapshot with
+        which the table was opened is evicted next unless a second sequence continued from it.
         """
         if not self.spec.step_down or self._order is None:
             return

@@ -1,4 +1,4 @@
-"""Shortening of tables: releasing the last pages, and rolling back to an earlier position."""
+"""Shortens page tables: releases their last pages, and rolls them back to an earlier position."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .types import PageId, PageTable
 
 
 class Truncation:
-    """Shortens tables in all groups together.
+    """Shortens page tables in all groups at once.
 
     states     groups of recurrent layers
     prefixes   finds the page after which every group can continue
-    copies     list of requested page copies
+    copies     receives requests to copy pages
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Truncation:
         )
 
     def _truncate(self, table: PageTable, num_pages: int) -> None:
-        """Shorten a table to at most ``num_pages`` full pages, so that every group can continue."""
+        """Shorten a table to at most ``num_pages`` full pages, after which every group can continue."""
         num_pages = self._prefixes.longest(table.digests, num_pages, table)
         for group in self._groups:
             group.reacquire_window(table, num_pages)
@@ -74,7 +74,7 @@ class Truncation:
         table.update_capacity()
 
     def _own_partial_page(self, table: PageTable, index: int) -> None:
-        """Replace page ``index`` by a private copy in groups where it is cached or has other holders."""
+        """Replace page ``index`` by a private copy in each group where the page is cached or shared."""
         foreign = [
             (group, part)
             for group, part in zip(self._groups, table.parts, strict=True)

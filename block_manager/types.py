@@ -10,17 +10,17 @@ PageId = NewType("PageId", int)
 Digest = NewType("Digest", bytes)
 
 NULL_PAGE: Final = PageId(0)
-"""Entry of a page table whose page was freed because no later query sees it. ``GroupPageTable.window_start``
-tells which entries these are; they neither hold nor read a page. Page 0 exists in every pool, so a kernel may
-compute the address of a masked entry and stay inside the pool."""
+"""Page-table entry that replaces a page released because no later query sees it. Such an entry holds no page
+and is never read; ``GroupPageTable.window_start`` tells which entries these are. Page 0 exists in every pool,
+so a kernel may compute the address of a masked entry and stay inside the pool."""
 
 
 class MediaSpan(NamedTuple):
-    """Positions of a sequence whose K and V depend on more than their tokens, such as an image.
+    """Positions of a medium, such as an image: their K and V depend on more than the tokens.
 
-    start, length  span of the positions
+    start, length  the first position and the number of positions
     digest         32 bytes that identify the medium and all other inputs of its rows
-    is_whole       its rows see each other, so no step computes the first of them without the last
+    is_whole       the medium's rows attend to each other, so one step must compute all of them
     """
 
     start: int
@@ -43,12 +43,11 @@ class PageCounts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PageCopy:
-    """Copy of K and V from ``source`` to ``target`` in every layer of a group.
+    """Copy of a page's contents from ``source`` to ``target`` in every layer of a group.
 
-    It is carried out before anything else is written.
-
-    The copy holds both pages until ``BlockManager.copied`` reports it as done, so neither can be allocated in
-    between, even if its tables close.
+    A step makes its copies before it writes anything else. The copy holds both pages until
+    ``BlockManager.copied`` is called with it. So neither page can be allocated in between, even if the tables
+    that hold it close.
     """
 
     source: PageId
@@ -60,11 +59,11 @@ class PageCopy:
 class GroupPageTable:
     """One group's part of a page table.
 
-    pages          page of positions ``[i * page_size, (i + 1) * page_size)``; an ``array('i')``, so
+    pages          ``pages[i]`` has positions ``[i * page_size, (i + 1) * page_size)``. An ``array('i')``, so
                    that NumPy can copy it through the buffer protocol (copy, never keep the view: an
                    array with a view cannot grow)
-    window_start   earlier entries, apart from the group's kept ones, are ``NULL_PAGE``: their pages were
-                   released
+    window_start   index of the first page of the window. Entries before it, apart from the group's kept
+                   pages, are ``NULL_PAGE``
     """
 
     pages: array[int] = field(default_factory=lambda: array("i"))
@@ -84,18 +83,19 @@ class PlannedSnapshot(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class TableState:
-    """A table's part of the recurrent state.
+    """The recurrent state of one page table, and its snapshots.
 
     running    slot of the state after ``num_written`` tokens; None before ``reserve``
     found      snapshot with which the table was opened, held until the running slot is filled from it
-    origin     that snapshot afterwards, not held
-    junction   number of cached pages found, if they reach beyond the snapshot: another one is taken there
-    planned    snapshots of the current step
-    drafted    slots for the states after the last known token and after every draft but the last, each with
-               its number of tokens
-    turns      known number of earlier continuations of its conversation
-    num_new    pages of its prompt after the last of those continuations
-    tail       its last published snapshot with its digest; not held
+    origin     the snapshot that was in ``found`` before; the table no longer holds it
+    junction   number of cached pages found. If they reach beyond ``found``, another snapshot is taken there
+    planned    snapshots that the current step takes
+    drafted    pairs (number of tokens, slot) of the states after the last known token and after every draft
+               but the last
+    turns      how often the conversation was continued before, as far as known
+    num_new    number of pages of the prompt after the last known snapshot of the conversation
+    tail       the table's last published snapshot, which the table does not hold
+    tail_digest   digest of ``tail``
     """
 
     running: PageId | None = None
@@ -119,16 +119,17 @@ class PageTable:
 
     page_size        positions per page
     salt             salt of the sequence; equal tokens with another salt never match
-    media            images of the sequence; they name the pages with their rows and all later ones
-    parts            pages by group of layers
-    digests          known digests of the leading full pages: those published and, after ``open``, those
+    media            images of the sequence; digests of pages with their rows, and of all later pages,
+                     depend on them
+    parts            the pages of each group of layers
+    digests          known digests of the first full pages: those published and, after ``open``, those
                      looked up. If ``open`` got a list, this is that list
     num_written      positions whose K/V is in memory
     capacity         positions for which pages of every group are reserved
     reserved_ahead   positions for which ``reserve`` was called ahead of time
     state            state of recurrent layers; None for models without any
-    partings         known branch points, in pages: where this sequence continued from cached pages, and how
-                     far groups without a window had them
+    partings         known branch points, as numbers of pages: where this sequence continued from cached
+                     pages, and how far its pages were cached in groups without a window
     """
 
     page_size: int

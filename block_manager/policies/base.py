@@ -1,4 +1,4 @@
-"""The interface of eviction policies, and the policies by name."""
+"""The interface of eviction policies, their registry, and the default policy LRU."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class EvictionPolicy(Protocol):
         """Yield the listed pages, in no particular order."""
 
     def release(self, pages: abc.Sequence[PageId], digests: abc.Sequence[Digest | None]) -> None:
-        """List pages that have become idle, the tail of a sequence first.
+        """Add pages that have become idle to the list; a sequence's last page comes first.
 
         digests   digests of all pages of the pool; read-only
         """
 
     def reuse(self, pages: abc.Sequence[PageId]) -> None:
-        """Remove pages that were found from the list; pages with holders are not on it."""
+        """Remove pages from the list because sequences hold them again; skip pages that are not listed."""
 
     def evict(self, num_pages: int) -> list[PageId]:
-        """Remove ``num_pages`` pages from the list, the least useful first; the list has at least as many."""
+        """Remove ``num_pages`` pages from the list, the least useful first; never more than are listed."""
 
 
 POLICIES: dict[str, abc.Callable[[int], EvictionPolicy]] = {}
@@ -42,9 +42,9 @@ Factory = TypeVar("Factory", bound=abc.Callable[[int], EvictionPolicy])
 
 
 def register(name: str) -> abc.Callable[[Factory], Factory]:
-    """Register a policy under a name: a class or function that takes the number of pages.
+    """Return a decorator that registers a policy: a class or function that takes the number of pages.
 
-    A module that registers one is imported by ``octavo_lab.policies``; ``octavo replay`` then offers it.
+    If ``octavo_lab.policies`` imports the policy's module, ``octavo replay`` offers the policy.
     """
 
     def enter(factory: Factory) -> Factory:
@@ -56,7 +56,7 @@ def register(name: str) -> abc.Callable[[Factory], Factory]:
 
 
 def make_policy(name: str, num_pages: int) -> EvictionPolicy:
-    """Return a policy for a pool of this size; ValueError if there is none of this name."""
+    """Return a policy for a pool of this size. Raises ValueError for an unknown name."""
     if name not in POLICIES:
         raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {name!r}")
     return POLICIES[name](num_pages)
@@ -64,7 +64,7 @@ def make_policy(name: str, num_pages: int) -> EvictionPolicy:
 
 @register("lru")
 class LRU:
-    """Evicts the least recently released page first, so a sequence's tail before its head."""
+    """Evicts the least recently released page first, so a sequence's last pages before its first."""
 
     def __init__(self, num_pages: int = 0) -> None:  # noqa: ARG002
         self._idle: OrderedDict[PageId, None] = OrderedDict()  # the next page to evict is at the front
