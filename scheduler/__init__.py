@@ -1,7 +1,4 @@
-"""Planning of steps: which sequence computes which tokens.
-
-Uses only the standard library and block_manager.
-"""
+"""Plans steps: which sequence computes which tokens. Uses only block_manager and the standard library."""
 
 from .connector import KVConnector, NoConnector
 from .limits import Limits, SequenceTooLong

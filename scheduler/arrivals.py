@@ -14,19 +14,19 @@ from .types import Sequence
 from .waiting import LOOK_AHEAD, MAX_PASSED
 
 SHARES_LOOK_AHEAD = LOOK_AHEAD // 16
-"""A prompt that waits for a shared page counts as this many sequences."""
+"""A prompt that waits for a page computed in this step counts as this many of ``LOOK_AHEAD`` sequences."""
 
-SLOT_REST = 32  # plans: how long a tenant that lost a slot to another tenant leaves one slot free
+SLOT_REST = 32  # steps for which a tenant that lost a slot to another tenant leaves one slot free
 
 
 class Arrivals:
     """Admits waiting sequences in their order, while the step has tokens and all resources are available.
 
-    A sequence that lacks a resource which others do not need may be overtaken by ``MAX_PASSED`` others. It is
-    tried again when something was released.
+    A sequence may lack a resource that others do not need, such as a slot for its LoRA adapter. Then up to
+    ``MAX_PASSED`` others overtake the sequence. It is tried again when a resource was released.
 
     resources   resources that a sequence must hold; ``pages`` is one of them
-    lacking     waiting sequences that lacked a resource since something was released
+    lacking     waiting sequences that were tried since the last release and lacked such a resource
     """
 
     def __init__(
@@ -38,12 +38,10 @@ class Arrivals:
         self._queues = queues
         self._resources = resources
         self._pages = pages
-        self._passed: tuple[Sequence | None, int] = (
-            None,
-            0,
-        )  # first sequence that lacks a resource, and how many overtook it
+        # The first sequence that lacks a resource, and how many sequences overtook it.
+        self._passed: tuple[Sequence | None, int] = (None, 0)
         self._num_plans = 0
-        self._displaced: dict[str, int] = {}  # tenants that lost a slot to another, with the plan's number
+        self._displaced: dict[str, int] = {}  # by tenant: ``_num_plans`` when it last lost a slot to another
 
     def may_admit(self) -> bool:
         """Whether it is worth searching for a sequence to admit."""
@@ -59,8 +57,8 @@ class Arrivals:
     def plan(self, draft: StepDraft) -> None:
         """Admit waiting sequences in their order, but only one long prompt at a time.
 
-        A sequence whose next page is computed in this step waits for the next step, in which it shares that
-        page. Others may overtake it, and also those that wait for a long prompt.
+        If this step computes the page that a sequence needs next, the sequence waits and shares that page in
+        the next step. Others may overtake it. They may also overtake a long prompt that waits for another.
         """
         self._num_plans += 1
         if not self.may_admit():
@@ -114,7 +112,7 @@ class Arrivals:
             self._queues.shares.limit(self._limits.max_running)
 
     def _admit(self, sequence: Sequence, draft: StepDraft) -> None:
-        """Admit a sequence that holds every resource, with a first chunk."""
+        """Admit a sequence, which already holds every resource, and add its first chunk to the step."""
         wanted = sequence.backlog
         tokens = max(1, draft.budget.grant(sequence, wanted, self._queues.waiting.short_rivals(sequence)))
         self._queues.admit(sequence)
@@ -125,10 +123,10 @@ class Arrivals:
         self._pages.planned(item)
 
     def victims(self) -> list[Sequence]:
-        """Return running sequences whose slots go to waiting sequences of tenants below their share.
+        """Return running sequences to preempt, because tenants below their share of slots wait.
 
-        They belong to tenants above their share, have no higher priority than the first waiting sequence, and
-        never include the oldest.
+        The returned sequences belong to tenants above their share, have no higher priority than the first
+        waiting sequence, and never include the oldest running sequence.
         """
         queues, shares = self._queues, self._queues.shares
         if not shares.is_uneven or (claimant := self._claimant()) is None:
@@ -159,11 +157,11 @@ class Arrivals:
         return found
 
     def displaced(self, victim: Sequence) -> None:
-        """Note that a sequence lost its slot, so that its tenant leaves one slot free for a while."""
+        """Record that a sequence lost its slot, so that its tenant leaves one slot free for a while."""
         self._displaced[victim.tenant] = self._num_plans
 
     def _claimant(self) -> Sequence | None:
-        """Return the first waiting sequence of a tenant below its share, if others must wait for it."""
+        """Return the first waiting sequence of a tenant below its share, if free slots are kept for it."""
         shares = self._queues.shares
         if not shares.are_claimed or (not self._pages.is_short and self._num_free > shares.num_claimed):
             return None
@@ -173,9 +171,9 @@ class Arrivals:
     def _leaves_slot(self, sequence: Sequence, claimant: Sequence | None) -> bool:
         """Whether a waiting sequence must leave the next slot to another tenant.
 
-        Either that tenant is below its share, or it was recently and has no request now. In the second case
-        its next request would take the slot back, so one slot stays free during ``SLOT_REST`` plans that have
-        one.
+        This is so if ``claimant`` is of another tenant, which is below its share, and precedes the sequence.
+        It is also so if no other tenant waits, one slot is free, and this tenant lost a slot within the last
+        ``SLOT_REST`` steps: the next request of the other tenant would take the slot back.
         """
         shares, tenant = self._queues.shares, sequence.tenant
         if claimant is not None and claimant.tenant != tenant and claimant.priority <= sequence.priority:

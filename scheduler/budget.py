@@ -15,9 +15,9 @@ from .waiting import cached_tokens
 class TokenBudget:
     """The tokens left in a step, and how many of them long prompts may take.
 
-    A prompt is long while more of it has to be computed than ``Limits.max_step_tokens``. While shorter
-    prompts wait, long ones together take half of the tokens, or what the shorter ones leave. With a latency
-    target, ``time`` is the time that the step may take.
+    A prompt is long while more than ``Limits.max_step_tokens`` of its tokens are still to be computed. While
+    shorter prompts wait, all long ones together get half of the tokens, or more if the shorter ones need
+    less. With a latency target, ``time`` is the time that the step may take.
 
     left   tokens not granted yet
     """
@@ -41,9 +41,10 @@ class TokenBudget:
         return self.num_missing(sequence) > self._threshold
 
     def num_missing(self, sequence: Sequence) -> int:
-        """Return how many tokens a sequence must compute; for a waiting short prompt an upper bound.
+        """Return how many tokens a sequence must still compute.
 
-        Only one prompt per step is hashed for this. Cached tokens of later ones are found in later steps.
+        For a waiting sequence this may be too many: cached tokens are subtracted only for long prompts whose
+        pages are hashed, and at most one prompt is hashed per step.
         """
         if sequence.table is not None:
             return sequence.backlog
@@ -65,10 +66,11 @@ class TokenBudget:
     ) -> int:
         """Return how many of the ``wanted`` tokens a sequence may compute now.
 
-        A medium whose rows see each other may take more than is left, because no later step has more.
+        A medium (such as an image) whose rows attend to each other may get more than is left, because one
+        step must compute all of its rows.
 
-        rivals   sequences without tokens yet; examined if this is the first long prompt
-        first    sequences that take what they need before this one
+        rivals   sequences that have no tokens of this step yet; read only for the step's first long prompt
+        first    sequences whose tokens are reserved before this sequence gets any
         """
         granted = min(wanted, self.left - self._demand(first))
         if wanted > self._threshold:
@@ -83,7 +85,7 @@ class TokenBudget:
         return _without_cuts(sequence, len(sequence.tokens) - wanted, granted) if sequence.media else granted
 
     def spend(self, sequence: Sequence, num_tokens: int, wanted: int) -> None:
-        """Take ``num_tokens``, of the ``wanted`` ones of a sequence, out of the budget."""
+        """Subtract ``num_tokens`` from the budget, for a sequence that wanted ``wanted`` tokens."""
         self.left = max(0, self.left - num_tokens)
         if self._time is not None:
             self._time.spend(len(sequence.tokens) - wanted, num_tokens)
@@ -91,7 +93,7 @@ class TokenBudget:
             self._left_for_long -= num_tokens
 
     def _demand(self, sequences: Iterable[Sequence]) -> int:
-        """Return the tokens that these sequences could use, up to all that are left."""
+        """Return how many of the tokens left these sequences could use."""
         demand = 0
         for sequence in sequences:
             demand += self.num_missing(sequence)
@@ -100,20 +102,20 @@ class TokenBudget:
         return demand
 
     def grant_drafts(self, sequence: Sequence, wanted: int) -> int:
-        """Return how many of the ``wanted`` drafts of a decoding sequence fit the step."""
+        """Return how many of the ``wanted`` draft tokens of a decoding sequence fit into the step."""
         granted = max(0, min(wanted, self.left))
         if self._time is not None:
             granted = self._time.most_drafts(len(sequence.tokens), granted)
         return granted
 
     def spend_drafts(self, sequence: Sequence, num_drafts: int) -> None:
-        """Take ``num_drafts`` of a sequence out of the budget."""
+        """Subtract ``num_drafts`` draft tokens of a sequence from the budget."""
         self.left -= num_drafts
         if self._time is not None:
             self._time.spend_drafts(len(sequence.tokens), num_drafts)
 
     def _short_demand(self, priority: int, rivals: Iterable[Sequence]) -> int:
-        """Return what short prompts of at least this priority could use, up to half of the tokens left."""
+        """Return how many tokens short prompts of at least this priority could use, up to ``left // 2``."""
         demand, most = 0, self.left // 2
         for sequence in rivals:
             missing = self.num_missing(sequence)
@@ -125,9 +127,10 @@ class TokenBudget:
 
 
 def _without_cuts(sequence: Sequence, start: int, granted: int) -> int:
-    """Return about ``granted`` tokens from ``start`` on that cut no medium whose rows see each other.
+    """Return the length of a chunk of about ``granted`` tokens that does not end inside a whole medium.
 
-    The chunk ends before such a medium, or after it if the chunk begins in it.
+    In a medium with ``is_whole``, rows attend to each other. The chunk ends before the medium, or after it if
+    the chunk begins there.
     """
     for span in sequence.media:
         if granted and span.is_whole and span.start < start + granted < span.stop:

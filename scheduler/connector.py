@@ -1,4 +1,4 @@
-"""Storage of published pages outside the pool, and their return."""
+"""Interface of stores that keep published pages outside the pool and load them again."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .types import SchedulerOutput, Sequence
 class KVConnector(Protocol):
     """A store of pages outside the pool: a disk, other memory, another host.
 
-    Every method is called on the scheduler's thread, between two steps, and returns at once. Work that takes
-    time runs on the connector's own threads. If the store fails or hangs, ``poll`` returns sequences without
-    their pages, which are then computed.
+    Every method is called on the scheduler's thread, between two steps, and returns at once. Slow work runs
+    on the connector's own threads. If the store fails or hangs, ``poll`` returns the waiting sequences
+    although their pages are missing; these pages are then computed.
     """
 
     @property
@@ -28,7 +28,7 @@ class KVConnector(Protocol):
 
     @property
     def saves_steps(self) -> bool:
-        """Whether ``save`` reads pages, so that a step must be saved before the next one is submitted."""
+        """Whether ``save`` reads pages, so that it must run before the next step is submitted."""
         ...
 
     def keep(self, sequence: Sequence, token_s: float | None) -> None:
@@ -40,22 +40,22 @@ class KVConnector(Protocol):
         ...
 
     def start_load(self, sequence: Sequence, /, *, token_s: float | None = None) -> bool:
-        """Start loading pages of this sequence that the pool lacks; it waits until ``poll`` returns it.
+        """Start loading stored pages of a sequence that the pool lacks; ``poll`` returns the sequence later.
 
-        Return False if there is nothing to load, or if computing is expected to be faster at ``token_s``
-        seconds per token (None: always load).
+        Return False, and load nothing, if no such pages are stored, or if computing them is expected to be
+        faster at ``token_s`` seconds per token (None: always load).
         """
         ...
 
     def poll(self) -> abc.Sequence[Sequence]:
-        """Put loaded pages into the pool, a bounded number, as cached pages without a holder.
+        """Put a bounded number of loaded pages into the pool's cache; no table holds them.
 
-        Return the sequences that need not wait any longer, in the order of their arrival.
+        Return the sequences whose loading has ended, in the order of their arrival.
         """
         ...
 
     def cancel_load(self, sequence: Sequence) -> None:
-        """Drop a sequence that waits, so that ``poll`` will not return it."""
+        """Stop loading for a waiting sequence, so that ``poll`` does not return it."""
         ...
 
     def save(self, step: SchedulerOutput) -> None:
@@ -63,7 +63,7 @@ class KVConnector(Protocol):
         ...
 
     def close(self) -> None:
-        """Store the queued pages, within a bounded time, and end. No method is called afterwards."""
+        """Store the queued pages within a bounded time, and shut down. No method is called afterwards."""
         ...
 
 

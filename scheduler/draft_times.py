@@ -1,7 +1,7 @@
-"""Durations of steps with drafts, relative to steps without, learned from both.
+"""Learns how much longer steps with draft tokens take than steps without, and plans drafts of steps.
 
-A draft is one more row of its sequence, after its last token. Its K and V are written where those of the
-correct token belong, so the next step overwrites them if the draft was wrong. Only accepted drafts are
+A draft token is one more row of its sequence, after the last token. Its K and V are written at the position
+of the next token. If the draft is rejected, the next step overwrites them. Only accepted drafts are
 committed and published.
 """
 
@@ -15,20 +15,20 @@ from .budget import TokenBudget
 from .types import ScheduledChunk, SchedulerOutput, Sequence
 
 NUM_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-"""Possible total numbers of drafts in a step. They are few, because a step whose number of rows has occurred
-before runs as a captured program. The first step of each number is not counted: small models take many times
-as long."""
+"""Numbers of drafts that a step may have in total. They are few, because the first step with a new number of
+rows captures a program and later ones replay it. The time of the first step is ignored, because with small
+models a capture takes many times as long."""
 
 UNKNOWN_COST = 0.2
-"""Assumed cost of a draft, as a share of a one-sequence step, before any step was timed."""
+"""Assumed time of a draft before any step was timed, as a share of the time of a one-sequence step."""
 
-_LEARNING = 0.05  # weight of the latest step in a mean of at least twenty steps
-_PRIOR = 2.0  # number of steps that the estimate linear in the drafts weighs as much as
-_OUTLIER = 0.7  # limit of a step's influence: the logarithm of actual over expected time (a factor of two)
+_LEARNING = 0.05  # weight of the latest step in a mean, after twenty steps; before, all steps weigh the same
+_PRIOR = 2.0  # weight, in steps, of the estimate that time grows linearly with the number of drafts
+_OUTLIER = 0.7  # limit of a step's influence: logarithm of actual over expected time (a factor of two)
 
 
 class _Mean:
-    """Exponential mean that no single value changes much."""
+    """Exponential moving average in which an outlier counts only up to ``_OUTLIER``."""
 
     __slots__ = ("count", "value")
 
@@ -45,20 +45,20 @@ class _Mean:
 
 
 class _OfSequences:
-    """Learned times for one number of sequences."""
+    """Learned times of steps with one particular number of sequences."""
 
     def __init__(self, share: float) -> None:
-        self.plain = _Mean()  # logarithm of a step's seconds
-        self.share = _Mean(share)  # share of the plain step's time, per draft
-        self.cells: dict[int, _Mean] = {}  # logarithm of the ratio, by the number of drafts
+        self.plain = _Mean()  # logarithm of the seconds of a step without drafts
+        self.share = _Mean(share)  # time of a draft, as a share of a step without drafts
+        self.cells: dict[int, _Mean] = {}  # by number of drafts: logarithm of a step's relative time
 
 
 class DraftTimes:
-    """Ratios of step times, by number of sequences and of drafts.
+    """Time of a step with drafts divided by one without, for each number of sequences and of drafts.
 
     Times double and triple for a while on a busy machine, so logarithms are averaged and outliers are
     limited. Time is not linear in the number of drafts: kernels compute eight rows in the time of seven, and
-    the second row takes longer than the third. The linear estimate only serves as a prior for numbers that
+    the second row takes longer than the third. A linear estimate is only the prior for numbers of drafts that
     were rarely computed.
     """
 
@@ -67,7 +67,7 @@ class DraftTimes:
         self._ratios: dict[int, tuple[tuple[int, float], ...]] = {}  # cached until something is learned
 
     def observe(self, num_sequences: int, num_drafts: int, seconds: float) -> None:
-        """Record the time of a step that computed one token per sequence and drafts, and nothing else."""
+        """Learn from the time of a step in which every sequence decoded, with ``num_drafts`` in total."""
         if not (math.isfinite(seconds) and seconds > 0 and num_sequences):
             return
         known = self._known.get(num_sequences)
@@ -86,10 +86,9 @@ class DraftTimes:
             known.cells[num_drafts].add(ratio)
 
     def ratios(self, num_sequences: int) -> tuple[tuple[int, float], ...]:
-        """Return pairs of a number of drafts and a step's relative time with them.
+        """Return a pair (number of drafts, relative time of a step) for each number in ``NUM_ROWS``.
 
-        The numbers are those of ``NUM_ROWS``, and times never fall with more drafts. The same object is
-        returned until something is learned.
+        Times never fall with more drafts. The same object is returned until new times are learned.
         """
         if (made := self._ratios.get(num_sequences)) is None:
             made = self._ratios[num_sequences] = self._made(num_sequences)
@@ -111,7 +110,7 @@ class DraftTimes:
         return tuple(found)
 
     def cost(self, num_sequences: int) -> float:
-        """Return the time that one more of many drafts takes, as a share of a step without drafts."""
+        """Return the time that one more draft takes, as a share of the time of a step without drafts."""
         if (known := self._known.get(num_sequences)) is not None:
             return max(0.0, known.share.value)
         if not num_sequences or not self._known:
@@ -124,12 +123,12 @@ class DraftTimes:
 
 
 def plan_drafts(work: list[ScheduledChunk], budget: TokenBudget, blocks: BlockManager) -> bool:
-    """Add to decoding sequences in ``work`` as many of their drafts as fit the step and the pool.
+    """Add as many draft tokens to decoding sequences in ``work`` as fit into the step and the pool.
 
-    Return whether any may have been added.
+    Return False if no decoding sequence has drafts.
 
     No sequence is preempted for a draft. If tokens or recurrent slots are short, sequences get about equal
-    numbers. The total is one of ``NUM_ROWS``, unless pages are short.
+    numbers of drafts. The total is one of ``NUM_ROWS``, unless pages are short.
     """
     places = [index for index, item in enumerate(work) if item[0].drafts and _decodes(item)]
     if not places:
@@ -153,9 +152,9 @@ def plan_drafts(work: list[ScheduledChunk], budget: TokenBudget, blocks: BlockMa
 
 
 def _trimmed(counts: list[int]) -> list[int]:
-    """Return numbers of drafts per sequence whose sum is one of ``NUM_ROWS``.
+    """Lower the numbers of drafts per sequence until their sum is one of ``NUM_ROWS``.
 
-    The longest drafts are shortened, because their ends are the least likely to be accepted.
+    The longest drafts are shortened, because their last tokens are the least likely to be accepted.
     """
     total = sum(counts)
     excess = total - max((number for number in NUM_ROWS if number <= total), default=total)
@@ -181,7 +180,7 @@ def _tokens_left(sequence: Sequence) -> int:
 
 
 def _reserve(item: ScheduledChunk, wanted: int, blocks: BlockManager) -> int:
-    """Reserve pages for drafts; return the number of drafts that have pages."""
+    """Reserve pages for ``wanted`` drafts; return how many of them have pages."""
     table = item.sequence.table
     assert table is not None, f"{item.sequence.sequence_id} was planned without pages"
     if wanted > 0 and blocks.reserve(table, item.stop + wanted):
@@ -190,7 +189,7 @@ def _reserve(item: ScheduledChunk, wanted: int, blocks: BlockManager) -> int:
 
 
 def draft_rows(step: SchedulerOutput) -> tuple[int, int] | None:
-    """Return the numbers of sequences that get a token and of drafts; None for a step with prompts."""
+    """Return (number of sequences, number of drafts) of a step; None if it does anything but decode."""
     if step.plain:
         return len(step.work), 0
     num_drafts = 0

@@ -1,4 +1,4 @@
-"""Latency targets: limits for prefill chunks and admissions, so that decoding stays on time."""
+"""Latency targets: they limit prefill chunks and admissions, so that decoding sequences are not delayed."""
 
 from __future__ import annotations
 
@@ -13,37 +13,38 @@ from .step_cost import StepCost, with_chunk, with_drafts
 from .types import Sequence, StepShape
 
 LATE_FACTOR = 1.6
-"""Ratio of the error that one step in ten exceeds to the mean error, both of predicted times. Normal errors
-are assumed: 1.28 standard deviations, each of 1.25 mean errors."""
+"""The error of a predicted step time that one step in ten exceeds, as a multiple of the mean absolute error.
+For normally distributed errors this is 1.28 standard deviations, and one of these is 1.25 mean errors."""
 
 FIRST_ERROR = 0.11
 """Assumed mean relative error of predictions before any was observed."""
 
 MOST_HEADROOM = 0.95
 LEAST_HEADROOM = 0.7
-"""Bounds of the share of the target that a predicted step may take. The upper one keeps a reserve even after
-a few calm steps; the lower one lets prompts progress even if predictions are poor."""
+"""Bounds of the share of the target that a predicted step may take. The upper bound keeps a reserve even
+after steps with small errors; the lower bound lets prompts progress even if predictions are poor."""
 
-_FORGETTING = 0.98  # factor on older errors per step; about fifty steps with prompts count
+_FORGETTING = 0.98  # weight of older errors at each new one; about fifty steps with prompts count
 
 AUTO_FACTOR = 3.0
-"""``auto`` lets a step take this many times its decode-only time, within the bounds below."""
+"""With the target ``auto``, a step may take this many times the time of its decodes alone, within the bounds
+below."""
 
 AUTO_LEAST_S = 0.025
-"""Seconds that ``auto`` always allows: such gaps are too short to notice, and small models need whole
-chunks."""
+"""Seconds that ``auto`` always allows a step. Users do not notice such gaps, and small models need them for
+whole chunks."""
 
 AUTO_MOST_S = 0.2
-"""Most seconds that ``auto`` allows, because a longer gap looks like a stall; ``AUTO_ROOM`` can raise it.
-Sequences are admitted only while a step of decodes fits into this time or ``AUTO_FACTOR`` times a
-one-sequence step."""
+"""Most seconds that ``auto`` allows a step, because a longer gap looks like a stall; ``AUTO_ROOM`` can raise
+it. A sequence is admitted only if all decodes together then fit into this time, or into ``AUTO_FACTOR`` times
+a one-sequence step."""
 
 AUTO_ROOM = 1.3
-"""``auto`` always lets a step take this many times its decode-only time, so that prompts progress."""
+"""``auto`` always allows a step this many times the time of its decodes alone, so that prompts progress."""
 
 DECODE_SHARE = 0.7
-"""Share of an explicit target that decodes may take after another sequence is admitted. The rest is for
-prompts and for positions that are yet to be generated."""
+"""A sequence is admitted only if all decodes together then take at most this share of an explicit target. The
+rest is for prompts, and for sequences to grow longer."""
 
 MIN_RUNNING = 4
 """Number of sequences that may always run; fewer would use the machine poorly."""
@@ -56,13 +57,13 @@ UNTAUGHT_CHUNK = 64
 
 
 class LatencyTarget:
-    """The time that a step may take while sequences decode, and the errors of predictions so far."""
+    """Limits the time of steps in which sequences decode, and learns how wrong predicted times are."""
 
     def __init__(self, target_s: float | Literal["auto"] | None, cost: StepCost | None = None) -> None:
-        """Begin with the learned ``cost`` of steps.
+        """Begin without observed errors; ``cost`` predicts the time of steps.
 
-        ``target_s`` is the time between two tokens of a sequence; "auto" derives it from the time of decoding
-        alone, and None leaves it to the sequences' own targets.
+        ``target_s`` is the time between two tokens of a sequence. "auto" derives the target from the time of
+        decodes alone. With None, only targets of single sequences count.
         """
         self.target_s = target_s
         self.cost = self._cost = cost or StepCost()
@@ -75,9 +76,9 @@ class LatencyTarget:
         return max(LEAST_HEADROOM, min(MOST_HEADROOM, 1 / (1 + LATE_FACTOR * self._error)))
 
     def limit(self, decodes: StepShape, tightest: float | None = None) -> StepTime | None:
-        """Return the time that prompts may take in a step with these decodes; None if there is no target.
+        """Return the time left for prompts in a step with these decodes; None if there is no target.
 
-        ``tightest``: the tightest of their own targets, in seconds.
+        ``tightest``: the shortest target that one of the decoding sequences has, in seconds.
         """
         targets = [each for each in (self._target(decodes), tightest) if each is not None]
         if not decodes.num_decodes or not targets:
@@ -92,10 +93,11 @@ class LatencyTarget:
         return max(AUTO_LEAST_S, min(AUTO_FACTOR * alone, max(AUTO_MOST_S, AUTO_ROOM * alone)))
 
     def has_time_for(self, decodes: StepShape, tightest: float | None = None) -> bool:
-        """Whether this many sequences may run together.
+        """Whether the sequences of ``decodes`` may all run: their decodes must leave some time for prompts.
 
-        Their step without prompts must leave some time for prompts. A target that decoding alone would miss
-        counts as "auto". ``tightest``: the tightest of their own targets, in seconds.
+        A target that even a one-sequence step would miss counts as "auto".
+
+        tightest   the shortest target that one of the sequences has, in seconds
         """
         one = self._cost.predict(StepShape(1, 0, decodes.num_positions // decodes.num_decodes, 0))
         most = max(AUTO_MOST_S, AUTO_FACTOR * one)
@@ -131,7 +133,7 @@ class StepTime:
         self._taught = taught
 
     def most(self, start: int, wanted: int) -> int:
-        """Return for how many tokens of a prompt, from ``start`` on, there is time: at most ``wanted``."""
+        """Return for how many prompt tokens from position ``start`` on there is time, up to ``wanted``."""
         least = max(0, min(wanted, MIN_CHUNK - self._shape.num_chunk_tokens))
         if not self._taught:
             return min(wanted, max(least, UNTAUGHT_CHUNK - self._shape.num_chunk_tokens))
@@ -145,7 +147,7 @@ class StepTime:
         return low
 
     def most_drafts(self, stop: int, wanted: int) -> int:
-        """Return for how many drafts of a sequence of ``stop`` tokens there is time: at most ``wanted``."""
+        """Return for how many drafts of a sequence of ``stop`` tokens there is time, up to ``wanted``."""
         most = 0
         while most < wanted:
             if self._cost.predict(with_drafts(self._shape, stop, most + 1)) > self._limit_s:
@@ -158,15 +160,15 @@ class StepTime:
         self._shape = with_drafts(self._shape, stop, num_drafts)
 
     def spend(self, start: int, num_tokens: int) -> None:
-        """Subtract the time of ``num_tokens`` of a prompt at ``start``."""
+        """Subtract the time of ``num_tokens`` prompt tokens from position ``start`` on."""
         self._shape = with_chunk(self._shape, start, num_tokens)
 
 
 class Targets(Resource):
-    """The learned cost of steps, and the latency targets that they must meet.
+    """Admits sequences only while the latency targets of the server and of sequences leave time.
 
-    cost      learned cost of steps
-    latency   combined target; None until a sequence or the server has one
+    cost      predicts the time of steps
+    latency   the combined target; None until a sequence or the server has a target
     """
 
     def __init__(self, limits: Limits, queues: SequenceQueues) -> None:
@@ -182,7 +184,7 @@ class Targets(Resource):
             self.latency = self.latency or LatencyTarget(None, self.cost)
 
     def tightest(self, sequences: Iterable[Sequence]) -> float | None:
-        """Return the tightest of these sequences' own targets."""
+        """Return the shortest target that one of these sequences has, in seconds; None without any."""
         if not self._has_targets:
             return None
         return min((own for each in sequences if (own := each.latency.target_itl) is not None), default=None)
@@ -194,9 +196,9 @@ class Targets(Resource):
         return Admission.ADMITTED if self.has_time(sequence) else Admission.STOP
 
     def has_time(self, sequence: Sequence | None = None) -> bool:
-        """Whether the latency target leaves time for one more decoding sequence.
+        """Whether the latency target leaves time for one more decoding sequence (None: of average length).
 
-        The sequence may be given; otherwise one of average length counts. A few sequences may always run.
+        ``MIN_RUNNING`` sequences may always run.
         """
         running = self._queues.running
         if self.latency is None or len(running) < MIN_RUNNING:

@@ -16,10 +16,10 @@ class Limits:
 
     max_step_tokens   maximum number of tokens in a step, decodes and prompt chunks together
     max_running       maximum number of sequences that hold pages
-    target_itl        seconds that a step may take while sequences decode; chunks are cut to what is predicted
-                      to fit ("auto": a few times the decodes alone; None: max_step_tokens is the only limit)
-    row_tile          rows of a tile; matrix products take as long for a part of one, so chunks for a
-                      target end at tiles (1: no tiles)
+    target_itl        seconds that a step may take while sequences decode; chunks are shortened until the
+                      step is predicted to fit ("auto": a few times the decodes alone; None: no such limit)
+    row_tile          rows of a tile of matrix products, which take as long for a part of a tile as for all of
+                      it. With a target, chunks end at tiles (1: no tiles)
     """
 
     max_step_tokens: int = 512

@@ -1,4 +1,4 @@
-"""Pages of the KV cache and slots of recurrent state, as a resource."""
+"""The resource ``Pages``: pages of the KV cache and slots of recurrent state."""
 
 from __future__ import annotations
 
@@ -11,28 +11,27 @@ from .types import Lookup, ScheduledChunk, Sequence
 
 
 class Pages(Resource):
-    """Resource of a sequence's page table (``Sequence.table``).
+    """Gives each running sequence its page table (``Sequence.table``).
 
-    An admitted sequence has pages for all tokens that it knows, so a prompt cannot run out of pages before
-    its first token. A sequence that found no pages is remembered, and is looked up again only when a pool has
-    more idle pages.
+    An admitted sequence has pages for all of its tokens, so a prompt cannot run out of pages before its first
+    output token. If too few pages are idle for a sequence, the sequence is *refused*. It is looked up again
+    only when a pool has more idle pages.
 
-    is_short   pages lacked for one more sequence, so tenants share only the slots of running sequences
+    is_short   whether a sequence was refused; tenants then share only the slots of running sequences
     """
 
     def __init__(self, blocks: BlockManager, queues: SequenceQueues) -> None:
         self.is_short = False
         self._blocks = blocks
         self._queues = queues
-        self._refused: tuple[Sequence, tuple[int, ...]] | None = (
-            None  # the refused sequence, and the idle pages at that time
-        )
-        self._filling: set[Digest] = set()  # prompt pages that the planned step fills or starts to fill
-        self._miss: Miss | None = None  # first miss of the sequence that was admitted last
+        # The refused sequence, and the numbers of idle pages when it was refused.
+        self._refused: tuple[Sequence, tuple[int, ...]] | None = None
+        self._filling: set[Digest] = set()  # digests of prompt pages that the planned step writes to
+        self._miss: Miss | None = None  # first page that the last admitted sequence missed
 
     @property
     def refused(self) -> Sequence | None:
-        """The sequence that found no pages, until there are more idle ones."""
+        """The sequence that was refused for lack of pages; None if a pool has more idle pages since."""
         if self._refused is None:
             return None
         sequence, before = self._refused
@@ -40,17 +39,17 @@ class Pages(Resource):
         return None if more else sequence
 
     def look_again(self) -> None:
-        """Forget the refused sequence, because an ended one may have shared all of its pages."""
+        """Try the refused sequence again even if no page became idle: an ended one needs no headroom."""
         self._refused = None
 
     def begin_step(self, work: list[ScheduledChunk]) -> None:
-        """Note the prompt pages that running sequences fill in this step, before others are admitted."""
+        """Record the prompt pages that running sequences write in this step, before others are admitted."""
         self._filling.clear()
         for item in work:
             self.planned(item)
 
     def planned(self, item: ScheduledChunk) -> None:
-        """Note the prompt pages that a chunk fills."""
+        """Record the prompt pages that a chunk writes."""
         sequence, start, stop, samples, *_ = item
         if stop - start > 1 or not samples:
             assert sequence.table is not None
@@ -74,7 +73,7 @@ class Pages(Resource):
         if find and _next_digest(table) in self._filling:
             blocks.close(table)
             return Admission.SHARES  # the next step finds the page that this step computes
-        if sequence.history.num_cached is None:  # find the reason before pages are evicted for it
+        if sequence.history.num_cached is None:  # find the reason before ``reserve`` evicts pages
             self._miss = blocks.explain_miss(table, sequence.tokens) if find else Miss(0, "disabled")
         sequence.table = table
         first = table.num_written + 1
@@ -102,7 +101,7 @@ class Pages(Resource):
         self._blocks.close(table)
 
     def lookup(self, sequence: Sequence) -> Lookup | None:
-        """Return the prefix-cache result of the sequence that was just admitted; None if it ran before."""
+        """Return the prefix-cache result of a sequence that was just admitted; None if it ran before."""
         if sequence.history.num_cached is not None:
             return None
         assert self._miss is not None
@@ -113,6 +112,6 @@ class Pages(Resource):
 
 
 def _next_digest(table: PageTable) -> Digest | None:
-    """Return the digest of the first page that the look-up missed; None if it found all."""
+    """Return the digest of the first page that the prefix cache did not have; None if it had all."""
     index = len(table.pages)
     return table.digests[index] if index < len(table.digests) else None

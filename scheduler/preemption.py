@@ -1,4 +1,4 @@
-"""Preemption, and the stricter admission that follows it."""
+"""The cost of preempting a sequence, and the stricter admission after preemptions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ MAX_CAUTION = 30  # preemptions that count: 2^30 pages are more than any pool ha
 def lost_work(sequence: Sequence, blocks: BlockManager) -> int:
     """Return how many positions a running sequence may have to recompute if it is preempted.
 
-    These are on pages without other holders. Some may be found again if they are not evicted before.
+    Positions on shared pages are not counted. The other pages may also be found again, if they are not
+    evicted first.
     """
     table = sequence.table
     assert table is not None, f"{sequence.sequence_id} has nothing to give back"
@@ -24,10 +25,10 @@ def lost_work(sequence: Sequence, blocks: BlockManager) -> int:
 def has_headroom(sequence: Sequence, running: Iterable[Sequence], blocks: BlockManager) -> bool:
     """Whether a sequence that has its table can run without causing a preemption soon.
 
-    If none of them was ever preempted, no free pages are required, because most end before ``max_tokens``. If
-    the sequence or a running one was preempted k times, every sequence must have pages to grow by 2^k - 1
-    pages, or to its end. So a sequence is preempted at most as often as the logarithm of its pages:
-    docs/design/preemption-bounds.md.
+    Let k be the most preemptions that the sequence or a running one has had. If k is 0, no free pages are
+    required, because most sequences end before ``max_tokens``. Otherwise there must be enough free pages for
+    all of these sequences to grow by 2^k - 1 pages, or to their ends. So preemptions of a sequence grow at
+    most with the logarithm of its pages: docs/design/preemption-bounds.md.
     """
     members = (*running, sequence)
     times = max(member.history.num_preempted for member in members)
@@ -42,9 +43,9 @@ def has_headroom(sequence: Sequence, running: Iterable[Sequence], blocks: BlockM
 
 
 def _growth(sequence: Sequence, blocks: BlockManager, most: int) -> list[int]:
-    """Return how many more pages of each group a sequence and its parallel samples will take.
+    """Return how many more pages of each group must be free for a sequence and its parallel samples.
 
-    These are pages for tokens that they have, and at most ``most`` more for each of them.
+    Each gets pages for the tokens that it has, and up to ``most`` more pages.
     """
     table = sequence.table
     assert table is not None, f"{sequence.sequence_id} has no pages"

@@ -13,9 +13,9 @@ LOOKUPS = 16  # prompts per step whose cached tokens are looked up
 
 
 class PromptPace:
-    """Recent time per prompt token, from about the last fifty steps with prompt tokens.
+    """Average time per prompt token over about the last fifty steps with prompt tokens.
 
-    token_s   seconds per prompt token; None before there was one
+    token_s   seconds per prompt token; None before the first of these steps
     """
 
     def __init__(self) -> None:
@@ -36,9 +36,9 @@ class PromptPace:
 
 
 class Deadlines:
-    """Finds waiting sequences that would miss the target of their first token if they were admitted now.
+    """Finds waiting sequences that would miss the deadline of their first token if they were admitted now.
 
-    A late sequence stays late, because time only passes; so it is not looked up again.
+    A sequence that was found late stays late, and its cached tokens are not looked up again.
     """
 
     def __init__(self, blocks: BlockManager) -> None:
@@ -46,9 +46,9 @@ class Deadlines:
         self._late: Set[Sequence] = frozenset()
 
     def late(self, waiting: Iterable[Sequence], now: float, token_s: float | None) -> Set[Sequence]:
-        """Return sequences with a deadline that never ran and can no longer meet it.
+        """Return those waiting sequences that never ran and can no longer meet their deadline.
 
-        The estimate is ``token_s`` seconds (None: unknown) for each prompt token that is not cached.
+        Each prompt token that is not cached is expected to take ``token_s`` seconds (None: unknown).
         """
         late: set[Sequence] = set()
         lookups = LOOKUPS

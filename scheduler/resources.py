@@ -1,4 +1,4 @@
-"""Resources that a sequence holds while it runs; admission requires all of a list of them.
+"""Resources that a sequence holds while it runs, such as pages; admission requires every resource.
 
 To add a resource, subclass ``Resource`` and pass an instance to ``Scheduler(resources=...)``.
 """
@@ -15,7 +15,7 @@ class Admission(enum.Enum):
     """Answer of a resource to a waiting sequence."""
 
     ADMITTED = enum.auto()
-    LACKS = enum.auto()  # the sequence lacks something that others do not need; they may overtake it
+    LACKS = enum.auto()  # the sequence lacks something that others do not need, so others may overtake it
     SHARES = enum.auto()  # the sequence waits for a page that this step computes; others may overtake it
     STOP = enum.auto()  # nothing is left for this sequence or for later ones
 
@@ -23,13 +23,13 @@ class Admission(enum.Enum):
 class Resource:
     """Limited resource that a sequence needs to run.
 
-    A running sequence holds every resource once, from its admission or fork until it ends or is preempted. A
-    parallel sample that replaces its parent takes over the parent's resources; no method is called then.
+    A running sequence holds every resource once: from its admission or fork until it ends or is preempted. If
+    a parallel sample replaces its parent, it takes over the parent's resources without a call of a method.
     """
 
     @property
     def is_coming(self) -> bool:
-        """Whether a resource that a waiting sequence lacks becomes available without a step."""
+        """Whether what a waiting sequence lacks becomes available even if no step is computed."""
         return False
 
     def may_admit(self, sequence: Sequence | None = None) -> bool:  # noqa: ARG002
@@ -37,11 +37,11 @@ class Resource:
         return True
 
     def hold(self, sequence: Sequence) -> Admission:  # noqa: ARG002
-        """Take what a waiting sequence needs; nothing is held unless the answer is ``ADMITTED``."""
+        """Reserve what a waiting sequence needs; reserve nothing unless the answer is ``ADMITTED``."""
         return Admission.ADMITTED
 
     def fork(self, sequence: Sequence, sample: Sequence) -> bool:  # noqa: ARG002
-        """Take what a parallel sample needs to run next to a running sequence; False if it has to wait."""
+        """Reserve what a parallel sample needs to run next to ``sequence``; False if it has to wait."""
         return True
 
     def release(self, sequence: Sequence) -> None:
@@ -49,7 +49,7 @@ class Resource:
 
 
 class Resources(Resource):
-    """A list of resources as one: a sequence holds all or none of them."""
+    """A list of resources that acts as one resource: a sequence holds all of them or none."""
 
     def __init__(self, resources: Iterable[Resource]) -> None:
         self._resources = tuple(resources)

@@ -10,11 +10,11 @@ from .types import Sequence
 
 
 class Resumption(Resource):
-    """Preempted sequences whose pages a connector has stored or is loading.
+    """Lets a connector store the pages of preempted sequences and load them again.
 
-    The connector copies a sequence's pages before it is preempted. When pages are free again, the connector
-    may load those that the pool has lost, once per preemption, if that is faster than computing. Until they
-    are loaded, no sequence of the same or lower priority is admitted.
+    The connector copies a sequence's pages before the sequence is preempted. When pages are free again, the
+    connector may load those that the pool has evicted, once per preemption, if loading is faster than
+    computing. Until they are loaded, no sequence of the same or lower priority is admitted.
     """
 
     def __init__(self, connector: KVConnector, queues: SequenceQueues, pace: PromptPace) -> None:
@@ -41,7 +41,7 @@ class Resumption(Resource):
         return Admission.STOP  # the free pages are reserved until this one's pages are loaded
 
     def end(self, sequence: Sequence) -> bool:
-        """Stop waiting for a sequence's pages; return whether they were being loaded."""
+        """Queue a preempted sequence whose pages were being loaded; False if it is not such a sequence."""
         if sequence not in self._loading:
             return False
         self._loading.remove(sequence)
@@ -49,9 +49,9 @@ class Resumption(Resource):
         return True
 
     def holds_up(self, sequence: Sequence) -> bool:
-        """Whether a waiting sequence must leave free pages to one whose pages are being loaded.
+        """Whether a waiting sequence must leave free pages to a sequence whose pages are being loaded.
 
-        A tenant below its share of the slots does not wait for a tenant that has its share.
+        A tenant below its share of slots does not wait for a tenant that has its share.
         """
         return any(
             each.priority <= sequence.priority and not self._precedes(sequence.tenant, each.tenant)
@@ -63,13 +63,13 @@ class Resumption(Resource):
         return tenant != other and shares.is_below(tenant) and not shares.is_below(other)
 
     def holds_up_all(self) -> bool:
-        """Whether every waiting sequence must leave free pages to one whose pages are being loaded."""
+        """Whether no waiting sequence may be admitted, because pages of another are being loaded."""
         first = next(self._queues.waiting.offers(), None) if self._loading else None
         return first is not None and self.holds_up(first)
 
 
 class RoomOfLoads(Resource):
-    """Resource that reserves pages for preempted sequences whose stored pages are being loaded."""
+    """Resource that keeps free pages for preempted sequences whose stored pages are being loaded."""
 
     def __init__(self, resumption: Resumption) -> None:
         self._resumption = resumption

@@ -29,24 +29,24 @@ from .waiting import WaitingQueue
 class Scheduler:
     """Plans steps: one token for every decoding sequence, then prompt chunks, then arrivals.
 
-    Arrivals are admitted in the order of ``waiting`` (by default the oldest first) until the token budget is
-    spent. Drafts get the rest. A long prompt leaves half of the budget to shorter ones that wait, and these
-    do not wait for a second long prompt.
+    Arrivals (waiting sequences) are admitted in the order of ``waiting``, by default the oldest first, until
+    the token budget is spent. Drafts get the rest. A long prompt leaves half of the budget to shorter ones
+    that wait, and these do not wait for a second long prompt.
 
-    There are no phases: a sequence is computed until ``num_written`` has caught up with ``len(tokens)``. When
-    pages run out, the younger sequence that loses the least work is preempted: it releases all pages and is
-    recomputed later, apart from pages that are still cached. So the oldest sequence always makes progress.
-    The more often a sequence was preempted, the more free pages are required before it, or another next to
-    it, is admitted.
+    Prefill and decode are not separate phases: a sequence is computed until ``num_written`` has caught up
+    with ``len(tokens)``. When pages run out, the younger sequence that loses the least work is preempted. It
+    releases all pages, and those that are evicted are recomputed later. So the oldest sequence always makes
+    progress. The more often a running or waiting sequence was preempted, the more free pages are required
+    before the waiting one is admitted.
 
-    A sequence whose pages a connector can load waits outside of the queue, so that it does not block others.
-    It is queued when its pages are in the pool. A preempted sequence may get its pages back in this way, too.
+    If a connector can load pages of a sequence, the sequence waits outside of the queue, so that it does not
+    block others. It is queued when its pages are in the pool. Preempted sequences may wait there, too.
 
-    ``resources``: resources of a running sequence besides pages, slots of state and time, see resources.py.
+    resources   resources of a running sequence besides pages, state slots and time; see resources.py
 
-    ``plan`` and ``commit`` alternate, except that ``plan_ahead`` may plan one more step between them; then
-    the older step is committed first. ``add`` and ``abort`` may be called between them at any time, but a
-    planned step must be turned into a batch before one of its sequences is aborted.
+    ``plan`` and ``commit`` alternate. Between them, ``plan_ahead`` may plan one more step; then the older
+    step is committed first. ``add`` and ``abort`` may be called at any time, but a planned step must be
+    turned into a batch before one of its sequences is aborted.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class Scheduler:
             )
         self.blocks = blocks
         self.limits = limits
-        self.num_preemptions = 0  # preemptions since the start
-        self.held: abc.Set[Sequence] = frozenset()  # sequences to leave out of the next steps
+        self.num_preemptions = 0  # preemptions for pages since the start
+        self.held: abc.Set[Sequence] = frozenset()  # running sequences that get no token in the next steps
         self.prompt_pace = PromptPace()
         self._connector = connector or NoConnector()
         self._has_deadlines = False
@@ -90,7 +90,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Number of sequences in the queue or waiting for pages.
+        """Number of sequences that are queued, or wait for a connector to load pages.
 
         Parallel samples that wait for their parent are not counted.
         """
@@ -98,7 +98,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether ``plan`` would do something; False while all remaining sequences wait for pages."""
+        """Whether ``plan`` would do something; False while all sequences wait for a connector's pages."""
         if self._queues.running or self._connector.has_news:
             return True
         return bool(self._queues.waiting) and not self._resumption.holds_up_all()
@@ -111,7 +111,7 @@ class Scheduler:
         return {tenant: (running[tenant], waiting[tenant]) for tenant in {**running, **waiting}}
 
     def on_news(self, wake: Callable[[], None]) -> None:
-        """Call ``wake`` from another thread when ``has_work`` has become true by itself."""
+        """Let the connector call ``wake``, from any thread, when its news have made ``has_work`` true."""
         self._connector.on_news(wake)
 
     def add(self, sequence: Sequence) -> None:
@@ -148,7 +148,7 @@ class Scheduler:
         """
         if sequence.status is Status.WAITING_FOR_PAGES:
             self._connector.cancel_load(sequence)
-            self._stop_loading(sequence)  # a parallel sample that replaces it computes the rest
+            self._stop_loading(sequence)  # a parallel sample may replace the sequence and compute the rest
         if sequence.status is not Status.FINISHED:
             self._pages.look_again()
             self._queues.abort(sequence)
@@ -157,7 +157,7 @@ class Scheduler:
     def plan(self, now: float | None = None) -> SchedulerOutput | None:
         """Decide the next step and reserve its pages; None if there is nothing to do.
 
-        ``now``: seconds of the clock of the sequences' deadlines (None: no deadlines).
+        ``now``: current time in seconds, by the clock of ``LatencyGoal.first_token_by`` (None: no deadlines).
         """
         assert not self._planned, "the last step has not been committed"
         for sequence in self._connector.poll():
@@ -179,13 +179,13 @@ class Scheduler:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether sequences wait for something that arrives without a step, so that a plan may be empty."""
+        """Whether sequences wait for something that arrives without a step; then ``plan`` may return None."""
         return bool(self.held) or self._resources.is_coming
 
     def stuck(self) -> tuple[Sequence, ...]:
-        """Return the sequences that can never end; call it right after ``plan`` has returned None.
+        """Return the sequences that can never make progress; call this right after ``plan`` returned None.
 
-        There are none unless the scheduler has a bug. Abort them so that others can be served.
+        There are none unless the scheduler has a bug. The caller aborts them, so that others can be served.
         """
         if self.is_blocked:
             return ()
@@ -194,9 +194,9 @@ class Scheduler:
         return ()
 
     def plan_ahead(self) -> SchedulerOutput | None:
-        """Return the step after an uncommitted one, if it only computes the next token of each sequence.
+        """Plan the step after an uncommitted step: the next token of each sequence, and nothing else.
 
-        Return None if the previous step's results may change the plan; then call ``plan`` after the commit.
+        Return None if results of the uncommitted step may change the plan; then call ``plan`` after it.
         """
         (before,) = self._planned
         if (
@@ -214,7 +214,7 @@ class Scheduler:
         return step
 
     def observe(self, step: SchedulerOutput, seconds: float) -> None:
-        """Learn the time of a step, from its planning to its results, for latency targets and drafts."""
+        """Learn how many seconds a step took from planning to results, for latency targets and drafts."""
         self.prompt_pace.observe(step, seconds)
         if (latency := self._targets.latency) is not None:
             latency.observe(step.shape or shape_of(step.work), seconds)
@@ -231,7 +231,7 @@ class Scheduler:
     def commit(self, step: SchedulerOutput, results: abc.Sequence[SampleResult]) -> None:
         """Record a computed step: append tokens, publish full pages, end finished sequences.
 
-        results   results in the order of ``step.sampled()``
+        results   one result per sequence, in the order of ``step.sampled()``
         """
         oldest = self._planned.popleft() if self._planned else None
         assert step is oldest, "this step is not the oldest that was planned and not committed"
@@ -254,23 +254,23 @@ class Scheduler:
         self._connector.save(step)
 
     def close(self) -> None:
-        """Let the connector store pages, within a bounded time. No step may follow."""
+        """Let the connector store its queued pages within a bounded time. No step may follow."""
         self._connector.close()
 
     def _stop_loading(self, sequence: Sequence) -> None:
-        """Stop waiting for a sequence's pages."""
+        """Queue a sequence whose pages a connector was loading."""
         if not self._resumption.end(sequence):
             self._queues.enqueue(sequence)
 
     def _displace(self, draft: StepDraft) -> None:
-        """Preempt sequences whose slots go to tenants below their share."""
+        """Preempt sequences so that tenants below their share get their slots."""
         if self._queues.shares.is_uneven:
             for victim in self._arrivals.victims():
                 self._preempt(victim, draft, for_pages=False)
                 self._arrivals.displaced(victim)
 
     def _plan_decodes(self, draft: StepDraft) -> None:
-        """Plan one token for each sequence that has one to compute; leave the others to ``chunks``."""
+        """Plan the sequences that have one token to compute; put the others into ``draft.chunks``."""
         new, chunk = tuple.__new__, ScheduledChunk  # the constructor would take twice as long
         append = draft.work.append
         running = self._queues.running
@@ -301,9 +301,9 @@ class Scheduler:
     def _plan_chunks(
         self, draft: StepDraft, chunks: list[Sequence], *, may_admit: bool = True
     ) -> list[Sequence]:
-        """Plan the next chunk of each running prompt; return those that leave the step to arrivals.
+        """Plan the next chunk of each running prompt; return prompts that get a chunk only after arrivals.
 
-        may_admit   whether arrivals may follow
+        may_admit   whether arrivals are planned after this
         """
         waiting, budget, held_back = self._queues.waiting, draft.budget, []
         may_admit = may_admit and bool(chunks) and not draft.preempted and self._arrivals.may_admit()
@@ -331,7 +331,7 @@ class Scheduler:
             self._arrivals.plan(draft)
 
     def _plan_drafts(self, draft: StepDraft) -> None:
-        """Add drafts, unless a waiting sequence needs the pages that they would take."""
+        """Add draft tokens, unless a running sequence got no tokens in this step and needs their pages."""
         if draft.budget.left and not draft.preempted and len(draft.work) >= len(self._queues.running):
             draft.has_drafts = plan_drafts(draft.work, draft.budget, self.blocks)
 
@@ -359,7 +359,7 @@ class Scheduler:
         return step
 
     def _make_room(self, sequence: Sequence, num_tokens: int, draft: StepDraft) -> bool:
-        """Reserve pages, if necessary by preempting younger sequences that are not in this step."""
+        """Reserve pages for a sequence, if necessary by preempting younger ones that are not in this step."""
         table = sequence.table
         assert table is not None
         while not self.blocks.reserve(table, num_tokens):
@@ -375,10 +375,10 @@ class Scheduler:
         return True
 
     def _within_shares(self, sequence: Sequence, younger: list[Sequence]) -> list[Sequence]:
-        """Return those of ``younger`` that may be preempted for a sequence.
+        """Return those of ``younger`` that may be preempted so that ``sequence`` gets pages.
 
-        A sequence of a tenant above its share of slots preempts none of tenants within their share that
-        precede it. The oldest sequence of all is the exception, because it must always make progress.
+        If the sequence's tenant is above its share of slots, sequences that precede it are spared if their
+        tenant is within its share. The oldest sequence of all is an exception: it must always make progress.
         """
         shares, precedes = self._queues.shares, self._queues.waiting.precedes
         if not shares.are_claimed or not shares.is_above(sequence.tenant):
@@ -397,10 +397,10 @@ class Scheduler:
     ) -> list[Sequence] | None:
         """Append one token to every sequence of a plain step; return those that have ended.
 
-        Return None, and do nothing, if a result is not exactly one token.
+        Return None, and do nothing, if a result is void or has several tokens.
 
-        A fast version of ``_append_results`` for plain steps. Reading a named tuple's fields costs five times
-        as much as unpacking a plain tuple, so results are read by columns, and only two fields of each row.
+        This is a fast version of ``_append_results`` for plain steps. Reading a field of a named tuple takes
+        five times as long as unpacking a tuple, so results are read by columns, and chunks by index.
         """
         assert len(results) == len(work), f"{len(results)} results for {len(work)} samples"
         tokens, finished, more, void = zip(*results)  # noqa: B905  # of one type; asking takes as long again
@@ -433,8 +433,8 @@ class Scheduler:
     ) -> tuple[list[Sequence], list[tuple[ScheduledChunk, abc.Sequence[SampleResult]]]]:
         """Append the tokens of any step, and publish full pages.
 
-        Return ended sequences, and prompts with parallel samples together with their results, which are not
-        processed yet.
+        Return the sequences that have ended. Also return prompts with parallel samples, each with its
+        results: the caller still has to process these.
         """
         commit_pages, successors = self.blocks.commit, self._queues.successors
         ended: list[Sequence] = []
@@ -476,7 +476,7 @@ class Scheduler:
         return ended, groups
 
     def _commit_group(self, item: ScheduledChunk, results: abc.Sequence[SampleResult]) -> None:
-        """Record the first samples of a prompt with parallel samples. All fail if their shared row failed."""
+        """Record the first tokens of parallel samples of one prompt. All fail if their shared row failed."""
         members = zip((item.sequence, *item.parallel_samples), results, strict=True)
         drawn = [(member, result) for member, result in members if member.status is not Status.FINISHED]
         if not drawn:

@@ -10,39 +10,38 @@ from .waiting import WaitingQueue
 
 
 class SlotShares:
-    """Numbers of running and waiting sequences by tenant, and the part of the slots that each may claim.
+    """Counts each tenant's running and waiting sequences, and divides the slots among tenants.
 
-    The slots are divided equally among the tenants that have a sequence here, at least one slot to each. A
-    tenant may use more as long as no other tenant below its share waits. Each parallel sample counts as one.
+    A slot is the right to run one sequence. The share of each tenant that has a sequence here is an equal
+    part of the slots, at least one. A tenant may use more slots while no tenant below its share waits. Each
+    parallel sample counts as a sequence.
 
-    num_slots   number of sequences that can run at once now
+    num_slots   number of sequences that can currently run at once
     """
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self.running: dict[str, int] = {}
         self.waiting: dict[str, int] = {}
-        self.are_several = (
-            False  # whether several tenants are present; an attribute, because each step reads it
-        )
-        self._present: dict[str, int] = {}  # running and waiting sequences by tenant
+        self.are_several = False  # whether several tenants have sequences; an attribute for speed
+        self._present: dict[str, int] = {}  # by tenant: number of running and waiting sequences
         self._is_uneven: bool | None = False  # None: to be computed
 
     def count_running(self, sequence: Sequence, change: int) -> None:
-        """Note that a sequence runs (1) or runs no longer (-1)."""
+        """Count a sequence that starts (``change`` 1) or stops (-1) running."""
         self._count(self.running, sequence.tenant, change)
 
     def count_waiting(self, sequence: Sequence, change: int) -> None:
-        """Note that a sequence waits (1) or waits no longer (-1)."""
+        """Count a sequence that starts (``change`` 1) or stops (-1) waiting."""
         self._count(self.waiting, sequence.tenant, change)
 
     def limit(self, num_slots: int) -> None:
-        """Note how many sequences can run at once."""
+        """Set how many sequences can run at once."""
         self.num_slots, self._is_uneven = num_slots, None
 
     @property
     def are_claimed(self) -> bool:
-        """Whether sequences of several tenants wait; otherwise shares have no effect."""
+        """Whether several tenants have sequences and at least one waits; otherwise shares have no effect."""
         return self.are_several and bool(self.waiting)
 
     @property
@@ -107,9 +106,9 @@ class SequenceQueues:
     loading       sequences whose prompt pages or saved pages a connector loads
     waiting       sequences to admit, in order; see WaitingQueue
     running       sequences by priority, then by admission; each holds every resource
-    successors    parallel samples that replaced sequences aborted since the last commit
-    max_running   limit of running sequences; forks beyond it wait
-    shares        shares of the slots by tenant
+    successors    by sequence aborted since the last commit: the parallel sample that replaced it
+    max_running   most sequences that may run; forks beyond it wait
+    shares        how the slots are divided among tenants
     """
 
     def __init__(self, max_running: int, waiting: WaitingQueue) -> None:
@@ -127,7 +126,7 @@ class SequenceQueues:
         return len(self.running) < self.max_running and bool(self.waiting)
 
     def enqueue(self, sequence: Sequence) -> None:
-        """Queue a sequence behind others of the same priority, with or without loaded pages."""
+        """Queue a new sequence behind others of the same priority, also after loading pages for it."""
         if sequence.status is Status.WAITING_FOR_PAGES:
             self.loading.remove(sequence)
             sequence.status = Status.WAITING
@@ -135,12 +134,12 @@ class SequenceQueues:
         self.shares.count_waiting(sequence, 1)
 
     def resume(self, sequence: Sequence) -> None:
-        """Queue a preempted sequence again after it waited for pages."""
+        """Queue a preempted sequence again after a connector loaded its pages."""
         self.loading.remove(sequence)
         self._put_back(sequence)
 
     def load(self, sequence: Sequence) -> None:
-        """Let a sequence wait for pages until ``enqueue``."""
+        """Let a sequence wait for a connector's pages, until ``enqueue`` or ``resume``."""
         if sequence in self.waiting:
             self._leave_queue(sequence)
         self.loading.append(sequence)
@@ -161,8 +160,8 @@ class SequenceQueues:
     def preempt(self, victim: Sequence, *, for_pages: bool = True) -> None:
         """Move a running sequence back to the queue.
 
-        It is admitted before sequences of its priority that never ran, or were admitted later. Only a
-        preemption for pages makes later admissions more careful.
+        It comes before sequences of its priority that never ran or were admitted later. Only preemptions for
+        pages are counted: they make later admissions require more free pages.
         """
         victim.history.num_preempted += for_pages
         self._stop_running(victim)
@@ -178,7 +177,7 @@ class SequenceQueues:
     def abort(self, sequence: Sequence) -> None:
         """End a running or waiting sequence, or a parallel sample of another one.
 
-        One of its own parallel samples replaces it.
+        If the sequence has parallel samples, the first of them replaces it.
         """
         runs = sequence.status is Status.RUNNING
         if sequence not in (self.running if runs else self.waiting):
@@ -202,10 +201,10 @@ class SequenceQueues:
         sequence.status = Status.FINISHED
 
     def share(self, parent: Sequence, remaining: list[Sequence], resources: Resource) -> None:
-        """Let ``remaining`` continue after the first sample of a running parent with parallel samples.
+        """Let ``remaining`` continue after the first token of a running parent and its parallel samples.
 
-        The first takes over the parent's table, and the others get forks of it. Samples without free pages
-        are recomputed, and so are all if the parent has lost its table.
+        The first of ``remaining`` takes over the parent's table, and the others get forks of it. A sample
+        that cannot get a fork is queued and recomputed. So are all if the parent has lost its table.
         """
         if parent.table is not None:
             successor, *others = remaining
@@ -237,7 +236,7 @@ class SequenceQueues:
         self.shares.count_running(sequence, -1)
 
     def _fork(self, successor: Sequence, member: Sequence, resources: Resource) -> bool:
-        """Let a parallel sample run next to the successor, on its pages; False if it has to wait."""
+        """Let a parallel sample run with a fork of the successor's pages; False if it has to wait."""
         num_free = self.max_running - len(self.running)
         if not num_free or self.shares.leaves(member.tenant, num_free):
             return False
@@ -251,7 +250,7 @@ class SequenceQueues:
 
 
 def _behind(queue: list[Sequence], sequence: Sequence) -> int:
-    """Return the place of a sequence among those that run: the last of its priority."""
+    """Return the index in ``queue`` behind the last sequence of the same or higher priority."""
     index = len(queue)
     while index and queue[index - 1].priority > sequence.priority:
         index -= 1
@@ -259,6 +258,6 @@ def _behind(queue: list[Sequence], sequence: Sequence) -> int:
 
 
 def _take_over(successor: Sequence, parent: Sequence) -> None:
-    """Let the successor continue from the parent's position."""
+    """Give the successor the parent's page table and history, so that it continues the parent's sequence."""
     successor.table, parent.table = parent.table, None
     successor.history = replace(parent.history)

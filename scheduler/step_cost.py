@@ -1,4 +1,4 @@
-"""The predicted time of a step, learned from earlier steps."""
+"""Predicts the time of a step from the times of earlier steps."""
 
 from __future__ import annotations
 
@@ -12,29 +12,24 @@ _FORGETTING = 0.995  # factor on the weight of earlier steps, per step; about 20
 _PRIOR = 1e-3  # initial inverse covariance: almost no knowledge before the first step
 _MAX_COVARIANCE = 1e6  # limit, because it would grow without bound where data does not vary
 
-_PARTNERS = (
-    (1, 0),
-    (3, 0),
-    (4, 2),
-    (2, 4),
-    (0, 1),
-)  # indices of ``_terms`` that data often cannot tell apart: rows and the constant, ...
+# Pairs of indices in ``_terms`` that data often cannot tell apart, such as (1, 0): rows and the constant.
+_PARTNERS = ((1, 0), (3, 0), (4, 2), (2, 4), (0, 1))
 
 
 class StepCost:
     """A linear model of a step's seconds, fitted by recursive least squares with forgetting.
 
-    The terms dominate on any backend: a constant (reading the weights, work of the host), a cost per row, and
-    a cost per position attended to. Errors are relative, so that long prompts do not outweigh short steps.
-    Forgetting lets the five coefficients follow a machine whose speed drifts. (Ljung, System Identification,
-    2nd ed., section 11.2.)
+    Its terms take most of the time on any backend: a constant (reading the weights, work of the host), a time
+    per row, and a time per position attended to. Rows and positions of decodes and of chunks have separate
+    coefficients. Errors are relative, so that long prompts do not outweigh short steps. Forgetting lets the
+    five coefficients follow a machine whose speed drifts. (Ljung, System Identification, 2nd ed., 11.2.)
 
     Kernels that compute rows in tiles take as long for a part of a tile as for all of it. A step with prompts
-    counts as if its last tile were full, so a chunk that is cut to a time usually ends at a tile.
+    counts as if its last tile were full, so a chunk that fills the allowed time usually ends at a tile.
     """
 
     def __init__(self, row_tile: int = 1) -> None:
-        """Begin without observations. ``row_tile``: rows of a tile of the matrix products, see ``Limits``."""
+        """Begin without observations. ``row_tile``: see ``Limits``."""
         self._row_tile = row_tile
         self._weights = [0.0] * 5
         self._covariance = [1 / _PRIOR if i == j else 0.0 for i in range(5) for j in range(i + 1)]
@@ -104,11 +99,11 @@ class StepCost:
             self._shift((a, b, c, d, e))
 
     def _shift(self, terms: Sequence[float]) -> None:
-        """Set negative coefficients to zero, and adjust the coefficients of their partners instead.
+        """Set negative coefficients to zero, and lower the coefficients of their partners instead.
 
-        Predictions for these terms, or multiples of them, do not change. Terms that hardly vary, such as the
-        constant and equal numbers of rows, cannot be told apart: one coefficient becomes too large and the
-        other negative.
+        The prediction for ``terms``, or a multiple of them, does not change. If two terms always have the
+        same ratio, such as the constant and an equal number of rows in every step, data cannot tell them
+        apart: one coefficient becomes too large and the other negative.
         """
         for each, partner in _PARTNERS:
             weight = self._weights[each]
@@ -127,7 +122,7 @@ class StepCost:
 
 
 def with_chunk(shape: StepShape, start: int, num_tokens: int) -> StepShape:
-    """Return the shape of a step with ``num_tokens`` more, of a prompt at ``start``."""
+    """Return the shape of a step with ``num_tokens`` more prompt tokens, from position ``start`` on."""
     return shape._replace(
         num_chunk_tokens=shape.num_chunk_tokens + num_tokens,
         chunk_positions=shape.chunk_positions + num_tokens * start + num_tokens * (num_tokens + 1) // 2,
@@ -135,18 +130,18 @@ def with_chunk(shape: StepShape, start: int, num_tokens: int) -> StepShape:
 
 
 def with_drafts(shape: StepShape, stop: int, num_drafts: int) -> StepShape:
-    """Return the shape of a step with ``num_drafts`` more drafts, of a sequence of ``stop`` tokens."""
+    """Return the shape of a step with ``num_drafts`` more drafts for a sequence of ``stop`` tokens."""
     return shape._replace(
         num_decodes=shape.num_decodes + num_drafts, num_positions=shape.num_positions + num_drafts * stop
     )
 
 
 def _terms(shape: StepShape, row_tile: int) -> tuple[float, float, float, float, float]:
-    """Return the terms, scaled so that coefficients are of one order: milliseconds for most models.
+    """Return the terms, scaled so that all coefficients are of one order: milliseconds for most models.
 
-    If every step has r rows, their cost and the constant cannot be told apart. Then the scales divide the
-    time between them in the ratio r^2 / 16^2 to 1. One more row then costs 1/64 to 1/32 of a step, for 4 to
-    60 rows. A smaller scale would overestimate rows, so that drafts would never seem worth theirs.
+    If every step has r rows, data cannot tell the time of rows from the constant. The scales then divide the
+    time between rows and constant in the ratio r^2 / 16^2 to 1. So one more row takes 1/64 to 1/32 of a step
+    for 4 to 60 rows. A smaller scale would overestimate rows, so that drafts would never seem worthwhile.
     """
     decodes, chunk_tokens, positions, chunk_positions = shape
     if chunk_tokens:  # a step of decodes alone has other kernels
@@ -154,13 +149,12 @@ def _terms(shape: StepShape, row_tile: int) -> tuple[float, float, float, float,
     return (1.0, decodes / 16, chunk_tokens / 64, positions / 8192, chunk_positions / 65536)
 
 
-_STOP = itemgetter(
-    ScheduledChunk._fields.index("stop")
-)  # by index, in a third of the time that names take, because this runs for each row of each step
+# By index, which takes a third of the time that names take: this runs for each row of each step.
+_STOP = itemgetter(ScheduledChunk._fields.index("stop"))
 
 
 def decode_shape(work: Sequence[ScheduledChunk]) -> StepShape:
-    """Return ``shape_of`` for work of one token each without drafts."""
+    """Return ``shape_of(work)`` if each chunk is one token without drafts; faster than ``shape_of``."""
     return StepShape(len(work), 0, sum(map(_STOP, work)), 0)
 
 

@@ -19,10 +19,10 @@ class StepDraft:
     preempted   sequences preempted for this step
     lookups     prefix-cache results, one per sequence admitted for the first time
     chunks      running sequences that have more than one token to compute
-    is_plain    the decodes compute generated tokens only, without drafts or waiting parallel samples
-    has_drafts  drafts may have been added
+    is_plain    whether decodes compute only generated tokens, without drafts or waiting parallel samples
+    has_drafts  whether draft tokens may have been added
     shape       shape of the decodes alone; None without a latency target
-    budget      tokens left for work other than decodes; None if there is only decoding
+    budget      tokens left for work other than decodes; not set if there is only decoding
     """
 
     __slots__ = (
@@ -64,15 +64,14 @@ def next_tokens(
 ) -> SchedulerOutput | None:
     """Return a step that computes one more token for each sequence of the uncommitted step ``before``.
 
-    Return None unless ``before`` computes one token for every running sequence, and pages are left.
+    Return None unless ``before`` samples one token for every running sequence, and pages are left.
 
     Such a step admits, preempts and copies nothing, and has no prompts or drafts. A sequence that is certain
-    to end with ``before`` is left out. For one that ends there unexpectedly, the result is dropped and its
-    pages are released with the others.
+    to end with ``before`` is left out. If a sequence ends there unexpectedly, its result of the returned step
+    is dropped, and the page reserved here is released with its other pages.
     """
-    places: dict[
-        Sequence, tuple[int, int]
-    ] = {}  # position of each sequence then, and the index of its sample
+    # For each sequence: its position after ``before``, and the index of its sample in ``before``.
+    places: dict[Sequence, tuple[int, int]] = {}
     for index, (sequence, _, stop, samples, parallel_samples, drafts) in enumerate(before.work):
         if not samples or parallel_samples or drafts:
             return None

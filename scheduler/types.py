@@ -22,7 +22,7 @@ class Status(enum.Enum):
 class LatencyGoal(NamedTuple):
     """Latency targets of a request.
 
-    target_itl      target seconds between two tokens (None: no target of its own)
+    target_itl      target in seconds for the time between two tokens (None: only the server's target)
     first_token_by  deadline of the first token, by the clock of ``Scheduler.plan`` (None: no deadline)
     """
 
@@ -35,18 +35,18 @@ ANY_TIME = LatencyGoal()
 
 @dataclass(slots=True, eq=False)
 class History:
-    """Facts about a sequence that the scheduler keeps whether or not it runs.
+    """The past of a sequence, which the scheduler keeps whether or not the sequence runs.
 
     A parallel sample that replaces a sequence takes over its history.
 
-    num_cached   prompt tokens found in the prefix cache at first admission (for a parallel sample at its
-                 parent's); None before
-    num_preempted  number of its preemptions for pages
+    num_cached   number of prompt tokens found in the prefix cache when the sequence was first admitted (for
+                 a parallel sample: its parent); None before
+    num_preempted  how often the sequence was preempted for pages
     num_admitted_before  number of sequences admitted before its first admission
     num_overtaken  number of sequences admitted before it while it was next, see ``AgeOrder``
-    num_charged  tokens already charged to the tenant, if service is accounted
-    may_load     it was preempted, and a connector may still load its pages
-    digests      known digests of its leading full pages
+    num_charged  number of tokens already charged to the tenant, see ``FairQueue``
+    may_load     whether it was preempted and a connector may still load its pages
+    digests      known digests of its first full pages
     """
 
     num_cached: int | None = None
@@ -62,18 +62,18 @@ class History:
 class Sequence:
     """A token stream being served.
 
-    ``tokens`` may be ahead of the K and V in memory: the scheduler lets ``num_written`` catch up with it.
+    There may be more ``tokens`` than K and V in memory; steps compute the rest, up to ``len(tokens)``.
 
     max_tokens   maximum number of tokens to generate
     max_length   maximum number of tokens, prompt included
     priority     smaller numbers are admitted first and preempted last
     salt         pages are shared only between sequences with equal salt
-    parallel_samples  sequences with the same prompt (n > 1); at this one's first token, they are
-                 forked from it and get a token each
-    skip_prefix_cache  never start from cached pages, because the request needs the whole prompt computed
+    parallel_samples  other sequences with the same prompt (n > 1). When this sequence gets its first token,
+                 each of them gets one, too, and a fork of its pages
+    skip_prefix_cache  whether to compute the whole prompt, even if pages of it are cached
     tenant       tenant of the request, if several share a server
     media        images among the prompt's tokens, by position
-    drafts       draft tokens after ``tokens``, computed with the last of these if the step has room; they are
+    drafts       draft tokens to follow ``tokens``. A step verifies as many as its budget allows. They are
                  replaced whenever a token is appended
     """
 
@@ -105,7 +105,7 @@ class Sequence:
 
     @property
     def digests(self) -> list[Digest]:
-        """Known digests of the leading full pages."""
+        """Known digests of the first full pages."""
         return self.history.digests
 
     @property
@@ -120,21 +120,20 @@ class Sequence:
 class ScheduledChunk(NamedTuple):
     """Computation of ``tokens[start:stop]`` of one sequence.
 
-    ``samples``: the chunk reaches the end, so the sequence and each of its waiting parallel samples get a
-    token.
+    samples   whether the chunk reaches the sequence's end, so that the sequence and each of its waiting
+              parallel samples get a token
+    drafts    draft tokens; each adds a row after ``stop`` and one more sample. The sample counts if all
+              drafts up to this row are accepted
 
-    ``drafts``: draft tokens, each one more row after ``stop`` with a further sample. A sample counts if all
-    drafts before it are accepted.
-
-    A named tuple, as SampleResult is, because thousands are built per second and a dataclass takes twice as
-    long.
+    This is a named tuple, like SampleResult, because thousands are built per second, and building a dataclass
+    takes twice as long.
     """
 
     sequence: Sequence
     start: int
     stop: int
     samples: bool
-    parallel_samples: tuple[Sequence, ...] = ()  # those waiting when the step was planned
+    parallel_samples: tuple[Sequence, ...] = ()  # waiting when the step was planned
     drafts: tuple[int, ...] = ()
 
     @property
@@ -159,11 +158,11 @@ class StepShape(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """Prefix-cache result of one arrival.
+    """Prefix-cache result of a sequence at its first admission.
 
-    num_tokens   tokens of the prompt
-    num_hit      prompt tokens that were found
-    misses       prompt tokens that were not found, by reason, see MissClassifier.count
+    num_tokens   number of prompt tokens
+    num_hit      number of prompt tokens that were found
+    misses       by reason: number of prompt tokens that were not found, see MissClassifier.count
     miss         first page that was not found, and the reason
     """
 
@@ -177,19 +176,19 @@ class Lookup(NamedTuple):
 class SchedulerOutput(NamedTuple):
     """A forward over a mixed batch, planned but not yet computed.
 
-    work       in batch order: decodes first, then prompt chunks, then arrivals, then chunks that
-               left the step to arrivals
-    copies     pages to copy (copy-on-write) before anything of this step is written
-    preempted  sequences that lost their pages, or their slots to another tenant
+    work       chunks in batch order: decodes, then chunks of running prompts, then arrivals, then chunks of
+               running prompts that had to leave the first tokens to arrivals
+    copies     pages to copy (copy-on-write) before this step writes anything
+    preempted  sequences preempted for pages, or because another tenant got their slot
     lookups    prefix-cache results, one per sequence admitted for the first time
     predicted_s   predicted seconds of the step; None without a latency target
-    shape      numbers on which its time depends; None until needed
-    sources    for a step planned ahead: for each sequence, the index of the sample of the previous step
-               that gives its last token; None: all tokens are known
-    plain      every sequence computes its last generated token and gets one more: no prompt tokens, drafts,
-               parallel samples or lookups
+    shape      numbers on which the step's time depends; None until needed
+    sources    for a step planned ahead: for each sequence, the index of the sample in the previous step
+               that will be its last token. None: all tokens are known
+    plain      whether the step only decodes one token per sequence: no prompt tokens, drafts, parallel
+               samples or lookups
 
-    A named tuple: a frozen dataclass of as many fields takes three times as long to build.
+    This is a named tuple, because a frozen dataclass of as many fields takes three times as long to build.
     """
 
     work: tuple[ScheduledChunk, ...]
@@ -206,7 +205,7 @@ class SchedulerOutput(NamedTuple):
         return sum(item.end - item.start for item in self.work)
 
     def draws(self) -> list[tuple[Sequence, tuple[int, ...]]]:
-        """Return ``sampled``, each with the drafts that are verified for it."""
+        """Return the sequences of ``sampled``, each with the draft tokens that this step verifies for it."""
         if self.plain:
             return [(item[0], ()) for item in self.work]
         return [
@@ -219,17 +218,19 @@ class SchedulerOutput(NamedTuple):
     def sampled(self) -> list[Sequence]:
         """Return the sequences that get a token from this step, in the order of the results.
 
-        The order is fixed when the step is planned; a sequence that is aborted later keeps its place.
+        The order is fixed when the step is planned; a sequence that is aborted later stays in the list.
         """
         return [sequence for sequence, _ in self.draws()]
 
 
 class SampleResult(NamedTuple):
-    """The token that a sequence got, and whether the engine ends it there.
+    """The tokens that a sequence got from a step.
 
-    ``token`` is None if the sequence failed in this step: it ends, and the prefix cache gets none of its
-    pages of this step. ``more`` has the tokens sampled after accepted drafts, one per accepted draft.
-    ``void``: the result counts as if the sequence had not been in the step, and it is computed again.
+    token      the first sampled token. None if the sequence failed: it ends, and pages of this step are not
+               published
+    finished   whether the sequence ends after these tokens
+    more       further tokens, one per accepted draft
+    void       whether to ignore the result; the sequence then computes the same rows again
     """
 
     token: int | None

@@ -1,4 +1,4 @@
-"""The queue of waiting sequences and its orders: first come or longest prefix, and two that are fair."""
+"""Queues of waiting sequences: oldest or longest cached prefix first, and two that are fair to tenants."""
 
 from .age_order import MAX_PASSED, cached_tokens
 from .fair import PROMPT_COST, DeficitQueue, FairQueue

@@ -1,4 +1,4 @@
-"""The order of waiting sequences in one lane (see queue.py), in which no sequence waits forever."""
+"""The order of waiting sequences within a lane (see queue.py); it lets no sequence wait forever."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from octavo.block_manager import BlockManager
 
 from ..types import Sequence
 
-LOOKUPS = 16  # sequences looked up per step
-HASHED_TOKENS = 8192  # tokens of new prompts hashed per step; at least one prompt is hashed
+LOOKUPS = 16  # sequences per step whose cached tokens are looked up
+HASHED_TOKENS = 8192  # tokens of new prompts hashed per step, but at least one prompt
 
 
 class CachedLengths:
-    """Estimates of cached tokens, because looking up all prompts in every step would cost too much.
+    """Estimates of how many tokens of each waiting prompt are cached.
 
-    Each step refreshes some of them, new ones first, then the others in turn. An eviction since then only
-    affects the order; it is noticed at admission.
+    Looking up all prompts in every step would take too long. So each step looks up some: new prompts first,
+    then the others in turn. If pages are evicted afterwards, only the order suffers: admission looks again.
     """
 
     def __init__(self, blocks: BlockManager) -> None:
         self._blocks = blocks
-        self._known: dict[Sequence, int] = {}  # least recently refreshed first
+        self._known: dict[Sequence, int] = {}  # least recently looked up first
 
     def of(self, sequence: Sequence) -> int:
         """Return the estimated cached tokens of a sequence; 0 if it was not looked up yet."""
@@ -46,7 +46,7 @@ class CachedLengths:
 
 
 def cached_tokens(sequence: Sequence, blocks: BlockManager) -> int:
-    """Return how many tokens of a waiting sequence the prefix cache has now."""
+    """Return how many tokens of a waiting sequence are in the prefix cache now."""
     if sequence.skip_prefix_cache or not blocks.prefix_cache:
         return 0
     digests = blocks.name_pages(sequence.tokens, sequence.digests, salt=sequence.salt, media=sequence.media)
@@ -54,37 +54,38 @@ def cached_tokens(sequence: Sequence, blocks: BlockManager) -> int:
 
 
 MAX_OVERTAKEN = 32
-"""Number of younger sequences admitted before the oldest one, or before preempted ones, until these come
-first. The last admission may overtake by as many more sequences as run at once."""
+"""After this many younger sequences were admitted before the oldest sequence, or before preempted ones, the
+overtaken sequences come first. A single step may exceed this by as many sequences as run at once."""
 
 MAX_PASSED = 256
-"""Number of younger sequences admitted before the oldest one while it comes first but cannot be admitted, for
-example because a long prompt is being computed. After that no sequence passes it, because otherwise the
-memory it needs might never become free. docs/design/latency-bounds.md and preemption-bounds.md derive bounds
-from both."""
+"""The oldest sequence may come first and still not be admitted, for example because a long prompt is being
+computed. After this many younger sequences were admitted before it, no sequence may pass it. Otherwise the
+memory that it needs might never become free. docs/design/latency-bounds.md and preemption-bounds.md derive
+bounds from MAX_OVERTAKEN and MAX_PASSED."""
 
 
 class AgeOrder:
     """Order of waiting sequences by age.
 
-    Preempted sequences come first, then the oldest one if it has been overtaken ``MAX_OVERTAKEN`` times, then
-    the others, and last those that are late, so that others can still be on time. With a prefix cache,
-    sequences of the same rank are ordered by cached tokens, most first.
+    Preempted sequences come first. The oldest other sequence is next if it has been overtaken
+    ``MAX_OVERTAKEN`` times. Then come the others, and last the late ones, so that others can still be on
+    time. With a prefix cache, sequences of the same rank are ordered by cached tokens, most first.
 
-    lengths   estimated cached tokens; None: they do not matter
-    late      sequences that never ran and can no longer meet the target of their first token
+    lengths   estimated cached tokens; None if they do not affect the order
+    late      sequences that never ran and can no longer meet the deadline of their first token
     """
 
     def __init__(self, blocks: BlockManager | None = None) -> None:
-        """Begin without sequences. ``blocks``: prefix cache that affects the order, if any."""
+        """Begin without sequences. ``blocks``: prefix cache that affects the order (None: none does)."""
         self.lengths = None if blocks is None else CachedLengths(blocks)
         self.late: Set[Sequence] = frozenset()
         self._interrupted: set[Sequence] = set()
 
     def rank(self, equals: Iterable[Sequence]) -> list[tuple[int, int, Sequence]]:
-        """Return each of these sequences of one lane with its rank.
+        """Return a tuple (rank, tie-breaker, sequence) for each of these sequences of one lane.
 
-        Smaller ranks come first, ties in the given order: preempted sequences by age, then the others by age.
+        Smaller tuples come first, equal ones in the given order: preempted sequences by age, then the others
+        by age.
         """
         equals = list(equals)
         _, oldest = self._first_ones(equals)
@@ -92,30 +93,30 @@ class AgeOrder:
         return [self._rank(each, due) for each in equals]
 
     def in_order(self, equals: Iterable[Sequence]) -> list[Sequence]:
-        """Return these sequences of one lane, by rank."""
+        """Return these sequences of one lane, sorted by ``rank``."""
         return [each for _, _, each in sorted(self.rank(equals), key=lambda rank: rank[:2])]
 
     def interrupt(self, sequence: Sequence) -> None:
-        """Note that a running sequence waits again."""
+        """Record that a preempted sequence waits again."""
         self._interrupted.add(sequence)
 
     def num_before(self, sequence: Sequence, equals: Iterable[Sequence]) -> int:
         """Return how many of ``equals`` come before a preempted sequence.
 
-        These are preempted, too, and were first admitted before it.
+        These are preempted sequences that were first admitted before this one.
         """
         ran, _ = self._first_ones(equals)
         return sum(each.history.num_admitted_before < sequence.history.num_admitted_before for each in ran)
 
     def may_pass(self, sequence: Sequence, equals: Iterable[Sequence]) -> bool:
-        """Whether one of ``equals`` may be admitted before an earlier one that has to wait."""
+        """Whether ``sequence``, one of ``equals``, may be admitted before an earlier one that must wait."""
         ran, oldest = self._first_ones(equals)
         if ran and _times_overtaken(ran) >= MAX_OVERTAKEN:
             return False
         return oldest is None or oldest is sequence or oldest.history.num_overtaken < MAX_PASSED
 
     def leaves(self, sequence: Sequence, equals: Iterable[Sequence]) -> None:
-        """Note that one of ``equals`` no longer waits."""
+        """Record that ``sequence``, one of ``equals``, no longer waits, and which others it overtook."""
         if self.lengths is not None:
             self.lengths.forget(sequence)
         ran, oldest = self._first_ones(equals)
@@ -148,7 +149,7 @@ class AgeOrder:
         return 3 if sequence in self.late else 2, self._preference(sequence), sequence
 
     def _preference(self, sequence: Sequence) -> int:
-        """Return the preference among sequences that never ran; smaller ones come first."""
+        """Return the tie-breaker among sequences that never ran; smaller ones come first."""
         return 0 if self.lengths is None else -self.lengths.of(sequence)
 
     def _first_ones(self, equals: Iterable[Sequence]) -> tuple[list[Sequence], Sequence | None]:

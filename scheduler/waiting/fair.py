@@ -1,4 +1,4 @@
-"""Virtual token counters: the tenant served least is admitted next."""
+"""Fair queues: they count the tokens served to each tenant, and admit the least served tenant next."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ PROMPT_COST = 1.0  # cost of a prompt token that was not in the prefix cache
 OUTPUT_COST = 2.0  # cost of a generated token
 
 SHORT_STEPS = 8
-"""Of this many steps, one may end early with a tenant's first token, even if other tenants' prompts would
-fit."""
+"""One step in this many may end early, so that a tenant gets its first token soon, even if prompts of other
+tenants would fit into the step."""
 
-MAX_COUNTERS = 4096  # counters per priority; beyond it, absent tenants' are dropped if a return lifts them
+MAX_COUNTERS = 4096  # counters per priority; more are dropped if their tenants are absent and would be lifted
 
 _SEQUENCE = itemgetter(ScheduledChunk._fields.index("sequence"))
 _PARALLEL_SAMPLES = itemgetter(ScheduledChunk._fields.index("parallel_samples"))
@@ -30,11 +30,11 @@ _PARALLEL_SAMPLES = itemgetter(ScheduledChunk._fields.index("parallel_samples"))
 class FairQueue(WaitingQueue):
     """Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024).
 
-    Each tenant has a counter per priority: its service divided by its weight. The waiting tenant with the
-    smallest counter is next. When a tenant returns, its counter is lifted to the smallest of the waiting
-    ones, so that unused service is not saved up. Prompt tokens are charged when they are planned, output
-    tokens when they are generated. No token is charged twice, so tenants do not pay for recomputation after a
-    preemption. docs/design/fairness-bounds.md proves how far two counters can differ.
+    Each tenant has a counter per priority: the cost of its tokens so far, divided by its weight. The waiting
+    tenant with the smallest counter is next. When a tenant returns, its counter is lifted to the smallest
+    counter of the waiting tenants, so that unused service is not saved up. Prompt tokens are charged when
+    they are planned, output tokens when they are generated. No token is charged twice, so recomputation after
+    a preemption is free. docs/design/fairness-bounds.md proves how far two counters can differ.
     """
 
     def __init__(
@@ -46,9 +46,10 @@ class FairQueue(WaitingQueue):
     ) -> None:
         """Begin without tenants. Raise ValueError for a weight that is not above 0.
 
-        weights      by tenant: one of weight 2 gets twice the service of one of weight 1, the default
-        head_start   how far below the waiting tenants' counters a returning one may be. With the cost of a
-                     step's prompt tokens, a short prompt need not wait for a chunk of a long one
+        weights      by tenant: a tenant of weight 2 gets twice the service of one of weight 1, the default
+        head_start   how far the counter of a returning tenant may be below the counters of the waiting ones.
+                     If it is the cost of a step's prompt tokens, a short prompt need not wait for a chunk of
+                     a long one
         blocks       prefix cache, if its contents affect the order of a tenant's sequences
         """
         super().__init__(blocks)
@@ -57,8 +58,8 @@ class FairQueue(WaitingQueue):
             if not 0 < weight < float("inf"):
                 raise ValueError(f"the weight of tenant {tenant} must be above 0, got {weight:g}; 1 is usual")
         self.head_start = head_start
-        self._since_short = SHORT_STEPS  # steps since a short one
-        self._is_short = False  # whether the planned step is short
+        self._since_short = SHORT_STEPS  # steps since one ended early
+        self._is_short = False  # whether the planned step ends early
         self._unsettled: dict[Sequence, None] = {}  # sequences that may have uncharged tokens
         self._prompt_cost: dict[str, float] = {}  # cost of a prompt token divided by the tenant's weight
         self._output_cost: dict[str, float] = {}
@@ -77,7 +78,7 @@ class FairQueue(WaitingQueue):
         return islice(self._lane(running), LOOK_AHEAD)
 
     def first_claims(self, running: Sequence) -> Iterable[Sequence]:
-        """Sequences of other tenants whose counters at their end will not exceed this tenant's at its end."""
+        """Sequences whose tenants, after the prompts, will have been served no more than this tenant."""
         lanes = self._class(running.priority).lanes
         others = (self._line(lane) for tenant, lane in lanes.items() if tenant != running.tenant)
         claim = self._service(running) + self._rest(running)
@@ -85,31 +86,30 @@ class FairQueue(WaitingQueue):
         return islice(chain.from_iterable(behind), LOOK_AHEAD)
 
     def in_turn(self, running: list[Sequence]) -> list[Sequence]:
-        """Return running prompts by the counters that their tenants will have at the end of the prompt.
+        """Return running prompts, ordered by the counters of their tenants at the end of the prompts.
 
-        This is weighted fair queueing. Otherwise a half-computed short prompt would wait for a chunk of a
-        long one.
+        This is weighted fair queueing: a half-computed short prompt does not wait for a chunk of a long one.
         """
         return sorted(running, key=lambda s: (s.priority, self._service(s) + self._rest(s)))
 
     def victim(self, candidates: list[Sequence], lost_work: Callable[[Sequence], int]) -> Sequence:
-        """Return the sequence of the lowest priority and its most served tenant that loses the least work."""
+        """Return the sequence that loses least work, of the most served tenant in the lowest priority."""
         lowest = candidates[-1].priority
         most = max(self._service(sequence) for sequence in candidates if sequence.priority == lowest)
         served = [s for s in candidates if s.priority == lowest and self._service(s) == most]
         return super().victim(served, lost_work)
 
     def precedes(self, sequence: Sequence, other: Sequence) -> bool:
-        """Whether a sequence's tenant has been served no more than that of the other one."""
+        """Whether the tenant of ``sequence`` has been served no more than the tenant of ``other``."""
         return self._service(sequence) <= self._service(other)
 
     def ends_step(
         self, sequence: Sequence, work: abc.Sequence[ScheduledChunk], next_one: Sequence | None = None
     ) -> bool:
-        """Whether the step ends here, once in ``SHORT_STEPS``, for another tenant's first token.
+        """Whether the step ends before this prompt, so that another tenant gets its first token sooner.
 
-        That tenant then does not wait for a chunk of a longer prompt. Ending more steps would cost
-        throughput, because each step has a fixed cost.
+        At most one step in ``SHORT_STEPS`` ends early: more would lower throughput, because each step has a
+        fixed cost.
         """
         if self._since_short < SHORT_STEPS:
             return False
@@ -135,7 +135,7 @@ class FairQueue(WaitingQueue):
             self._unsettled[sample] = None
 
     def _settle(self) -> None:
-        """Charge tokens sampled since a counter was last read, because most steps admit nothing."""
+        """Charge the tokens sampled since a counter was last read. Most steps need no counter."""
         for sequence in self._unsettled:
             if len(sequence.tokens) > sequence.num_prompt:
                 self._charge(sequence, len(sequence.tokens))
@@ -187,7 +187,7 @@ class FairQueue(WaitingQueue):
         service[tenant] = max(service.get(tenant, 0.0), level - self.head_start)
 
     def _forget_absent(self, priority_class: PriorityClass, floor: float) -> None:
-        """Drop counters that a return would lift to ``floor`` anyway, if there are too many."""
+        """If there are too many counters, drop those that would be lifted to ``floor`` on return anyway."""
         service, lanes = priority_class.service, priority_class.lanes
         if len(service) <= MAX_COUNTERS:
             return
@@ -199,9 +199,8 @@ class FairQueue(WaitingQueue):
         service = priority_class.service
         heap = [(service[tenant], index, tenant, 0) for index, tenant in enumerate(priority_class.lanes)]
         heapq.heapify(heap)
-        lines: dict[
-            str, abc.Sequence[Sequence]
-        ] = {}  # by tenant: its first sequences, when it was first offered
+        # By tenant: its first sequences, as they were when the first of them was offered.
+        lines: dict[str, abc.Sequence[Sequence]] = {}
         while heap:
             _, index, tenant, passed = heap[0]
             line = lines.get(tenant)
@@ -220,10 +219,10 @@ DEFAULT_QUANTUM = 4096.0  # units of cost: a few prompts, or one long one
 class DeficitQueue(FairQueue):
     """DLPM (Cao et al., "Locality-aware Fair Scheduling in LLM Serving", 2025).
 
-    A waiting tenant may be served until its counter reaches a level. Requests of such tenants are admitted in
-    the order of their cached tokens, ties in the order of ``FairQueue``; running prompts continue in the
-    order of ``FairQueue``. When all waiting tenants have reached the level, it rises by whole quanta. So the
-    counters of two waiting tenants differ by at most a quantum more than under ``FairQueue``. Within a
+    A waiting tenant may be served until its counter reaches a level. Among these tenants, requests with most
+    cached tokens are admitted first, ties in the order of ``FairQueue``. Running prompts continue in the
+    order of ``FairQueue``. When all waiting tenants have reached the level, the level rises by whole quanta.
+    So the counters of two waiting tenants differ by at most a quantum more than with ``FairQueue``. Within a
     tenant, ``AgeOrder`` bounds overtaking.
     """
 
@@ -244,9 +243,8 @@ class DeficitQueue(FairQueue):
     def may_pass(self, blocked: Sequence, sequence: Sequence) -> bool:
         if sequence.priority != blocked.priority:
             return False
-        return self._order.may_pass(
-            sequence, self._lane(sequence)
-        )  # only tenants that may be served are offered
+        # Only sequences of tenants that may be served are offered.
+        return self._order.may_pass(sequence, self._lane(sequence))
 
     def _begins_to_wait(self, priority_class: PriorityClass, tenant: str) -> None:
         floor = priority_class.level - self.quantum
@@ -262,16 +260,17 @@ class DeficitQueue(FairQueue):
                 priority_class.level = self._raised(priority_class.level, least)
             fresh = [sequence for sequence in self._ranked(priority_class) if sequence not in offered]
             if not fresh:
-                return  # tenants that may be served cannot be admitted now
+                return  # every sequence that may be served was offered and cannot be admitted now
             for sequence in fresh:
                 offered.add(sequence)
                 if service[sequence.tenant] < priority_class.level:
                     yield sequence
 
     def _raised(self, level: float, least: float) -> float:
-        """Return the level raised by whole quanta above ``least``.
+        """Return ``level`` plus the fewest whole quanta that raise it above ``least``.
 
-        If rounding leaves it at ``least``, or makes it infinite, it is the next number above.
+        If floating-point rounding leaves the result at ``least`` or makes it infinite, return the next number
+        above ``least``.
         """
         raised = level + ((least - level) // self.quantum + 1) * self.quantum
         return raised if least < raised < math.inf else math.nextafter(least, math.inf)

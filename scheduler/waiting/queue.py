@@ -12,7 +12,7 @@ from octavo.block_manager import BlockManager
 from ..types import ScheduledChunk, Sequence
 from .age_order import AgeOrder
 
-LOOK_AHEAD = 256  # waiting sequences that a plan searches without admitting them
+LOOK_AHEAD = 256  # waiting sequences that a step may skip in search of one to admit
 MAX_IDLE_CLASSES = 64
 
 
@@ -20,9 +20,10 @@ MAX_IDLE_CLASSES = 64
 class PriorityClass:
     """Waiting sequences of one priority.
 
-    lanes     non-empty lanes by name: their sequences, the oldest first
-    service   charges of each tenant, if tenants take turns by them
-    level     counter to which returning tenants are lifted, or up to which tenants may be served
+    lanes     by name: the sequences of each lane that is not empty, oldest first
+    service   by tenant: the counter of ``FairQueue``
+    level     in ``FairQueue``, the counter to which returning tenants are lifted; in ``DeficitQueue``, the
+              counter up to which tenants may be served
     """
 
     lanes: dict[str, deque[Sequence]] = field(default_factory=dict)
@@ -32,33 +33,33 @@ class PriorityClass:
 
 
 class WaitingQueue:
-    """Sequences that wait for admission: by priority, then by lane, then by ``AgeOrder``.
+    """Sequences that wait for admission, ordered by priority, then by lane, then by ``AgeOrder``.
 
-    A lane is a separate queue within a priority: one for all sequences here, one per tenant in subclasses,
-    which choose the next lane and keep accounts. A sequence that has to wait for a long prompt or for a page
-    that is being computed is overtaken only by sequences of its lane. The queue also chooses the running
-    sequence that is preempted, and the prompt that continues first.
+    A *lane* is a separate queue within a priority. This class has one lane per priority; subclasses have one
+    per tenant, and choose the next lane by what each tenant has been served. If a sequence must wait for a
+    long prompt, or for a page that is being computed, only sequences of its lane overtake it. The queue also
+    chooses which running sequence is preempted, and in which order running prompts continue.
     """
 
     def __init__(self, blocks: BlockManager | None = None) -> None:
         """Begin without sequences.
 
-        blocks   prefix cache: among the first ``LOOK_AHEAD`` prompts of a priority, those with most cached
-                 tokens come first, so that pages are used before they are evicted (None: oldest first)
+        blocks   prefix cache. Among the first ``LOOK_AHEAD`` prompts of a priority, those with most cached
+                 tokens come first, so that their pages are used before they are evicted. None: oldest first
         """
         self._order = AgeOrder(blocks)
         self._classes: dict[int, PriorityClass] = {}
         self._size = 0
 
     def set_late(self, late: Set[Sequence]) -> None:
-        """Admit these sequences after those that can still meet the target of their first token.
+        """Admit these sequences, which never ran, after those that can still meet their deadline.
 
-        None of them ran before; ``AgeOrder`` limits how often they are overtaken.
+        ``AgeOrder`` limits how often the late sequences are overtaken.
         """
         self._order.late = late
 
     def offers(self) -> Iterator[Sequence]:
-        """Sequences that may be admitted now, in order. The last one may be removed before the next."""
+        """Yield sequences that may be admitted now, in order. Callers may remove a yielded sequence."""
         for priority in sorted(self._classes):
             yield from self._choose(self._classes[priority])
 
@@ -95,72 +96,72 @@ class WaitingQueue:
             priority_class.last_left = name
 
     def replace(self, sequence: Sequence, successor: Sequence) -> None:
-        """Give the place of a waiting sequence to ``successor``."""
+        """Put ``successor`` into the queue at the position of a waiting sequence, which leaves it."""
         lane = self._lane(sequence)
         lane[lane.index(sequence)] = successor
         self._order.replace(sequence, successor)
 
     def may_pass(self, blocked: Sequence, sequence: Sequence) -> bool:
-        """Whether a sequence may be admitted before ``blocked``, which precedes it but has to wait.
+        """Whether ``sequence`` may be admitted before ``blocked``, which precedes it in the queue.
 
         ``blocked`` waits for a long prompt or for a page that is being computed. ``AgeOrder`` limits how
-        often it is overtaken.
+        often ``blocked`` is overtaken.
         """
         return self._share_lane(blocked, sequence) and self._order.may_pass(sequence, self._lane(sequence))
 
     def holds_back(self, running: Sequence, sequence: Sequence) -> bool:
-        """Whether a running long prompt counts against another long prompt that waits."""
+        """Whether ``sequence``, a long prompt, must wait for ``running``, another long prompt."""
         return running.priority < sequence.priority or self._share_lane(running, sequence)
 
     def short_rivals(self, _running: Sequence) -> Iterable[Sequence]:
-        """Waiting sequences with short prompts, for which a running long prompt leaves half of a step."""
+        """Waiting sequences for which a running long prompt leaves half of a step if they are short."""
         return islice(self, LOOK_AHEAD)
 
     def first_claims(self, _running: Sequence) -> Iterable[Sequence]:
-        """Waiting sequences that take their tokens of a step before a running prompt does."""
+        """Waiting sequences that get their tokens of a step before a running prompt gets any."""
         return ()
 
     def ends_step(
         self, _sequence: Sequence, _work: abc.Sequence[ScheduledChunk], _next_one: Sequence | None = None
     ) -> bool:
-        """Whether a step computes no chunk of this running prompt.
+        """Whether the step leaves out the chunk of this prompt, so that the step is shorter.
 
-        The step is then shorter for sequences that get their first token in it: those in ``work``, or
-        ``next_one``, which waits and has first claims.
+        That is for sequences that get their first token in the step: those in ``work``, or ``next_one``, a
+        waiting sequence from ``first_claims``.
         """
         return False
 
     def in_turn(self, running: list[Sequence]) -> list[Sequence]:
-        """Return running prompts, given oldest first, in the order in which they continue."""
+        """Return the running prompts, which are given oldest first, in the order in which they continue."""
         return running
 
     def victim(self, candidates: list[Sequence], lost_work: Callable[[Sequence], int]) -> Sequence:
-        """Choose the sequence to preempt among running ones, oldest first.
+        """Choose the sequence to preempt among ``candidates``, which run and are given oldest first.
 
-        It is the one of the lowest priority that loses the least work, the youngest among equals.
+        Among those of the lowest priority, it is the one that loses the least work; the youngest of equals.
         """
         lowest = candidates[-1].priority
         equals = [sequence for sequence in reversed(candidates) if sequence.priority == lowest]
         return min(equals, key=lost_work)
 
     def precedes(self, _sequence: Sequence, _other: Sequence) -> bool:
-        """Whether a sequence may take the slot of another tenant's sequence, which is above its share."""
+        """Whether a sequence may take the slot of ``_other``, whose tenant is above its share of slots."""
         return True
 
     def let_in(self, sequence: Sequence) -> None:
-        """Note that a sequence was admitted; its table shows the cached prefix."""
+        """Called when a sequence was admitted; its table has the cached prefix."""
 
     def planned(self, item: ScheduledChunk) -> None:
-        """Note that a chunk of a prompt is in the step and will be computed in any case."""
+        """Called when a chunk of a prompt was added to the step; the chunk will certainly be computed."""
 
     def computed(self, work: abc.Sequence[ScheduledChunk]) -> None:
-        """Note that a step is committed and its tokens have been appended."""
+        """Called when a step is committed and its tokens have been appended."""
 
     def _lane_name(self, _sequence: Sequence) -> str:
         return ""
 
     def _choose(self, priority_class: PriorityClass) -> Iterator[Sequence]:
-        """Yield sequences of a class that may be admitted now; the last one may be removed in between."""
+        """Yield sequences of a class that may be admitted now; callers may remove a yielded sequence."""
         lengths = self._order.lengths
         for lane in list(priority_class.lanes.values()):
             if lengths is not None:
@@ -168,10 +169,10 @@ class WaitingQueue:
             yield from tuple(self._line(lane, by_length=lengths is not None))
 
     def _begins_to_wait(self, priority_class: PriorityClass, name: str) -> None:
-        """Prepare for the first sequence of a lane."""
+        """Called before the first sequence is put into an empty lane."""
 
     def _line(self, lane: deque[Sequence], *, by_length: bool = False) -> abc.Sequence[Sequence]:
-        """Return a lane with its first ``LOOK_AHEAD`` sequences in their order."""
+        """Return a lane with its first ``LOOK_AHEAD`` sequences in the order of ``AgeOrder``."""
         if not (by_length or self._order.late):
             return lane
         return [*self._order.in_order(islice(lane, LOOK_AHEAD)), *islice(lane, LOOK_AHEAD, None)]
@@ -187,7 +188,7 @@ class WaitingQueue:
         return found
 
     def _lane(self, sequence: Sequence) -> deque[Sequence]:
-        """Return the lane of a sequence; a new empty one, not kept, if it does not exist."""
+        """Return the lane of a sequence, or an empty deque that is not kept if the lane does not exist."""
         return self._class(sequence.priority).lanes.get(self._lane_name(sequence)) or deque()
 
     def _open_lane(self, sequence: Sequence) -> deque[Sequence]:
@@ -201,5 +202,5 @@ class WaitingQueue:
     def _forget_idle_classes(self) -> None:
         """Drop all but a few idle priorities, because clients can choose any number as a priority."""
         idle = [priority for priority, each in self._classes.items() if not each.lanes]
-        for priority in idle[: max(0, len(idle) - MAX_IDLE_CLASSES - 1)]:  # the last one is new
+        for priority in idle[: max(0, len(idle) - MAX_IDLE_CLASSES - 1)]:  # the last one was just created
             del self._classes[priority]
