@@ -1,7 +1,8 @@
-"""Choice of the attention backend at start, with the reason.
+"""Chooses the attention backend at start, and says why.
 
-MLX's C++ interface changes with each patch, so an extension for another version would crash or compute wrong
-results. The package therefore requires one exact version, but pip lets a later command install another.
+MLX's C++ interface changes with each patch release, so a native extension that was built for another version
+would crash or compute wrong results. The package therefore requires one exact version of MLX. Nevertheless a
+later pip command may install another, so the version is checked here.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _REQUIREMENT = re.compile(r"mlx(?:\[cpu\])?\s*==\s*([\w.]+)")
 
 
 def wrong_mlx() -> str | None:
-    """Return one line about a wrong version of MLX and the remedy; None if it is right or unknown."""
+    """Return one line that names a wrong version of MLX and the remedy; None if it is right or unknown."""
     try:
         pinned = pinned_version(importlib.metadata.requires("octavo") or ())
         installed = importlib.metadata.version("mlx")
@@ -39,15 +40,15 @@ def wrong_mlx() -> str | None:
 
 
 def pinned_version(requirements: Iterable[str]) -> str | None:
-    """Return the version of MLX in a package's requirements, in the form of its metadata."""
+    """Return the version of MLX that these requirements of a package's metadata demand; None if none does."""
     found = (match for text in requirements if (match := _REQUIREMENT.match(text)) is not None)
     match = next(found, None)
     return None if match is None else match.group(1)
 
 
 IN_PLACE_VARIABLE = "OCTAVO_METAL_IN_PLACE"
-"""Environment variable; with 0, Metal kernels do not write pages in place. Otherwise they do if a self-test
-shows that the device allows it."""
+"""Environment variable. If it is 0, Metal kernels do not write pages in place. Otherwise they do, if a
+self-test shows that the device allows it."""
 
 ABI_VERSION = 9
 """Version of the native extension's interface; csrc/module.cpp must have the same number."""
@@ -57,17 +58,17 @@ BackendName = Literal["auto", "metal", "cpu", "reference"]
 
 @dataclass(frozen=True, slots=True)
 class BackendSelection:
-    """The chosen backend; ``reason``: one line with the choice and the rejected alternative."""
+    """The chosen backend. ``reason``: one line that says which backend this is and why."""
 
     backend: AttentionBackend
     reason: str
 
 
 def choose_backend(name: str, threads: int | None = None, *, exact: bool = False) -> BackendSelection:
-    """Return the requested backend; "auto" takes the best available. Call it on the engine's thread.
+    """Return the requested backend; "auto" takes the best available. Call this on the engine's thread.
 
-    ``threads`` (None: all cores that this process may use) and ``exact`` are for native CPU kernels; with
-    ``exact``, attention over 4-bit pages rounds queries and weights to 15 bits instead of 8. Raises
+    ``threads`` (None: all cores that this process may use) and ``exact`` are for native CPU kernels. With
+    ``exact``, attention over 4-bit pages rounds queries and attention weights to 15 bits instead of 8. Raises
     ValueError for an unknown name, a backend that cannot run here, or an invalid ``OCTAVO_CPU_*`` variable.
     """
     if name not in get_args(BackendName):
@@ -110,13 +111,13 @@ def native_instructions() -> tuple[str, int]:
 
 
 def row_tile(backend_name: str) -> int:
-    """Return the tile height of a backend's matrix products, in rows. It is 16 for AMX, where a partial tile
-    takes as long as a full one. It is 1 elsewhere, because the time grows with each row."""
+    """Return how many rows a tile of the backend's matrix products has. With AMX it is 16, and a partial tile
+    takes as long as a full one. Elsewhere it is 1, because the time grows with each row."""
     return 16 if backend_name == "cpu" and native_instructions()[0] == "amx" else 1
 
 
 def kernel_clock(backend_name: str) -> Callable[[], float] | None:
-    """Return a clock in seconds that only runs while kernels of the backend run; None if there is none."""
+    """Return a clock in seconds that only advances while the backend's kernels run; None without such."""
     if backend_name != "cpu":
         return None
     from . import _ext
@@ -134,7 +135,7 @@ def release_kept_memory(backend_name: str) -> None:
 
 
 def _choose_metal(*, asked_for: bool) -> BackendSelection:
-    """Return the Metal kernels; unless requested by name, only if they pass a short self-test here."""
+    """Return the Metal kernels; unless ``asked_for``, return plain MLX if they fail a short self-test."""
     from .metal.backend import MetalBackend
 
     if (asked := os.environ.get(IN_PLACE_VARIABLE, "1")) not in ("0", "1"):
@@ -143,7 +144,7 @@ def _choose_metal(*, asked_for: bool) -> BackendSelection:
         )
     backend = MetalBackend()
     in_place = f"; {backend.try_in_place()}" if asked == "1" else ""
-    # A backend that writes in place has passed the self-test in that mode; otherwise test the mode in use.
+    # A backend that writes in place has passed the self-test in that mode; otherwise it is tested here.
     failure = None if asked_for or backend.writes_in_place else first_failure(backend)
     if failure is None:
         reason = (

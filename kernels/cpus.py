@@ -1,4 +1,4 @@
-"""CPUs that this process may use, by its affinity and the quota of its control groups."""
+"""The number of CPUs that this process may use, by its affinity and the quota of its control groups."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def available_threads() -> int:
 
 
 def cpu_quota(cgroups: Path = CGROUPS, own: Path = OWN_CGROUP) -> int | None:
-    """Return the CPUs that the control groups of this process grant, at least 1, or None without a limit. A
-    container limits CPU time, which the affinity does not show; more threads than that would be throttled.
-    Fractions of a CPU are dropped. Reads ``cpu.max`` (version 2) and ``cpu.cfs_quota_us`` (version 1)."""
+    """Return how many whole CPUs the control groups of this process grant, at least 1; None without a limit.
+    Containers limit CPU time, which the affinity does not show, and throttle a process with more threads.
+    Reads ``cpu.max`` (cgroup version 2) and ``cpu.cfs_quota_us`` (version 1)."""
     quotas = [quota for folder in _cgroup_folders(cgroups, own) if (quota := _quota(folder)) is not None]
     return max(1, int(min(quotas))) if quotas else None
 
@@ -28,8 +28,8 @@ def allowed_cpus() -> int:
 
 
 def _cgroup_folders(cgroups: Path, own: Path) -> list[Path]:
-    """Return the folders of this process's control groups and of their parents. In a container its own group
-    may be mounted at the root."""
+    """Return the folders of this process's control groups and of their parents, and the root folders, because
+    a container may mount its own group there."""
     folders = [cgroups, cgroups / "cpu"]
     try:
         lines = own.read_text().splitlines()

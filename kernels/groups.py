@@ -17,8 +17,8 @@ from .residual import ResidualSpec
 class LayerGroup:
     """Layers that share one pool of pages.
 
-    window, keep, chunked   as in LayerSpec, equal for all of them
-    members                 their indices among the model's layers, ascending
+    window, keep, chunked   as in LayerSpec, equal for all layers of the group
+    members                 indices of these layers in the model, ascending
     """
 
     window: int | None
@@ -28,12 +28,12 @@ class LayerGroup:
 
     @property
     def chunk(self) -> int | None:
-        """Positions of a chunk, if layers attend within chunks; otherwise None."""
+        """Number of positions in a chunk if the layers attend within chunks; otherwise None."""
         return self.window if self.chunked else None
 
 
 def without_unreached_windows(layers: Sequence[LayerSpec], max_model_len: int) -> tuple[LayerSpec, ...]:
-    """Return the layers, without windows that no sequence of ``max_model_len`` positions outgrows."""
+    """Return the layers, as full attention where ``max_model_len`` positions fit into the window."""
     return tuple(
         layer
         if layer.window is None or layer.window < max_model_len
@@ -43,9 +43,9 @@ def without_unreached_windows(layers: Sequence[LayerSpec], max_model_len: int) -
 
 
 def group_layers(layers: Sequence[LayerSpec], max_model_len: int) -> tuple[LayerGroup, ...]:
-    """Return layers grouped by the positions that their queries see. Full attention comes first, then one
-    group for each window, the smallest last. Windows that no sequence of ``max_model_len`` positions outgrows
-    count as full attention."""
+    """Return the layers, grouped by the positions that their queries see. Full attention comes first, then
+    one group for each window, the smallest last. A window into which ``max_model_len`` positions fit counts
+    as full attention."""
     members: dict[tuple[int | None, int, bool], list[int]] = {}
     for index, layer in enumerate(without_unreached_windows(layers, max_model_len)):
         kind = (layer.window, layer.keep, layer.chunked) if layer.window is not None else (None, 0, False)
@@ -60,8 +60,8 @@ def group_layers(layers: Sequence[LayerSpec], max_model_len: int) -> tuple[Layer
 def residual_groups(
     groups: Sequence[LayerGroup], spec: ResidualSpec, page_size: int
 ) -> tuple[LayerGroup, ...]:
-    """Return the groups with the window and kept positions that are read in 16 bits. Layers with a window of
-    their own keep their kept positions."""
+    """Return the groups of 16-bit pages: ``groups`` with the window and the kept positions that are read in
+    16 bits. The kept positions of a group with a window do not change."""
     window = spec.window(page_size)
     return tuple(
         replace(group, window=window, keep=spec.kept(page_size))

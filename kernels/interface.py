@@ -1,7 +1,7 @@
 """Interface between the engine and an attention backend.
 
-A backend stores K and V in pages and attends over them. A new page format, kernel or device is added below
-this interface, without changes above it.
+A backend stores K and V in pages and attends over them. A new page format, kernel or device needs no change
+in the code that uses this interface.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class LayerSpec:
 
     window   a query at position p sees positions > p - window (None: all up to p)
     keep     the first ``keep`` positions always stay visible (attention sinks)
-    chunked  the window does not slide: a query sees the positions of its own chunk of ``window`` positions,
-             up to p (kv_cache.py)
+    chunked  whether the window does not slide: sequences are divided into chunks of ``window`` positions, and
+             a query sees the positions of its own chunk, up to p (kv_cache.py)
     """
 
     num_kv_heads: int
@@ -43,7 +43,7 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSpec:
-    """A pool: ``num_pages`` pages in each of ``layers``, K and V each in its own format."""
+    """Shape of a pool: each of ``layers`` has ``num_pages`` pages, with K in one format and V in another."""
 
     layers: tuple[LayerSpec, ...]
     num_pages: int
@@ -53,7 +53,7 @@ class PoolSpec:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page, K and V of every layer; a pool holds ``num_pages`` times this."""
+        """Bytes of K and V of one page in all layers; a pool takes ``num_pages`` times as many."""
         k_format, v_format = page_format(self.k_format), page_format(self.v_format)
         return sum(
             fmt.page_bytes(dim, page_size=self.page_size, num_kv_heads=layer.num_kv_heads)
@@ -67,15 +67,15 @@ class AttendOptions:
     """Options of attention.
 
     scale     factor on dot products with a query
-    sinks     [Hq]  an extra logit per query head in the softmax's denominator
-    softcap   c: a logit x becomes ``c * tanh(x / c)`` before anything is added
+    sinks     [Hq]  for each query head, one more logit in the denominator of the softmax
+    softcap   a logit x becomes ``softcap * tanh(x / softcap)``, before ``mask`` and ``sinks`` are applied
     mask      [T, L] or [T, Hq, L], L = max kv_len, replaces causality and window. Bool: positions that a row
-              sees. Float: added to its logits; -1e30 and below hides a position. Positions past a sequence's
-              end are never seen, and a row that sees nothing gets zeros
-
-    rotary    [T, Hq, Dv]  scaled rotary queries of a latent layer. Its K rows, of one head, are also V, and
-              the stored V are rotary keys. Their dot products with these queries are added to the scaled
-              logits; the result is [T, Hq, D]. Not with softcap
+              sees. Float: added to its logits; values of -1e30 and below hide a position. Positions past a
+              sequence's end are never seen, and a row that sees nothing gets zeros
+    rotary    [T, Hq, Dv]  scaled rotary queries of a latent layer (MLA). Such a layer has one KV head. Its
+              K pages hold latents, which serve as both keys and values; its V pages hold rotary keys. The dot
+              products of rotary queries and rotary keys are added to the scaled logits. The result is
+              [T, Hq, D]. Not allowed with softcap
     """
 
     scale: float
@@ -86,8 +86,8 @@ class AttendOptions:
 
 
 class PageStorage(Protocol):
-    """The pages of one pool, allocated once; a page id names one page in each layer of ``spec``. Call its
-    methods only between steps."""
+    """The pages of one pool, allocated once. A page id stands for one page in each layer of ``spec``. The
+    methods may be called only between steps."""
 
     @property
     def spec(self) -> PoolSpec: ...
@@ -102,27 +102,26 @@ class PageStorage(Protocol):
         ...
 
     def read_pages(self, pages: Sequence[int]) -> NDArray[np.uint8]:
-        """Return the bytes [len(pages), spec.page_bytes] of whole pages in the layout of ``page_bytes``, as a
-        copy that is equal on every backend."""
+        """Return a copy of whole pages as bytes [len(pages), spec.page_bytes]. The layout (page_bytes.py) is
+        the same on every backend."""
         ...
 
     def write_pages(self, pages: Sequence[int], data: NDArray[np.uint8]) -> None:
-        """Write bytes in the form of ``read_pages`` into these pages. Raises ValueError, with no change,
-        unless there are exactly the bytes of as many different pages."""
+        """Write bytes, in the layout of ``read_pages``, into these pages. Raises ValueError, and changes
+        nothing, if a page occurs twice or ``data`` has another shape than ``read_pages`` returns."""
         ...
 
 
 class PagedKVCache(Protocol):
     """K/V of every layer of a model, in one pool of pages for each group of layers.
 
-    A step calls, in this order: ``begin_step``; per layer ``write`` and ``attend``; one ``mx.eval`` of the
-    step's results together with ``pending()``; ``nonfinite_tokens``. There is at most one write per layer and
-    step, and no old handle may be kept after it.
-    """
+    A step calls ``begin_step`` first, then ``write`` and ``attend`` for each layer. Then it calls ``mx.eval``
+    once, for its results together with ``pending()``, and at last ``nonfinite_tokens``. A step may write each
+    layer once. After a write, callers must not keep older array handles of that layer."""
 
     @property
     def storages(self) -> tuple[PageStorage, ...]:
-        """The pools, in the order of a step's ``groups``."""
+        """The pools, in the order of ``AttentionMetadata.groups``."""
         ...
 
     @property
@@ -131,26 +130,25 @@ class PagedKVCache(Protocol):
         ...
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
-        """Check the indices (ValueError) and prepare data that all layers of the step share."""
+        """Prepare data that all layers of the step share. Raises ValueError for indices out of range."""
         ...
 
     def write(self, layer: int, keys: mx.array, values: mx.array) -> None:
-        """Store keys [T, Hkv, D] and values [T, Hkv, Dv] in the step's slots, in page format."""
+        """Convert keys [T, Hkv, D] and values [T, Hkv, Dv] to the page format; store them in their slots."""
         ...
 
     def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
         """Return causal attention of queries [T, Hq, D] over the pages of their own sequences.
 
-        Row t sees positions <= positions[t], inside the layer's window; query head h reads K/V head ``h //
-        (Hq // Hkv)``. Returns [T, Hq, Dv] in the dtype of ``queries``. Raises ValueError for wrong shapes and
-        for options that the backend has no kernel for; the reference supports all.
-        """
+        Row t sees positions up to ``positions[t]``, inside the layer's window. Query head h reads K/V head
+        ``h // (Hq // Hkv)``. Returns [T, Hq, Dv] in the dtype of ``queries``. Raises ValueError for wrong
+        shapes and for options that the backend has no kernel for; the reference backend supports all."""
         ...
 
     def gather(self, layer: int) -> tuple[mx.array, mx.array]:
         """Return dense K [T, Hkv, L, D] and V [T, Hkv, L, Dv], L = max kv_len, for models that need arrays.
 
-        Each row has its own sequence's values, dequantized, and zeros after the sequence's end. This is slow.
+        Row t has the dequantized K and V of its sequence, and zeros after the sequence's end. This is slow.
         """
         ...
 
@@ -159,22 +157,22 @@ class PagedKVCache(Protocol):
         ...
 
     def flags(self) -> list[mx.array]:
-        """Return unevaluated arrays [T] for ``nonfinite_tokens``, not 0 for a bad row. They outlive the step,
-        so that the next step can begin before they are read."""
+        """Return the unevaluated arrays [T] that ``nonfinite_tokens`` reads; a bad row is not 0. They stay
+        valid after the step, so that the next step can begin before they are read."""
         ...
 
     def nonfinite_tokens(self) -> list[int]:
-        """Return the rows t of the evaluated step with NaN or infinity in K or V of some layer. Such rows are
-        stored as zeros; the engine fails their requests."""
+        """Return the rows of the evaluated step that have NaN or infinity in K or V of some layer. Such rows
+        were stored as zeros; the engine fails their requests."""
         ...
 
 
 class KVPool(PageStorage, PagedKVCache, Protocol):
-    """The pages of one group of layers, with attention over them: a cache with a single storage."""
+    """A ``PagedKVCache`` with a single ``PageStorage``: the pages of one group of layers."""
 
     def gather_sequences(self, layer: int) -> tuple[mx.array, mx.array]:
-        """Return dense K [B, Hkv, L, D] and V [B, Hkv, L, Dv] of each sequence, like ``gather`` but once per
-        sequence."""
+        """Return dense K [B, Hkv, L, D] and V [B, Hkv, L, Dv]: as ``gather``, but per sequence instead of
+        per row."""
         ...
 
 
@@ -183,27 +181,28 @@ MAX_TABLE_LAYERS = 4
 
 
 class AdapterTable(Protocol):
-    """Low-rank adapters in the slots of layers that read one input. Factors ``a`` [rank, inputs] and ``b``
-    [rank, outputs] add ``scale * (x @ a.T) @ b``; with a gain, y becomes gain (y - bias + sum) + bias."""
+    """Low-rank adapters (LoRA, DoRA) for layers that read the same input x. A slot has one adapter's factors
+    ``a`` [rank, inputs] and ``b`` [rank, outputs] for each layer. They change a layer's output y to y + d,
+    where d is ``scale * (x @ a.T) @ b``, or with a gain (DoRA) to ``gain * (y - bias + d) + bias``."""
 
     def put(
         self, slot: int, layer: int, a: mx.array, b: mx.array, scale: float, gain: mx.array | None,
         bias: mx.array | None,
     ) -> None:  # fmt: skip
-        """Put the factors of one layer into a slot from 1 on; ``gain`` and ``bias``: float32 [outputs]."""
+        """Put the factors of one layer into a slot; ``slot`` is at least 1. gain, bias: float32 [outputs]."""
         ...
 
     def clear(self, slot: int) -> None: ...
 
     def add(self, ys: Sequence[mx.array], x: mx.array, slots: mx.array) -> list[mx.array]:
-        """Return ``ys``, the layers' outputs [T, outputs] for x [T, inputs], plus those of the adapters.
-        ``slots``: int32 [T], 0 for rows without an adapter."""
+        """Return ``ys``, the outputs [T, outputs] of the layers for x [T, inputs], changed by the adapters.
+        ``slots``, int32 [T], has the slot of each row's adapter, 0 for rows without one."""
         ...
 
 
 class MakeAdapterTable(Protocol):
-    """Creates an empty table for at most ``MAX_TABLE_LAYERS`` layers with these outputs; ``dtype``: of
-    factors, bfloat16 or float32."""
+    """Creates an empty table for at most ``MAX_TABLE_LAYERS`` layers, whose numbers of outputs are
+    ``outputs``. The factors are of ``dtype``, bfloat16 or float32."""
 
     def __call__(
         self, inputs: int, outputs: Sequence[int], *, num_slots: int, dtype: mx.Dtype
@@ -218,19 +217,19 @@ class AttentionBackend(Protocol):
 
     @property
     def has_model_ops(self) -> bool:
-        """Whether its native extension (``kernels._ext``) also computes linear layers, norms, rotary
-        embeddings, activations and sampling."""
+        """Whether the backend uses the native extension (``kernels._ext``), which also computes linear
+        layers, norms, rotary embeddings, activations and sampling."""
         ...
 
     @property
     def takes_masks(self) -> bool:
-        """Whether its pools support ``AttendOptions.mask``."""
+        """Whether the backend's pools support ``AttendOptions.mask``."""
         ...
 
     @property
     def writes_in_place(self) -> bool:
-        """Whether pages are written without new arrays, so that MLX does not copy a pool that a submitted
-        step uses."""
+        """Whether kernels write pages into the pool's own arrays. Then MLX does not copy a pool that a step
+        in flight still uses."""
         ...
 
     @property
@@ -240,18 +239,18 @@ class AttentionBackend(Protocol):
 
     @property
     def rare_recurrence(self) -> RareRecurrence | None:
-        """Kernels of recurrences that few models have; None if there are only ``recurrent_kernels``."""
+        """Kernels of recurrences that few models have; None if the backend has no such kernels."""
         ...
 
     @property
     def adapter_tables(self) -> MakeAdapterTable | None:
-        """Maker of tables of adapters. None if MLX's operations add adapters, or with ``has_model_ops`` the
-        native extension."""
+        """Function that creates adapter tables. None if the native extension (with ``has_model_ops``) or
+        MLX's operations compute adapters."""
         ...
 
     @property
     def compiles_at_launch(self) -> bool:
-        """Whether a kernel is compiled at its first launch, so that the first request would wait."""
+        """Whether a kernel is compiled at its first launch, so that the first request would wait for that."""
         ...
 
     def create_pool(self, spec: PoolSpec) -> KVPool:
@@ -259,13 +258,13 @@ class AttentionBackend(Protocol):
         ...
 
     def create_residual_pool(self, spec: PoolSpec, residual: PoolSpec) -> PagedKVCache:
-        """Allocate a pool of quantized pages with the 16-bit pages of its residual window (residual.py).
-        Raises ValueError for a pool that the backend cannot hold."""
+        """Allocate a pool of quantized pages, ``spec``, and one of 16-bit pages, ``residual``, for its
+        residual window (residual.py). Raises ValueError for a pool that the backend cannot hold."""
         ...
 
 
 def refuse_option(backend: str, **given: object) -> None:
-    """Raise ValueError if one of these options is not None, because the backend has no kernel for it."""
+    """Raise ValueError if an option that the backend has no kernel for is not None."""
     for name, value in given.items():
         if value is not None:
             raise ValueError(

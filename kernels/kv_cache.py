@@ -1,7 +1,8 @@
 """The K/V cache of a model: one pool for each group of layers, optionally with residual pages.
 
-If rows see only their own chunk of a sequence, each chunk is treated as a sequence with its pages and
-positions. Attention over these is full attention, so kernels need no support for chunks.
+In layers with chunked attention, a row sees only its own chunk of the sequence. For these layers, each chunk
+becomes a sequence of its own, whose positions start at 0. Kernels then compute full attention over it, and
+need no support for chunks.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def cut_into_chunks(metadata: AttentionMetadata, chunk: int) -> AttentionMetadata:
-    """Return a step in which every chunk is a sequence; ``chunk``: positions, a multiple of the page size."""
+    """Return the step with each chunk of ``chunk`` positions, a multiple of the page size, as a sequence."""
     if (metadata.positions < chunk).all():
         return metadata
     number, row_sequences = metadata.positions // chunk, metadata.row_sequences
@@ -51,7 +52,7 @@ def cut_into_chunks(metadata: AttentionMetadata, chunk: int) -> AttentionMetadat
 
 
 def _columns(table: Ints, columns: Ints) -> Ints:
-    """Return columns [N, W] of each row of a table [N, P]; 0 past its end."""
+    """Return the entries of a table [N, P] in ``columns`` [N, W] of each row; 0 for columns past the end."""
     inside = columns < table.shape[1]
     taken = np.take_along_axis(table, np.where(inside, columns, 0), axis=1)
     return np.where(inside, taken, 0).astype(np.int32)
@@ -66,8 +67,8 @@ def create_kv_cache(
     residual: Sequence[LayerGroup] = (),
     residual_format: str = "bf16",
 ) -> PagedKVCache:
-    """Return a cache for all layers of ``spec``, with the given pages for each group and residual window.
-    Raises ValueError if the backend cannot hold it."""
+    """Return a cache for all layers of ``spec``. ``num_pages``: pages of each group, then of each group's
+    residual window. Raises ValueError if the backend cannot hold such a cache."""
     for group in groups:
         if (chunk := group.chunk) is not None and chunk % spec.page_size:
             raise ValueError(
@@ -97,12 +98,10 @@ def _residual_spec(spec: PoolSpec, group: LayerGroup, num_pages: int, name: str)
 
 
 class GroupedKVCache:
-    """``PagedKVCache`` over one cache per group of layers; layer indices are those of the model.
+    """``PagedKVCache`` that joins one cache per group of layers; layer indices are those of the model.
 
-    A model without attention has one group whose pages have no bytes and only name prefixes. The storages are
-    ordered as the pages of every group, then the residual pages of every group. Layers that attend within
-    chunks get chunks as sequences.
-    """
+    ``storages`` has the pages of every group, then the residual pages of every group. A model without
+    attention has one group; its pages have no bytes, and only serve to find cached prefixes."""
 
     def __init__(self, caches: Sequence[PagedKVCache], groups: Sequence[LayerGroup]) -> None:
         self._caches = tuple(caches)
@@ -112,7 +111,7 @@ class GroupedKVCache:
         self.storages: tuple[PageStorage, ...] = tuple(
             storage for kind in zip(*kinds, strict=True) for storage in kind
         )
-        self._parts = [  # indices of a step's groups that belong to each cache
+        self._parts = [  # by cache: indices of its groups in a step's metadata
             range(index, len(self.storages), len(caches)) for index in range(len(caches))
         ]
         parts = [cache.replayable for cache in caches]

@@ -1,7 +1,7 @@
-"""Metadata of one attention step as flat arrays, the only schedule that kernels see.
+"""Metadata of one attention step as flat arrays; kernels know nothing else about the batch.
 
-It is built once per step on the host and used by every layer. This module imports only NumPy, so that the
-control plane can build and test batches on a machine without MLX.
+The metadata is built once per step on the host and used by every layer. This module imports only NumPy, so
+that the control plane can build and test batches on a machine without MLX.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Ints = NDArray[np.int32]
 
 
 class GroupMetadata(NamedTuple):
-    """Locations of a step's rows in the pages of one group of layers.
+    """The pages that a step writes and reads in one group of layers.
 
-    slots       [T]     target of each row's K/V: ``page * page_size + offset``
+    slots       [T]     where each row's K/V is written: ``page * page_size + offset``
     page_table  [B, P]  pages of sequence b; entries past its last page are 0 and never read
-    starts      [T]     for residual pages (residual.py): first position that each row reads from them, apart
-                        from the kept ones; None: where the window begins
+    starts      [T]     for residual pages (residual.py): first position that each row reads from 16-bit
+                        pages, apart from kept positions. None: the start of the window
     """
 
     slots: Ints
@@ -34,11 +34,11 @@ class GroupMetadata(NamedTuple):
 class StateMetadata:
     """Slots of a step's recurrent states.
 
-    A sequence whose first row is at position 0 has no state yet: its slot holds data of another sequence.
+    If a sequence's first row is at position 0, it has no state yet: its slot still holds old data.
 
-    slots      [B]     the slot of each sequence: its state before the step, and after it
-    snapshots  [C, 3]  sequence of the step, position, slot that gets a copy of the state after that many
-                       tokens. A state may be copied to several slots
+    slots      [B]     slot of each sequence, which has its state before the step and gets its state after it
+    snapshots  [C, 3]  (index of the sequence in the step, number of tokens, slot): the slot gets a copy of
+                       the state after that many tokens. A state may be copied to several slots
     """
 
     slots: Ints
@@ -49,16 +49,16 @@ class StateMetadata:
 class StepRows:
     """T tokens of B sequences, without their pages. The rows of a sequence are adjacent and in order.
 
-    Treat it as immutable. It is not a frozen dataclass, because one is built per step and freezing triples
-    the time.
+    Treat an object as immutable. The dataclass is not frozen, because one is built per step, and freezing
+    triples the time.
 
     positions       [T]      position of each token in its sequence
     q_start         [B + 1]  rows of sequence b are ``q_start[b]:q_start[b + 1]``
-    kv_len          [B]      positions of sequence b with K/V after this step, so its last row is at position
-                             ``kv_len[b] - 1``
+    kv_len          [B]      number of positions of sequence b that have K/V after this step; its last row is
+                             at position ``kv_len[b] - 1``
     states                   slots of recurrent layers; None for models without any
-    last            [T]      last position that each row sees, of this step or before, never falling within a
-                             sequence; None: each row's own
+    last            [T]      last position that each row sees: its own or a later one, but not less than for
+                             the row before in the same sequence. None: its own
     """
 
     positions: Ints
@@ -82,7 +82,7 @@ class StepRows:
 
     @property
     def row_sequences(self) -> Ints:
-        """Sequence of each row, [T]."""
+        """Index of each row's sequence, [T]."""
         counts = np.diff(self.q_start)
         return np.repeat(np.arange(len(counts), dtype=np.int32), counts)
 
@@ -92,8 +92,8 @@ class AttentionMetadata(StepRows):
     """The rows of a step, and their pages.
 
     page_size                positions per page
-    groups                   one for each pool of pages: the groups of layers in order, then the residual
-                             pages of each group, if any
+    groups                   pages in each pool: one pool for each group of layers, in order, then one for the
+                             residual pages of each group, if any
     """
 
     page_size: int
@@ -107,8 +107,8 @@ class AttentionMetadata(StepRows):
         page_size: int,
         states: StateMetadata | None = None,
     ) -> AttentionMetadata:
-        """Return the step that computes positions [start, stop) of each sequence. Each of ``tables`` [B, P]
-        has the sequences' pages in one group."""
+        """Return the step that computes positions [start, stop) of each sequence, with one pair in ``spans``
+        per sequence. Each of ``tables`` [B, P] has the sequences' pages in one group."""
         firsts, stops = np.array(spans, np.int32).T
         q_start = np.zeros(len(spans) + 1, np.int32)
         np.cumsum(stops - firsts, out=q_start[1:])
@@ -135,15 +135,15 @@ class AttentionMetadata(StepRows):
         return replace(self, groups=tuple(self.groups[index] for index in groups))
 
     def only_group(self) -> GroupMetadata:
-        """Return the group of a step that has one. Raises ValueError if it has several."""
+        """Return the step's only group. Raises ValueError if the step has several."""
         if len(self.groups) != 1:
             raise ValueError(f"a pool of one group needs metadata of one group, got {len(self.groups)}")
         return self.groups[0]
 
     def check(self, num_pages: int) -> None:
         """Raise ValueError unless the step has one group and every index lies inside ``num_pages`` pages. MLX
-        and the kernels do not check bounds, and an index outside would crash, so this runs on the host before
-        each launch."""
+        and the kernels do not check bounds, and an index out of range could crash them. So the host checks
+        each step."""
         group, tokens, sequences = self.only_group(), len(self.positions), len(self.kv_len)
         for name, array, shape in (
             *([] if group.starts is None else [("starts", group.starts, (tokens,))]),

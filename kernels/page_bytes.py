@@ -1,8 +1,9 @@
-"""Whole pages as bytes, equal on every backend, so that pages can move between pools.
+"""Layout of a page as bytes. It is the same on every backend, so that pages can move between pools.
 
-A page [``spec.page_bytes``] is its layers in order; a layer is its KV heads in order; a head is the codes of
-all its K rows, their scales, the codes of all its V rows, their scales. Codes and scales are those of the
-page format (``octavo.kernels.formats``), little-endian, K and V rotated if the format rotates. NumPy only.
+The ``spec.page_bytes`` bytes of a page are those of its layers in order, and a layer's bytes are those of its
+KV heads in order. A head has the codes of its K rows, then their scales, then the codes of its V rows, then
+their scales. Codes and scales are those of the page format (``octavo.kernels.formats``), little-endian. If
+the format rotates rows, they are those of rotated K and V. This module imports NumPy only.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class LayerBytes:
-    """Location of one layer in a page: the ``span`` of its bytes, with ``head_bytes`` for each KV head."""
+    """Location of one layer in the bytes of a page: ``span``, which has ``head_bytes`` for each KV head."""
 
     layer: LayerSpec
     span: slice
@@ -30,7 +31,7 @@ class LayerBytes:
 
 
 def layer_bytes(spec: PoolSpec) -> list[LayerBytes]:
-    """Return the place of each layer in a page."""
+    """Return the location of each layer in the bytes of a page."""
     places, start = [], 0
     for layer in spec.layers:
         size = replace(spec, layers=(layer,)).page_bytes
@@ -47,7 +48,7 @@ def check_read(spec: PoolSpec, pages: Sequence[int]) -> None:
 
 
 def check_write(spec: PoolSpec, pages: Sequence[int], data: PageBytes) -> None:
-    """Raise ValueError unless ``data`` holds the bytes of these pages, which must differ."""
+    """Raise ValueError unless all pages are different and ``data`` has as many bytes as they take."""
     check_read(spec, pages)
     if len(set(pages)) != len(pages):
         raise ValueError(f"pages {list(pages)} must be different, because each is written once")
@@ -61,12 +62,12 @@ def check_write(spec: PoolSpec, pages: Sequence[int], data: PageBytes) -> None:
 def convert_pages(source: PoolSpec, data: PageBytes, target: PoolSpec, *, skip: int = 0) -> PageBytes:
     """Convert consecutive pages of one sequence to another page size or format.
 
-    Input [n, source.page_bytes], output [m, target.page_bytes]. The first ``skip`` positions are left out,
-    and last ones that fill no page of the new size.
+    ``data`` is [n, source.page_bytes], the result [m, target.page_bytes]. The first ``skip`` positions are
+    left out, and so are the last positions if they do not fill a page of the new size.
 
-    Rows of an equal format keep their bits; others are dequantized and quantized again. Raises ValueError for
-    pools with different layers, and for values that the new format cannot store.
-    """
+    If the format of K (or of V) does not change, its rows keep their bits; otherwise they are dequantized and
+    quantized again. Raises ValueError for pools with different layers, and for values that the new format
+    cannot store."""
     if source.layers != target.layers:
         raise ValueError("pages can be converted between pools of the same layers only")
     positions = max(len(data) * source.page_size - skip, 0) // target.page_size * target.page_size
@@ -89,7 +90,8 @@ def convert_pages(source: PoolSpec, data: PageBytes, target: PoolSpec, *, skip: 
 
 
 def _split(spec: PoolSpec, layer: LayerSpec, heads: PageBytes) -> Iterator[tuple[PageBytes, PageBytes]]:
-    """Yield K, then V of [n, Hkv, head_bytes]: bytes of codes and scales, each [Hkv, positions, width]."""
+    """Split ``heads`` [n, Hkv, head_bytes]: yield the bytes (codes, scales) of K, then those of V. Each array
+    is [Hkv, positions, width]."""
     start, num_heads = 0, layer.num_kv_heads
     for name, dim in ((spec.k_format, layer.head_dim), (spec.v_format, layer.value_dim)):
         fmt = page_format(name)
@@ -124,8 +126,8 @@ def _raw(part: NDArray[np.generic]) -> PageBytes:
 
 
 def _to_pages(rows: tuple[PageBytes, PageBytes], skip: int, positions: int, page_size: int) -> PageBytes:
-    """Return codes and scales [Hkv, >= skip + positions, width], from ``skip`` on, as bytes of pages. The
-    result is [pages, Hkv, bytes of K or V of one head]."""
+    """Return ``positions`` positions of codes and scales, from ``skip`` on, as pages [pages, Hkv, bytes of K
+    or V of one head]. ``rows``: codes and scales, each [Hkv, at least skip + positions, width]."""
     num_heads, num_pages = len(rows[0]), positions // page_size
     sizes = (part.shape[-1] * page_size for part in rows)
     return np.concatenate(

@@ -1,4 +1,4 @@
-"""Interface of recurrent kernels over state slots, on any device, and their parameters."""
+"""Interface of kernels for recurrent layers, which keep states in slots, and the kernels' parameters."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ GateKind = Literal["ready", "softplus", "bounded"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaGates:
-    """Formulas of a decay g and beta from a layer's a and b, in float32.
+    """Formulas for the decay g and the factor beta of the delta rule, given a layer's a and b, in float32.
 
     ready     g = a, beta = b
     softplus  g = exp(-exp(A_log) softplus(a + dt_bias)), beta = beta_scale sigmoid(b)
     bounded   g = exp(lower_bound sigmoid(exp(A_log) (a + dt_bias))), beta as in softplus
 
-    A_log has a value for each head, or for each value of a row of a; dt_bias has the shape of a row of a.
-    """
+    dt_bias has the shape of a row of a. A_log has that shape, too, or one value per head."""
 
     kind: GateKind = "ready"
     A_log: mx.array | None = None
@@ -37,7 +36,7 @@ READY = DeltaGates()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SsdParameters:
-    """Parameters of a Mamba-2 layer, [H] each; softplus(dt + dt_bias) is clipped to [lowest, highest]."""
+    """Parameters of a Mamba-2 layer; arrays are [H]. softplus(dt + dt_bias) is clipped to lowest..highest."""
 
     A_log: mx.array
     dt_bias: mx.array
@@ -48,43 +47,41 @@ class SsdParameters:
 
 @dataclass(frozen=True, slots=True)
 class StateCapture:
-    """Capture of recurrent steps. ``programs`` captures kernels. ``bind`` makes the kernels' arguments from
-    segments [B, 4] and checkpoints [C, 2], int32 as in ``StateSegments``."""
+    """Means to capture recurrent steps as programs. ``programs`` captures kernels. ``bind`` makes the
+    argument ``step`` of the kernels from segments [B, 4] and checkpoints [C, 2], as in ``StateSegments``."""
 
     programs: Programs
     bind: Callable[[Sequence[mx.array]], Any]
 
 
 class RecurrentKernels(Protocol):
-    """Kernels that compute all segments of a step at once. Each kernel takes a pool [num_slots, ...], the
-    result of ``arrays`` for the step, and the step's rows. It returns the pool's new handle and y. It writes
-    the pool's own memory, so a step that is computed twice advances states twice: see ``StateSegments``."""
+    """Kernels that compute all segments of a step at once. A kernel takes a pool of states [num_slots, ...],
+    the result of ``arrays`` for the step, and the step's rows. It returns the pool's new handle and y. It
+    writes the pool in place, so a step computed twice advances states twice: see ``StateSegments``."""
 
     def arrays(self, step: StateSegments) -> Any:
-        """Make the arrays of a checked step; kernels write to any slot without a check."""
+        """Return the argument ``step`` of the kernels. Call ``step.check`` first: kernels check no slots."""
         ...
 
     def zeros(self, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-        """Return a pool of zero states [num_slots, ..] in memory that suits the kernels; sizes are at least
-        1.
-        """
+        """Return a pool of zeros in memory that suits the kernels; every size in ``shape`` is at least 1."""
         ...
 
     def mark_nonfinite(self, flags: mx.array, step: Any, y: mx.array) -> mx.array:
-        """Return ``flags``, int32 [T], not 0 where the step keeps a state with NaN or infinity. A bad state
-        is detected by its row of y [T, ..]. The given flags must not be used again."""
+        """Return ``flags``, int32 [T], made nonzero at rows after which the step keeps a state with NaN or
+        infinity. Such a state is detected by its row of y [T, ..]. The argument ``flags`` becomes invalid."""
         ...
 
     def rows_behind(self, window: mx.array, keep: int) -> mx.array:
-        """Return the last T rows, [T, C], of a window [1, keep + T, C] that was joined from two arrays."""
+        """Return the last T rows, [T, C], of ``window`` [1, keep + T, C], two concatenated arrays."""
         ...
 
     def state_capture(self) -> StateCapture | None:
-        """Return the capture of steps as programs; None if there is none."""
+        """Return the means to capture steps as programs; None if the backend has none."""
         ...
 
     def takes_gated_delta(self, key_dim: int) -> bool:
-        """Whether there is a kernel for heads with keys of this size."""
+        """Whether there is a ``gated_delta`` kernel for heads with keys of this size."""
         ...
 
     def takes_ssd(self, state_dim: int) -> bool: ...
@@ -101,9 +98,9 @@ class RecurrentKernels(Protocol):
         *,
         gates: DeltaGates = READY,
     ) -> tuple[mx.array, mx.array]:
-        """Compute the gated delta rule; ``reference.recurrent.gated_delta`` has the formula. pool float32 [N,
-        Hv, Dv, Dk]; q, k [T, Hk, Dk]; v [T, Hv, Dv]; a [T, Hv], or [T, Hv, Dk] for a gate of each value; b
-        [T, Hv]. y has the dtype of v."""
+        """Compute the gated delta rule; ``reference.recurrent.gated_delta`` has the formula. pool float32
+        [N, Hv, Dv, Dk]; q, k [T, Hk, Dk]; v [T, Hv, Dv]; a [T, Hv], or [T, Hv, Dk] if each value has its own
+        gate; b [T, Hv]. y has the dtype of v."""
         ...
 
     def ssd(
@@ -117,8 +114,8 @@ class RecurrentKernels(Protocol):
         *,
         parameters: SsdParameters,
     ) -> tuple[mx.array, mx.array]:
-        """Compute Mamba-2's recurrence; ``reference.recurrent.ssd`` has the formula. pool float32 [N, H, Dh,
-        Ds]; x [T, H, Dh]; B, C [T, G, Ds]; dt [T, H], from the layer unchanged. y has the dtype of x."""
+        """Compute Mamba-2's recurrence; ``reference.recurrent.ssd`` has the formula. pool float32
+        [N, H, Dh, Ds]; x [T, H, Dh]; B, C [T, G, Ds]; dt [T, H], before its softplus. y has x's dtype."""
         ...
 
     def causal_conv(
@@ -131,9 +128,9 @@ class RecurrentKernels(Protocol):
         *,
         silu: bool = False,
     ) -> tuple[mx.array, mx.array]:
-        """Compute a depthwise convolution over the rows of each sequence, with its activation. pool [N, K -
-        1, C], earlier inputs, in the dtype of x or float32; x [T, C]; weight [K, C]; bias [C]. y has the
-        dtype of x. mlx's Conv1d has weights [C, K, 1]: transpose them once."""
+        """Compute a depthwise causal convolution over the rows of each sequence, then SiLU if ``silu``. pool
+        [N, K - 1, C], the inputs before the step, in the dtype of x or float32; x [T, C]; weight [K, C]; bias
+        [C]. y has the dtype of x. MLX's Conv1d has weights [C, K, 1]: transpose them once."""
         ...
 
 
@@ -141,8 +138,8 @@ RareRecurrence: TypeAlias = Callable[
     [str, mx.array, Any, list[mx.array], Sequence[float]], tuple[mx.array, mx.array]
 ]
 """Kernels of recurrences that few models have: (name, pool, step, inputs, options) -> (new handle, y). Pools
-and steps are those of ``RecurrentKernels``, states float32. Inputs are rows of the step, then float32
-parameters. y has the dtype of the first input, if nothing else is said.
+and steps are those of ``RecurrentKernels``; pools are float32. Inputs are rows of the step, then float32
+parameters. y has the dtype of the first input unless the table says otherwise.
 
 lightning        ``recurrent_gla`` of mlx-lm. pool [N, H, Dk, Dv]; q, k [T, H, Dk]; v [T, H, Dv], the dtype of
                  y; log_decay [H]; option: scale

@@ -1,7 +1,7 @@
-"""Interface of a KV cache for capturing a step once and replaying it with other values.
+"""Interface by which a step that uses a KV cache is captured once and replayed with other values.
 
-Decode steps repeat with the same shapes and other values. If a cache's part of the graph depends on the
-step's metadata only through arrays, the graph can be kept as a program.
+Decode steps repeat with the same shapes and other values. If the cache's operations in the graph depend on
+the step's metadata only through arrays, the graph can be captured as a program and run again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Program(Protocol):
     def outputs(self) -> list[mx.array]: ...
 
     def run(self, values: Sequence[Ints]) -> None:
-        """Run with new ``values`` of the filled arrays, in their order; one may fill several of them."""
+        """Run with new ``values`` of the ``filled`` arrays, in order; a value may fill consecutive arrays."""
         ...
 
 
@@ -32,13 +32,13 @@ class Programs(Protocol):
     def capture(
         self, filled: Sequence[mx.array], fixed: Sequence[mx.array], outputs: Sequence[mx.array]
     ) -> Program:
-        """Capture a program that computes ``outputs``; ValueError names an operation that cannot be captured.
-        ``filled``: int32 arrays that get new values in each run; ``fixed``: other inputs."""
+        """Capture a program that computes ``outputs``. ``filled``: int32 arrays that get new values in each
+        run; ``fixed``: other inputs. Raises ValueError that names an operation it cannot capture."""
         ...
 
 
 class ReplayablePool(Protocol):
-    """Pool of a KV cache whose steps, for given shapes, depend on the step only through arrays."""
+    """Pool of a KV cache whose operations, for given shapes, depend on the step only through arrays."""
 
     def step_values(self) -> list[Ints]:
         """Return the indices and flags of the current step, as NumPy arrays."""
@@ -50,23 +50,23 @@ class ReplayablePool(Protocol):
         ...
 
     def packed_values(self) -> list[Ints]:
-        """Return ``step_values`` in as few arrays as possible, by joining several."""
+        """Return ``step_values`` joined into as few arrays as possible."""
         ...
 
     def step_inputs(self) -> list[mx.array]:
-        """Return the step's values as MLX arrays, in that order, then the pages of every layer."""
+        """Return ``step_values`` as MLX arrays, followed by the page arrays of every layer."""
         ...
 
     def bind_inputs(self, arrays: Sequence[mx.array]) -> None:
-        """Compute with these arrays instead of ``step_inputs``."""
+        """Use these arrays instead of ``step_inputs`` from now on."""
         ...
 
     def pending(self) -> list[mx.array]: ...
 
     def bind_pending(self, arrays: Sequence[mx.array]) -> None:
-        """Use a replayed graph's outputs instead of ``pending()``."""
+        """Use the outputs of a replayed program instead of ``pending()``."""
         ...
 
     def programs(self) -> Programs:
-        """Capture of programs for the steps of one model."""
+        """Return an object that captures the steps of one model as programs."""
         ...

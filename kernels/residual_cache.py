@@ -1,4 +1,4 @@
-"""Attention over quantized pages and the 16-bit pages of their residual window: the shared part."""
+"""Base class of caches with quantized pages and the 16-bit pages of their residual window."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Pool = TypeVar("Pool", bound=KVPool)
 
 
 class ResidualCache(Generic[Pool]):
-    """``PagedKVCache`` over a pool of quantized pages and one of residual pages, without ``attend``. The
-    groups of a step's metadata are in this order."""
+    """``PagedKVCache``, without ``attend``, over a pool of quantized pages and a pool of residual pages. The
+    metadata of a step has two groups: quantized pages, then residual pages."""
 
     def __init__(self, quantized: Pool, residual: Pool) -> None:
         check_residual(quantized.spec, residual.spec)
@@ -40,7 +40,7 @@ class ResidualCache(Generic[Pool]):
         self.residual.begin_step(metadata.select((1,)))
 
     def _begin(self, metadata: AttentionMetadata) -> AttentionMetadata:
-        """Check a step; return it with the starts of its residual pages."""
+        """Check a step's metadata; return it with ``starts`` of its residual pages filled in."""
         if len(metadata.groups) != 2:
             raise ValueError(
                 f"a step must have quantized and residual pages, got {len(metadata.groups)} groups"
@@ -59,7 +59,7 @@ class ResidualCache(Generic[Pool]):
         self.residual.write(layer, keys, values)
 
     def gather(self, layer: int) -> tuple[mx.array, mx.array]:
-        """Gather each position from the kind of pages from which the row's query reads it."""
+        """Gather K and V as ``PagedKVCache.gather`` does, each position from the pages that queries read."""
         import mlx.core as mx
 
         kinds = [pool.gather(layer) for pool in (self.quantized, self.residual)]

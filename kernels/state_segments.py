@@ -1,6 +1,6 @@
-"""Segments of one step of recurrent layers, as flat arrays that assign rows to states.
+"""Metadata of one step of recurrent layers: flat arrays that say which rows advance which state.
 
-Like ``metadata.py``: built once per step on the host, used by every layer, NumPy only.
+They are built once per step on the host and used by every layer. This module imports NumPy only.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import numpy as np
 from .metadata import Ints
 
 NO_STATE = -1
-"""Slot to read for a sequence without a state. Its initial state is up to the model; it need not be zeros."""
+"""Stands for the slot of a sequence that has no state yet. The model defines its initial state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSegments:
-    """T rows of B segments; the rows of a segment are adjacent, in order and of one sequence.
+    """The T rows of a step, divided into B segments: consecutive rows of one sequence, in order.
 
     num_rows     T
-    segments     [B, 4]  first row, number of rows, slot that is read (``NO_STATE``: none), slot that is
-                         written. A segment without rows does nothing, so that steps can be padded.
-    checkpoints  [C, 2]  row, and the slot that gets a copy of the state after it; row -1: nothing
+    segments     [B, 4]  (first row, number of rows, slot to read, slot to write) of each segment. The slot to
+                         read is ``NO_STATE`` for a sequence without a state. A segment without rows does
+                         nothing, so that steps can be padded
+    checkpoints  [C, 2]  (row, slot): the slot gets a copy of the state after this row; row -1 does nothing
 
     **A step that is computed twice advances a state twice**, unless its segments read other slots than they
-    write, because kernels have no other record of steps. Code that may compute a step again (a probe, a
-    retry) writes to spare slots and swaps the slot numbers after the step.
-    """
+    write. Code that may compute a step again (a probe, a retry) therefore writes to spare slots, and swaps
+    the slot numbers after the step."""
 
     num_rows: int
     segments: Ints
@@ -53,7 +53,8 @@ class StateSegments:
         )
 
     def check(self, num_slots: int) -> None:
-        """Raise ValueError for rows or slots out of range, or if two segments touch a written slot."""
+        """Raise ValueError if a row or slot is out of range, if segments share rows, or if a slot is written
+        twice or is written by one segment and read by another."""
         used = self.segments[self.segments[:, 1] > 0]
         start, length, source, target = used.T
         if (length < 0).any() or (start < 0).any() or (start + length > self.num_rows).any():

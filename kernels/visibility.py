@@ -1,7 +1,7 @@
 """Visibility: a query sees the last ``window`` positions, its own included, and the first ``keep``.
 
-``block_manager/spec.py`` has the same arithmetic for pages, because neither may import the other; a test
-compares them. Oracles and self-tests have independent versions.
+``block_manager/spec.py`` has the same arithmetic for pages, because the two packages must not import each
+other; a test compares both. Oracles and self-tests have independent versions.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def window_start(positions: Ints | int, window: Ints | int) -> Ints:
-    """Return the first position, apart from kept ones, that queries at ``positions`` see; broadcasts."""
+    """Return the first position, apart from kept ones, that queries at ``positions`` see (broadcast)."""
     return np.maximum(positions - window + 1, 0)
 
 
 def visible(
     queries: mx.array, keys: mx.array, window: int | None, keep: int, last: mx.array | None = None
 ) -> mx.array:
-    """Return which keys queries see, both given by position; bool, broadcast. ``last``: the last position
-    that each query sees; None: its own."""
+    """Return a bool array that tells which keys each query sees. ``queries`` and ``keys`` are positions and
+    are broadcast. ``last``: the last position that each query sees (None: its own)."""
     causal = keys <= (queries if last is None else last)
     return causal if window is None else causal & ((keys > queries - window) | (keys < keep))

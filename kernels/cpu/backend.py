@@ -1,8 +1,8 @@
 """The native CPU backend: paged attention and quantize-and-write as MLX primitives.
 
-Each layer has one uint8 array [num_pages, Hkv, bytes of one (page, head)], written in place: a write returns
-a new handle to the same buffer, attention reads that handle, and no other handle is kept. MLX orders only
-true dependencies, so there is at most one write per layer and evaluation.
+Each layer has one uint8 array [num_pages, Hkv, bytes of one (page, head)], which is written in place: a write
+returns a new handle to the same buffer, attention reads that handle, and the old handle is dropped. MLX knows
+only these dependencies, so each layer may be written only once per evaluation.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from . import recurrent
 from .programs import CpuPrograms
 
 FEWEST_COLUMNS = 64
-"""Smallest width of page tables. Widths grow in steps (64, 256, 1024) and are padded with zeros, so that step
-shapes repeat as sequences grow: a step of a new shape must build and capture its graph. Kernels never read
-the padding."""
+"""Smallest width of page tables. Widths grow in steps (64, 256, 1024), padded with zeros that kernels never
+read. So the shape of steps rarely changes while sequences grow: for each new shape, a graph must be built and
+captured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,14 @@ class CpuPool:
         self.exact = exact
         self._layouts = [_layout(spec, layer) for layer in spec.layers]
         self._layers = [_ext.create_pool(layout) for layout in self._layouts]  # pages of each layer
-        self._likes = [mx.array(0, mx.float32)] * len(spec.layers)  # give the dtypes of the rows written last
+        self._likes = [mx.array(0, mx.float32)] * len(spec.layers)  # with the dtype of the keys written last
         self._values: Ints | None = None  # indices of the current step, see ``step_values``
         self._shape = (0, 0, 0)  # numbers of rows, sequences and page-table columns
         self._step: CpuStep | None = None  # made at the first use
-        self._reach: tuple[mx.array, mx.array] | None = None  # [T, 1] positions, and the last that rows see
-        self._masks: dict[tuple[int | None, int], mx.array] = {}  # by window, of a step with ``_reach``
+        self._reach: tuple[mx.array, mx.array] | None = None  # [T, 1] positions, and ``last``, if it is given
+        self._masks: dict[tuple[int | None, int], mx.array] = {}  # by window: masks of a step with ``_reach``
         self._flags: mx.array | None = None
-        self._bound: Sequence[mx.array] | None = None  # arrays of ``bind_pending``; None once a graph writes
+        self._bound: Sequence[mx.array] | None = None  # arrays of ``bind_pending``, until the next ``write``
 
     @property
     def spec(self) -> PoolSpec:
@@ -82,7 +82,7 @@ class CpuPool:
         self.begin_group(metadata, metadata.only_group())
 
     def begin_group(self, metadata: AttentionMetadata, group: GroupMetadata) -> None:
-        """Begin a step with several groups, of which this one belongs to the pool."""
+        """Begin a step that may have several groups; ``group`` has the pages of this pool."""
         if metadata.page_size != self._spec.page_size:
             raise ValueError(f"page_size must be the pool's {self._spec.page_size}, got {metadata.page_size}")
         num_rows, num_sequences = len(metadata.positions), len(metadata.kv_len)
@@ -101,9 +101,7 @@ class CpuPool:
             metadata.page_size,
             self._spec.num_pages,
         ):
-            replace(metadata, groups=(group,)).check(
-                self._spec.num_pages
-            )  # slower check that raises with the reason
+            replace(metadata, groups=(group,)).check(self._spec.num_pages)  # slower; raises with the reason
             raise AssertionError("the native check refuses indices that AttentionMetadata.check accepts")
         self._reach, self._masks = None, {}
         if metadata.last is not None:
@@ -150,7 +148,7 @@ class CpuPool:
         )
 
     def mask(self, layer: int, options: AttendOptions, num_heads: int) -> mx.array | None:
-        """Return the mask of an attention call, [T, 1 or Hq, L]; also for rows that see later positions."""
+        """Return the mask [T, 1 or Hq, L] of an attention call: the caller's, or one made for ``last``."""
         step, spec = self.step, self._spec.layers[layer]
         if self._reach is None or options.mask is not None:
             return check_mask(options.mask, tokens=step.num_tokens, num_heads=num_heads, length=step.longest)
@@ -205,7 +203,7 @@ class CpuPool:
         return mx.zeros(self._shape[0], mx.int32) if self._flags is None else self._flags
 
     def step_inputs(self) -> list[mx.array]:
-        """Return all inputs of a step's graph, so that it can be replayed with other steps."""
+        """Return all arrays on which the step's graph depends; see ``ReplayablePool.step_inputs``."""
         step = self.step
         flags = self._begun_flags()
         indices = [step.slots, step.q_start, step.kv_len, step.page_table, step.starts]
@@ -223,7 +221,7 @@ class CpuPool:
         )
 
     def bind_pending(self, arrays: Sequence[mx.array]) -> None:
-        if arrays is not self._bound:  # otherwise the layers are already handles to the same memory
+        if arrays is not self._bound:  # otherwise ``_layers`` already are these arrays
             self._layers, self._bound = list(arrays[:-1]), arrays
         self._flags = arrays[-1]
 
@@ -263,12 +261,12 @@ class CpuPool:
             stored[list(pages)] = data[:, place.span].reshape(len(pages), *stored.shape[1:])
 
     def pages(self, layer: int) -> tuple[_ext.PageLayout, mx.array]:
-        """Return the pages of one layer in the form for kernels."""
+        """Return the layout and the pages of one layer, as kernels take them."""
         return self._layouts[layer], self._layers[layer]
 
     @property
     def step(self) -> CpuStep:
-        """Return the current step."""
+        """The current step's metadata on the device, made at the first use."""
         if self._step is None:
             *indices, flags = self.step_values()
             longest = int(indices[2].max(initial=0))
@@ -289,7 +287,7 @@ def _layout(spec: PoolSpec, layer: LayerSpec) -> _ext.PageLayout:
 
 
 class CpuBackend:
-    """``AttentionBackend`` of the native extension; ``threads`` None leaves their number unchanged."""
+    """``AttentionBackend`` of the native extension. ``threads``: None leaves the number unchanged."""
 
     name = "cpu"
     has_model_ops = True
@@ -316,7 +314,7 @@ class CpuBackend:
 
 
 class CpuResidualCache(ResidualCache[CpuPool]):
-    """Attends over both pools with the kernels of their formats and joins the partial results."""
+    """Attends over quantized and residual pages with the kernels of their formats; joins partial results."""
 
     quantized: CpuPool
     residual: CpuPool

@@ -1,8 +1,8 @@
-"""Recurrent layers on the native kernels: states in slots, written in place.
+"""``RecurrentKernels`` on the native kernels, which write states in place.
 
-Every function takes a pool [num_slots, ...] and the rows of a step, and returns the pool's new handle and y.
+A recurrence takes a pool [num_slots, ...] and the rows of a step, and returns the pool's new handle and y.
 The old handle is the same memory and must not be used again. Each evaluation advances the states: see
-``StateSegments``. y and the states depend, bit for bit, only on the instruction set and on a sequence's own
+``StateSegments``. The bits of y and of states depend only on the instruction set and on a sequence's own
 tokens.
 """
 
@@ -33,7 +33,7 @@ class StateArrays:
 
     @classmethod
     def of(cls, step: StateSegments) -> StateArrays:
-        """Make the arrays of a checked step; with indices outside of the pool, kernels abort the process."""
+        """Return the arrays of a checked step; an index outside of the pool would abort the process."""
         return cls(mx.array(step.segments), mx.array(step.checkpoints))
 
 
@@ -41,7 +41,7 @@ arrays = StateArrays.of
 
 
 def zeros(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-    """Return a zeroed pool, on huge pages if possible, because reading states is bound by memory."""
+    """Return a pool of zeros, on huge pages if possible, because memory limits the speed of recurrences."""
     rows = _ext.zeroed_rows(shape[0], math.prod(shape[1:]) * dtype.size)
     pool = rows.view(dtype).reshape(shape)
     mx.eval(pool)
@@ -54,13 +54,13 @@ def mark_nonfinite(flags: mx.array, step: StateArrays, y: mx.array) -> mx.array:
 
 
 def rows_behind(window: mx.array, keep: int) -> mx.array:
-    """Return the rows after the first ``keep``; see ``RecurrentKernels.rows_behind``. If ``window`` was
-    concatenated from two arrays, the second is returned without a copy."""
+    """Return the rows of ``window`` after the first ``keep``; see ``RecurrentKernels.rows_behind``. If
+    ``window`` is a concatenation, its second array is returned without a copy."""
     return _ext.rows_behind(window, keep)
 
 
 def state_capture() -> StateCapture:
-    """Return the capture of programs; see ``RecurrentKernels.state_capture``."""
+    """Return the means to capture steps as programs; see ``RecurrentKernels.state_capture``."""
     return StateCapture(CpuPrograms(), lambda arrays: StateArrays(*arrays))
 
 
@@ -75,8 +75,8 @@ def takes_ssd(state_dim: int) -> bool:
 def recurrence(
     name: str, pool: mx.array, step: StateArrays, inputs: list[mx.array], options: Sequence[float] = ()
 ) -> tuple[mx.array, mx.array]:
-    """Return the pool's new handle and y; see ``RareRecurrence``. ``csrc/recurrent/recurrences.cpp`` has the
-    shapes of inputs."""
+    """Compute any recurrence by its name; return the pool's new handle and y. ``RareRecurrence`` and
+    ``csrc/recurrent/recurrences.cpp`` list the names and the shapes of inputs."""
     return _ext.recurrence(name, pool, step.segments, step.checkpoints, inputs, list(options))
 
 

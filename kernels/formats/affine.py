@@ -1,7 +1,7 @@
-"""affine8 and affine4: MLX's affine quantization in groups of 64, fp16 scale and bias.
+"""affine8 and affine4: MLX's affine quantization in groups of 64 values, with an fp16 scale and bias each.
 
-Codes, scales and biases equal those of ``mlx.core.quantize(rows, group_size=64)`` for fp16 rows. Here rows
-may have any float32 values; only the stored scale and bias round to fp16.
+For fp16 rows, codes, scales and biases equal those of ``mlx.core.quantize(rows, group_size=64)``. Here rows
+may have any float32 values; only the stored scale and bias are rounded to fp16.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ SMALLEST_STEP = np.float32(1e-7)
 
 
 class _Affine(PageFormat):
-    """A row's scales are (scale, bias) of its first group, then of the next.
+    """Base of the affine formats. ``scales`` of a row are the (scale, bias) pairs of its groups in order.
 
-    Per group, in float32, each operation correctly rounded: low = min x, high = max x,
-    n = 2^bits - 1, d = max((high - low) / n, 1e-7); if |low| > |high|, step = d and edge = low,
-    else step = -d and edge = high. With k = rint(edge / step): if k is not 0, step = edge / k
-    and bias = edge, else bias = 0. The code of x is rint((x - bias) / step), half to even,
-    limited to 0..n; the *unrounded* step and bias make the codes, then both are stored as fp16.
-    A row is storable if it is finite and so are its stored scales and biases.
-    """
+    Each group is computed in float32, with every operation correctly rounded:
+    low = min x, high = max x, n = 2^bits - 1, d = max((high - low) / n, 1e-7).
+    If |low| > |high|, step = d and edge = low, else step = -d and edge = high.
+    With k = rint(edge / step): if k is not 0, step = edge / k and bias = edge, else bias = 0.
+    The code of x is rint((x - bias) / step), half to even, limited to 0..n. Step and bias are rounded to fp16
+    only then, when they are stored. A row is storable if it and its stored scales and biases are finite."""
 
     code_dtype = np.uint32
     bits: ClassVar[int]

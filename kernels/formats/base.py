@@ -20,16 +20,15 @@ MAX_FP16 = np.float32(65504)
 
 
 class PageFormat(ABC):
-    """Format of stored rows. A *row* is one position of one KV head: ``head_dim`` values of K, or of V.
+    """Storage format of rows. A *row* is one position of one KV head: ``head_dim`` values of K, or of V.
 
     A stored row has ``codes`` [..., codes_per_row] of ``code_dtype`` and ``scales`` [..., scales_per_row] of
-    ``scale_dtype``. A page of one head holds all its codes, then all its scales. K and V may have different
-    formats; a format does not know which of them it stores.
+    ``scale_dtype``. In a page, all codes of a head come first, then all its scales. K and V may have
+    different formats; a format does not know which of the two it stores.
 
-    A format is one subclass in one file of this folder, with ``@register`` before it. It defines the class
-    constants and the abstract methods. A backend without own code for it either uses this definition (the
-    reference) or refuses it.
-    """
+    To add a format, put a subclass with ``@register`` into a file of this folder. It defines the class
+    constants and the abstract methods. A backend without its own code for the format either runs these
+    methods (the reference backend) or refuses the format."""
 
     name: ClassVar[str]
     code_dtype: ClassVar[type[np.generic]]
@@ -37,16 +36,16 @@ class PageFormat(ABC):
 
     @abstractmethod
     def codes_per_row(self, head_dim: int) -> int:
-        """Return the elements of ``code_dtype`` in a row; ValueError if the format cannot hold such rows."""
+        """Return how many codes a row has; ValueError if the format cannot store rows of this length."""
 
     @abstractmethod
     def scales_per_row(self, head_dim: int) -> int:
-        """Return the elements of ``scale_dtype`` in a row, 0 for a format without scales."""
+        """Return how many elements ``scales`` of a row has; 0 for a format without scales."""
 
     @abstractmethod
     def encode(self, rows: Floats) -> tuple[Array, Array, Bools]:
-        """Return codes, scales and storable [...] of float32 rows. A row is not storable if it has NaN,
-        infinity, or a value that would be stored as one; its codes and scales are all zero."""
+        """Return codes, scales and a mask ``storable`` [...] of float32 rows. A row is not storable if it has
+        NaN or infinity, or a value that would be stored as such; its codes and scales are all zero."""
 
     @abstractmethod
     def dequantize(self, codes: Array, scales: Array) -> Floats:
@@ -57,7 +56,7 @@ class PageFormat(ABC):
         """Describe the format in one line: codes, scale, rotation."""
 
     def rotates(self, head_dim: int) -> bool:
-        """Whether pools store the Hadamard rotation of the row instead of the row."""
+        """Whether pools store each row's Hadamard rotation (rotation.py) instead of the row itself."""
         del head_dim
         return False
 
@@ -70,8 +69,8 @@ class PageFormat(ABC):
         return num_kv_heads * page_size * self.row_bytes(head_dim)
 
     def quantize(self, rows: ArrayLike) -> tuple[Array, Array]:
-        """Return codes and scales of rows [..., head_dim], converted to float32; no rotation. Raises
-        ValueError for NaN, infinity, or a magnitude that the format cannot store."""
+        """Return codes and scales of rows [..., head_dim], which are converted to float32 and not rotated.
+        Raises ValueError for NaN, infinity, or a magnitude that the format cannot store."""
         values = np.asarray(rows, dtype=np.float32)
         self._check_rows(values)
         codes, scales, storable = self.encode(values)
@@ -86,14 +85,14 @@ class PageFormat(ABC):
         return codes, scales
 
     def store(self, rows: ArrayLike) -> tuple[Array, Array, Bools]:
-        """Return codes, scales and storable, as pools store rows [..., head_dim]."""
+        """Return codes, scales and ``storable`` of rows [..., head_dim], rotated if the format rotates."""
         values = np.asarray(rows, dtype=np.float32)
         self._check_rows(values)
         with np.errstate(invalid="ignore", over="ignore"):
             return self.encode(hadamard(values) if self.rotates(values.shape[-1]) else values)
 
     def restore(self, codes: Array, scales: Array) -> Floats:
-        """Return the rows of stored codes and scales, dequantized and rotated back: ``store`` inverted."""
+        """Return the rows of codes and scales from ``store``, dequantized and rotated back."""
         rows = self.dequantize(codes, scales)
         return hadamard(rows) if self.rotates(rows.shape[-1]) else rows
 
@@ -141,13 +140,13 @@ class FormatPair:
     v: str
 
     def __str__(self) -> str:
-        """Return one name if both are equal, such as fp4, else both, such as int8/fp4."""
+        """Return both names, such as int8/fp4, or one if they are equal, such as fp4."""
         return self.k if self.k == self.v else f"{self.k}/{self.v}"
 
 
 RECIPE = "fp5/fp4"
-"""Smallest formats measured to answer as well as 16-bit pages, with the default of two residual pages
-(docs/benchmarks/results)."""
+"""The smallest formats with which models were measured to answer as well as with 16-bit pages; two residual
+pages, the default, are needed for that (docs/benchmarks/results)."""
 
 
 def format_pair(name: str) -> FormatPair:

@@ -1,4 +1,4 @@
-"""E2M1, the 4-bit float of OCP Microscaling v1.0: its values and its rounding boundaries."""
+"""E2M1, the 4-bit float of OCP Microscaling v1.0: its values, and how numbers are rounded to them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .base import Floats
 MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 """Values of codes 0..7; codes 8..15 are their negatives."""
 
-# Values of |x| / scale between two magnitude indices, and whether a tie takes the upper (even) index.
+# Boundaries of |x| / scale between neighbouring magnitudes, and whether a tie takes the upper (even) index.
 EDGES = ((0.25, False), (0.75, True), (1.25, False), (1.75, True), (2.5, False), (3.5, True), (5.0, False))
 
 
 def nearest_index(
     magnitudes: Floats, scale: Floats, edges: Sequence[tuple[float, bool]] = EDGES
 ) -> NDArray[np.uint8]:
-    """Return the index of the magnitude nearest to ``magnitudes / scale``, ties to even. At scale 0 it is the
+    """Return the index of the magnitude nearest to ``magnitudes / scale``, ties to even; for scale 0, the
     largest index. The result is exact: a scale has at most 11 significant bits, so float32 holds every edge
     times the scale."""
     index = np.zeros(magnitudes.shape, np.uint8)
@@ -30,7 +30,7 @@ def nearest_index(
 
 
 def signed_codes(rows: Floats, index: NDArray[np.uint8], scale: Floats) -> NDArray[np.uint8]:
-    """Return codes [..., D]: the index below the sign bit (also of -0.0); zeros where the scale is 0."""
+    """Return codes [..., D]: bit 3 is the sign (also of -0.0), bits 0..2 are ``index``; 0 for scale 0."""
     codes = index | np.signbit(rows).astype(np.uint8) << np.uint8(3)
     return np.where(scale == 0, np.uint8(0), codes)
 

@@ -1,8 +1,8 @@
 """fp4: E2M1 codes, eight to a uint32, with one fp16 scale per row.
 
-Every float32 operation below is written out and happens in this order on every backend, so codes and scales
-are bit-equal everywhere; ``kernels/README.md`` repeats it for implementers. No operation may be contracted
-into a fused multiply-add, and subnormal float32 values are kept.
+Every backend computes the float32 operations below in this order, so codes and scales are bit-equal
+everywhere; ``kernels/README.md`` repeats them for implementers. No operation may be contracted into a fused
+multiply-add, and subnormal float32 values are kept.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from .e2m1 import MAGNITUDES, nearest_index, signed_codes, values_of
 from .packing import pack, tree_sum, unpack
 
 SCALE_FACTORS = (np.array([1.0, 0.94, 0.88, 1.08, 1.36]) / 6).astype(np.float32)
-"""Factors by which a row's absmax is multiplied for candidate scales, in the order of trial. They were
-searched over 0.60..1.80 for the smallest relative RMS error on Gaussian, Laplace and outlier rows: from 0.105
-to 0.098 for 64 values and from 0.109 to 0.103 for 128. An exhaustive search reaches 0.096 and 0.101."""
+"""Candidate scales of a row are its absmax times each of these factors, tried in this order. Factors from
+0.60 / 6 to 1.80 / 6 were searched for the smallest relative RMS error on Gaussian, Laplace and outlier rows.
+It falls from 0.105 to 0.098 for 64 values, and from 0.109 to 0.103 for 128. An exhaustive search of scales
+reaches 0.096 and 0.101."""
 
 
 @register
 class FP4(PageFormat):
-    """fp4: element 0 of every eight is the low nibble of their uint32.
+    """fp4. Eight codes share a uint32; the first of them is in the lowest four bits.
 
-    With a = max |x| (exact) and, for each factor f in SCALE_FACTORS, the candidate scale s = fp16(min(a * f,
-    65504)), correctly rounded, subnormals kept, then used as float32:
+    Let a = max |x| (exact). Each factor f in SCALE_FACTORS gives a candidate scale s = fp16(min(a * f,
+    65504)), correctly rounded, with subnormals kept. The scale is then used as float32:
 
-    - code of x: sign bit of x (also of -0.0) above the index of the magnitude m nearest to
-      |x| / s, ties to the even index. Exact: |x| is compared with s * 0.25, s * 0.75, ...,
+    - The code of x is the sign bit of x (also of -0.0) above the index of the magnitude m nearest to
+      |x| / s, ties to the even index. It is exact: |x| is compared with s * 0.25, s * 0.75, ...,
       products that float32 holds without rounding (11 bits times at most 3).
-    - error of s: d = |x| - s * m (the product is exact; one rounding), e = d * d rounded, and
-      the sum of e over the row, zero-padded to P, a power of two, by halving:
-      e[i] + e[i + P/2] for i < P/2, then P/4, ..., 1, one rounding each.
-    - the first candidate with the smallest sum wins; candidates with s = 0 are ignored.
+    - The error of s is the sum of e = d * d over the row, where d = |x| - s * m (the product is exact).
+      d and e are rounded once each. For the sum, the row is zero-padded to P values, a power of two, and
+      halved: e[i] + e[i + P/2] for i < P/2, then P/4, ..., 1, one rounding per addition.
+    - The first candidate with the smallest error wins; candidates with s = 0 are ignored.
 
     Rows whose candidates are all 0 (a below about 2^-25 / f, and rows of zeros) store scale 0 and codes 0.
     Magnitudes above 6 * 65504 saturate. A row with NaN or infinity, before or after rotation, is not
-    storable.
-    """
+    storable."""
 
     name = "fp4"
     code_dtype = np.uint32

@@ -1,13 +1,13 @@
-"""fp5: fp4 with one more fraction bit, in exactly 5 bits a value, scale included.
+"""fp5: fp4 with one more fraction bit, in exactly 5 bits per value, scale included.
 
-A value is E2M2. Its upper four bits are an E2M1 code, stored as in fp4. The lowest bits of every eight values
-share a byte. The first eight values have no such bits; their byte is the row's scale.
+A value is E2M2. Its upper four bits are an E2M1 code, stored as in fp4. The lowest bits of eight values share
+a byte. The first eight values of a row have no lowest bits (they are E2M1); their byte is the row's scale.
 
 codes   [D/8] uint32   nibble i of word j: sign and upper three bits of value 8 j + i
 scales  [D/8] uint8    byte 0: the scale, E5M3; bit i of byte j > 0: lowest bit of value 8 j + i
 
-As for fp4, every float32 operation happens as written, none is contracted into a fused multiply-add, and
-subnormal values are kept; ``kernels/README.md`` repeats it for implementers.
+As for fp4, every backend computes the float32 operations as written here, without fused multiply-adds, and
+with subnormal values kept; ``kernels/README.md`` repeats them for implementers.
 """
 
 from __future__ import annotations
@@ -23,36 +23,35 @@ MAGNITUDES = np.array([0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4
 """Values of E2M2 codes 0..15; even codes have the values of E2M1."""
 
 EDGES = tuple((float(MAGNITUDES[i] + MAGNITUDES[i + 1]) / 2, bool(i % 2)) for i in range(15))
-"""Values of |x| / scale between two magnitude indices, and whether a tie rounds up; ties round to even."""
+"""Boundaries of |x| / scale between neighbouring magnitudes, and whether a tie takes the upper index."""
 
 COARSE = 8
-"""Number of E2M1 values at a row's start; the byte of their lowest bits stores the scale."""
+"""Number of values at a row's start that are E2M1; the byte for their lowest bits has the scale instead."""
 
 SCALE_FACTOR = np.float32(1 / 7)
 LARGEST_SCALE = np.float32(61440)
 STEPS = (0, 1, 2, 3, 6)
-"""Candidate scales, in the order of trial, as numbers of E5M3 steps above absmax / 7. They were chosen among
--4..6 for the smallest relative RMS error on rotated Gaussian, Laplace and outlier rows of 64 and 128 values:
-0.056 and 0.055. Step 0 alone gives 0.065 and 0.060, all eleven steps 0.055 and 0.055."""
+"""Candidate scales, as numbers of E5M3 steps above absmax / 7, tried in this order. They were chosen among
+-4..6 for the smallest relative RMS error on rotated Gaussian, Laplace and outlier rows: 0.056 for rows of 64
+values and 0.055 for 128. Step 0 alone gives 0.065 and 0.060; all eleven steps give 0.055 and 0.055."""
 
 
 @register
 class FP5(PageFormat):
-    """fp5: with a = max |x| (exact) and h = fp16(min(a * SCALE_FACTOR, LARGEST_SCALE)), correctly rounded.
+    """fp5. Let a = max |x| (exact) and h = fp16(min(a * SCALE_FACTOR, LARGEST_SCALE)), correctly rounded.
 
-    E5M3 is fp16 without its sign and its seven lowest bits. So the upper byte b of twice h's bits is the
-    largest E5M3 number at or below h. Each step in STEPS gives a candidate scale s, the number of byte
+    E5M3 is fp16 without its sign and its seven lowest bits. So bits 7 to 14 of h are a byte b, which is the
+    largest E5M3 number at or below h. Each step in STEPS gives a candidate scale s: the E5M3 number of byte
     min(max(b, 1) + step, 247).
 
-    - index of x: of the E2M2 magnitude m nearest to |x| / s, of the E2M1 magnitude for the first eight
-      values; ties to the even index. Exact: the edges times s are float32 numbers.
-    - error of s: as in fp4, ``d = |x| - s * m``, ``e = d * d``, halving sum.
-    - the first candidate with the smallest sum wins.
+    - The index of x is that of the E2M2 magnitude m nearest to |x| / s (E2M1 for the first eight values),
+      ties to the even index. It is exact: the edges times s are float32 numbers.
+    - The error of s is computed as in fp4: ``d = |x| - s * m``, ``e = d * d``, sum by halving.
+    - The first candidate with the smallest error wins.
 
     Rows whose h is 0 (a below about 2^-22, and rows of zeros) store zeros. Magnitudes above 7 * 61440 (6 *
     61440 among the first eight) saturate. A row with NaN or infinity, before or after rotation, is not
-    storable.
-    """
+    storable."""
 
     name = "fp5"
     code_dtype = np.uint32
@@ -124,7 +123,7 @@ def _best_scale(magnitudes: Floats) -> tuple[NDArray[np.uint8], NDArray[np.uint8
 
 
 def _nearest_index(magnitudes: Floats, scale: Floats) -> NDArray[np.uint8]:
-    """Return E2M2 indices [..., D]; those of the first eight are even."""
+    """Return E2M2 indices [..., D]; those of the first eight values are even, so that they are E2M1."""
     index = e2m1.nearest_index(magnitudes, scale, EDGES)
     index[..., :COARSE] = e2m1.nearest_index(magnitudes[..., :COARSE], scale) << np.uint8(1)
     return index

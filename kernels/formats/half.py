@@ -1,4 +1,4 @@
-"""16-bit pages: the values themselves, correctly rounded, and no scales."""
+"""16-bit formats: the values themselves, correctly rounded, without scales."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Half(PageFormat):
 
     @abstractmethod
     def _round(self, rows: Floats) -> NDArray[np.uint16]:
-        """Return the 16-bit patterns nearest to the values; NaN and infinity stay recognizable."""
+        """Return the bits of the nearest 16-bit values; NaN and infinity must not become finite."""
 
 
 @register

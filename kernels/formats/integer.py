@@ -15,15 +15,14 @@ from .packing import pack, unpack
 
 
 class _Integer(PageFormat):
-    """Two's-complement codes of ``bits`` bits, packed into uint32, element 0 lowest.
+    """Two's-complement codes of ``bits`` bits, packed into uint32, element 0 in the lowest bits.
 
-    With a = max |x| (exact), the row's scale is s = fp16(min(a * scale_factor, 65504)), where
-    the product rounds to float32 and fp16() to nearest even, subnormals kept; s is then used
-    as float32. The code of x is the integer nearest to the real quotient x / s, ties to even,
-    limited to ``lowest``..``highest``. (The correctly rounded float32 quotient, rounded to an
-    integer, is the same: halves of integers times s are float32 numbers.) A row whose scale
-    is 0 has codes 0. Rows with NaN or infinity, before or after rotation, are not storable.
-    """
+    Let a = max |x| (exact). The row's scale is s = fp16(min(a * scale_factor, 65504)). The product is rounded
+    to float32, and fp16() rounds to nearest even and keeps subnormals; s is then used as float32. The code of
+    x is the integer nearest to the real quotient x / s, ties to even, limited to ``lowest``..``highest``.
+    (Rounding the float32 quotient to an integer gives the same: halves of integers times s are float32
+    numbers.) A row whose scale is 0 has codes 0. Rows with NaN or infinity, before or after rotation, are not
+    storable."""
 
     code_dtype = np.uint32
     bits: ClassVar[int]
@@ -57,7 +56,7 @@ class _Integer(PageFormat):
     def dequantize(self, codes: Array, scales: Array) -> Floats:
         head_dim = codes.shape[-1] * (32 // self.bits)
         self._check_stored(codes, scales, head_dim)
-        unused = np.uint8(8 - self.bits)  # shifting up and down again extends the sign
+        unused = np.uint8(8 - self.bits)  # a shift up and down by these bits extends the sign
         signed = (unpack(codes, self.bits) << unused).view(np.int8) >> unused.view(np.int8)
         values: Floats = signed.astype(np.float32) * scales.astype(np.float32)
         return values

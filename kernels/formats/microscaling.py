@@ -1,9 +1,9 @@
 """mxfp4 and nvfp4: E2M1 codes with one scale byte for each 32 or 16 values.
 
 Codes, packing and scales equal those of ``mlx.core.quantize`` in the modes of these names, with three
-exceptions. A negative value that rounds to zero keeps its sign (code 8, as in fp4; MLX on a CPU stores 0).
-mxfp4 scales below 2^-126 are stored as they are, while MLX 0.32 wraps around. A group of zeros has scale byte
-0, while MLX has 127; its values are zeros.
+exceptions. A negative value that rounds to zero keeps its sign (code 8, as in fp4); MLX on a CPU stores 0.
+mxfp4 scales below 2^-126 are stored correctly; in MLX 0.32 their byte wraps around. A group of zeros has
+scale byte 0; MLX stores 127, which gives zeros, too.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Bytes = NDArray[np.uint8]
 
 
 class _Microscaled(PageFormat):
-    """Base of formats with groups of ``group_size`` values; a is a group's max |x|, exact. The code of x at
-    scale s is that of fp4: the sign bit of x above the index of the magnitude nearest to |x| / s, ties to
-    even; zeros where s is 0. Rows with NaN or infinity are not storable. The row is not rotated."""
+    """Base of formats with one scale per ``group_size`` values. Below, a is a group's max |x|, exact. The
+    code of x at scale s is as in fp4: the sign bit of x above the index of the magnitude nearest to |x| / s,
+    ties to even, and 0 if s is 0. Rows with NaN or infinity are not storable. Rows are not rotated."""
 
     code_dtype = np.uint32
     scale_dtype = np.uint8
@@ -32,11 +32,11 @@ class _Microscaled(PageFormat):
 
     @abstractmethod
     def scale_bytes(self, absmax: Floats) -> Bytes:
-        """Return the stored scales of groups with largest magnitude ``absmax``."""
+        """Return the stored scale bytes of groups whose largest magnitudes are ``absmax``."""
 
     @abstractmethod
     def scale_values(self, scales: Bytes) -> Floats:
-        """Return the float32 values of stored scales."""
+        """Return the float32 values of stored scale bytes."""
 
     def codes_per_row(self, head_dim: int) -> int:
         check_multiple(self.name, head_dim, self.group_size)
@@ -69,9 +69,9 @@ class _Microscaled(PageFormat):
 
 @register
 class MXFP4(_Microscaled):
-    """mxfp4: E8M0 scales (OCP Microscaling v1.0); byte b is 2^(b - 127), 255 is NaN and never stored. b is
-    the smallest with a <= 6 * 2^(b - 127), but at most 252, so that only values beyond 6 * 2^125 saturate.
-    From the bits of a: ``((bits + 0x3FFFFF) >> 23) - 2``, at least 0."""
+    """mxfp4: E8M0 scales (OCP Microscaling v1.0). Byte b is 2^(b - 127); 255 is NaN and never stored. The
+    scale of a group is the smallest b with a <= 6 * 2^(b - 127), but at most 252, so only values beyond
+    6 * 2^125 saturate. From the bits of a, it is ``((bits + 0x3FFFFF) >> 23) - 2``, at least 0."""
 
     name = "mxfp4"
     group_size = 32
@@ -91,12 +91,11 @@ class MXFP4(_Microscaled):
 
 @register
 class NVFP4(_Microscaled):
-    """nvfp4: E4M3 scales, nearest to a / 6, ties to even, at most 448; bytes 0..126.
+    """nvfp4: E4M3 scales. The scale of a group is the one nearest to a / 6, ties to even, at most 448.
 
-    q is a / 6, correctly rounded to float32. If q >= 2^-6, its bits are rounded to three fraction bits (half
-    to even). Below, the byte is the integer nearest to q * 512 (half to even). Both are E4M3 bytes, at most
-    126. A group with a <= 6 * 2^-10 has scale 0 and codes 0.
-    """
+    Let q be a / 6, correctly rounded to float32. If q >= 2^-6, q is rounded to three fraction bits (half to
+    even), which gives the E4M3 byte. Otherwise the byte is the integer nearest to q * 512 (half to even). The
+    byte is at most 126. A group with a <= 6 * 2^-10 has scale 0 and codes 0."""
 
     name = "nvfp4"
     group_size = 16

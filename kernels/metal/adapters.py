@@ -1,7 +1,7 @@
-"""Low-rank adapters (LoRA, DoRA) on Metal: two launches for all layers that read one input.
+"""Low-rank adapters (LoRA, DoRA) on Metal: two launches for all layers that read the same input.
 
-The first multiplies each row with the first factor of its adapter, the second adds the product with the other
-factor to the outputs of all the layers. Ranks have no padding in memory.
+The first launch multiplies each row by the first factors of its adapter. The second multiplies the result by
+the other factors and adds it to the outputs of all these layers. Factors are stored without padding.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class MetalAdapterTable:
         self._library, self._inputs, self._outputs, self._dtype = library, inputs, tuple(outputs), dtype
         self._num_slots = num_slots
         self._factors: dict[tuple[int, int], _Factors] = {}
-        self._arrays: dict[str, mx.array] | None = None  # for the kernels, until a slot changes
-        self._most = MIN_ELEMENTS  # ranks of a row of z
+        self._arrays: dict[str, mx.array] | None = None  # inputs of the kernels; None after a slot changed
+        self._most = MIN_ELEMENTS  # largest rank, which is the width of z
 
     def put(
         self, slot: int, layer: int, a: mx.array, b: mx.array, scale: float, gain: mx.array | None,
@@ -136,11 +136,11 @@ class MetalAdapterTable:
 
 
 _LIMIT = 1e-5
-"""Largest error of float32 sums of 64 products, relative to the largest output."""
+"""Largest allowed error relative to the largest output, for float32 sums of 64 products."""
 
 
 def adapter_problem(library: KernelLibrary) -> str | None:
-    """Return one line about wrong kernels of adapters, or None if they pass."""
+    """Test the adapter kernels; return one line about what is wrong, or None if they pass."""
     rng = np.random.default_rng(0)
 
     def normal(*shape: int) -> mx.array:

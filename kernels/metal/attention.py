@@ -1,7 +1,7 @@
-"""Attention of one step: decode rows go to the decode kernel, chunk rows to the tiled one.
+"""Attention of one step: decode rows go to the decode kernel, rows of prompt chunks to the chunk kernel.
 
-Device arrays of the step's metadata are made at first use and shared by every layer. Inputs of a layer that
-do not change from step to step are prepared once.
+Arrays of the step's metadata are put on the device at their first use, and every layer uses them. Inputs of a
+layer that do not change from step to step are prepared once.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ READ = ((MIN_ELEMENTS,), mx.bool_)  # shape and dtype of ``Attended.read``
 
 @dataclass(frozen=True, slots=True)
 class StoredPages:
-    """Arrays of one layer: (codes, scales) or (codes,) of K and of V. ``after``: output of the last kernel on
-    them, if kernels write in place, which MLX cannot order by itself."""
+    """The pages of one layer: arrays (codes, scales) or (codes,) of K and of V. If kernels write in place,
+    ``after`` is the output of the last kernel that used these pages, and an input of the next kernel."""
 
     keys: tuple[mx.array, ...]
     values: tuple[mx.array, ...]
@@ -45,15 +45,16 @@ class StoredPages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Results of ``PagedAttention.partials``.
+    """Request to ``PagedAttention.partials``. A *part* is the attention of one row over some of its keys.
 
-    items       [4 * M]  (row, row of the table, first tile, end tile) of each part; for tiled rows
-                (first row, rows, row of the table, first part), with one part per row
+    items       [4 * M]  if ``tiled`` is None, each item is one part: (row, row of the page table, first tile
+                of keys, end tile). Otherwise an item is a tile of rows that read the same pages: (first row,
+                number of rows, row of the page table, index of the first part); each row is one part
     plan        [M, 4]   ``items`` on the host
-    tiled       number of parts of tiled rows together; None: one part for each of ``items``
-    positions   [T]      position of each row, the last that it sees
-    seen_since  [T]      first position that it sees, apart from the first ``keep``; None: 0
-    page_table  [T, P]   its pages
+    tiled       total number of parts if items are tiles of rows; otherwise None
+    positions   [T]      last position that each row sees
+    seen_since  [T]      first position that each row sees, apart from the first ``keep``; None: 0
+    page_table  [T, P]   pages of each row
     """
 
     items: mx.array
@@ -71,15 +72,16 @@ class Parts:
         return len(self.plan)
 
     def inputs(self) -> dict[str, mx.array]:
-        """Return the inputs that a kernel reads for each row; ``items`` are in the kernel's units."""
+        """Return the inputs that a kernel reads for each row; the caller adds ``items`` for its kernel."""
         of_rows = {"positions": self.positions, "page_table": self.page_table}
         return of_rows if self.seen_since is None else of_rows | {"seen_since": self.seen_since}
 
 
 @dataclass(frozen=True, slots=True)
 class Partials:
-    """Partial results: values [M, Hq, Dv], weighted by 2^(logit - top); stats [M, Hq, 4]. The stats are top
-    (the largest logit), the sum of weights, and two unused numbers. ``read``: see ``Attended``."""
+    """Results of M parts: ``values`` [M, Hq, Dv] are sums of V weighted by 2^(logit - top); ``stats``
+    [M, Hq, 4] are top (the largest logit), the sum of weights, and two unused numbers. ``read``: as in
+    ``Attended``."""
 
     values: mx.array
     stats: mx.array
@@ -88,8 +90,8 @@ class Partials:
 
 @dataclass(frozen=True, slots=True)
 class Attended:
-    """Result of attention, out [T, Hq, Dv]. ``read``: array that later writes of the pages must wait for, if
-    pages have an ``after``."""
+    """Result of attention, ``out`` [T, Hq, Dv]. If pages have an ``after``, ``read`` is the output for which
+    later writes of the pages must wait."""
 
     out: mx.array
     read: mx.array | None
@@ -97,7 +99,7 @@ class Attended:
 
 @dataclass(frozen=True, slots=True)
 class _Routes:
-    """Plans for one window and tile size, and their arrays on the device."""
+    """Rows of a step by kernel, for layers with the same window and tile size, and their device arrays."""
 
     decode: DecodePlan
     num_tiles: int
@@ -115,7 +117,7 @@ class _Step:
     starts: dict[int, mx.array] = field(default_factory=dict)
 
     def since(self, window: int) -> mx.array:
-        """Return the first position that each row sees under a window, apart from kept ones."""
+        """Return the first position that each row sees in a layer with this window, apart from kept ones."""
         if window not in self.starts:
             self.starts[window] = padded(window_start(self.metadata.positions, window).astype(np.int32))
         return self.starts[window]
@@ -123,10 +125,11 @@ class _Step:
 
 @dataclass(slots=True)
 class _Layer:
-    """State that launches for one layer keep from step to step.
+    """Data that launches for one layer reuse from step to step.
 
-    options   options it was prepared for; ``fixed`` are the inputs on the device
-    kernels   kernels by kind, after their first launch
+    fixed     inputs on the device, made for ``options``
+    find      function that returns the kernel of a kind, such as "decode"
+    kernels   by kind: kernels that were launched before
     """
 
     config: AttentionConfig
@@ -173,7 +176,7 @@ class PagedAttention:
         self._spec = spec
         self._library = library
         self._step: _Step | None = None
-        self._layers: dict[tuple[int, bool, bool], _Layer] = {}  # by layer, partial results, and boundedness
+        self._layers: dict[tuple[int, bool, bool], _Layer] = {}  # by layer, is partial, has ``seen_since``
         self._kernels: dict[tuple[AttentionConfig, str], Kernel] = {}
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
@@ -186,7 +189,7 @@ class PagedAttention:
         pages: StoredPages,
         options: AttendOptions,
     ) -> Attended:
-        """Return attention [T, Hq, Dv] of queries [T, Hq, D], in their dtype; without a mask."""
+        """Return attention [T, Hq, Dv] of queries [T, Hq, D], in their dtype; masks are not supported."""
         step, spec = self._begun, self._spec.layers[layer]
         tokens, num_heads = step.metadata.num_tokens, queries.shape[1]
         if queries.shape != (tokens, num_heads, spec.head_dim) or num_heads % spec.num_kv_heads:
@@ -194,7 +197,7 @@ class PagedAttention:
                 f"queries must be ({tokens}, a multiple of {spec.num_kv_heads}, {spec.head_dim}), "
                 f"got {queries.shape}"
             )
-        # Rows that see later positions too have windows that end before the last of them.
+        # If rows see positions after their own, the window still begins relative to their own position.
         window = None if step.metadata.last is None else spec.window
         ordered, bounded = pages.after is not None, window is not None
         of_layer = self._layer(layer, num_heads, options, ordered=ordered, bounded=bounded)
@@ -223,9 +226,9 @@ class PagedAttention:
         return Attended(out, _made(read))
 
     def partials(self, layer: int, queries: mx.array, pages: StoredPages, parts: Parts) -> Partials:
-        """Return the attention of each of ``parts`` over the keys of its tiles, not normalized and with V
-        still rotated. Every row counts as a separate sequence with the position, table and visible range in
-        ``parts``, whatever the layer's window."""
+        """Compute ``parts``; the results are not normalized, and V is still rotated. Every row counts as a
+        separate sequence, with the position, pages and visible range in ``parts`` instead of the layer's
+        window."""
         options = AttendOptions(scale=parts.scale, softcap=parts.softcap)
         ordered, bounded = pages.after is not None, parts.seen_since is not None
         of_layer = self._layer(
@@ -246,7 +249,7 @@ class PagedAttention:
         return Partials(values, stats, _made(read))
 
     def _decode(self, of_layer: _Layer, routes: _Routes, inputs: dict[str, mx.array]) -> Attended:
-        """Return the outputs of the rows in ``routes.decode.rows``."""
+        """Return the attention of the rows in ``routes.decode.rows``."""
         config, dtype = of_layer.config, inputs["queries"].dtype
         heads, dim = config.layer.num_kv_heads * config.group, config.layer.value_dim
         count, rows = len(routes.decode.items), len(routes.decode.joins)
@@ -276,7 +279,7 @@ class PagedAttention:
         bounded: bool,
         parts: Parts | None = None,
     ) -> _Layer:
-        """Return the prepared state of a layer, made again if its options change."""
+        """Return what is prepared for a layer; prepare it again if its options have changed."""
         key = layer, parts is not None, bounded
         found = self._layers.get(key)
         if found is not None and found.serves(num_heads, options, ordered=ordered):
@@ -334,7 +337,7 @@ def _split(of_layer: _Layer, inputs: dict[str, mx.array], count: int) -> list[mx
 
 
 def _decode_launch(config: AttentionConfig, count: int, *outputs: tuple[tuple[int, ...], mx.Dtype]) -> Launch:
-    """Launch decode attention: one threadgroup per item and KV head."""
+    """Return the launch of decode attention: one threadgroup per item and KV head."""
     threads = 32 * config.decode_simdgroups
     return Launch(
         grid=(threads * count, config.layer.num_kv_heads, 1),
@@ -344,7 +347,7 @@ def _decode_launch(config: AttentionConfig, count: int, *outputs: tuple[tuple[in
 
 
 def _chunk_launch(config: AttentionConfig, count: int, *outputs: tuple[tuple[int, ...], mx.Dtype]) -> Launch:
-    """Launch chunk attention: one threadgroup per tile and KV head."""
+    """Return the launch of chunk attention: one threadgroup per tile and KV head."""
     threads = 32 * CHUNK_SIMDGROUPS
     return Launch(
         grid=(threads * count, config.layer.num_kv_heads, 1),
@@ -365,7 +368,7 @@ def _made(read: list[mx.array]) -> mx.array | None:
 
 @functools.lru_cache(maxsize=64)
 def device_params(scale: float, softcap: float | None) -> mx.array:
-    """Return ``params`` of sources/attention.metal."""
+    """Return the input ``params`` of sources/attention.metal."""
     values = np.zeros(MIN_ELEMENTS, np.float32)
     values[0] = scale * _LOG2_E if softcap is None else scale
     if softcap is not None:
@@ -374,7 +377,7 @@ def device_params(scale: float, softcap: float | None) -> mx.array:
 
 
 def per_head(name: str, array: mx.array, num_heads: int) -> mx.array:
-    """Return one float32 per query head as an array, padded for the device."""
+    """Return an array of one number per query head as float32, padded for kernels."""
     if array.shape != (num_heads,):
         raise ValueError(f"{name} must be ({num_heads},), one per query head, got {array.shape}")
     return mx.pad(array.astype(mx.float32), (0, max(0, MIN_ELEMENTS - num_heads)))

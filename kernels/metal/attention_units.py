@@ -1,4 +1,4 @@
-"""Units of the attention kernels, and sizes on which host and kernel must agree."""
+"""Kernel sources (units) of attention, and the sizes on which host and kernel must agree."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ MAX_HEADS = 2
 REDUCE_SIMDGROUPS = 8
 CHUNK_SIMDGROUPS = 8
 CHUNK_BYTES = 28672
-"""Most bytes of threadgroup memory for a chunk's tile of K and V; a GPU core has about 60 KiB."""
+"""Most bytes of threadgroup memory for a chunk kernel's tile of K and V; a GPU core has about 60 KiB."""
 
 
 def chunk_parts(layer: LayerSpec) -> int:
-    """Return the number of simdgroups that share 8 rows of a chunk, with queries and sums in registers."""
+    """Return how many simdgroups share 8 rows of a chunk, so that queries and sums fit into registers."""
     return 2 if max(layer.head_dim, layer.value_dim) > 128 else 1
 
 
 def chunk_tokens(layer: LayerSpec, group: int) -> int:
-    """Return the tokens in a tile of the chunk kernel; times ``group`` they fill its rows."""
+    """Return the number of tokens in a tile of the chunk kernel; each token has ``group`` rows."""
     return 8 * CHUNK_SIMDGROUPS // chunk_parts(layer) // group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionConfig(PageReaderConfig):
-    """Parameters that an attention kernel is compiled for.
+    """Parameters for which an attention kernel is compiled.
 
     group     query heads per KV head
     """
@@ -60,19 +60,19 @@ class AttentionConfig(PageReaderConfig):
 
     @property
     def slices(self) -> int:
-        """Number of simdgroups that share the query heads of a KV head in decode. Each has 4 heads at most,
-        because queries and sums are in registers."""
+        """Number of simdgroups that share the query heads of a KV head in decode. Each computes at most
+        ``MAX_HEADS`` heads, because queries and sums are in registers."""
         return -(-self.group // MAX_HEADS)
 
     @property
     def heads(self) -> int:
-        """Query heads of a simdgroup in decode."""
+        """Number of query heads of a simdgroup in decode."""
         return -(-self.group // self.slices)
 
     @property
     def ranges(self) -> int:
-        """Number of ranges into which decode divides the tiles of an item, each for one simdgroup. The number
-        is even; for one or two slices there are 8 simdgroups together."""
+        """Number of ranges into which decode divides an item's tiles of keys, each for one simdgroup per
+        slice. The number is even. With one or two slices there are 8 simdgroups in total."""
         return {1: 8, 2: 4, 3: 4}.get(self.slices, 2)
 
     @property
@@ -85,7 +85,8 @@ class AttentionConfig(PageReaderConfig):
 
     @property
     def chunk_keys(self) -> int:
-        """Keys in a tile of the chunk kernel, so that K and V of two threadgroups fit into memory."""
+        """Number of keys in a tile of the chunk kernel: few enough that the tiles of two threadgroups fit
+        into the threadgroup memory of a GPU core."""
         products = 0 if self.chunk_parts == 1 else 32 * CHUNK_SIMDGROUPS  # bytes per key
         return next(
             keys
@@ -95,7 +96,7 @@ class AttentionConfig(PageReaderConfig):
 
     @property
     def _values_first(self) -> bool:
-        """Whether the chunk kernel expands tiles of V before it multiplies K: for formats that would
+        """Whether the chunk kernel dequantizes tiles of V before it multiplies K. Some formats would
         otherwise need too many registers."""
         wide = max(self.layer.head_dim, self.layer.value_dim) > 128
         late = ("mxfp4", "nvfp4", "fp5") if wide else ("mxfp4", "nvfp4")
@@ -153,7 +154,7 @@ class AttentionConfig(PageReaderConfig):
         return fixed + tuple(name for name, on in optional if on)
 
     def decode_unit(self, *, split: bool) -> KernelSource:
-        """Return the unit of sources/decode.metal; with ``split`` its outputs are for ``reduce_unit``."""
+        """Return the unit of sources/decode.metal. With ``split``, its outputs are partial results."""
         layer = self.layer
         k_format, v_format = page_format(self.k_format), page_format(self.v_format)
         shared = max(self.group * layer.head_dim, self.decode_simdgroups // 2 * self.heads * layer.value_dim)
@@ -196,8 +197,8 @@ class AttentionConfig(PageReaderConfig):
         )
 
     def reduce_unit(self) -> KernelSource:
-        """Return the unit that joins splits. It depends only on settings that joining needs, so layers with
-        other windows, pages or formats share it."""
+        """Return the unit that joins the partial results of splits. Its text depends only on what joining
+        needs, so layers with different windows, page sizes or formats share it."""
         inputs = ("rows", "partial", "stats") + (("sinks",) if self.sinks else ())
         own = ("VALUE_DIM", "VALUE_LANE", "VALUE_NORM_BITS", "NUM_HEADS", "SINKS", "SINK(head)")
         macros: dict[str, int | str] = {name: value for name, value in self._macros().items() if name in own}
@@ -209,7 +210,7 @@ class AttentionConfig(PageReaderConfig):
         return make_unit("reduce", suffix, inputs, ("out",), macros, {}, ("rows", "attention"))
 
     def chunk_unit(self, *, split: bool) -> KernelSource:
-        """Return the unit of sources/chunk.metal; with ``split`` its outputs are for ``reduce_unit``."""
+        """Return the unit of sources/chunk.metal. With ``split``, its outputs are partial results."""
         keys = self.chunk_keys
         key_bytes, value_bytes = self.tile_bytes(keys)
         row_group = 8 * (self._widest + 4) * 4  # bytes of the rows' queries or outputs

@@ -42,8 +42,8 @@ class MetalBackend:
 
     @property
     def recurrent_kernels(self) -> RecurrentKernels | None:
-        """Return the recurrent kernels, or None. They need kernels that may write their inputs, as states are
-        written in place, and must pass a self-test, which runs at first use."""
+        """Recurrent kernels, or None. They write states in place, so the device must let kernels write their
+        inputs. They must also pass a self-test, which runs at the first use."""
         if not self._writes_in_place:
             return None
         if not self._asked_for_recurrences:
@@ -61,7 +61,7 @@ class MetalBackend:
 
     @cached_property
     def adapter_tables(self) -> MakeAdapterTable | None:
-        """Return the maker of tables of adapters, or None if its kernels fail their self-test."""
+        """Function that creates adapter tables; None if the adapter kernels fail their self-test."""
         problem = adapter_problem(self._library)
         if problem is None:
             return partial(MetalAdapterTable, self._library)
@@ -84,8 +84,8 @@ class MetalBackend:
         return MetalResidualCache(self.create_pool(spec), self.create_pool(residual))
 
     def try_in_place(self) -> str:
-        """Write pages in place from now on if a self-test passes; return one line about the result. The test
-        writes, reads back, attends, copies, and has several steps in flight."""
+        """Let pools write pages in place from now on, if a self-test passes; return one line that says so or
+        not. The test writes, reads back, attends and copies pages, and has several steps in flight."""
         self._writes_in_place = True
         failure = first_failure(self)
         if failure is not None:

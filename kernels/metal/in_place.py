@@ -1,13 +1,13 @@
-"""Pages written in place: no scatter, and no copy of a pool that is still referenced.
+"""Pages written in place: without a scatter, and without a copy of a pool that is still referenced.
 
-The writer changes an input, which MLX does not see. Declared dependencies alone give the order: every kernel
-that writes, reads or copies pages of a layer takes the output of the previous one as an input and makes a
-small array for the next. So the kernels of a layer run in launch order, also those of several steps in
-flight. MLX's own operations read pages only after the kernels, and the host writes pages only when no kernel
-runs.
+A kernel that writes pages changes one of its inputs, which MLX does not see. So the order of kernels is given
+by dependencies made for this purpose: every kernel that writes, reads or copies pages of a layer takes the
+output of the previous kernel as an input, and makes a small array for the next one. So the kernels of a layer
+run in launch order, even if several steps are in flight. MLX's own operations read pages only after the
+kernels, and the host writes pages only when no kernel runs.
 
-So a step costs one launch per layer for K, V and their flags, and the pool's arrays never change. The device
-must let kernels write their inputs: ``MetalBackend.try_in_place`` finds out.
+A step then needs one launch per layer to write K, V and their flags, and the pool keeps the same arrays. The
+device must let kernels write their inputs, which ``MetalBackend.try_in_place`` tests.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _THREADS = 128
 
 
 def copy_unit(spec: PoolSpec, layer: int, run_bytes: Mapping[str, int]) -> KernelSource:
-    """Return the copy unit; ``run_bytes``: bytes of a KV head's rows in a page, by part (k_codes, ...)."""
+    """Return the unit that copies pages; ``run_bytes``: by array (k_codes, ..), bytes of a head in a page."""
     k_format, v_format, heads = page_format(spec.k_format), page_format(spec.v_format), spec.layers[layer]
-    # 16 bytes at a time, or fewer if the size of a short run is not a multiple.
+    # Copy 16 bytes at a time, or fewer if some sizes are not multiples of 16.
     size, word = next(
         (size, word)
         for size, word in ((16, "uint4"), (2, "ushort"), (1, "uchar"))
@@ -70,9 +70,9 @@ def copy_pages(
     after: mx.array,
     pairs: Sequence[tuple[int, int]],
 ) -> mx.array:
-    """Copy pages in one layer's ``parts``, arrays [rows, width] by name; none is both source and target. The
-    copy runs after the kernel that made ``after``. It returns a token for readers and writers that come
-    later."""
+    """Copy pages of one layer; no page is both a source and a target. ``parts``: the layer's arrays
+    [rows, width] by name. The copy runs after the kernel that made ``after``. It returns the ``after`` of the
+    next kernel."""
     heads = spec.layers[layer].num_kv_heads
     run_bytes = {name: spec.page_size * array.shape[-1] * array.dtype.size for name, array in parts.items()}
     inputs = {
@@ -91,8 +91,8 @@ def copy_pages(
 
 class InPlacePool(MetalPool):
     """A ``MetalPool`` whose kernels write the pool's own arrays. ``_last[layer]`` is the output of the last
-    kernel on the layer's pages. ``_unstorable`` is the output of the step's last write, bool [max(T, 8)]:
-    tokens with a row that could not be stored in some layer so far."""
+    kernel that used the layer's pages. ``_unstorable``, bool [max(T, 8)], is the output of the step's last
+    write: it marks tokens of which a row could not be stored in some layer so far."""
 
     def __init__(self, spec: PoolSpec, library: KernelLibrary) -> None:
         super().__init__(spec, library)
@@ -127,7 +127,7 @@ class InPlacePool(MetalPool):
         self._dtypes[layer] = (keys.dtype, values.dtype)
 
     def pending(self) -> list[mx.array]:
-        """Return the last write alone: it waits for all others of the step."""
+        """Return only the output of the last write, which depends on all other writes of the step."""
         return [] if self._unstorable is None else [self._unstorable]
 
     def flags(self) -> list[mx.array]:
@@ -139,7 +139,7 @@ class InPlacePool(MetalPool):
     def gather_sequences(self, layer: int) -> tuple[mx.array, mx.array]:
         mx.eval(self._last[layer])
         dense = super().gather_sequences(layer)
-        mx.eval(dense)  # before the next write
+        mx.eval(dense)  # must happen before the next write
         return dense
 
     def read_pages(self, pages: Sequence[int]) -> PageBytes:
@@ -147,7 +147,7 @@ class InPlacePool(MetalPool):
         return super().read_pages(pages)
 
     def write_pages(self, pages: Sequence[int], data: PageBytes) -> None:
-        """Write pages on the host into the arrays' own memory. MLX's scatter would copy an array that the
+        """Write pages from the host into the arrays' own memory. MLX's scatter would copy an array that the
         device still holds."""
         check_write(self._spec, pages, data)
         self._finish()
@@ -170,7 +170,7 @@ class InPlacePool(MetalPool):
         self._last[layer] = read
 
     def _copy(self, pairs: list[tuple[int, int]]) -> None:
-        """Copy pages, after the last kernel on them and before the next."""
+        """Copy pages, after the last kernel that used them and before the next."""
         for layer in range(len(self._spec.layers)):
             parts = super()._pages(layer).inputs()
             self._last[layer] = copy_pages(self._library, self._spec, layer, parts, self._last[layer], pairs)
@@ -180,14 +180,14 @@ class InPlacePool(MetalPool):
         return StoredPages(tuple(keys), tuple(values), self._last[layer])
 
     def _writer(self, key_dim: int, value_dim: int) -> Kernel:
-        """Return the kernel that stores rows, made once."""
+        """Return the kernel that stores rows of K and V."""
         if (key_dim, value_dim) not in self._writers:
             unit = write_unit(*self._formats, key_dim, value_dim)
             self._writers[key_dim, value_dim] = self._library.kernel(unit)
         return self._writers[key_dim, value_dim]
 
     def _target_rows(self, heads: int) -> mx.array:
-        """Return the pool rows that the step writes, [T * Hkv] or more."""
+        """Return the indices of the pool rows that the step writes, [T * Hkv], padded for kernels."""
         if heads not in self._rows:
             page, offset = np.divmod(
                 self._step.groups[0].slots[:, None].astype(np.int64), self._spec.page_size
@@ -198,7 +198,7 @@ class InPlacePool(MetalPool):
 
 
 def _memory(array: mx.array) -> NDArray[Any]:
-    """Return the bytes of an evaluated array as writable unsigned integers."""
+    """Return the memory of an array as a writable NumPy array of unsigned integers."""
     plain = array.view({1: mx.uint8, 2: mx.uint16, 4: mx.uint32}[array.dtype.size])
     mx.eval(plain)
     memory = np.array(plain, copy=False)
@@ -212,7 +212,7 @@ _STEPS = 6
 
 
 def copies_pages(library: KernelLibrary) -> bool:
-    """Whether this device copies a page correctly that it has just written."""
+    """Whether this device correctly copies a page that it has just written."""
     pool = _pool(library)
     rows = mx.random.normal((_PAGE_SIZE, 2, 64), key=mx.random.key(0))
     pool.begin_step(_step(0, _PAGE_SIZE, page=0))
@@ -227,8 +227,8 @@ def copies_pages(library: KernelLibrary) -> bool:
 
 
 def overlaps_steps(library: KernelLibrary) -> bool:
-    """Whether steps in flight give the same bits as single steps. Each step overwrites the token of the step
-    before, so a late or early write shows."""
+    """Whether steps give the same bits with several in flight as one by one. Each step overwrites a token
+    that an earlier step reads, so a write at the wrong time changes the results."""
     outs = []
     for waits in (True, False):
         pool, made = _pool(library), []

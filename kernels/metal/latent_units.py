@@ -1,4 +1,4 @@
-"""Units of attention over latents (MLA), and sizes on which host and kernel must agree."""
+"""Kernel sources (units) of attention over latents (MLA), and sizes on which host and kernel must agree."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from .units import (
 )
 
 PARTS = 4
-"""Number of simdgroups that share 8 rows and keep parts of their queries and sums in registers."""
+"""Number of simdgroups that share 8 rows. Each keeps a part of the queries and sums in registers."""
 
 MAX_LATENT = 512
 MAX_ROTARY = 128
 
 
 def may_hold_latents(layer: LayerSpec) -> bool:
-    """Whether this kernel reads layers of this shape, whose rows may be wider than in other kernels."""
+    """Whether this kernel supports layers of this shape; their rows may be wider than in other kernels."""
     return layer.num_kv_heads == 1 and layer.head_dim <= MAX_LATENT and layer.value_dim <= MAX_ROTARY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentConfig(PageReaderConfig):
-    """Parameters of a kernel over latents; ``value_dim`` is that of rotary keys.
+    """Parameters for which a kernel over latents is compiled; ``value_dim`` is the width of rotary keys.
 
-    num_heads  query heads
+    num_heads  number of query heads
     """
 
     num_heads: int
@@ -45,18 +45,18 @@ class LatentConfig(PageReaderConfig):
 
     @property
     def simdgroups(self) -> int:
-        """Number of simdgroups of a threadgroup. It doubles if a token has enough rows for them, so that
-        latents are read half as often."""
+        """Number of simdgroups of a threadgroup. It is twice as large if a token has more than 16 rows, so
+        that latents are read half as often."""
         return PARTS * (2 if self.num_heads <= 16 else 4)
 
     @property
     def rows(self) -> int:
-        """Rows of a threadgroup; a row is a query head of one token."""
+        """Number of rows of a threadgroup; a row is one query head of one token."""
         return 8 * self.simdgroups // PARTS
 
     @property
     def keys(self) -> int:
-        """Keys in a tile, so that two threadgroups fit into memory."""
+        """Number of keys in a tile, so few that tiles of two threadgroups fit into a GPU core's memory."""
         return next(keys for keys in (32, 16, 8) if keys == 8 or self._bytes(keys) <= CHUNK_BYTES)
 
     def _bytes(self, keys: int) -> int:
@@ -88,7 +88,7 @@ class LatentConfig(PageReaderConfig):
         }
 
     def unit(self, *, split: bool) -> KernelSource:
-        """Return the unit of sources/latent.metal; with ``split`` its outputs are for ``reduce_unit``."""
+        """Return the unit of sources/latent.metal. With ``split``, its outputs are partial results."""
         layer, keys = self.layer, self.keys
         latents, rotary = page_format(self.k_format), page_format(self.v_format)
         scales = has_scales(latents, layer.head_dim), has_scales(rotary, layer.value_dim)
@@ -101,7 +101,7 @@ class LatentConfig(PageReaderConfig):
         )
         inputs = ("queries", "rotary", "items", "positions", "page_table", "params", "k_codes", "v_codes")
         latent_bytes, rotary_bytes = self.tile_bytes(keys)
-        row_group = 8 * (layer.head_dim + layer.value_dim + 4) * 4  # bytes of its queries
+        row_group = 8 * (layer.head_dim + layer.value_dim + 4) * 4  # bytes of the queries of 8 rows
         macros = self._macros() | {
             "NUM_SIMDGROUPS": self.simdgroups,
             "THREADS": 32 * self.simdgroups,

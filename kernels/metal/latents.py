@@ -1,7 +1,8 @@
-"""Attention over latents (MLA) of one step: rows are (token, head) pairs, in tiles of any sequences.
+"""Attention over latents (MLA) of one step. Here a row is a pair of a token and a query head.
 
-One kernel computes decode rows and prompt rows. If a decode row is split over its keys, such rows are
-launched first; their partial results are joined by *reduce*. Prompts then have a separate launch.
+The same kernel computes decoded tokens and prompt tokens. A decoded token with many keys is *split*: each
+part reads some of the keys. If any token is split, decoded tokens have a launch of their own, the *reduce*
+kernel joins their parts, and prompts have another launch.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ from .plan import divide, num_splits, num_tiles, restore_order
 from .units import KernelSource
 
 LATENT_TOKENS = 64
-"""Tokens of an MLA prompt that a residual cache routes together; the pages they read change along the
-prompt."""
+"""Largest number of tokens in a tile of an MLA prompt with residual pages; tokens further apart read
+different pages."""
 
 ALL_TILES = np.iinfo(np.int32).max
 
 
 @dataclass(frozen=True, slots=True)
 class LatentPlan:
-    """Launches of a step.
+    """Launches of a step. Items are the work of one threadgroup; sources/latent.metal has their fields.
 
-    whole   [N, 8]  items of rows whose outputs are final, see sources/latent.metal
-    split   [M, 8]  items of splits, M = 0 if there are none
-    joins   [R, 4]  for ``split``: (first part, number of parts, 0, 0) of each row in ``rows``
+    whole   [N, 8]  items whose outputs are final
+    split   [M, 8]  items whose outputs are parts, to be joined; M is 0 if no token is split
+    joins   [R, 4]  (first part, number of parts, 0, 0) of each token in ``rows``
     parts           number of parts that ``split`` writes
-    rows    [R]     the step's rows that are split
-    others  [T - R] the rows in ``whole``, in the order of their outputs
+    rows    [R]     the step's tokens that ``split`` computes
+    others  [T - R] the step's tokens that ``whole`` computes, in the order of their outputs
     """
 
     whole: Ints
@@ -48,16 +49,16 @@ class LatentPlan:
 
 
 def latent_splits(tiles: Ints, heads_tiles: int) -> Ints:
-    """Return the splits of rows that read ``tiles`` tiles of 32 keys, with ``heads_tiles`` tiles of heads.
-    There are at most 2 / ``heads_tiles`` times as many as in other attention, because every split of a row
-    writes sums of all its heads."""
+    """Return the number of splits of tokens that read ``tiles`` tiles of 32 keys. ``heads_tiles``: number of
+    threadgroups for the heads of a token. There are at most 2 / ``heads_tiles`` times as many splits as in
+    other attention, because every split writes sums for all heads."""
     splits = num_splits(tiles)
     return np.minimum(splits, -(-2 * splits // heads_tiles)).astype(np.int32)
 
 
 def plan_latents(metadata: AttentionMetadata, layer: LayerSpec, *, num_heads: int, rows: int) -> LatentPlan:
-    """Plan the launches of a step, with ``rows`` (token, head) pairs in a tile. A row's splits depend only on
-    its own sequence."""
+    """Plan the launches of a step, with ``rows`` (token, head) pairs per threadgroup. How a token is split
+    depends only on its own sequence."""
     counts = np.diff(metadata.q_start)
     sequences = np.flatnonzero(counts == 1).astype(np.int32)
     alone = metadata.q_start[sequences]
@@ -89,7 +90,7 @@ def plan_latents(metadata: AttentionMetadata, layer: LayerSpec, *, num_heads: in
 
 
 def head_tiles(parts: Ints, *, num_heads: int, rows: int) -> Ints:
-    """Divide parts into work items of ``rows`` heads. A part is (row, sequence, first tile, end tile)."""
+    """Return the items of parts (token, sequence, first tile, end tile), with up to ``rows`` heads each."""
     first = np.tile(np.arange(0, num_heads, rows), len(parts))
     at = np.repeat(np.arange(len(parts)), -(-num_heads // rows))
     row, sequence, begin, end = parts[at].T
@@ -98,13 +99,14 @@ def head_tiles(parts: Ints, *, num_heads: int, rows: int) -> Ints:
 
 
 def _cut(metadata: AttentionMetadata, sequences: Ints, outs: Ints, *, num_heads: int, rows: int) -> Ints:
-    """Return items of all rows of these sequences, whose outputs begin at ``outs``."""
+    """Return items for all tokens of these sequences; ``outs``: index of each sequence's first output."""
     runs = metadata.q_start[sequences], np.diff(metadata.q_start)[sequences], sequences, outs
     return row_tiles(np.stack(runs, axis=1), num_heads=num_heads, rows=rows)
 
 
 def row_tiles(runs: Ints, *, num_heads: int, rows: int) -> Ints:
-    """Return items of runs [N, 4] (first row, rows, sequence, first output), ``rows`` heads each."""
+    """Return items of runs of tokens [N, 4], (first token, number of tokens, sequence, first output), with up
+    to ``rows`` (token, head) pairs each."""
     first, lengths, sequences, outs = runs.T
     totals = lengths * num_heads
     counts = -(-totals // rows)
@@ -139,7 +141,7 @@ class _Step:
 
 
 class LatentAttention:
-    """Launches the kernels over a pool's latents."""
+    """Launches the attention kernels over a pool of latents."""
 
     def __init__(self, spec: PoolSpec, library: KernelLibrary) -> None:
         self._spec = spec
@@ -154,7 +156,8 @@ class LatentAttention:
     def attend(
         self, layer: int, queries: mx.array, rotary: mx.array, pages: StoredPages, options: AttendOptions
     ) -> Attended:
-        """Return attention [T, Hq, R] of queries [T, Hq, R] and rotary queries [T, Hq, P], in their dtype."""
+        """Return attention [T, Hq, R] of queries [T, Hq, R] and rotary queries [T, Hq, P], in the dtype of
+        the queries. R is the width of latents, P that of rotary keys."""
         step = self._begun()
         config = self._config(layer, queries, rotary, pages, options, tokens=step.metadata.num_tokens)
         inputs = self._inputs(queries, rotary, pages, options.scale) | {
@@ -191,7 +194,7 @@ class LatentAttention:
     def partials(
         self, layer: int, queries: mx.array, rotary: mx.array, pages: StoredPages, parts: Parts
     ) -> Partials:
-        """Return partial results [M, Hq, R] over latents, still rotated; see ``PagedAttention.partials``."""
+        """Compute ``parts`` over latents, as ``PagedAttention.partials``; values are [M, Hq, R]."""
         spec = replace(self._spec.layers[layer], window=None, keep=parts.keep)
         config = self._configured(
             spec, queries.shape[1], pages, sinks=False, bounded=parts.seen_since is not None
@@ -214,7 +217,7 @@ class LatentAttention:
         *,
         tokens: int,
     ) -> LatentConfig:
-        """Return the configuration; ValueError unless queries fit the layer and the step."""
+        """Return the kernel's parameters. Raises ValueError unless queries fit the layer and the step."""
         spec = self._spec.layers[layer]
         if spec.num_kv_heads != 1 or options.softcap is not None:
             raise ValueError(f"latents have one KV head and no softcap, got {spec} and {options.softcap}")
@@ -262,7 +265,7 @@ class LatentAttention:
         return self._library.run(self._unit(config, "split"), inputs, _launch(config, items, *outputs))
 
     def _unit(self, config: LatentConfig, kind: str) -> KernelSource:
-        """Return the unit of a configuration, made once."""
+        """Return the unit for a configuration."""
         if (config, kind) not in self._units:
             self._units[config, kind] = (
                 config.reduce_unit() if kind == "reduce" else config.unit(split=kind == "split")
@@ -294,7 +297,7 @@ class LatentAttention:
 
 
 def _launch(config: LatentConfig, items: int, *outputs: tuple[tuple[int, ...], mx.Dtype]) -> Launch:
-    """Launch one threadgroup per item."""
+    """Return a launch of one threadgroup per item."""
     threads = 32 * config.simdgroups
     return Launch(
         grid=(threads * items, 1, 1), threadgroup=(threads, 1, 1), outputs=outputs + (READ,) * config.ordered

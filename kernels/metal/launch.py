@@ -1,7 +1,7 @@
-"""Launch of every kernel by one call, with any compiler.
+"""Compiles and launches kernels.
 
-``compile_kernel`` is ``mx.fast.metal_kernel`` or a function with its parameters. Its results are called like
-MLX's kernels and return MLX arrays.
+The compiler, ``compile_kernel``, is ``mx.fast.metal_kernel`` or a function with the same parameters, such as
+an emulator's. What it returns is called like a kernel of MLX and returns MLX arrays.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .units import MIN_ELEMENTS, KernelSource
 
 
 class CompileKernel(Protocol):
-    """``mx.fast.metal_kernel``, as far as it is used here."""
+    """The parameters of ``mx.fast.metal_kernel`` that are used here."""
 
     def __call__(
         self,
@@ -33,7 +33,8 @@ class CompileKernel(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """Grid of a launch, in threads: multiples of ``threadgroup``, unlike in Metal not in threadgroups."""
+    """Sizes of a launch. As in MLX, ``grid`` counts threads, not threadgroups; it is a multiple of
+    ``threadgroup``. ``outputs`` are the shapes and dtypes of outputs."""
 
     grid: tuple[int, int, int]
     threadgroup: tuple[int, int, int]
@@ -46,13 +47,13 @@ def _metal_kernel(**parts: Any) -> Callable[..., Sequence[mx.array]]:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A compiled unit. Callers keep it, because the library compares whole texts to find it again."""
+    """A compiled unit. Callers keep a kernel, because ``KernelLibrary.kernel`` compares whole texts."""
 
     unit: KernelSource
     compiled: Callable[..., Sequence[mx.array]]
 
     def __call__(self, inputs: Mapping[str, mx.array], launch: Launch) -> list[mx.array]:
-        """Launch the kernel; ``inputs`` by name, extra ones are ignored. Returns the outputs in order."""
+        """Launch the kernel and return its outputs in order. ``inputs``: by name; others are ignored."""
         arrays = [inputs[name] for name in self.unit.input_names]
         for name, array in zip(self.unit.input_names, arrays, strict=True):
             if array.size < MIN_ELEMENTS:
@@ -102,7 +103,7 @@ class KernelLibrary:
 
 
 def padded(array: NDArray[Any]) -> mx.array:
-    """Return the array on the device with at least 8 elements, zeros at the end of the last axis."""
+    """Return the array on the device; if it has fewer than 8 elements, the last axis is zero-padded."""
     rows = int(np.prod(array.shape[:-1]))
     missing = -(-MIN_ELEMENTS // max(rows, 1)) - array.shape[-1]
     if missing > 0:
@@ -111,6 +112,6 @@ def padded(array: NDArray[Any]) -> mx.array:
 
 
 def wide(array: mx.array) -> mx.array:
-    """Return the array with at least 8 elements: as it is, or flat with zeros at the end."""
+    """Return the array unchanged if it has at least 8 elements; otherwise flattened and zero-padded to 8."""
     missing = MIN_ELEMENTS - array.size
     return array if missing <= 0 else mx.pad(array.flatten(), (0, missing))

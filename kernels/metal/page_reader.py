@@ -1,4 +1,4 @@
-"""Parameters of every kernel that attends over pages: pages, visible positions, and tiles."""
+"""Parameters that all kernels which attend over pages have: page formats, visible positions, and options."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from .units import format_source
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageReaderConfig:
-    """The configuration that attention over K and V shares with attention over latents.
+    """Parameters common to kernels of attention over K and V and over latents.
 
-    bounded    input `seen_since` gives the first position that each row sees, instead of the layer's window
-    ordered    input `after` orders the kernel after writes that MLX does not see, and output `read` orders
-               later kernels
+    bounded    whether the input `seen_since` gives the first position that each row sees, instead of the
+               layer's window
+    ordered    whether pages are written in place: the kernel then takes the input `after`, the output of the
+               last kernel on these pages, and makes the output `read` for the next
     """
 
     layer: LayerSpec
@@ -35,7 +36,7 @@ class PageReaderConfig:
         )
 
     def name_with(self, heads: str) -> str:
-        """Return the part of a unit's name that identifies the configuration; ``heads`` names its heads."""
+        """Return the part of a unit's name that tells its parameters; ``heads``: text about its heads."""
         layer = self.layer
         options = {"s": self.sinks, "c": self.softcap, "b": self.bounded, "o": self.ordered}
         return (
@@ -44,7 +45,7 @@ class PageReaderConfig:
         )
 
     def visibility_macros(self) -> dict[str, int | str]:
-        """Return the macros of sources/attention.metal for pages, visibility and additions to logits."""
+        """Return the macros of sources/attention.metal for page size, visibility, softcap and sinks."""
         return {
             "PAGE_SIZE": self.page_size,
             "WINDOW": self.layer.window or int(self.bounded),

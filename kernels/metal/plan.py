@@ -1,8 +1,8 @@
-"""Plan of the launches for a step's rows, made on the host once per step: flat int32 arrays.
+"""Plans which kernel computes which rows of a step. The host makes the plan once, as flat int32 arrays.
 
-Rows of sequences with one row go to the decode kernel, all others, in tiles, to the chunk kernel. Long rows
-are split over their keys. Every choice depends on the row's own sequence alone, so that a sequence gets the
-same bits in any batch.
+If a sequence has one row in the step, the row goes to the decode kernel. All other rows go to the chunk
+kernel, in tiles of rows. A decode row with many keys is split: several threadgroups each read some of the
+keys. Every choice depends only on the row's own sequence, so a sequence gets the same bits in any batch.
 """
 
 from __future__ import annotations
@@ -17,25 +17,24 @@ from ..visibility import window_start
 from .attention_units import DECODE_TILE
 
 SPLIT_TILES = 4
-"""Smallest split, in tiles of 32 keys (128 positions)."""
+"""Size of the smallest split, in tiles of 32 keys: 128 positions."""
 
 FULL_SPLIT_TILES = 8
-"""Tiles that occupy every simdgroup of a threadgroup; splits grow to this before there are more than
-MANY_SPLITS."""
+"""Size of a split that keeps every simdgroup of a threadgroup busy, in tiles. If a row has more than
+MANY_SPLITS splits, they are at least of this size."""
 
 MANY_SPLITS = 32
 MAX_SPLITS = 128
-"""Largest number of splits of a row; longer sequences get longer splits."""
+"""Largest number of splits of a row; longer sequences get larger splits."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """Decode rows under one window.
+    """The decode rows of a step, in layers with the same window.
 
-    items   [M, 4]  (row, sequence, first tile, end tile) of each row's splits, those of a row adjacent
-    joins   [R, 4]  (first of its items, number of items, 0, 0) of each row; empty if no row is split, so
-                    that nothing is joined
-    rows    [R]     the step's rows in the order of the outputs
+    items   [M, 4]  (row, sequence, first tile, end tile) of each split; the splits of a row are adjacent
+    joins   [R, 4]  (index of the first item, number of items, 0, 0) of each row; empty if no row is split
+    rows    [R]     the decode rows, in the order of the outputs
     """
 
     items: Ints
@@ -44,28 +43,28 @@ class DecodePlan:
 
 
 def num_tiles(positions: Ints, window: int | None, keep: int) -> Ints:
-    """Return the number of 32-key tiles that queries at ``positions`` read: ``span_from`` of the sources."""
+    """Return how many tiles of 32 keys queries at ``positions`` read (``span_from`` in the Metal sources)."""
     if window is None:
         return np.asarray(positions // DECODE_TILE + 1, np.int32)
     return bounded_tiles(positions, window_start(positions, window), keep)
 
 
 def bounded_tiles(positions: Ints, low: Ints, keep: int) -> Ints:
-    """Return the number of tiles of queries that see positions from ``low`` on, and the first ``keep``."""
+    """Return how many tiles queries read that see positions from ``low`` on, and the first ``keep``."""
     end = positions // DECODE_TILE + 1
     first = low // DECODE_TILE
     return np.asarray(end - first + np.minimum(-(-np.minimum(keep, low) // DECODE_TILE), first), np.int32)
 
 
 def num_splits(tiles: Ints) -> Ints:
-    """Return the number of splits of rows that read ``tiles`` tiles; a row's bits depend on nothing else."""
+    """Return the number of splits of rows that read ``tiles`` tiles, whatever else is in the step."""
     fine, full = -(-tiles // SPLIT_TILES), -(-tiles // FULL_SPLIT_TILES)
     return np.asarray(np.minimum(np.minimum(fine, np.maximum(full, MANY_SPLITS)), MAX_SPLITS), np.int32)
 
 
 def plan_decode(metadata: AttentionMetadata, window: int | None, keep: int) -> DecodePlan:
-    """Plan the decode rows of a step. If one row is split, all rows are launched as splits, others as a
-    single one. Their results stay bit-identical, and a step needs no more launches."""
+    """Plan the decode rows of a step. If any row is split, the other rows are launched as one split each.
+    Their results have the same bits as without splits, and the step needs no additional launch."""
     sequences = np.flatnonzero(np.diff(metadata.q_start) == 1).astype(np.int32)
     rows = metadata.q_start[sequences]
     tiles = num_tiles(metadata.positions[rows], window, keep)
@@ -78,7 +77,7 @@ def plan_decode(metadata: AttentionMetadata, window: int | None, keep: int) -> D
 
 
 def divide(rows: Ints, sequences: Ints, tiles: Ints, splits: Ints) -> tuple[Ints, Ints]:
-    """Return (row, sequence, first tile, end tile) of the splits, [M, 4], and the first split of each row."""
+    """Return (row, sequence, first tile, end tile) of each split, [M, 4], and each row's first split."""
     first = np.cumsum(splits) - splits
     owner = np.repeat(np.arange(len(rows)), splits)
     part, end, count = np.arange(len(owner)) - first[owner], tiles[owner].astype(np.int64), splits[owner]
@@ -87,8 +86,9 @@ def divide(rows: Ints, sequences: Ints, tiles: Ints, splits: Ints) -> tuple[Ints
 
 
 def plan_chunks(metadata: AttentionMetadata, tokens_per_tile: int) -> Ints:
-    """Return the tiles [N, 4] of the step's chunk rows, possibly none. A tile is (first row, tokens,
-    sequence, number of tiles). Decoded rows follow: (index, 0, 0, row)."""
+    """Return the tiles [N, 4] of the step's chunk rows, possibly none. A tile is (first row, number of rows,
+    sequence, total number of tiles). Entries (index, 0, 0, row) follow: decode output ``index`` is copied to
+    ``row``."""
     rows = chunk_rows(metadata)
     if not len(rows):
         return _fours([])
@@ -102,7 +102,7 @@ def plan_chunks(metadata: AttentionMetadata, tokens_per_tile: int) -> Ints:
 
 
 def chunk_rows(metadata: AttentionMetadata) -> Ints:
-    """Return the step's rows of sequences with more than one row."""
+    """Return the step's rows that belong to sequences with several rows."""
     counts = np.diff(metadata.q_start)
     return np.flatnonzero(np.repeat(counts > 1, counts)).astype(np.int32)
 
@@ -118,7 +118,7 @@ def cut(rows: Ints, owners: NDArray[np.integer], size: int) -> tuple[Ints, Ints]
 
 
 def restore_order(*rows: Ints) -> Ints | None:
-    """Return the place of each row of the step in the concatenated outputs; None: already in order."""
+    """Return the index of each of the step's rows in the concatenated ``rows``; None if they are in order."""
     joined = np.concatenate(rows)
     order = np.argsort(joined).astype(np.int32)
     return None if (order == np.arange(len(order))).all() else order

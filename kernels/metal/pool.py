@@ -1,9 +1,9 @@
 """``KVPool`` on Metal kernels.
 
-Pages are the reference pool's arrays: codes and scales of K and of V per layer, rows in page order. A write
-launches one kernel that rotates and quantizes all rows of K (one more for V). MLX then scatters the results
-into the pool arrays, so that every dependency is in MLX's graph. MLX's own operations read pages whole
-(``gather``) and copy them.
+Pages are stored in the arrays of the reference pool: codes and scales of K and of V for each layer, with rows
+in page order. A write launches one kernel that rotates and quantizes all rows of K, and one for V. MLX then
+scatters the results into the pool arrays, so that every dependency is in MLX's graph. MLX's own operations
+gather and copy pages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .units import (
 
 
 class MetalPool(ReferencePool):
-    """Writes and attends with kernels from ``library``."""
+    """A pool that writes pages, and attends over them, with kernels from ``library``."""
 
     def __init__(self, spec: PoolSpec, library: KernelLibrary) -> None:
         _check(spec)
@@ -70,13 +70,12 @@ class MetalPool(ReferencePool):
                 raise ValueError(f"{name} must be {(tokens, spec.num_kv_heads, dim)}, got {rows.shape}")
 
     def _was_read(self, layer: int, read: mx.array | None) -> None:
-        """Note that a kernel which reads the pages of ``layer`` returns ``read``, for which later writes must
-        wait. Nothing to do here, because MLX's scatter waits by itself."""
+        """Called when a kernel that reads pages of ``layer`` was launched. Later writes must wait for its
+        output ``read``. There is nothing to do here, because MLX's scatter waits by itself."""
 
     def partials(self, layer: int, queries: mx.array, rotary: mx.array | None, parts: Parts) -> Partials:
-        """Return partial results; see ``PagedAttention.partials`` and, for rotary,
-        ``LatentAttention.partials``.
-        """
+        """Compute ``parts``; see ``PagedAttention.partials`` or, with ``rotary``,
+        ``LatentAttention.partials``."""
         pages = self._pages(layer)
         if rotary is None:
             partials = self._attention.partials(layer, queries, pages, parts)
@@ -90,7 +89,7 @@ class MetalPool(ReferencePool):
         return StoredPages(tuple(keys), tuple(values))
 
     def _store(self, layer: int, part: int, rows: mx.array) -> mx.array:
-        """Store rows [T, Hkv, dim] of K (part 0) or V in their slots; return [T * Hkv]: storable or not."""
+        """Store rows [T, Hkv, dim] of K (``part`` 0) or V (1); return a mask [T * Hkv] of storable rows."""
         tokens, heads, dim = rows.shape
         layout = self._codecs[part].layout(dim)
         launch = rows_launch(tokens * heads, *layout)
@@ -101,14 +100,14 @@ class MetalPool(ReferencePool):
         return storable
 
     def _row_unit(self, part: int, dim: int) -> KernelSource:
-        """Return the kernel that stores rows of K or of V, made once."""
+        """Return the unit that quantizes rows of K (``part`` 0) or V (1)."""
         if (part, dim) not in self._row_units:
             self._row_units[part, dim] = quantize_unit(self._formats[part], dim)
         return self._row_units[part, dim]
 
 
 def rows_launch(count: int, *layout: tuple[int, mx.Dtype]) -> Launch:
-    """Launch one simdgroup per row; outputs of ``layout`` (width, dtype) for each row, then storable."""
+    """Return a launch of one simdgroup per row; ``layout``: (width, dtype) of each output before storable."""
     threads = 32 * NUM_SIMDGROUPS
     outputs = tuple(((count, width), dtype) for width, dtype in layout)
     return Launch(

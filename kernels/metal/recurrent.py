@@ -1,8 +1,8 @@
-"""Recurrent layers on Metal: one launch for all segments of a step, states in slots, written in place.
+"""Recurrent layers on Metal: one launch computes all segments of a step and writes states in place.
 
-The functions are those of ``cpu.recurrent``, with the same arguments and results. A kernel writes the slots
-of a pool, but for MLX the pool is only an input. So later readers of the pool must wait for y. The device
-must let kernels write their inputs (``in_place.py``), and only one step with states may be in flight.
+The methods are those of ``RecurrentKernels``. A kernel writes slots of a pool, but for MLX the pool is only
+an input. So later readers of the pool must wait for y. The device must let kernels write their inputs
+(``in_place.py``), and only one step with states may be in flight.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from .units import KernelSource
 
 @dataclass(frozen=True, slots=True)
 class SegmentArrays:
-    """A step's segments and checkpoints in the kernels' form (sources/recurrent.metal), for all layers.
-    Segments are [num_segments, 8], without empty ones; checkpoints are in the order of rows. ``left`` are the
-    rows whose states the step keeps, None: all."""
+    """A step's segments [num_segments, 8], without empty ones, and its checkpoints, sorted by row, as kernels
+    read them (sources/recurrent.metal). ``left``: rows after which the step keeps a state (None: all)."""
 
     num_segments: int
     segments: mx.array
@@ -36,7 +35,7 @@ class SegmentArrays:
 
     @classmethod
     def of(cls, step: StateSegments) -> SegmentArrays:
-        """Make the arrays of a checked step; kernels write to any slot without a check."""
+        """Return the arrays of a checked step; kernels do not check slots."""
         kept = step.checkpoints[step.checkpoints[:, 0] >= 0]
         kept = kept[np.argsort(kept[:, 0], kind="stable")]
         used = step.segments[step.segments[:, 1] > 0]
@@ -96,7 +95,7 @@ class MetalRecurrences:
         *,
         gates: DeltaGates = READY,
     ) -> tuple[mx.array, mx.array]:
-        """Compute the gated delta rule, like ``cpu.recurrent.gated_delta``."""
+        """Compute the gated delta rule; see ``RecurrentKernels.gated_delta``."""
         _, heads, height, width = pool.shape
         state = MatrixState(heads=heads, key_heads=q.shape[1], height=height, width=width)
         vector = a.ndim == 3
@@ -141,7 +140,7 @@ class MetalRecurrences:
         *,
         parameters: SsdParameters,
     ) -> tuple[mx.array, mx.array]:
-        """Compute the state-space dual, like ``cpu.recurrent.ssd``."""
+        """Compute Mamba-2's recurrence; see ``RecurrentKernels.ssd``."""
         _, heads, height, width = pool.shape
         state = MatrixState(heads=heads, key_heads=B.shape[1], height=height, width=width)
         num_rows = x.shape[0]
@@ -180,7 +179,7 @@ class MetalRecurrences:
         *,
         silu: bool = False,
     ) -> tuple[mx.array, mx.array]:
-        """Compute a causal convolution, like ``cpu.recurrent.causal_conv``, of two taps or more."""
+        """Compute a causal convolution of two taps or more; see ``RecurrentKernels.causal_conv``."""
         taps, channels = weight.shape
         if taps < 2:
             raise ValueError(f"a convolution must have two taps or more for the Metal kernels, got {taps}")
@@ -206,7 +205,7 @@ class MetalRecurrences:
         grid: tuple[int, int],
         state: MatrixState | None,
     ) -> tuple[mx.array, mx.array]:
-        """Run a kernel; y has the shape and dtype of ``like``, and the pool is returned unchanged."""
+        """Run a kernel; return ``pool``, which it writes, and y with the shape and dtype of ``like``."""
         given = {name: wide(array) for name, array in inputs.items()}
         given |= {"pool": pool, "to_pool": pool, "segments": step.segments, "checkpoints": step.checkpoints}
         threads = CONV_THREADS if state is None else 32 * state.simdgroups
@@ -222,7 +221,7 @@ class MetalRecurrences:
         return self._kernels[key]
 
     def _limits(self, low: float, high: float) -> mx.array:
-        """Return two numbers as an input."""
+        """Return the kernel input ``limits``, an array of two numbers."""
         if (low, high) not in self._numbers:
             self._numbers[low, high] = padded(np.array([low, high], np.float32))
         return self._numbers[low, high]
@@ -240,15 +239,15 @@ _ROWS, _SLOTS = 13, 5
 _WRITTEN = (0, 1, 3, 4)
 _KEY_HEADS, _HEADS, _DIM = 2, 4, 64
 _LIMIT = 1e-4
-"""Largest error, relative to the largest value: float32 sums of 64 products, and the GPU's exponential
-function."""
+"""Largest allowed error relative to the largest value, for float32 sums of 64 products and the GPU's
+exponential function."""
 
 Array = NDArray[Any]
 Check = Callable[[MetalRecurrences, np.random.Generator], tuple[list[mx.array], list[Array]]]
 
 
 def recurrent_problem(library: KernelLibrary) -> str | None:
-    """Return one line about wrong recurrent kernels, or None if they pass."""
+    """Test the recurrent kernels; return one line about what is wrong, or None if they pass."""
     kernels = MetalRecurrences(library)
     for name, check in (("delta rule", _delta), ("SSD", _ssd), ("convolution", _conv)):
         try:
@@ -303,7 +302,7 @@ def _normal(rng: np.random.Generator, *shape: int) -> NDArray[np.float32]:
 
 
 def _pool(states: Array) -> mx.array:
-    """Return the states as a new, evaluated array."""
+    """Return a new, evaluated array with these states."""
     pool = mx.array(states)
     mx.eval(pool)
     return pool

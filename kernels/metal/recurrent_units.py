@@ -1,4 +1,4 @@
-"""Units of recurrences over the segments of a step: sources/delta.metal, ssd.metal and conv.metal."""
+"""Kernel sources (units) of recurrences: sources/delta.metal, ssd.metal and conv.metal."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .units import KernelSource, make_unit
 
 MAX_WIDTH = 256
 WIDTH_MULTIPLE = 16
-"""Width of a state row (delta rule: keys; SSD: state) must be a multiple of this."""
+"""The width of a state row (delta rule: key dim; SSD: state dim) must be a multiple of this."""
 
 _LANE_VALUES = 16
 _ROWS = 2
-"""State rows per lane; with 16 values of each, they fill 32 registers."""
+"""Number of state rows per lane. With 16 values of each, they take 32 registers."""
 
 _MAX_SIMDGROUPS = 4
 CONV_THREADS = 64
@@ -34,7 +34,7 @@ def takes_width(width: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixState:
-    """The state of a layer, [heads, height, width]; heads / key_heads heads share each key head."""
+    """Shape of a layer's state, [heads, height, width]. Each key head serves heads / key_heads heads."""
 
     heads: int
     key_heads: int
@@ -54,7 +54,7 @@ class MatrixState:
 
     @property
     def lanes(self) -> int:
-        """Lanes across a row, a power of two."""
+        """Number of lanes that share a row, a power of two."""
         return 1 << (-(-self.width // _LANE_VALUES) - 1).bit_length()
 
     @property
@@ -67,7 +67,7 @@ class MatrixState:
 
     @property
     def tiles(self) -> int:
-        """Threadgroups for the rows of a head."""
+        """Number of threadgroups for the rows of a head."""
         return -(-self.height // (self._simdgroup_rows * self.simdgroups))
 
     @property
@@ -76,7 +76,7 @@ class MatrixState:
 
     def macros(self) -> dict[str, int | str]:
         values = self.width // self.lanes
-        # Inputs may be views into a larger array, so runs are only as wide as all of their offsets allow.
+        # Inputs may be views into a larger array, so all of their offsets must allow loads of 4 values.
         sizes = (values, self.heads * self.height)
         return {
             "HEADS": self.heads,

@@ -1,12 +1,13 @@
 """Attention over quantized pages and their residual pages on Metal.
 
-A row reads one or two runs of whole pages of either kind. Joined, these runs form a short sequence that is
-seen up to its end. Once per step, the host rewrites each row's page table to this form, over which the decode
-kernel (for prompt rows that read equal pages, the chunk kernel) runs unchanged. MLX's own operations join the
-partial results of both kinds.
+There are two *kinds* of pages: quantized and residual. Of each kind, a row reads one or two runs of whole
+pages. Put together, these form a shorter sequence that the row sees up to its end. Once per step, the host
+makes page tables of these shorter sequences for each row. The decode kernel then runs over them unchanged,
+or, for prompt rows that read the same pages, the chunk kernel. MLX's own operations join the results of both
+kinds.
 
-Positions are then not those of the sequence. For layers with a window, the kernels get the first visible
-position of each row, and skip the tiles before it.
+Positions in a shorter sequence differ from those in the sequence. So in layers with a window, the kernels get
+the first visible position of each row, and skip the tiles before it.
 """
 
 from __future__ import annotations
@@ -31,18 +32,15 @@ from .pool import MetalPool
 
 _LOG2_E = 1.4426950408889634
 _LN_2 = 0.6931471805599453
-_LOWEST = -1e30  # as in the sources: below every logit
+_LOWEST = -1e30  # below every logit; the Metal sources have the same number
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Pages of one kind read by a step's rows.
+    """Parts of R rows in one kind of pages; ``items``, ``plan`` and ``tiled`` are as in ``Parts``.
 
-    items   [4 * M]  for the kernel; none if ``count``, M, is 0
-    plan    [M, 4]   ``items`` on the host
-    tiled   see ``Parts``
-    index   [R, S]   parts of each row
-    live    [R, S]   which of these exist
+    index   [R, S]   indices of each row's parts; S is the largest number of parts of a row
+    live    [R, S]   which entries of ``index`` are valid
     """
 
     items: mx.array
@@ -58,7 +56,7 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """Rows [R] of the step that are divided alike, and their reads of quantized and residual pages."""
+    """Rows [R] of the step that go to the same kernel, and what they read from each kind of pages."""
 
     rows: Ints
     runs: tuple[_Run, _Run]
@@ -66,12 +64,12 @@ class _Route:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Every row's pages of one kind, joined to a sequence.
+    """The shorter sequence of each row: the pages of one kind that the row reads.
 
-    page_table  [T, P]
-    positions   [T]     the last position in them, -1 if there are none
-    seen_since  [T]     first position that a row sees, apart from the first ``keep``; after the last if it
-                        sees none. None: all are seen
+    page_table  [T, P]  the pages
+    positions   [T]     last position in these pages; -1 if there are none
+    seen_since  [T]     first position that the row sees, apart from the first ``keep``; more than
+                        ``positions`` if the row sees none. None: the row sees all
     """
 
     page_table: Ints
@@ -81,7 +79,7 @@ class _Kind:
 
     @property
     def live(self) -> NDArray[np.bool_]:
-        """Mask of rows that see any of these pages, which is so if a row sees their last position."""
+        """Mask of rows that see any of these pages: a row that does also sees their last position."""
         return self.positions >= (0 if self.seen_since is None else self.seen_since)
 
     @property
@@ -94,8 +92,8 @@ class _Kind:
 
 @dataclass(frozen=True, slots=True)
 class _Reach:
-    """Positions that queries of a layer see, as in LayerSpec, and the window read from residual pages.
-    ``keep``: first positions read from residual pages."""
+    """Positions that queries of a layer read. ``window``: as in LayerSpec. ``residual`` and ``keep``: the
+    window, and the number of first positions, that are read from residual pages."""
 
     window: int | None
     residual: int
@@ -109,7 +107,8 @@ class _Reach:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The step's rows under one reach: ``tables`` are ``kinds`` on the device, ``routes`` by tile size."""
+    """Plans of a step for layers with the same reach. ``tables``: ``kinds`` on the device; ``routes``: by
+    number of tokens in a tile."""
 
     kinds: tuple[_Kind, _Kind]
     tables: tuple[_Table, _Table]
@@ -130,7 +129,7 @@ class _Table:
 
 
 class MetalResidualCache(ResidualCache[MetalPool]):
-    """Residual cache on Metal; prompt tiles end where their rows begin to read other pages."""
+    """Residual cache on Metal. A tile of prompt rows ends where rows begin to read other pages."""
 
     _steps: dict[_Reach, _Step]
     _order: mx.array | None
@@ -147,7 +146,7 @@ class MetalResidualCache(ResidualCache[MetalPool]):
         self._order = None if order is None else mx.array(order)
 
     def _step(self, layer: int) -> _Step:
-        """Plan the reads of the rows in this layer, once for all similar layers."""
+        """Return the plans for this layer, made once for all layers with the same reach."""
         reach = self._reaches[layer]
         if reach not in self._steps:
             if self._metadata is None:
@@ -212,9 +211,8 @@ class MetalResidualCache(ResidualCache[MetalPool]):
         for pool, run, found, tops in parts:
             share = mx.where(run.live[..., None], _exp2(tops - top[:, None]), 0.0)
             total = total + (share * found.stats[run.index][..., 1]).sum(axis=1)
-            values = mx.where(
-                run.live[..., None, None], found.values[run.index], 0.0
-            )  # a weight of 0 keeps NaN
+            # Replace invalid values, because a weight of 0 would keep NaN.
+            values = mx.where(run.live[..., None, None], found.values[run.index], 0.0)
             values = (share[..., None] * values).sum(axis=1)
             rotated = pool.rotates_values(layer) if rotary is None else pool.rotates_keys(layer)
             out = out + (hadamard(values) if rotated else values)
@@ -226,8 +224,8 @@ def _exp2(x: mx.array) -> mx.array:
 
 
 def _kinds(metadata: AttentionMetadata, reach: _Reach) -> tuple[_Kind, _Kind]:
-    """Plan the reads of each row: quantized pages, then residual pages and the kept pages before them. A page
-    in which only some positions are kept is read from both kinds. In layers with a window, the tables also
+    """Return what each row reads: quantized pages, and residual pages with the kept ones before them. If only
+    some positions of a page are kept, the page is in both kinds. In layers with a window, the tables also
     have pages before the window, which are not read."""
     size, (positions, sequence) = metadata.page_size, (metadata.positions, metadata.row_sequences)
     pages, shown = metadata.groups
@@ -262,13 +260,13 @@ def _kinds(metadata: AttentionMetadata, reach: _Reach) -> tuple[_Kind, _Kind]:
 
 
 def _alone_and_chunks(metadata: AttentionMetadata) -> tuple[Ints, Ints]:
-    """Return the step's rows that are single in their sequences, and those of prompts."""
+    """Return the rows of sequences with one row in the step, and those of sequences with several."""
     chunks = chunk_rows(metadata)
     return np.setdiff1d(np.arange(metadata.num_tokens, dtype=np.int32), chunks), chunks
 
 
 def _routes(metadata: AttentionMetadata, kinds: tuple[_Kind, _Kind], tokens: int) -> list[_Route]:
-    """Divide rows for tiles of ``tokens`` tokens."""
+    """Return the routes of decode rows and of prompt rows, the latter in tiles of at most ``tokens`` rows."""
     alone, chunks = _alone_and_chunks(metadata)
     quantized, residual = kinds
     # Rows of a sequence whose quantized pages end at the same position share both page tables. Later rows see
@@ -283,7 +281,7 @@ def _routes(metadata: AttentionMetadata, kinds: tuple[_Kind, _Kind], tokens: int
 
 
 def _run(rows: Ints, kind: _Kind) -> _Run:
-    """Divide each row's reads of one kind of pages, as for decode rows."""
+    """Split each row over its keys in one kind of pages, as decode rows are."""
     tiles = kind.tiles[rows]
     splits = num_splits(tiles)
     items, first = divide(rows, rows, tiles, splits)
@@ -294,9 +292,9 @@ def _run(rows: Ints, kind: _Kind) -> _Run:
 
 
 def _tiled(rows: Ints, kind: _Kind, first: Ints, count: Ints) -> _Run:
-    """Return one part for each row, in tiles of ``count`` rows that begin at ``first``. A tile uses the table
-    of its last row, which is the longest. If the first row sees none of these pages, no other row does, and
-    there is no tile."""
+    """Return one part for each row, in tiles of ``count`` rows that begin at ``first``. A tile uses the page
+    table of its last row, which is the longest. If the first row of a tile sees none of these pages, no other
+    row of it does, and the tile is left out."""
     live = kind.live[rows]
     used = live[first]
     parted = np.repeat(used, count)

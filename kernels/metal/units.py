@@ -1,8 +1,8 @@
-"""The text of each kernel: package sources, joined, with a configuration before them.
+"""Puts the source text of each kernel together: macros, then files of ``sources``.
 
-A unit is the input of ``mx.fast.metal_kernel``: a header and a body. In a ``.metal`` file with a ``//! body``
-line, helpers come before it and the kernel's body after it; a file without the line has helpers only. Every
-number that a kernel depends on is a macro, so that compilers see constants.
+A *unit* is the input of ``mx.fast.metal_kernel``: a header and a body. In a ``.metal`` file with a line
+``//! body``, helpers come before the line and the kernel's body after it. A file without the line has only
+helpers. Every number on which a kernel depends is a macro, so that the compiler sees a constant.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from ..formats import PageFormat, rotation_block
 
 NUM_SIMDGROUPS = 4
 MAX_WRITE_SIMDGROUPS = 16
-"""Most simdgroups of a threadgroup that stores the K and V of one token."""
+"""Largest number of simdgroups in a threadgroup that stores the K and V of one token."""
 
 MIN_ELEMENTS = 8
-"""MLX puts smaller arrays into another address space, which changes the kernel's signature."""
+"""Least size of a kernel's input: MLX puts smaller arrays into another address space, which changes the
+kernel's signature."""
 
 _BODY = "//! body\n"
 _COMMENT = re.compile(r"//.*")
@@ -30,12 +31,12 @@ _COMMENT = re.compile(r"//.*")
 
 @dataclass(frozen=True, slots=True)
 class FormatSource:
-    """Location of a page format's Metal code: a struct in the last of ``files``.
+    """Location of a page format's Metal code: ``struct`` in the last of ``files``.
 
-    tile_bytes   bytes of a value in a threadgroup tile; the type holds every code's value (with scales
-                 per group, every value; float32 for affine codes)
-    raw_words    32-bit registers of 8 codes as loaded
-    words        whether an octet is one uint that may be loaded in runs: ``raw_words`` 1, or 4-bit codes
+    tile_bytes   bytes of a value in a tile in threadgroup memory. The type there holds every code's value
+                 exactly; with scales per group, every scaled value (float32 for affine codes)
+    raw_words    number of 32-bit registers that 8 codes take as loaded
+    words        whether 8 codes are one uint, so that several of these can be loaded at once (4-bit codes)
     """
 
     struct: str
@@ -72,14 +73,14 @@ class KernelSource:
 
 
 def strip_source(text: str) -> str:
-    """Return the text without comments, indentation and empty lines: MLX copies and hashes it per launch."""
+    """Remove comments, indentation and empty lines, because MLX copies and hashes the text at each launch."""
     lines = (_COMMENT.sub("", line).strip() for line in text.splitlines())
     return "".join(f"{line}\n" for line in lines if line)
 
 
 @functools.cache
 def read_source(name: str) -> tuple[str, str]:
-    """Return helpers and body of a package source, unchanged; the body is empty for a header."""
+    """Return helpers and body of a file in ``sources``, unchanged; the body is empty if there is none."""
     text = resources.files("octavo.kernels.metal").joinpath("sources", f"{name}.metal").read_text("utf-8")
     helpers, _, body = text.partition(_BODY)
     return helpers, body
@@ -93,22 +94,22 @@ def format_source(name: str) -> FormatSource:
 
 
 def lane_dim(dim: int) -> int:
-    """Return a row's values per lane of a simdgroup: the row padded to a power of two, over 32."""
+    """Return how many values of a row a lane has: the row is padded to a power of two and divided by 32."""
     return int(max(32, 1 << (dim - 1).bit_length())) // 32
 
 
 def row_lanes(dim: int) -> int:
-    """Return the lanes across a row in decode, 8 values each: a power of two."""
+    """Return how many lanes share a row in decode, a power of two; each has 8 values."""
     return int(1 << (dim // 8 - 1).bit_length())
 
 
 def loads_in_flight(fmt: PageFormat, dim: int) -> int:
-    """Return the loads of a tile that decode issues before it uses the first: 8 registers' worth."""
+    """Return how many loads decode issues before it uses the first: as many as fill 8 registers."""
     return min(row_lanes(dim), 8 // format_source(fmt.name).raw_words)
 
 
 def norm_bits(dim: int) -> str:
-    """Return the bits of float32(1 / sqrt(b)), the rotation's factor for blocks of b values."""
+    """Return a literal of the bits of float32(1 / sqrt(b)), the rotation's factor for blocks of b values."""
     return f"0x{int(np.float32(1 / np.sqrt(rotation_block(dim))).view(np.uint32)):08X}u"
 
 
@@ -117,7 +118,7 @@ def rotates(fmt: PageFormat, dim: int) -> int:
 
 
 def in_runs(fmt: PageFormat, dim: int) -> int:
-    """Return whether decode loads rows of this width as runs of words, because a row is too short."""
+    """Return 1 if decode loads runs of 32 adjacent words, because whole rows would straddle cache lines."""
     return int(format_source(fmt.name).words and 32 % (dim // 8) != 0)
 
 
@@ -135,7 +136,7 @@ def has_scales(fmt: PageFormat, dim: int) -> bool:
 
 
 def quantize_unit(fmt: PageFormat, dim: int) -> KernelSource:
-    """Return the unit rows [R, dim] -> codes, (scales), storable: see sources/quantize.metal."""
+    """Return the unit of sources/quantize.metal: rows [R, dim] to codes, scales (if any) and storable."""
     parts = ("codes", "scales") if has_scales(fmt, dim) else ("codes",)
     return make_unit(
         "quantize",
@@ -149,7 +150,7 @@ def quantize_unit(fmt: PageFormat, dim: int) -> KernelSource:
 
 
 def write_unit(k_format: PageFormat, v_format: PageFormat, key_dim: int, value_dim: int) -> KernelSource:
-    """Return the unit that quantizes and writes K and V: see sources/write.metal."""
+    """Return the unit that quantizes K and V and writes them into pages: sources/write.metal."""
     parts: list[str] = []
     macros: dict[str, int | str] = {"MAX_SIMDGROUPS": MAX_WRITE_SIMDGROUPS}
     for letter, name, fmt, dim in (("k", "KEY", k_format, key_dim), ("v", "VALUE", v_format, value_dim)):
@@ -193,7 +194,8 @@ def make_unit(
     formats: Mapping[str, PageFormat],
     shared: Sequence[str],
 ) -> KernelSource:
-    """Join macros, the formats' structs under the kernel's names for them, shared headers and the kernel."""
+    """Join macros, code of page formats, shared helpers and the kernel. ``formats``: by the name that the
+    kernel uses for its struct."""
     helpers, body = read_source(kernel)
     files = dict.fromkeys(name for fmt in formats.values() for name in format_source(fmt.name).files)
     parts = ["".join(f"#define {name} {value}\n" for name, value in macros.items())]

@@ -1,4 +1,4 @@
-"""Attention over gathered rows on plain MLX operations, many sequences at a time."""
+"""Attention over gathered rows with plain MLX operations, many sequences at a time."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ..metadata import AttentionMetadata, Ints
 from ..visibility import visible
 
 LOWEST = -3e38  # finite stand-in for the maximum of a row that sees nothing
-TINY = 1e-30  # below any sum of weights, the largest of which is 1
+TINY = 1e-30  # smaller than any sum of weights, because the largest weight is 1
 
 
 @dataclass(frozen=True, slots=True)
 class EqualRows:
-    """B sequences with the same number n of rows in this step.
+    """B sequences that have the same number n of rows in this step.
 
-    rows       [B, n]  their rows in the step
-    tables     [B, P]  their pages, P enough for the longest
+    rows       [B, n]  indices of the sequences' rows in the step
+    tables     [B, P]  pages of the sequences; the longest has P pages
     positions  [B, n]  positions of the rows
     last       [B, n]  last position that each row sees
-    lengths    [B]     positions of each sequence that hold K/V
+    lengths    [B]     number of positions of each sequence that have K/V
     """
 
     rows: mx.array
@@ -36,7 +36,7 @@ class EqualRows:
 
 @dataclass(frozen=True, slots=True)
 class Bias:
-    """Mask [T, 1 or Hq, L] given to ``PagedKVCache.attend``."""
+    """Applies the mask [T, 1 or Hq, L] given to ``PagedKVCache.attend``, or without one, visibility."""
 
     mask: mx.array | None = None
 
@@ -61,8 +61,8 @@ class Bias:
 
 
 def group_sequences(metadata: AttentionMetadata) -> tuple[list[EqualRows], Ints]:
-    """Group the sequences of a step: decode rows form one group, chunks of equal length another. Also returns
-    the permutation [T] that restores the order of the groups' concatenated rows."""
+    """Group the sequences of a step by their number of rows, so that decode rows form one group. Also return
+    the permutation [T] that brings the concatenated rows of the groups into the order of the step."""
     counts = np.diff(metadata.q_start)
     groups, order = [], []
     for n in np.unique(counts):
@@ -121,8 +121,8 @@ def attention_weights(
 
 
 def softmax(logits: mx.array, sinks: mx.array | None) -> mx.array:
-    """Return the softmax over the last axis; a sink is one more logit in the denominator. A row of only -inf
-    has weights 0."""
+    """Return the softmax over the last axis. A sink is one more logit in the denominator. If all logits of a
+    row are -inf, its weights are 0."""
     top = mx.maximum(logits.max(axis=-1, keepdims=True), LOWEST)
     if sinks is None:
         weights = mx.exp(logits - top)

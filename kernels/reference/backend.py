@@ -1,12 +1,12 @@
 """The reference backend: paged attention on plain MLX operations, on any device.
 
-It gathers and dequantizes the pages of every sequence for each layer and step, so it is slow. Every other
-backend is compared with it, and it runs if no kernels do.
+The backend gathers and dequantizes the pages of every sequence for each layer and step, so it is slow. Every
+other backend is compared with it, and it is used where no other backend runs.
 
-Stored parts (codes, scales) are one array per layer and part, [num_pages * Hkv * page_size, width], rows in
-page order. A step writes each array once, by a scatter into ``rows``. Nothing else holds the scatter's input,
-so MLX reuses its buffer. That requires one evaluation per step, and no handle to a pool array outside this
-module.
+Codes and scales of K and of V are separate arrays for each layer, [num_pages * Hkv * page_size, width], with
+rows in page order. A step writes each array once, by a scatter. Nothing else holds the scatter's input, so
+MLX reuses its buffer. For this, each step must be evaluated once, and no code outside of this module may keep
+a handle to a pool array.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class ReferencePool:
     def _attend_latents(
         self, layer: int, queries: mx.array, options: AttendOptions, rotary: mx.array, bias: Bias
     ) -> mx.array:
-        """Attend over latents: one head, whose keys are latents and rotary keys, concatenated."""
+        """Attend over latents (MLA): keys are latents joined with rotary keys, values are latents."""
         spec = self._spec.layers[layer]
         self.check_latents(layer, queries, options)
         wide = mx.concatenate(
@@ -133,7 +133,7 @@ class ReferencePool:
         return mx.concatenate(outs)[self._restore_order].astype(queries.dtype)
 
     def check_latents(self, layer: int, queries: mx.array, options: AttendOptions) -> None:
-        """Raise ValueError unless the layer may be a latent one and the rotary queries fit."""
+        """Raise ValueError unless the layer can be a latent layer and ``options.rotary`` fits it."""
         spec, rotary = self._spec.layers[layer], options.rotary
         if spec.num_kv_heads != 1 or options.softcap is not None:
             raise ValueError(f"latents have one KV head and no softcap, got {spec} and {options.softcap}")
@@ -144,7 +144,7 @@ class ReferencePool:
             )
 
     def check_queries(self, layer: int, queries: mx.array, options: AttendOptions) -> Bias:
-        """Return the mask; ValueError unless queries, mask and sinks fit the layer and the step."""
+        """Return the call's ``Bias``; ValueError unless queries and mask fit the layer and the step."""
         heads, dim = self._spec.layers[layer].num_kv_heads, self._spec.layers[layer].head_dim
         tokens, num_heads = self._step.num_tokens, queries.shape[1]
         if queries.shape != (tokens, num_heads, dim) or num_heads % heads:
@@ -154,16 +154,17 @@ class ReferencePool:
 
     @property
     def groups(self) -> list[EqualRows]:
-        """The sequences of the step, by their number of rows."""
+        """The sequences of the step, grouped by their number of rows."""
         return self._groups
 
     @property
     def restore_order(self) -> mx.array:
-        """Permutation that restores the step's order of the groups' concatenated rows."""
+        """Permutation that brings the concatenated rows of ``groups`` into the order of the step."""
         return self._restore_order
 
     def rows(self, layer: int, part: int, tables: mx.array) -> mx.array:
-        """Return K (part 0) or V of tables [B, P] as float32 [B, Hkv, P * page_size, dim], rotated back."""
+        """Return K (``part`` 0) or V (1) in the pages of ``tables`` [B, P], dequantized and rotated back, as
+        float32 [B, Hkv, P * page_size, dim]."""
         spec = self._spec.layers[layer]
         rows = self._read(layer, part, tables)
         rotated = self._codecs[part].format.rotates((spec.head_dim, spec.value_dim)[part])
@@ -196,7 +197,7 @@ class ReferencePool:
         return dense[0], dense[1]
 
     def pending(self) -> list[mx.array]:
-        """Return the arrays to evaluate; a kept list would make MLX copy the pool in the next step."""
+        """Return the arrays to evaluate. Do not keep the list: MLX would copy the pool in the next step."""
         arrays = [array for layer in self._parts for part in layer for array in part]
         return arrays if self._unstorable is None else [*arrays, self._unstorable]
 
@@ -253,7 +254,7 @@ class ReferencePool:
         mx.eval(self._parts)
 
     def _page_rows(self, pages: Sequence[int], layer: LayerSpec) -> mx.array:
-        """Return the rows of the pool arrays that hold these pages, head by head."""
+        """Return the indices of the pool arrays' rows that belong to these pages, in page order."""
         size = layer.num_kv_heads * self._spec.page_size
         return mx.array((np.array(pages, np.int64)[:, None] * size + np.arange(size)).ravel())
 
@@ -272,7 +273,7 @@ class ReferencePool:
         return keys, values
 
     def _targets(self, num_kv_heads: int) -> mx.array:
-        """Return the rows [T, Hkv] of the pool arrays that the step writes."""
+        """Return the indices [T, Hkv] of the pool arrays' rows that the step writes."""
         if num_kv_heads not in self._slot_rows:
             page, offset = np.divmod(
                 self._step.groups[0].slots[:, None].astype(np.int64), self._spec.page_size
@@ -282,7 +283,7 @@ class ReferencePool:
         return self._slot_rows[num_kv_heads]
 
     def _read(self, layer: int, part: int, tables: mx.array) -> mx.array:
-        """Return stored rows of tables [B, P] as float32 [B, Hkv, P * page_size, dim], still rotated."""
+        """Return K or V as ``rows`` does, but still rotated if the format rotates."""
         num_kv_heads, page_size = self._spec.layers[layer].num_kv_heads, self._spec.page_size
         heads = tables[:, None, :].astype(mx.int64) * num_kv_heads + mx.arange(num_kv_heads)[:, None]
         rows = (heads[..., None] * page_size + mx.arange(page_size)).reshape(len(tables), num_kv_heads, -1)
@@ -290,7 +291,7 @@ class ReferencePool:
         return self._codecs[part].decode(parts)
 
     def _copy(self, pairs: list[tuple[int, int]]) -> None:
-        """Copy pages of which none is both source and target."""
+        """Copy pages by pairs; no page may be both a source and a target."""
         for layer, spec in zip(self._parts, self._spec.layers, strict=True):
             size = spec.num_kv_heads * self._spec.page_size
             rows = np.array(pairs, np.int64)[:, :, None] * size + np.arange(size)

@@ -1,6 +1,7 @@
-"""The page formats on MLX arrays: the same float32 operations in the same order.
+"""Codecs: the page formats of ``octavo.kernels.formats``, computed on MLX arrays.
 
-``octavo.kernels.formats`` is the definition; tests hold codes and scales bit-equal to it.
+A codec has the same float32 operations in the same order as the format's definition. Tests check that codes
+and scales are bit-equal.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class FP5Codec:
         return mx.where(nibbles >= 8, -values, values) * _scale_values(planes[..., :1])
 
     def _best_scale(self, magnitudes: mx.array) -> tuple[mx.array, mx.array]:
-        """Return scale bytes [..., 1] and E2M2 indices [..., D] of the best candidates. All candidates are
-        computed at once: [..., candidates, D]."""
+        """Return scale bytes [..., 1] and E2M2 indices [..., D] of the best candidate of each row. All
+        candidates are computed at once: [..., candidates, D]."""
         absmax = magnitudes.max(axis=-1, keepdims=True)
         half = mx.minimum(absmax * float(SCALE_FACTOR), float(LARGEST_SCALE)).astype(mx.float16)
         base = mx.maximum(half.view(mx.uint16) >> 7, 1)
@@ -176,7 +177,7 @@ class AffineCodec:
 
 
 class NumpyCodec:
-    """Codec of any format without MLX operations: its NumPy definition, on evaluated arrays."""
+    """Codec of formats that have no other codec: runs the NumPy definition on evaluated arrays."""
 
     def __init__(self, fmt: PageFormat) -> None:
         self.format = fmt
@@ -200,7 +201,7 @@ class NumpyCodec:
 
 
 def codec(name: str) -> Codec:
-    """Return the codec of ``page_format(name)`` on MLX arrays."""
+    """Return the codec of the page format ``name``."""
     fmt = page_format(name)
     if isinstance(fmt, INT8 | INT4):
         return IntegerCodec(fmt)

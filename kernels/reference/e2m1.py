@@ -1,4 +1,4 @@
-"""fp4, mxfp4 and nvfp4 on MLX arrays, with the operations of their definition in order."""
+"""Codecs of fp4, mxfp4 and nvfp4, with the operations of their definitions in the same order."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class FP4Codec:
         return _e2m1_values(unpack(codes, 4), self._magnitudes) * scales.astype(mx.float32)
 
     def _best_scale(self, magnitudes: mx.array) -> tuple[mx.array, mx.array]:
-        """Return fp16 scales [..., 1] and magnitude indices [..., D] of the best candidates. All candidates
-        are computed at once: [..., candidates, D]."""
+        """Return fp16 scales [..., 1] and magnitude indices [..., D] of the best candidate of each row. All
+        candidates are computed at once: [..., candidates, D]."""
         absmax = magnitudes.max(axis=-1, keepdims=True)
         halves = mx.minimum(absmax * self._factors, float(MAX_FP16)).astype(mx.float16)[..., None]
         scales, magnitudes = halves.astype(mx.float32), magnitudes[..., None, :]

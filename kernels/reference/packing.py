@@ -1,4 +1,4 @@
-"""Packing of codes, and the interface of the reference backend's page formats."""
+"""Packing of codes, and the interface of codecs: page formats on MLX arrays."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from ..formats import PageFormat
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Stored form of rows [..., D]: ``parts`` are [..., width] arrays, ``storable`` is [...]."""
+    """Stored form of rows [..., D]: ``parts`` are codes and scales, [..., width]; ``storable`` is [...]."""
 
     parts: tuple[mx.array, ...]
     storable: mx.array
 
 
 class Codec(Protocol):
-    """Codec of one format on MLX arrays; ``layout(D)`` returns (width, dtype) of each stored part."""
+    """A page format on MLX arrays. ``layout(D)`` returns (width, dtype) of codes and of scales, if any."""
 
     format: PageFormat
 
     def layout(self, head_dim: int) -> tuple[tuple[int, mx.Dtype], ...]: ...
 
     def encode(self, rows: mx.array) -> Encoded:
-        """Encode float32 rows, already rotated; rows that are not storable become zeros."""
+        """Encode float32 rows, already rotated if the format rotates; rows not storable become zeros."""
         ...
 
     def decode(self, parts: tuple[mx.array, ...]) -> mx.array:
-        """Return the float32 rows of stored parts, still rotated."""
+        """Return the float32 rows of codes and scales, not rotated back."""
         ...
 
 
@@ -47,7 +47,7 @@ def unpack(words: mx.array, bits: int) -> mx.array:
 
 
 def tree_sum(values: mx.array) -> mx.array:
-    """Return the sum over the last axis, [..., D] -> [..., 1]; halves are added, upper to lower."""
+    """Return the sum over the last axis, [..., D] -> [..., 1], in the order of ``formats.packing``."""
     width = 1 << (values.shape[-1] - 1).bit_length()
     if width != values.shape[-1]:
         values = mx.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, width - values.shape[-1])])

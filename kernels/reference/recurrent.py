@@ -1,7 +1,7 @@
-"""Recurrences over state slots in NumPy, token by token: the definition that kernels are compared with.
+"""Recurrences over state slots in NumPy, token by token: the definition with which kernels are compared.
 
-Every function takes the states of all slots [num_slots, ...], the inputs of the step's T rows, and the step.
-It computes in the dtype of its arrays (float64 for a reference), writes states in place and returns y.
+A recurrence takes the states of all slots [num_slots, ...], the step, and inputs for the step's T rows. It
+computes in the dtype of its arrays (float64 for a reference), writes states in place and returns y.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def gated_delta(
 
 
 def delta_decay(a: Array, A_log: Array, dt_bias: Array, lower_bound: float | None = None) -> Array:
-    """Return g of ``gated_delta``: Kimi K3's with a lower bound, else Mamba-2's. A_log is [Hv] or has the
-    shape of a row of a."""
+    """Return g of ``gated_delta``: with ``lower_bound`` as in Kimi K3, otherwise as in Mamba-2. A_log is [Hv]
+    or has the shape of a row of a."""
     A = np.exp(A_log if A_log.ndim == a.ndim - 1 else A_log[:, None])
     if lower_bound is not None:
         return np.asarray(np.exp(lower_bound * sigmoid(A * (a + dt_bias))))
@@ -58,9 +58,9 @@ def delta_decay(a: Array, A_log: Array, dt_bias: Array, lower_bound: float | Non
 def causal_conv(
     windows: Array, step: StateSegments, x: Array, weight: Array, bias: Array | None, *, silu: bool
 ) -> Array:
-    """y[t] = f(bias + sum_j weight[j] x[t - K + 1 + j]) per channel; f the identity or x sigmoid(x).
+    """y[t] = f(bias + sum_j weight[j] x[t - K + 1 + j]) per channel; f(x) is x, or with silu x sigmoid(x).
 
-    windows [N, K - 1, C], the last inputs, oldest first; x [T, C]; weight [K, C].
+    windows [N, K - 1, C], the last inputs of each sequence, oldest first; x [T, C]; weight [K, C].
     """
 
     def token(window: Array, t: int) -> tuple[Array, Array]:
@@ -157,7 +157,7 @@ def wkv7(
 
 
 def _walk(states: Array, step: StateSegments, token: Token, shape: tuple[int, ...]) -> Array:
-    """Compute the tokens of each segment in order; segments read the states before the step."""
+    """Compute the tokens of each segment in order; every segment starts from states before the step."""
     kept = {int(row): int(slot) for row, slot in step.checkpoints if row >= 0}
     y = np.zeros(shape, states.dtype)
     before = states.copy()

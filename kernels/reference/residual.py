@@ -1,4 +1,4 @@
-"""Attention over quantized pages and their residual pages on plain MLX operations."""
+"""Attention over quantized pages and their residual pages with plain MLX operations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ReferenceResidualCache(ResidualCache["ReferencePool"]):
-    """Gathers rows of both kinds; each logit and value comes from the kind that the query reads."""
+    """Gathers K and V from quantized and residual pages, and takes each position from where a query reads."""
 
     _starts: mx.array  # [T]
 
@@ -74,8 +74,8 @@ def _attend_group(
     options: AttendOptions,
     bias: Bias,
 ) -> mx.array:
-    """Attend like ``attend_group``, with K and V of both kinds (quantized, residual). ``reads_residual`` [B,
-    n, L] selects the kind that each row reads at each position."""
+    """Attend like ``attend_group``; ``keys`` and ``values`` are each (from quantized, from residual pages).
+    ``reads_residual`` [B, n, L] tells which of the two each row reads at each position."""
     sequences, n, num_heads, _ = queries.shape
     kv_heads, shared, length = spec.num_kv_heads, num_heads // spec.num_kv_heads, keys[0].shape[2]
     folded = queries.reshape(sequences, n, kv_heads, shared, -1).transpose(0, 2, 3, 1, 4)
@@ -87,7 +87,7 @@ def _attend_group(
     out = mx.zeros((sequences, kv_heads, shared * n, values[0].shape[-1]))
     for reads, rows in zip((mx.logical_not(reads_residual), reads_residual), values, strict=True):
         part = mx.where(reads[:, None, None], weights, 0.0).reshape(*out.shape[:3], length)
-        wanted = (part != 0).any(axis=2)  # others may hold NaN of other sequences: 0 * NaN is NaN
+        wanted = (part != 0).any(axis=2)  # other rows may have NaN of other sequences, and 0 * NaN is NaN
         out = out + part @ mx.where(wanted[..., None], rows, 0.0)
     out = out.reshape(sequences, kv_heads, shared, n, -1).transpose(0, 3, 1, 2, 4)
     return out.reshape(sequences * n, num_heads, -1)

@@ -1,7 +1,7 @@
-"""Attention in float64 NumPy, dense and paged: what every kernel is tested against.
+"""Attention in float64 NumPy, dense and paged, with which every kernel is compared.
 
-Short rather than fast, and independent of the kernels: the paged version stores rows with
-the page formats themselves, restores them, and calls the dense one per sequence.
+The code is short rather than fast, and independent of the kernels. The paged version stores rows with the
+page formats, restores them, and calls the dense version for each sequence.
 """
 
 from __future__ import annotations
@@ -36,9 +36,8 @@ def dense_attention(
     """Return attention [T, Hq, Dv] of one sequence.
 
     Queries [T, Hq, D] are at ``positions`` [T]; keys [L, Hkv, D] and values [L, Hkv, Dv] are those of
-    positions 0..L-1. Position j is visible from p if j <= p and (no window, or j > p - window, or j < keep);
-    or as a ``mask`` [T, 1 or Hq, L] says (``AttendOptions``). A row that sees nothing gets zeros.
-    """
+    positions 0..L-1. A query at p sees position j if j <= p and (no window, or j > p - window, or j < keep).
+    A ``mask`` [T, 1 or Hq, L] replaces this rule (``AttendOptions``). A row that sees nothing gets zeros."""
     group = queries.shape[1] // keys.shape[1]
     k = np.repeat(keys.astype(np.float64), group, axis=1)
     v = np.repeat(values.astype(np.float64), group, axis=1)
@@ -64,9 +63,9 @@ def dense_attention(
 
 
 def hadamard64(rows: NDArray[Any]) -> Float64s:
-    """Return rows [..., D] times the Hadamard matrix, in float64, as an independent check of ``hadamard``.
-    Each block of b values, b the largest power of two dividing D, is multiplied by the Sylvester-Hadamard
-    matrix over sqrt(b)."""
+    """Rotate rows [..., D] in float64, as an independent check of ``formats.hadamard``. Each block of b
+    values is multiplied by the Sylvester-Hadamard matrix divided by sqrt(b); b is the largest power of two
+    that divides D."""
     matrix = np.ones((1, 1))
     while rows.shape[-1] % (2 * len(matrix)) == 0:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
@@ -77,7 +76,7 @@ def hadamard64(rows: NDArray[Any]) -> Float64s:
 
 @dataclass(slots=True)
 class StoredPart:
-    """Stored K, or V, of one layer: codes and scales [num_pages, Hkv, page_size, per row]."""
+    """Stored K (or V) of one layer: codes and scales, each [num_pages, Hkv, page_size, width]."""
 
     format: PageFormat
     codes: NDArray[Any]
@@ -102,7 +101,7 @@ class StoredPart:
         return np.asarray(storable.all(-1))
 
     def read(self, slots: Ints) -> Float64s:
-        """Return rows [L, Hkv, D] of the slots, restored in float64."""
+        """Return the rows [L, Hkv, D] in these slots, dequantized and rotated back in float64."""
         page, offset = np.divmod(slots, self.codes.shape[2])
         rows = self.format.dequantize(self.codes[page, :, offset], self.scales[page, :, offset])
         return hadamard64(rows) if self.format.rotates(rows.shape[-1]) else rows.astype(np.float64)
@@ -118,7 +117,7 @@ class OracleLayer:
     values: StoredPart
 
     def write(self, metadata: AttentionMetadata, keys: NDArray[Any], values: NDArray[Any]) -> list[int]:
-        """Store the step's rows; return the tokens that were not storable."""
+        """Store the step's rows; return the rows that were not storable."""
         slots = metadata.only_group().slots
         stored = self.keys.write(slots, keys) & self.values.write(slots, values)
         return np.flatnonzero(~stored).tolist()
@@ -162,7 +161,7 @@ def sequence_slots(metadata: AttentionMetadata, sequence: int, length: int) -> I
 
 @dataclass(slots=True)
 class OraclePool:
-    """Every layer's pages, zeroed; written and attended with plain arrays."""
+    """The pages of every layer of a pool, at first zeros."""
 
     spec: PoolSpec
     layers: list[OracleLayer] = field(init=False)
@@ -198,12 +197,13 @@ def attend_residual(
     mask: NDArray[Any] | None = None,
     **options: Any,
 ) -> Float64s:
-    """Return attention over both kinds of pages, computed row by row.
+    """Return attention over quantized and residual pages, computed row by row.
 
-    stored    every row of the sequences, quantized and as 16 bits, at the slots of ``pages`` and
-              ``residual``, two metadata of one group
-    layer     positions that a row sees; beside: positions that it reads from the residual pages
-    options   options of ``dense_attention``
+    pages, residual   the step's metadata with only the group of quantized, or of residual, pages
+    stored            K and V in quantized pages, then K and V in residual pages
+    layer             its window and ``keep`` are the positions that a row sees
+    beside            its window and ``keep`` are the positions that a row reads from residual pages
+    options           options of ``dense_attention``
     """
     assert beside.window is not None
     starts = residual.only_group().starts

@@ -1,4 +1,4 @@
-"""Comparison of a backend with float64 results on a small grid, for `octavo doctor`; about a second."""
+"""Self-test of a backend, for `octavo doctor`: compares results with float64 on a small grid in a second."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .oracle import OraclePool, Parts, StoredPart, attend_residual
 def attend_over_residual(
     backend: AttentionBackend, spec: PoolSpec, steps: Sequence[AttentionMetadata]
 ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-    """Return the last step's output [T, 2 * Hkv, D], and the expected values. Queries read their sequence's
-    first page and their own in 16 bits. The residual page of page p is page p + 1 of its pool, and that of
-    the last page is 0. Raises ValueError if the backend cannot do that."""
+    """Return the last step's output [T, 2 * Hkv, D], and the expected output. A query reads the first page of
+    its sequence, and the page of its own position, in 16 bits. The residual page that belongs to page p is
+    page p + 1 of its pool, and page 0 for the last page. Raises ValueError if the backend refuses this."""
     layer, rng = spec.layers[0], np.random.default_rng(4)
     beside = replace(layer, window=1, keep=spec.page_size)
     pool = backend.create_residual_pool(
@@ -65,7 +65,7 @@ def _parts(spec: PoolSpec, name: str) -> Parts:
 
 
 def _beside(pages: AttentionMetadata, num_pages: int) -> AttentionMetadata:
-    """Return where the step's rows are in the residual pages."""
+    """Return the step's metadata for its residual pages, placed as ``attend_over_residual`` says."""
     num_slots, group = np.int32(num_pages * pages.page_size), pages.only_group()
     moved = GroupMetadata(
         slots=(group.slots + np.int32(pages.page_size)) % num_slots,
@@ -75,10 +75,10 @@ def _beside(pages: AttentionMetadata, num_pages: int) -> AttentionMetadata:
 
 
 TOLERANCE = 0.02
-"""Largest error relative to the largest output: kernels may round queries and weights to bf16."""
+"""Largest allowed error relative to the largest output; kernels may round queries and weights to bf16."""
 
 _PAGE_SIZE = 16
-_SEQUENCES = ((40, 1), (0, 21), (15, 4), (0, 1))  # earlier positions and rows of each sequence
+_SEQUENCES = ((40, 1), (0, 21), (15, 4), (0, 1))  # of each sequence: earlier positions, and rows of the step
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,8 @@ _VARIANTS = (
 
 
 def run_selftest(backend: AttentionBackend) -> list[SelfTestResult]:
-    """Write and attend in every format: stored rows, attention, residual pages, and rows with NaN. A format
-    that the backend refuses gives one result that says so and is not a failure."""
+    """Check every page format: stored rows, attention, residual pages, and rows with NaN. If the backend
+    refuses a format, one result says so and counts as passed."""
     results = []
     for name in FORMAT_NAMES:
         try:
@@ -133,7 +133,7 @@ def run_selftest(backend: AttentionBackend) -> list[SelfTestResult]:
 
 
 def first_failure(backend: AttentionBackend) -> SelfTestResult | None:
-    """Return the first failure of a few checks that reach every kernel, before a backend is used."""
+    """Run a few checks that launch every kernel; return the first failure, or None if all pass."""
     for name, check in (
         ("fp4", partial(_check, backend, "fp4", _VARIANTS[-1])),
         ("bf16, long", partial(_check_long, backend, "bf16")),
@@ -201,7 +201,7 @@ def _check(backend: AttentionBackend, format_name: str, variant: _Variant) -> li
 
 
 def _check_long(backend: AttentionBackend, format_name: str) -> list[SelfTestResult]:
-    """Check a row with so many earlier rows that backends may divide them among threads."""
+    """Check a query over so many positions that backends may divide these among threads."""
     rng, length = np.random.default_rng(3), 40 * _PAGE_SIZE - 5
     layer = LayerSpec(num_kv_heads=1, head_dim=64, value_dim=64)
     pool = backend.create_pool(_pool_spec(format_name, layer, num_pages=40))
@@ -257,7 +257,7 @@ def _stored_error(
     format_name: str,
     metadata: AttentionMetadata,
 ) -> float:
-    """Return the error of the step's rows, gathered from the pages, relative to the page format."""
+    """Return the error of the step's rows as gathered from pages, compared with what the format stores."""
     fmt, errors = page_format(format_name), []
     for array, written in zip(dense, rows, strict=True):
         got = np.array(array).swapaxes(1, 2)
@@ -286,7 +286,7 @@ def _pool_spec(format_name: str, layer: LayerSpec, num_pages: int = 16) -> PoolS
 
 
 def _metadata(sequences: tuple[tuple[int, int], ...] | list[tuple[int, int]]) -> AttentionMetadata:
-    """Return metadata in which sequence b owns pages 3, 2, 1, 0 (+ 4 b); empty sequences are left out."""
+    """Return metadata in which sequence b has pages 4b + 3, 4b + 2, 4b + 1, 4b; empty ones are left out."""
     members = [(b, old, new) for b, (old, new) in enumerate(sequences) if new]
     tables = np.array([[4 * b + 3, 4 * b + 2, 4 * b + 1, 4 * b] for b, _, _ in members], np.int32)
     return AttentionMetadata.of([(old, old + new) for _, old, new in members], tables, page_size=_PAGE_SIZE)
