@@ -368,7 +368,7 @@ class BlockManager:
         return forked
 
     def rollback(self, table: PageTable, num_tokens: int) -> None:
-        """Remove all positions from ``num_tokens`` on from a table, and release its reserved pages.
+        """Cut a table to its first ``num_tokens`` positions, and release its reserved pages.
 
         A page that is cached or held by another table is never written again. If the new end lies inside such
         a page, the table gets a private copy of it, which waits in ``take_copies``. If no page is left for

@@ -282,8 +282,8 @@ class RecurrentState:
     num_slots        number of slots; a slot has the state of a running sequence, or a snapshot
     slot_bytes       bytes of a slot: the state of all these layers
     every_page       whether to take a snapshot after every page, because a slot is no bigger than a page
-    tail, junction   otherwise: kinds of snapshots to take, see ``snapshot_order.py``. Benchmarks switch one
-                     off for comparison
+    tail, junction   whether to take snapshots of this kind (``snapshot_order.py``) if not ``every_page``;
+                     benchmarks switch one off for comparison
     step_down        whether to evict a snapshot early if a longer one of its sequence exists
     page_bytes       bytes of a page of K/V; a snapshot is useful only with the pages before it
     turn_pages       new pages of a short turn of a conversation: the unit in which turns are measured

@@ -42,7 +42,7 @@ class ResidualSpec:
     quantize_after: int = 0
 
     def window(self, page_size: int) -> int:
-        """Return how many of the last positions, its own included, a query reads in 16 bits at least."""
+        """Return how many positions, up to and including its own, a query reads in 16 bits at the least."""
         return (self.residual_pages - 1) * page_size + 1
 
     def kept(self, page_size: int) -> int:

@@ -30,7 +30,7 @@ class Resumption(Resource):
             sequence.history.may_load = True
 
     def hold(self, sequence: Sequence) -> Admission:
-        """Admit a sequence for which pages are free, unless its stored pages are loaded first."""
+        """Admit a sequence for which pages are free; if it has stored pages, begin to load those instead."""
         if not sequence.history.may_load:
             return Admission.ADMITTED
         sequence.history.may_load = False

@@ -133,7 +133,7 @@ def examine(backend_name: str, threads: int | None, *, exact: bool = False) -> d
         "batch_invariant_reason": why,
         "versions": {"octavo": octavo.__version__, "python": platform.python_version()} | _versions(),
         "self_test": [
-            # JSON has no infinity, so a check without a number has null
+            # infinity means that the check has no number; JSON cannot express it, so it becomes null
             {"name": r.name, "max_error": r.max_error if r.max_error < float("inf") else None, "ok": r.ok}
             for r in results
         ],

@@ -156,7 +156,7 @@ class PagedModel:
         return next(shim for shim in self._layer_shims if shim.layer == layer)
 
     def evaluate(self, out: Sequence[mx.array]) -> None:
-        """Evaluate the last step's outputs and writes, unless its program has. Commit states to slots."""
+        """Evaluate the last step's outputs and cache writes if no captured program did, and commit states."""
         if not self._is_computed:
             states = self.states.pending() if self.states is not None else ()
             mx.eval(*out, *self.kv_cache.pending(), *states)

@@ -22,7 +22,7 @@ MAX_DEPTH = 199  # nesting of objects and lists; the same as in pydantic's parse
 _NO_BRACKETS = bytes(each for each in range(256) if each not in b"[]{}")
 _SHOWN = 60  # characters of a wrong value that an error message shows
 _MAX_RULES = 4
-_MAX_ERRORS = 100  # errors to examine; a list has at most one, an object one per invalid field
+_MAX_ERRORS = 100  # most errors that are examined: an object has one for each invalid field
 _RULES = {"a integer": "an integer", "a array": "a list", "a dictionary": "an object"}
 
 

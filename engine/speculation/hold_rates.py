@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 MODEL = 10**5
-"""Match length that stands for drafts of a draft model."""
+"""In place of a match length, for drafts of a draft model, which have none."""
 
 FORCED = 10**6
-"""Match length that stands for grammar-forced tokens."""
+"""In place of a match length, for tokens that a grammar forces."""
 
 _BOUNDS = (4, 5, 6, 8, 16, MODEL, FORCED)  # smallest match length of each kind of drafts but the first
 _HOLD = (0.2, 0.2, 0.3, 0.3, 0.5, 0.8, 0.5, 0.9)  # acceptance rates by kind before any observation

@@ -88,7 +88,7 @@ class ReasoningGate:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether another copy's mask takes too long; see ``Constraint``."""
+        """Whether the mask of another sample of this request takes too long; see ``Constraint``."""
         return self._constraint is not None and self._constraint.is_stuck
 
     @property

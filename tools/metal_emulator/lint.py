@@ -43,7 +43,7 @@ _FLAGS = (
     "-Wimplicit-float-conversion",
     "-O0",
     "-fno-sanitize=all",
-    "-DMSL_NUMBERED",  # gives address spaces numbers, which the IR shows
+    "-DMSL_NUMBERED",  # assigns a number to each address space, to be found in the IR
 )
 _MEMBER_FUNCTION = re.compile(
     r"(?P<before>[;{}>]|public:|^)\s*(?P<declaration>(?:METAL_FUNC|inline)\s[^;{}()=]*?\b\w+\s*"

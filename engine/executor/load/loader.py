@@ -50,7 +50,7 @@ _BITS = {"int8": 8, "int4": 4, **CHANNEL_BITS}
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model with patched attention. Its weights stay on disk until ``materialize``; ``weights``: format."""
+    """A model with patched attention. Its weights, in the format ``weights``, are read by ``materialize``."""
 
     model: Module
     architecture: str

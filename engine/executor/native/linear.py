@@ -55,9 +55,9 @@ class Greedy(NamedTuple):
 
 
 def _original(name: str, index: int) -> property:
-    """Return a property for attribute ``name`` of an MLX module. It reads the module's dictionary, or array
-    ``index`` of ``unpack`` if the weights are packed. MLX modules delete an attribute before they assign it.
-    Deletion unpacks all weights into the dictionary, and their next use packs them again."""
+    """Return a property for attribute ``name`` of an MLX module. If the weights are packed, it is array
+    ``index`` of those that ``unpack()`` returns. MLX deletes an attribute before it assigns a new one: to
+    delete it here unpacks all weights, and their next use packs them again."""
 
     def get(module: Any) -> mx.array | None:
         if name not in module.names:  # fp4 weights have no biases

@@ -38,7 +38,7 @@ class Observed:
 
 
 def observe(forward: Callable[[], object]) -> Observed:
-    """Observe the calls of ``forward``, which is built but not evaluated."""
+    """Run ``forward`` without evaluating its result; record which layers it calls with which input."""
     with _calls(_OBSERVED, "__call__") as calls, _calls(_TABLES, "as_linear") as heads:
         forward()
     return Observed(tuple(map(tuple, _shared_inputs(calls))), tuple({id(m): m for m, _ in heads}.values()))

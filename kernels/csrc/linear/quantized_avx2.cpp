@@ -177,8 +177,8 @@ void run_item(const LinearCall& call, const Rows& x, const RowTiles& tiles, int 
   finish_rows(call, panel, first, rows, sums);
 }
 
-// Multiplies a single row and reads a panel's scales in place. If they were first converted to floats, as for
-// several rows, this would take a third of the time.
+// Multiplies a single row and reads a panel's scales in place. For several rows they are converted to floats
+// first; for one row that conversion would be a third of the run time.
 template <class F, Float kType>
 inline __attribute__((always_inline)) void multiply_row(const BlockView& block, const uint8_t* parameters,
                                                         bool e8m0, const int32_t* x, float x_scale,

@@ -209,13 +209,14 @@ inline __attribute__((always_inline)) __m512 sums_of(const __m512 (&vectors)[kCa
   return by_fours(sums, sums);
 }
 
-// Finds the scale of the definition faster, with integer estimates of errors. In units of a candidate, a
-// magnitude is q = x / scale < 7, in steps of 2^-13. Three roundings affect q: x as a 16-bit word (half of
-// 65535 steps up to the largest), the factor from words to q, and the truncated product. They are below 0.43,
-// 0.5 and 1 step. So each distance from the nearest point is off by less than 2^-12, and a sum E of n squares
-// by less than 2^-11 sqrt(n E) <= 2^-14 n + 2^-10 E. (The rest, 2^-24 n and roundings of floats, is less than
-// the margin of 2 steps over 1.96.) The definition's sums are within 2^-20 of the true ones. If only one
-// candidate can have the smallest error, it is the definition's choice; otherwise exact errors decide.
+// Finds the scale that the format's definition (kernels/formats/fp4.py) finds, but faster: an integer
+// estimate of each candidate's error usually leaves only one that can be the best, and otherwise exact errors
+// decide. How far an estimate can be off: in units of a candidate scale, a magnitude is q = x / scale < 7, in
+// steps of 2^-13. Three roundings affect q: x as a 16-bit word (half of 65535 steps up to the largest), the
+// factor from words to q, and the truncated product. They are below 0.43, 0.5 and 1 step. So each distance
+// from the nearest point is off by less than 2^-12, and a sum E of n squares by less than 2^-11 sqrt(n E) <=
+// 2^-14 n + 2^-10 E. (The rest, 2^-24 n and roundings of floats, is less than the margin of 2 steps
+// over 1.96.) The definition's sums are within 2^-20 of the true ones.
 template <int kVectors>
 inline __attribute__((always_inline)) uint16_t fp4_scale(const float* row, float top) {
   static_assert(kVectors <= 16);

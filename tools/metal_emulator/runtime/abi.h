@@ -72,7 +72,7 @@ struct MslReport {
   int32_t is_fatal;
 };
 
-// One load or store instruction of the kernel on one buffer, summed over all simdgroups.
+// Counts of one load or store instruction of the kernel and one buffer, summed over all simdgroups.
 struct MslSite {
   uint64_t pc;
   uint32_t buffer;
