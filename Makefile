@@ -93,6 +93,7 @@ soak: $(DEV)
 	@PYTHONPATH=tests:tests/support $(BIN)/python -m chaos.soak $(SOAK_ARGS)
 
 lint: $(DEV)
+	@! git grep -nE '^(<<<<<<<|>>>>>>>) ' -- . || { echo "make lint: a merge left these marks" >&2; exit 1; }
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(CSRC)
