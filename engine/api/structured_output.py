@@ -43,8 +43,8 @@ class StructuredOutput:
             given.append("json_schema")
         if len(given) != 1:
             raise InvalidRequest(
-                f"structured output takes exactly one of {', '.join(field.name for field in fields(self))}, "
-                f"got {' and '.join(given) or 'none'}"
+                f"structured must have exactly one of {', '.join(f.name for f in fields(self))}, "
+                f"got {' and '.join(given) or 'none'}; give one"
             )
         if isinstance(self.choice, str):  # would be read as one choice per letter
             raise InvalidRequest(

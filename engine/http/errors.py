@@ -30,7 +30,7 @@ _CODES = {401: "invalid_api_key", 404: "not_found", 429: "overloaded", 503: "una
 
 _CLIENT_NAMES = {
     "logprobs": "top_logprobs", "stop": "stop_sequences", "stop_ids": "stop_token_ids", "prompt": "input",
-    "max_tokens": "max_completion_tokens max_output_tokens",
+    "max_tokens": "max_completion_tokens max_output_tokens", "structured": "structured_outputs guided_choice",
     "max_reasoning_tokens": "thinking_token_budget thinking.budget_tokens",
     "json_schema": "guided_json structured_outputs.json response_format.json_schema.schema "
                    "text.format.schema output_config.format.schema",

@@ -507,6 +507,8 @@ REFUSED_WITHIN: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("thinking_token_budget", {"thinking_token_budget": -2}),
         ("guided_json", {"guided_json": {"type": "invented"}}),
         ("guided_choice", {"guided_choice": [""]}),
+        ("guided_choice", {"guided_choice": []}),
+        ("structured_outputs", {"structured_outputs": {}}),
         ("response_format.json_schema.schema", {"response_format": {
             "type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "invented"}},
         }}),
