@@ -1,4 +1,4 @@
-"""Page tables: which page holds which position of which sequence. Standard library only; see README.md."""
+"""Block manager: gives each sequence its pages; see README.md."""
 
 from .digests import Hasher, sha256_chain
 from .events import EventLog, EventsLost, PageEvent

@@ -1,4 +1,4 @@
-"""The common interface of cache groups: layers that share a pool, of K/V pages or of recurrent states."""
+"""Interface shared by KV groups and recurrent state groups."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ the sequence; ``pages`` are their ids in the pool."""
 
 
 class CacheGroup(ABC):
-    """The pool of one group of layers. A recurrent state counts as a page that has all positions before it.
+    """A group of layers with its own pool of pages or state slots.
 
     index   number of the group; groups of states come last
-    pool    pages of K/V, or slots of states
+    pool    pages of K/V, or slots of recurrent states
     """
 
     index: int
@@ -33,10 +33,9 @@ class CacheGroup(ABC):
     def longest_prefix(
         self, digests: abc.Sequence[Digest], num_pages: int, table: PageTable | None = None
     ) -> int:
-        """Return the largest number of pages, up to ``num_pages``, after which a sequence can continue.
+        """Return the longest cached prefix, in pages, after which a sequence can continue.
 
-        A sequence can continue if every page that its next query reads is cached, or held by ``table``. Give
-        ``table`` only if that table is to be shortened.
+        Pages that ``table`` holds count as cached.
         """
 
     @abstractmethod
@@ -49,4 +48,4 @@ class CacheGroup(ABC):
         salt: bytes = b"",
         contents: abc.Sequence[bytes] = (),
     ) -> int | None:
-        """Put pages from ``first`` on into the cache; no table holds them. See ``BlockManager.insert``."""
+        """Insert pages from ``first`` on into the cache; see ``BlockManager.insert``."""

@@ -1,4 +1,4 @@
-"""Digests that identify the contents of pages: chained hashes over all tokens up to a page's end."""
+"""Page digests: a hash of all tokens up to the page's end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MIN_DIGEST_BYTES = 32
 
 
 def check_strength(hasher: Hasher) -> None:
-    """Raise ValueError if the digests are too short to identify contents without a comparison."""
+    """Raise ValueError if the hasher's digests are too short to be collision-free."""
     (digest,) = hasher(root(b""), bytes(TOKEN_BYTES), TOKEN_BYTES)
     if len(digest) < MIN_DIGEST_BYTES:
         raise ValueError(
@@ -39,35 +39,36 @@ def check_strength(hasher: Hasher) -> None:
 
 
 def sha256_chain(parent: Digest, packed: bytes, page_bytes: int) -> list[Digest]:
-    """``digest[i] = SHA-256(digest[i - 1] || tokens of page i)``, starting from ``parent``.
+    """Return one digest per page: ``SHA-256(previous digest || tokens of the page)``.
 
-    packed       token ids of whole pages, as from ``pack``
+    parent       digest before the first page
+    packed       token ids of whole pages, from ``pack``
     page_bytes   bytes of ``packed`` per page
     """
     sha256, digests = hashlib.sha256, []
     digest: bytes = parent
-    if len(packed) == page_bytes:  # the usual case of decoding: a single page
+    if len(packed) == page_bytes:
         return [Digest(sha256(digest + packed).digest())]
     for (page,) in struct.iter_unpack(f"{page_bytes}s", packed):
         digest = sha256(digest + page).digest()
         digests.append(digest)
-    return cast("list[Digest]", digests)  # calling Digest per page would cost a tenth of the hash
+    return cast("list[Digest]", digests)
 
 
 @lru_cache(maxsize=1024)
 def root(salt: bytes) -> Digest:
-    """Return the parent digest of a sequence's first page; pages of different salts never share a digest."""
+    """Return the digest that precedes a sequence's first page; it depends on the salt."""
     return Digest(hashlib.sha256(b"octavo pages\0" + salt).digest())
 
 
 def pack(tokens: abc.Sequence[int]) -> bytes:
-    """Return token ids as little-endian uint32, on any machine.
+    """Return token ids as little-endian uint32.
 
-    Raises OverflowError for a token id outside of the range of uint32.
+    Raises OverflowError for a token id that does not fit into uint32.
     """
     words = array("I")
     assert words.itemsize == TOKEN_BYTES
-    words.fromlist(tokens if isinstance(tokens, list) else list(tokens))  # a third faster than array(...)
+    words.fromlist(tokens if isinstance(tokens, list) else list(tokens))
     if sys.byteorder == "big":
         words.byteswap()
     return words.tobytes()
@@ -87,10 +88,9 @@ def page_contents(
     page_size: int,
     media: abc.Sequence[MediaSpan] = NO_MEDIA,
 ) -> list[bytes]:
-    """Return the bytes that are hashed for each of the pages ``[first, last)``, without the parent digest.
+    """Return the bytes to hash for each of the pages ``[first, last)``, without the parent digest.
 
-    These are the page's packed tokens. For each medium (such as an image) with rows in the page, the medium's
-    digest and its start relative to the page follow. So pages with and without media never have equal bytes.
+    The bytes are the packed tokens, then digest and start of each image in the page.
     """
     pages = split(pack(tokens[first * page_size : last * page_size]), page_size)
     for span in media:
@@ -109,7 +109,7 @@ def extend_chain(
     hasher: Hasher,
     media: abc.Sequence[MediaSpan] = NO_MEDIA,
 ) -> None:
-    """Append the missing digests to ``digests``, so that it covers the first ``num_pages`` pages."""
+    """Append missing digests until ``digests`` covers the first ``num_pages`` pages."""
     known = len(digests)
     if any(span.stop > known * page_size for span in media):
         for contents in page_contents(tokens, known, num_pages, page_size=page_size, media=media):
@@ -121,12 +121,12 @@ def extend_chain(
 
 
 def media_in(contents: bytes, page_size: int) -> list[tuple[bytes, int]]:
-    """Return digest and start (relative to the page) of each medium in one page's ``page_contents``."""
+    """Return digest and start (relative to the page) of each image in a page."""
     return list(struct.iter_unpack(f"<{MIN_DIGEST_BYTES}si", contents[page_size * TOKEN_BYTES :]))
 
 
 def unpack(packed: bytes) -> list[int]:
-    """Return the token ids from which ``pack`` made these bytes."""
+    """Return the token ids that ``pack`` turned into these bytes."""
     words = array("I", packed)
     if sys.byteorder == "big":
         words.byteswap()

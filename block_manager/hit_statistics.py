@@ -1,7 +1,6 @@
-"""Statistics of how soon pages are used again, and the Gittins index computed from them.
+"""Statistics of cache hits by age, and the Gittins index computed from them.
 
-Pages that behave alike form a *kind* (``kind_of``). Time is counted in releases of pages. An *age* is a class
-of the time since a page was released.
+Time is counted in page releases. An age is a range of the time since a release.
 """
 
 from __future__ import annotations
@@ -11,39 +10,37 @@ from itertools import pairwise
 from operator import add, mul
 
 NUM_AGES = 21
-YOUNG, GROWTH = 6, 1.5  # the first age ends after 6 releases, each later age after 1.5 times as many
+YOUNG, GROWTH = 6, 1.5  # the first age ends after 6 releases; each later age is 1.5 times as long
 AGES = (0, *(round(YOUNG * GROWTH**age) for age in range(NUM_AGES - 1)))  # first release of each age
 WIDTHS = (*(end - begin for begin, end in pairwise(AGES)), AGES[-1])
 
 NUM_GAPS, NUM_NEW, MAX_USES = 11, 7, 127
-# Class of the time between two uses, by the page's age at the second use; class of a number of uses.
 GAPS = tuple(1 + min((age // 16).bit_length(), NUM_GAPS - 2) for age in AGES)
 USES = tuple(uses if uses <= 6 else 6 + (uses // 6).bit_length() for uses in range(MAX_USES + 1))
-ONE_MORE = NUM_GAPS * NUM_NEW  # kind + ONE_MORE is the same kind in the next class of uses
+ONE_MORE = NUM_GAPS * NUM_NEW
 
-PRIOR_WEIGHT, PRIOR_HIT_RATE = 16.0, 0.02  # prior of all kinds: weight in batches, hit rate at each age
-PARENT_SCALE_WEIGHT, PARENT_AGE_WEIGHT = 4.0, 12.0  # weight of the more general kind's estimate, in batches
+PRIOR_WEIGHT, PRIOR_HIT_RATE = 16.0, 0.02
+PARENT_SCALE_WEIGHT, PARENT_AGE_WEIGHT = 4.0, 12.0
 MAX_PRIOR_HIT_RATE = 0.9  # largest prior hit rate at an age
 HALF_LIFE = 8192  # releases after which an observation counts half
 
 
 def kind_of(*, uses: int, num_new: int, gap: int) -> int:
-    """Return the kind of a page, a number that combines classes of the three arguments.
+    """Return the number of a class of pages with similar use.
 
     uses      number of uses of the page
-    num_new   number of pages of its sequence that have no use yet; classes are powers of two
-    gap       class of the time between uses of the sequence, as in ``GAPS``; 0 if it was used once
+    num_new   number of pages of its sequence without a use yet
+    gap       class of the time between uses, as in ``GAPS``; 0 after a single use
     """
     size = min(num_new.bit_length(), NUM_NEW - 1)
     return (USES[min(uses, MAX_USES)] * NUM_NEW + size) * NUM_GAPS + gap
 
 
 class AgeHistogram:
-    """Observations of one kind of page, by age. Pages that are released together form a batch of weight 1.
+    """Hit counts by age.
 
-    reached   number of batches that reached the age without being used again; a part of a batch counts as
-              a fraction
-    used      number of these batches that were used again at that age
+    reached   number of batches that reached the age without a hit
+    used      number of these batches with a hit at this age
     """
 
     __slots__ = ("kind", "reached", "used")
@@ -63,19 +60,13 @@ class AgeHistogram:
 
 
 class HitStatistics:
-    """Chances that pages of a kind are used again at each age, and the Gittins index computed from them.
-
-    There are many kinds with few observations each. So the prior of a kind is the estimate of a more general
-    kind, which ignores the gap; the prior of that one also ignores the number of new pages, and the next
-    covers all pages. An estimate scales its prior by a factor and then corrects it at each age. The more
-    observations there are, the less the prior counts.
-    """
+    """Hit rates by kind and age, and the Gittins index of each kind."""
 
     def __init__(self) -> None:
         self._seen: dict[int, AgeHistogram] = {}
         self._halve_at = HALF_LIFE
         self._indices: dict[int, list[float]] = {}
-        self._all: list[float] = []  # by age: chances over all pages
+        self._all: list[float] = []
         self._by_uses: dict[int, list[float]] = {}
         self._by_size: dict[int, list[float]] = {}
         self.refresh(0)
@@ -88,7 +79,7 @@ class HitStatistics:
         return seen
 
     def refresh(self, now: int) -> None:
-        """Update ``indices`` with the observations so far. ``now``: number of releases since the start."""
+        """Update ``indices``; ``now`` is the number of releases since the start."""
         if now >= self._halve_at:
             self._halve_at = now + HALF_LIFE
             for seen in self._seen.values():
@@ -109,10 +100,7 @@ class HitStatistics:
         self._indices = {}
 
     def indices(self, kind: int) -> list[float]:
-        """Return, by age, the Gittins index of a page of this kind, as of the last ``refresh``.
-
-        A kind with more uses never gets a lower index: data that suggest it are more often noise than fact.
-        """
+        """Return, by age, the Gittins index of a page of this kind."""
         indices = self._indices.get(kind)
         if indices is None:
             indices = gittins_index(self._chances(kind))
@@ -129,7 +117,6 @@ class HitStatistics:
 
 
 def _sums(parts: abc.Iterable[AgeHistogram], num_parts: int) -> dict[int, AgeHistogram]:
-    """Add up the histograms of kinds with equal ``kind // num_parts``, which is the key of the result."""
     sums: dict[int, AgeHistogram] = {}
     for part in parts:
         kind = part.kind // num_parts
@@ -140,7 +127,6 @@ def _sums(parts: abc.Iterable[AgeHistogram], num_parts: int) -> dict[int, AgeHis
 
 
 def _estimate(prior: list[float], seen: AgeHistogram) -> list[float]:
-    """Return chances by age: a prior, scaled by the best factor and corrected by observations."""
     expected = sum(map(mul, seen.reached, prior))
     scale = (sum(seen.used) + PARENT_SCALE_WEIGHT) / (expected + PARENT_SCALE_WEIGHT)
     return [
@@ -150,15 +136,12 @@ def _estimate(prior: list[float], seen: AgeHistogram) -> list[float]:
 
 
 def gittins_index(chances: abc.Sequence[float]) -> list[float]:
-    """Return, by age, the best ratio of expected hits to expected time when a page is kept for a while.
+    """Return, by age, the Gittins index: max over t of P(hit within t) / E[min(time of the hit, t)].
 
-    The index is the maximum over t of P(used within t) / E[time until the use, at most t]. Going from the
-    last age to the first, each age is joined with those after it while that improves the ratio: O(NUM_AGES).
-
-    chances   by age: chance that a page that has reached this age is used in it; below 1
+    chances   by age: chance that a page of this age is hit at this age; below 1
     """
     index = [0.0] * NUM_AGES
-    joined: list[tuple[float, float, float]] = []  # joined ages: hits and time per page, and unused share
+    joined: list[tuple[float, float, float]] = []
     for age in range(NUM_AGES - 1, -1, -1):
         hits = chances[age]
         time, left = WIDTHS[age] * (1 - hits / 2), 1 - hits

@@ -1,4 +1,4 @@
-"""A check of the whole state against the rules in README.md, which tests run after every step."""
+"""Check of the block manager against the rules in README.md, for tests."""
 
 from __future__ import annotations
 

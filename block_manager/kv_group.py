@@ -14,18 +14,15 @@ from .types import NULL_PAGE, Digest, GroupPageTable, PageId, PageTable
 
 
 class PassedFirst:
-    """Eviction policy for groups with a window: passed pages first, then others as ``policy`` orders them.
+    """Eviction policy of groups with a window: evict pages behind the window first.
 
-    A prompt of n pages writes n pages, but a hit at its end needs only the last few. A *passed* page, which
-    the window has moved past, is needed only if another sequence branches off there. So passed pages are
-    evicted first, the least recently passed before others. Otherwise a pool with a tenth of another group's
-    pages would keep only a tenth of that group's prompts. Pages at known branch points
-    (``PageTable.partings``) are not listed as passed.
+    A hit at a prompt's end needs only the last pages. Earlier pages help only
+    sequences that branch off there.
     """
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self._policy = policy
-        self._passed: OrderedDict[PageId, None] = OrderedDict()  # the next page to evict is at the front
+        self._passed: OrderedDict[PageId, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._passed) + len(self._policy)
@@ -38,7 +35,7 @@ class PassedFirst:
         self._policy.release(pages, digests)
 
     def release_passed(self, pages: abc.Sequence[PageId], digests: abc.Sequence[Digest | None]) -> None:  # noqa: ARG002
-        """List pages that a window has moved past, in the order of the sequence."""
+        """Add pages behind a window, in the order of the sequence."""
         for page in pages:
             self._passed[page] = None
 
@@ -60,12 +57,12 @@ class PassedFirst:
 
 
 class KVGroup(CacheGroup):
-    """Allocates, finds and releases the pages of all page tables in one group of layers.
+    """Allocates, finds and releases the pages of sequences in one group of layers.
 
-    One sequence's pages, for a window that begins in page 5 and one kept page (``-`` is ``NULL_PAGE``)::
+    Pages of a sequence whose window begins in page 5 (``-`` is ``NULL_PAGE``)::
 
         page    0     1 2 3 4    5 6 7       8 9
-              kept    - - - -    visible     reserved ahead
+                kept  - - - -    visible     reserved ahead
                     window_start ^           ^ num_written
     """
 
@@ -88,19 +85,19 @@ class KVGroup(CacheGroup):
         self._page_size = page_size
 
     def first_visible_page(self, num_written: int) -> int:
-        """Return the first page that queries from ``num_written`` on can see, apart from kept pages."""
+        """Return the first page, apart from kept pages, that queries from ``num_written`` on can see."""
         return self.spec.first_visible(num_written) // self._page_size
 
     def held(self, table: PageTable) -> abc.Sequence[PageId]:
         return self.live(table.parts[self.index])
 
     def live(self, part: GroupPageTable) -> abc.Sequence[PageId]:
-        """Return the pages that a table's part holds, in order."""
+        """Return the pages that a table holds in this group, in order."""
         pages, kept, start = part.pages, self.num_kept, part.window_start
         return page_ids(pages if start <= kept else pages[:kept] + pages[start:])
 
     def live_indices(self, part: GroupPageTable) -> list[int]:
-        """Return the indices in the sequence of the pages that a table's part holds."""
+        """Return the positions in the table of the pages that it holds."""
         count = len(part.pages)
         return [*range(min(self.num_kept, count)), *range(max(part.window_start, self.num_kept), count)]
 
@@ -111,10 +108,7 @@ class KVGroup(CacheGroup):
         part.pages.fromlist(cast("list[int]", pages))
 
     def free_out_of_window(self, table: PageTable) -> None:
-        """Release the pages of a table that no later query can see.
-
-        They are evicted before other pages, unless sequences need them to continue from known branch points.
-        """
+        """Release pages that no later query of this sequence can see."""
         if self._order is None:
             return
         part = table.parts[self.index]
@@ -122,7 +116,7 @@ class KVGroup(CacheGroup):
         last = self.first_visible_page(table.num_written)
         if first < last:
             run, needed = page_ids(part.pages[first:last]), self._needed_at_partings(table)
-            if needed:  # release the tail first
+            if needed:
                 self.pool.decref([run[i - first] for i in range(last - 1, first - 1, -1) if i in needed])
                 run = [page for i, page in enumerate(run, first) if i not in needed]
             self.pool.decref(run, release=self._order.release_passed)
@@ -130,12 +124,11 @@ class KVGroup(CacheGroup):
             part.window_start = last
 
     def _needed_at_partings(self, table: PageTable) -> set[int]:
-        """Return the indices of the pages that sequences need to continue from known branch points."""
         needed = self.spec.needed_pages
         return {page for end in table.partings for page in needed(end, self._page_size)}
 
     def trim(self, part: GroupPageTable, num_pages: int) -> None:
-        """Release all but the first ``num_pages`` pages of a table's part, the last page first."""
+        """Release all but the first ``num_pages`` pages, the last page first."""
         pages, kept, start = part.pages, self.num_kept, part.window_start
         window = pages[max(num_pages, start) :]
         tail = pages[num_pages:kept] + window if start > kept else pages[num_pages:]
@@ -145,7 +138,7 @@ class KVGroup(CacheGroup):
         self.pool.decref(page_ids(tail))
 
     def share(self, part: GroupPageTable, num_pages: int) -> GroupPageTable:
-        """Return a part for a second table, which then holds the first ``num_pages`` pages, too."""
+        """Return a copy of ``part`` for a second table; both tables hold its first ``num_pages`` pages."""
         shared = GroupPageTable(part.pages[:num_pages], min(part.window_start, num_pages))
         self.pool.incref(self.live(shared))
         return shared
@@ -155,7 +148,7 @@ class KVGroup(CacheGroup):
     ) -> int:
         held = None if table is None else table.parts[self.index]
         while (missing := self.last_missing(digests, num_pages, held)) is not None:
-            num_pages = missing  # prefixes of missing + 1 to num_pages pages need that page, too
+            num_pages = missing
         return num_pages
 
     def last_missing(
@@ -164,7 +157,7 @@ class KVGroup(CacheGroup):
         num_pages: int,
         held: GroupPageTable | None = None,
     ) -> int | None:
-        """Return the index of the last page needed to continue after ``num_pages`` that is not available."""
+        """Return the index of the last page that is needed but not cached; None if all are cached."""
         for index in self.spec.needed_pages(num_pages, self._page_size):
             if held is not None and (index < self.num_kept or index >= held.window_start):
                 continue
@@ -173,11 +166,7 @@ class KVGroup(CacheGroup):
         return None
 
     def acquire(self, digests: abc.Sequence[Digest], num_pages: int) -> GroupPageTable:
-        """Hold the pages that are needed to continue after ``num_pages`` pages.
-
-        Without a window, the result ends at the first page that is not cached. With a window,
-        ``longest_prefix`` has checked that all needed pages are cached.
-        """
+        """Hold the cached pages that a sequence needs to continue after ``num_pages`` pages."""
         kept, first = self.num_kept, 0
         if self.spec.window is not None:
             first = self.first_visible_page(num_pages * self._page_size)
@@ -190,11 +179,7 @@ class KVGroup(CacheGroup):
         return GroupPageTable(pages, first)
 
     def reacquire_window(self, table: PageTable, num_pages: int) -> None:
-        """Shorten a table's part to ``num_pages`` pages.
-
-        The window then begins earlier. Released pages that are visible again are held again;
-        ``longest_prefix`` has checked that they are cached.
-        """
+        """Shorten ``table`` to ``num_pages`` pages, and hold the pages that its window sees there."""
         part, digests = table.parts[self.index], table.digests
         self.trim(part, num_pages)
         first = max(self.first_visible_page(num_pages * self._page_size), self.num_kept)
@@ -232,7 +217,7 @@ class KVGroup(CacheGroup):
 
 
 def page_ids(pages: array[int]) -> abc.Sequence[PageId]:
-    """Return an array as a sequence of page ids; only a cast for the type checker, with no copy."""
+    """Cast an array to a sequence of page ids, without a copy."""
     return cast("abc.Sequence[PageId]", pages)
 
 

@@ -1,4 +1,4 @@
-"""Page tables: which page holds which position of which sequence."""
+"""Block manager: assigns pages to sequences."""
 
 from __future__ import annotations
 
@@ -22,27 +22,22 @@ from .types import Digest, GroupPageTable, MediaSpan, PageCopy, PageCounts, Page
 
 
 class BlockManager:
-    """Gives sequences pages of fixed pools and lets them share pages of common prefixes.
+    """Gives pages to sequences and shares pages of common prefixes.
 
-    A table covers the same positions in every group of layers: an operation changes all groups or none.
-    Properties describe the first group unless they say otherwise.
+    A page table covers equal positions in every group of layers. An operation changes all groups or none.
 
-    groups           number of pages if all layers share one pool; otherwise a specification per group of
-                     layers. A group without a window must come first
+    groups           number of pages, or one specification per group of layers; a group without a
+                     window comes first
     page_size        positions per page
     hasher           function that computes page digests; see digests.py
-    prefix_cache     False: nothing is published and every ``open`` starts empty
+    prefix_cache     False: no page is shared between requests
     policy           name of the eviction policy in ``POLICIES``
-    max_pinned       pages of each pool that ``Pins`` may hold; ``capacity`` excludes them
-    max_chunk        maximum number of positions of one sequence that a step writes. A group with a window
-                     needs pages for them beyond the window
-    states           slots of recurrent layers, if the model has any: a sequence needs one besides its pages
+    max_pinned       pages of each pool that pins may hold
+    max_chunk        most positions of one sequence that a step writes
+    states           slots of recurrent layers; None for models without any
     clock            clock in seconds, for the times of evictions
 
-    miss_reasons     finds the reason of a cache miss
-    page_index       tokens of pages that were published after ``keep_tokens``
-
-    README.md in this folder says who may hold, write and free a page, and when.
+    README.md in this folder says which table may hold, write and free a page.
     """
 
     def __init__(
@@ -105,12 +100,12 @@ class BlockManager:
 
     @property
     def parts(self) -> tuple[KVGroupSpec | RecurrentState, ...]:
-        """Specification of every group, followed by that of recurrent states, if any."""
+        """Specification of every KV group, then of recurrent states, if any."""
         return tuple(group.spec for group in self._all)
 
     @property
     def capacity(self) -> int:
-        """Number of positions that one sequence can have while ``max_pinned`` pages are pinned."""
+        """Largest number of positions of one sequence while ``max_pinned`` pages are pinned."""
         return min(
             group.spec.max_positions(self.page_size, max_chunk=self.max_chunk, num_pinned=self.max_pinned)
             for group in self._groups
@@ -122,7 +117,7 @@ class BlockManager:
 
     @property
     def counts(self) -> PageCounts:
-        """Return the numbers of held, idle cached and idle empty pages."""
+        """Return the numbers of held, idle cached and idle empty pages of the first group."""
         return self._pool.counts
 
     @property
@@ -131,7 +126,7 @@ class BlockManager:
 
     @property
     def num_idle(self) -> int:
-        """Number of pages that can be allocated: cached and empty ones."""
+        """Number of pages that can be allocated: empty pages and idle cached pages."""
         return self._pool.num_idle
 
     @property
@@ -148,15 +143,15 @@ class BlockManager:
         return sum([group.pool.num_evicted for group in self._groups])
 
     def idle_pages(self) -> tuple[int, ...]:
-        """Return the number of idle pages of each group, then that of idle recurrent slots, if any."""
+        """Return the number of idle pages of each group, then of idle recurrent slots, if any."""
         return tuple([group.pool.num_idle for group in self._all])
 
     def idle_for_pages(self) -> tuple[int, ...]:
-        """Return the number of idle pages of each group, without recurrent slots."""
+        """Return the number of idle pages of each KV group."""
         return tuple([group.pool.num_idle for group in self._groups])
 
     def growth(self, table: PageTable, num_tokens: int) -> tuple[int, ...]:
-        """Return, for each group, how many more pages a table with ``num_tokens`` positions may hold."""
+        """Return, for each group, how many more pages a table needs for ``num_tokens`` positions."""
         goal = -(-num_tokens // self.page_size)
         return tuple(
             max(
@@ -168,10 +163,7 @@ class BlockManager:
         )
 
     def num_shared(self, table: PageTable) -> int:
-        """Return how many of a table's first positions are on pages that other tables hold, too.
-
-        The result is 0 if every layer has a window.
-        """
+        """Return how many positions at the table's start are on pages shared with other tables."""
         if self._groups[0].spec.window is not None:
             return 0
         return min(self._pool.num_shared(table.pages) * self.page_size, table.num_written)
@@ -186,11 +178,11 @@ class BlockManager:
         """Return page counts summed over all residual windows; None if there are none."""
         if not self._residual:
             return None
-        if len(self._residual) == 1:  # called after every step, and there is usually one
+        if len(self._residual) == 1:
             return self._residual[0].counts
         return PageCounts(*map(sum, zip(*(pool.counts for pool in self._residual), strict=True)))
 
-    # The life of a page table.
+    # Life of a page table.
 
     def open(
         self,
@@ -201,18 +193,14 @@ class BlockManager:
         find: bool = True,
         media: tuple[MediaSpan, ...] = NO_MEDIA,
     ) -> PageTable:
-        """Return a table with the longest cached prefix of ``tokens`` without the last token.
+        """Return a table that holds the longest cached prefix of ``tokens``, without the last token.
 
-        The last token is always left to compute, because the caller needs its logits. So the page being
-        written is never a cached one.
+        The last token is always computed, because sampling needs its logits. Until ``rollback``, the caller
+        must write exactly these tokens.
 
-        The table keeps the digests of ``tokens``. Until ``rollback``, the caller must write these tokens and
-        no others.
-
-        digests   known digests of the same tokens and salt, such as an earlier table's. The table extends the
-                  list, so that later tables can use it too
-        find      whether to look up cached pages; the table's pages are published in any case
-        media     positions and digests of images and the like among the tokens
+        digests   known digests of these tokens and salt; ``open`` appends missing digests to the list
+        find      False: start with an empty table
+        media     positions and digests of images among the tokens
         """
         parts = tuple([GroupPageTable() for _ in self._groups])
         table = PageTable(self.page_size, salt, parts, media=media)
@@ -232,13 +220,11 @@ class BlockManager:
         return table
 
     def reserve(self, table: PageTable, num_tokens: int, *, ahead: int = 0) -> bool:
-        """Reserve pages for positions ``[0, num_tokens)``, and a slot for the state of recurrent layers.
+        """Reserve pages for positions ``[0, num_tokens)``; return False if too few pages are idle.
 
-        Return False, and reserve nothing, if a pool has too few idle pages. After success, the slot of the
-        state may wait for a copy, see ``take_copies``.
+        After False nothing is reserved.
 
-        ahead   number of positions that will be written in later steps, at most ``max_chunk`` in each. After
-                success their pages are guaranteed. Groups without a window allocate them all now.
+        ahead   positions of later steps, at most ``max_chunk`` per step; their pages are guaranteed, too
         """
         if num_tokens <= table.capacity and ahead <= table.reserved_ahead:
             return True
@@ -248,7 +234,6 @@ class BlockManager:
         before, table.reserved_ahead = table.reserved_ahead, max(table.reserved_ahead, ahead)
         for group in self._windowed:
             group.free_out_of_window(table)
-        # Groups that lack pages, each with the table's part and the number of pages that it needs.
         short: list[tuple[KVGroup, GroupPageTable, int]] = []
         for group, part in zip(self._groups, table.parts, strict=True):
             goal = group.spec.table_pages(table, num_tokens, max_chunk=self.max_chunk)
@@ -270,37 +255,33 @@ class BlockManager:
 
     @property
     def takes_snapshots(self) -> bool:
-        """Whether ``plan_snapshots`` has an effect; checked once per step instead of once per row."""
+        """Whether this model needs ``plan_snapshots``."""
         return bool(self._states) and self.prefix_cache
 
     def plan_snapshots(self, table: PageTable, start: int, stop: int, *, num_known: int) -> None:
-        """Decide which snapshots of recurrent state the next step takes; set ``table.state.planned``.
+        """Allocate slots for the snapshots of recurrent state that the next step takes.
 
-        The step computes positions [start, stop) of a table. The sequence has ``num_known`` tokens so far.
+        The step computes positions ``[start, stop)``. The sequence has ``num_known`` tokens so far.
         """
         for states in self._states if self.prefix_cache else ():
             states.plan_snapshots(table, start, stop, num_known=num_known)
 
     def num_draftable(self, num_running: int) -> int | None:
-        """Return how many draft tokens a step of ``num_running`` sequences may have; None: no limit.
+        """Return how many draft tokens ``num_running`` sequences may have in a step; None: no limit.
 
-        Drafts are limited here only because each needs a slot for its recurrent state.
+        Only recurrent layers limit drafts, because each draft needs a state slot.
         """
         return min([states.num_draftable(num_running) for states in self._states], default=None)
 
     def plan_drafts(self, table: PageTable, stop: int, count: int) -> None:
-        """Allocate state slots for ``count`` draft tokens after position ``stop``; see ``num_draftable``.
-
-        Several steps may be planned before the next ``commit``, which accepts some of their drafts.
-        """
+        """Allocate state slots for ``count`` draft tokens after position ``stop``."""
         for states in self._states:
             states.plan_drafts(table, stop, count)
 
     def commit(self, table: PageTable, tokens: abc.Sequence[int], num_written: int) -> None:
-        """Record that K/V of positions ``[0, num_written)`` is in memory; publish pages that are now full.
+        """Record that K/V of positions ``[0, num_written)`` is written; publish full pages.
 
-        A full page never changes again, so it can be shared. Groups with a window release pages that no later
-        query sees. If pages were reserved ahead, these groups then allocate as many again.
+        Other sequences may share a published page. Groups with a window release pages behind the window.
         """
         before, page_size = table.num_written, self.page_size
         assert before <= num_written <= table.capacity, "written where no page is reserved"
@@ -308,7 +289,7 @@ class BlockManager:
         for states in self._states:
             states.accept(table)
         if num_written - before <= num_written % page_size:
-            return  # no page has become full, as for most rows of most steps
+            return
         first, last = before // page_size, num_written // page_size
         if self.prefix_cache:
             self._name(table.digests, tokens, last, table.salt, table.media)
@@ -336,10 +317,9 @@ class BlockManager:
                 table.update_capacity()
 
     def fork(self, table: PageTable) -> PageTable | None:
-        """Return a second table with the same written positions; None, and no change, if no page is left.
+        """Return a second table with the written positions of ``table``; None if no page is idle.
 
-        Full pages are shared. A page that is only partly written is copied for the new table, because both
-        tables will write to theirs. The copy waits in ``take_copies``.
+        Both tables share the full pages. A copy of the last, partly written page waits in ``take_copies``.
         """
         num_full, partial = divmod(table.num_written, self.page_size)
         if partial and not all(group.pool.num_idle for group in self._groups):
@@ -368,36 +348,32 @@ class BlockManager:
         return forked
 
     def rollback(self, table: PageTable, num_tokens: int) -> None:
-        """Cut a table to its first ``num_tokens`` positions, and release its reserved pages.
+        """Cut a table to its first ``num_tokens`` positions or fewer, and release reserved pages.
 
-        A page that is cached or held by another table is never written again. If the new end lies inside such
-        a page, the table gets a private copy of it, which waits in ``take_copies``. If no page is left for
-        the copy, the table ends at the last page boundary instead. If the window at ``num_tokens`` needs
-        pages that are no longer cached, the table ends where every group can continue, possibly at 0.
-        ``table.num_written`` has the result; the caller recomputes the rest.
+        A cached or shared page is never written again. If the new end lies inside such a page, the table
+        gets a private copy, or ends at the page's start. Read the result from ``table.num_written``.
         """
         self._truncation.rollback(table, num_tokens)
 
     @property
     def has_copies(self) -> bool:
-        """Whether ``take_copies`` would return any copies."""
         return bool(self._copies.waiting)
 
     def take_copies(self) -> tuple[PageCopy, ...]:
-        """Return the copies that open tables wait for; the caller makes them before it uses the tables.
+        """Return the page copies that the next step must make before it writes.
 
-        ``reserve``, ``fork`` and ``rollback`` request copies. The caller reports finished ones to ``copied``.
+        ``reserve``, ``fork`` and ``rollback`` request copies. Report finished copies to ``copied``.
         """
         return self._copies.take() if self._copies.waiting else ()
 
     def copied(self, copies: abc.Iterable[PageCopy]) -> None:
-        """Release the pages of finished copies that ``take_copies`` returned."""
+        """Release the pages of finished copies."""
         self._copies.release(copies)
 
     def close(self, table: PageTable) -> None:
-        """Release every page of a table, the last first, so that shared first pages are evicted last.
+        """Release every page of a table, the last page first.
 
-        Requested copies into the table's pages are dropped.
+        So the shared first pages are evicted last.
         """
         self._tables.remove(table)
         if self._copies.waiting:
@@ -420,18 +396,18 @@ class BlockManager:
         salt: bytes = b"",
         media: tuple[MediaSpan, ...] = NO_MEDIA,
     ) -> int | None:
-        """Put a sequence's pages from ``first`` on into the cache of one group; no table holds them.
+        """Put pages of a sequence into the cache of one group; no table holds them.
 
-        ``fill(indices, pages)`` writes the contents of the pages that are not cached yet. Return the number
-        of these pages. Return None, and change nothing, if too few pages are idle, or if the group has no
-        window and an earlier page is not cached.
+        Return the number of pages that were not cached yet. Return None, and change nothing, if too few
+        pages are idle or an earlier page that is needed is not cached.
 
-        tokens, digests   tokens and digests of all pages of the prefix, the inserted ones last
-        group             index of the group. The index after the last group inserts snapshots of recurrent
-                          state, one after each of these pages; all pages of the prefix must be cached
+        tokens, digests   tokens and digests of all pages of the prefix, the inserted pages last
+        first             index of the first inserted page
+        fill              function (indices, pages) that writes the contents of the pages
+        group             index of the group; ``len(groups)`` inserts snapshots of recurrent state
         """
         contents: list[bytes] = []
-        known = first  # record earlier pages, too, because digests depend on them
+        known = first
         if self.page_index.recording and group < len(self._groups):
             while known and digests[known - 1] not in self.page_index:
                 known -= 1
@@ -447,20 +423,17 @@ class BlockManager:
     # Cached pages, and pages held by tables.
 
     def find(self, digest: Digest, group: int = 0) -> PageId | None:
-        """Return a group's cached page with this digest, or None.
-
-        The index after the last group gives the slot of the state after the page. The page is not held.
-        """
+        """Return a group's cached page with this digest, or None; the page gets no holder."""
         return self._all[group].pool.lookup(digest)
 
     def num_findable(self, digests: abc.Sequence[Digest]) -> int:
-        """Return the number of these pages after which ``open`` would let a sequence continue."""
+        """Return how many of these pages ``open`` would find."""
         return self._prefixes.longest(digests, len(digests))
 
     def needed_pages(self, num_pages: int, *, group: int) -> abc.Iterable[int]:
-        """Yield the indices of the pages of a group that a sequence needs to continue, last first.
+        """Yield the indices of the pages that a sequence needs to continue after ``num_pages``, last first.
 
-        The sequence would continue after ``num_pages`` full pages. Any thread may call this method.
+        Any thread may call this method.
         """
         return self._all[group].spec.needed_pages(num_pages, self.page_size)
 
@@ -472,34 +445,31 @@ class BlockManager:
         salt: bytes = b"",
         media: tuple[MediaSpan, ...] = NO_MEDIA,
     ) -> list[Digest]:
-        """Append the missing digests of the pages that ``open`` would look up; return ``digests``."""
+        """Append the missing digests of full pages that ``open`` would look up; return ``digests``."""
         num_pages = max(len(tokens) - 1, 0) // self.page_size
         self._name(digests, tokens, num_pages, salt, media)
         return digests
 
     def held_by(self, table: PageTable) -> list[tuple[int, PageId]]:
-        """Return (group, page) for each page that a table holds; state slots belong to the last group."""
+        """Return (group, page) for each page that a table holds."""
         return [(group.index, page) for group in self._all for page in group.held(table)]
 
     def flush(self) -> int:
-        """Drop the contents of every idle page of all groups; return the number of these pages."""
+        """Empty every idle page; return the number of pages that were cached."""
         num_idle = sum(group.pool.num_idle_cached for group in self._all)
         for group in self._all:
             group.pool.flush()
         return num_idle
 
-    # For watchers and operators.
+    # Events and checks.
 
     @property
     def events(self) -> EventLog:
-        """Log of pages that became cached or were evicted, in order."""
+        """Log of pages that became cached or were evicted."""
         return self._pool.events
 
     def keep_tokens(self) -> None:
-        """Keep the tokens of pages that are published from now on.
-
-        The tokens appear in ``events`` and in ``page_index``. Keeping them takes time for every page.
-        """
+        """Keep the tokens of pages that are published from now on, at some cost per page."""
         self.events.keep_tokens()
         self.page_index.recording = True
 
@@ -529,12 +499,10 @@ class BlockManager:
         salt: bytes,
         media: tuple[MediaSpan, ...],
     ) -> None:
-        """Append the missing digests of the first ``num_pages`` pages to ``digests``."""
         size = self.page_size
         extend_chain(digests, tokens, num_pages, salt=salt, page_size=size, hasher=self._hasher, media=media)
 
     def _contents(
         self, tokens: abc.Sequence[int], first: int, last: int, media: tuple[MediaSpan, ...]
     ) -> list[bytes]:
-        """Return the hashed bytes of pages ``[first, last)``; see ``digests.page_contents``."""
         return page_contents(tokens, first, last, page_size=self.page_size, media=media)

@@ -1,4 +1,4 @@
-"""Reasons of prefix-cache misses, from a bounded record of earlier pages."""
+"""Reasons for prefix-cache misses."""
 
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ class Miss:
     reason       disabled       the cache is off, or this prompt skips it
                  new            the page was never cached, or its eviction is no longer recorded
                  evicted        the page was evicted
-                 no_state       ``num_pages`` pages are cached, but no snapshot of the recurrent state exists
-                                after this page or a later one of them
-                 other_format   the page is on disk, but in another format or of another model
-                 other_salt     the prompt begins with a page that was written under another salt
-                 last_token     the page is full, but has the prompt's last token, which is always computed
+                 no_state       pages are cached, but no snapshot of the recurrent state
+                 other_format   the page is on disk in another format or of another model
+                 other_salt     the first page was written under another salt
+                 last_token     the page has the prompt's last token, which is always computed
                  partial_page   the prompt ends before the page is full
-    evicted_at   for ``evicted``: time, in seconds of the block manager's clock
-    other_salts  for ``other_salt``: some salts under which the first page was written. Show them only to
-                 owners of these salts, because they reveal what others have sent
+    evicted_at   for ``evicted``: time in seconds
+    other_salts  for ``other_salt``: some of these salts; secret to other tenants
     """
 
     page: int
@@ -36,18 +34,15 @@ class Miss:
 
 
 class Evictions:
-    """Times at which pages were evicted, for at least the latest ``capacity`` evictions.
-
-    ``add`` appends a run of digests. Digests are indexed only when ``when`` is called.
-    """
+    """Times of evictions, for at least the latest ``capacity`` evicted pages."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._latest: dict[Digest, int] = {}  # by digest: index of the run in which it was last evicted
+        self._latest: dict[Digest, int] = {}  # digest: index of the run that has its last eviction
         self._runs: deque[tuple[float, abc.Sequence[Digest]]] = deque()
-        self._first = 0  # index of the oldest kept run; dropped runs count
-        self._indexed = 0  # runs before this index are already in ``_latest``
-        self._size = 0  # number of digests in all runs
+        self._first = 0
+        self._indexed = 0
+        self._size = 0
 
     def add(self, digests: abc.Sequence[Digest], now: float) -> None:
         self._runs.append((now, digests))
@@ -78,19 +73,16 @@ class Evictions:
 
 
 class FirstPages:
-    """For the latest ``capacity`` first pages of sequences: the salts under which they were written.
+    """Salts of the latest ``capacity`` first pages of sequences; for operators, not tenants."""
 
-    Equal tokens under another salt never match. Only operators, not tenants, may learn of another salt.
-    """
-
-    SALTS = 2  # salts kept per page: two are enough to show that there is another
+    SALTS = 2  # salts kept per page
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._salts: OrderedDict[bytes, tuple[bytes, ...]] = OrderedDict()
 
     def add(self, packed: bytes, salt: bytes) -> None:
-        """Record the salt of a first page, given the page's ``digests.page_contents``."""
+        """Record the salt of a first page."""
         known = self._salts.pop(packed, ())
         self._salts[packed] = known if salt in known else (*known, salt)[-self.SALTS :]
         if len(self._salts) > self._capacity:
@@ -101,11 +93,11 @@ class FirstPages:
 
 
 class MissClassifier:
-    """Finds reasons of misses in records of the latest evictions and first pages, ``capacity`` of each.
+    """Finds the reason for a cache miss.
 
-    evicted           function (table, num_pages): time at which a page that is needed to continue after
-                      ``num_pages`` pages was evicted; None if none was
-    in_other_format   function (digest): whether a page is stored outside of the pool in another format
+    capacity          number of evictions and of first pages to remember
+    evicted           function (table, num_pages): time of the eviction of a needed page, or None
+    in_other_format   function (digest): whether the disk has the page in another format
     """
 
     def __init__(
@@ -117,7 +109,7 @@ class MissClassifier:
         self.in_other_format: abc.Callable[[Digest], bool] = _nowhere
 
     def first_page(self, contents: bytes, salt: bytes) -> None:
-        """Record that a sequence's first page was written; ``contents``: from ``digests.page_contents``."""
+        """Record that a sequence's first page was written under this salt."""
         self._first_pages.add(contents, salt)
 
     def explain(self, table: PageTable, tokens: abc.Sequence[int]) -> Miss:
@@ -137,9 +129,9 @@ class MissClassifier:
         return Miss(page, "other_salt" if others else "new", other_salts=others)
 
     def count(self, num_tokens: int, miss: Miss) -> dict[str, int]:
-        """Return, for each reason, how many tokens of a prompt of ``num_tokens`` were not found.
+        """Return the number of tokens not found in the cache, by reason.
 
-        Tokens after the first missing page share its reason, because they are not looked up without it.
+        All tokens after the first missing page share its reason.
         """
         if miss.reason == "disabled":
             return {"disabled": num_tokens}

@@ -1,4 +1,4 @@
-"""Copies of pages, from the request of a copy to the step that carries it out."""
+"""Copies of pages that steps carry out."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .types import PageCopy, PageId
 
 
 class PageCopies:
-    """Copies of pages and slots. Both ends of a copy are held until it is released.
+    """Copies of pages and state slots; both ends are held until the copy is released.
 
-    waiting   copies not yet taken by a step; each target belongs to an open table
-    taken     copies that a step carries out and that are not reported as done, in order
+    waiting   copies that no step has taken yet
+    taken     copies that a step carries out
     """
 
     def __init__(self, groups: abc.Iterable[CacheGroup]) -> None:
@@ -26,7 +26,7 @@ class PageCopies:
         return self.waiting + self.taken
 
     def begin(self, group: CacheGroup, source: int, target: int) -> None:
-        """Hold both pages of a copy until it is released."""
+        """Request a copy, and hold both pages until it is released."""
         copy = PageCopy(PageId(source), PageId(target), group.index)
         assert all((source, group.index) != (other.target, other.group) for other in self.pending), (
             f"page {source} is not filled yet"
@@ -41,7 +41,7 @@ class PageCopies:
         return tuple(copies)
 
     def cancel(self, held: abc.Iterable[tuple[int, PageId]]) -> None:
-        """Drop the waiting copies into pages of a table that closes; ``held``: its (group, page) pairs."""
+        """Drop waiting copies into these (group, page) pairs, because their table closes."""
         pages = set(held)
         dropped = [copy for copy in self.waiting if (copy.group, copy.target) in pages]
         self.waiting = [copy for copy in self.waiting if (copy.group, copy.target) not in pages]

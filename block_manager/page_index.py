@@ -9,11 +9,7 @@ from .types import Digest
 
 
 class PageContents(NamedTuple):
-    """The contents of a page, and which page precedes it in its sequence.
-
-    tokens   tokens and media of the page, as from ``digests.page_contents``
-    parent   digest of the page before it; None at a sequence's start
-    """
+    """The tokens and images of a page, and the digest of the page before it (None: no page)."""
 
     tokens: bytes
     parent: Digest | None
@@ -21,13 +17,10 @@ class PageContents(NamedTuple):
 
 
 class PageIndex:
-    """The contents of published pages, by digest.
+    """Contents of published pages, by digest.
 
-    A page does not record the tokens from which it was computed. Features that need them (event watchers,
-    saving the whole cache) turn recording on, which costs time and about 200 bytes per page.
-
-    The size is bounded. When there are more than about twice ``capacity`` pages, those that are neither
-    cached nor before a cached page are dropped. (The digest of a cached page depends on the pages before it.)
+    Recording costs time and about 200 bytes per page. Above about twice ``capacity`` pages, the index drops
+    pages that are neither cached nor before a cached page.
 
     is_cached   function that tells whether a page is cached in any pool
     recording   whether pages published from now on are recorded
@@ -52,7 +45,7 @@ class PageIndex:
         parent: Digest | None,
         salt: bytes,
     ) -> None:
-        """Record consecutive pages of a sequence, the first of which follows ``parent``."""
+        """Record consecutive pages of a sequence; ``parent`` is the digest before the first page."""
         for digest, tokens in zip(digests, contents, strict=True):
             self._contents[digest] = PageContents(tokens, parent, salt)
             parent = digest
@@ -78,7 +71,7 @@ class PageIndex:
 def parents_first(
     contents: abc.Mapping[Digest, PageContents],
 ) -> abc.Iterator[tuple[Digest, PageContents]]:
-    """Yield every page whose whole prefix is in ``contents``, parents before children."""
+    """Yield the pages whose whole prefix is in ``contents``, parents before children."""
     done = set[Digest]()
     for digest in contents:
         chain: list[Digest] = []
@@ -87,7 +80,7 @@ def parents_first(
             chain.append(at)
             at = contents[at].parent
         if at is not None and at not in done:
-            continue  # an earlier page was evicted, or published before recording began
+            continue
         for known in reversed(chain):
             done.add(known)
             yield known, contents[known]

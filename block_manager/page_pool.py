@@ -1,4 +1,4 @@
-"""The pages of one pool: their reference counts, digests and eviction; no tokens, tensors or requests."""
+"""A pool of pages: reference counts, digests and eviction."""
 
 from __future__ import annotations
 
@@ -11,21 +11,19 @@ from .miss_reasons import Evictions
 from .policies import EvictionPolicy
 from .types import Digest, PageCounts, PageId
 
-REMEMBERED = 16_384  # evictions, and events, to record; the number of pages if that is larger
+REMEMBERED = 16_384  # smallest number of evictions and events to record
 
 Release = abc.Callable[[abc.Sequence[PageId], abc.Sequence[Digest | None]], None]
 
 
 class PagePool:
-    """A fixed set of pages, each of which is held or idle.
+    """A fixed set of pages, each held or idle.
+
+    An idle page is *empty* or *cached* (its contents can be found by digest). ``allocate`` takes empty pages
+    first, then cached pages in the order of the eviction policy.
 
     on_forgotten   callback that gets the digests of pages that are no longer cached
     num_evicted    number of cached pages evicted since the start
-
-    An idle page is *empty* or *cached* (its contents can be found by digest). ``allocate`` takes empty pages
-    first, and then cached ones in the policy's order.
-
-    Methods work on runs of pages, because a call per page would cost more than the work on the page.
     """
 
     def __init__(
@@ -36,7 +34,7 @@ class PagePool:
         self._ref_counts = [0] * num_pages
         self._digest_of: list[Digest | None] = [None] * num_pages
         self._page_of: dict[Digest, PageId] = {}
-        self._empty = [PageId(page) for page in range(num_pages - 1, -1, -1)]  # taken from the end
+        self._empty = [PageId(page) for page in range(num_pages - 1, -1, -1)]
         self._cached = policy
         self._clock = clock
         self.on_forgotten: abc.Callable[[abc.Sequence[Digest]], object] | None = None
@@ -48,7 +46,7 @@ class PagePool:
         return len(self._empty) + len(self._cached)
 
     def has_idle(self, num_pages: int) -> bool:
-        """Whether at least ``num_pages`` pages are idle."""
+        """Return whether at least ``num_pages`` pages are idle."""
         return num_pages <= len(self._empty) or num_pages <= self.num_idle
 
     @property
@@ -66,14 +64,14 @@ class PagePool:
         return PageCounts(self.num_pages - cached - empty, cached, empty)
 
     def num_shared(self, pages: abc.Sequence[int]) -> int:
-        """Return how many of a table's pages have several holders; these are always its first pages."""
+        """Return how many of a table's pages have several holders; only its first pages can."""
         return bisect.bisect(pages, -2, key=lambda page: -min(self._ref_counts[page], 2))
 
     def ref_count(self, page: PageId) -> int:
         return self._ref_counts[page]
 
     def is_private(self, page: PageId) -> bool:
-        """Whether a page may be written, because it has one holder and is not cached."""
+        """Return whether a page may be written: it has one holder and is not cached."""
         return self._ref_counts[page] == 1 and self._digest_of[page] is None
 
     def is_published(self, page: PageId) -> bool:
@@ -94,9 +92,9 @@ class PagePool:
         return self._page_of.get(digest)
 
     def allocate(self, num_pages: int) -> list[PageId] | None:
-        """Return pages with one holder and undefined contents; None, and no change, if too few are idle."""
+        """Return pages with one holder and undefined contents; None if too few pages are idle."""
         empty, ref_counts = self._empty, self._ref_counts
-        if num_pages == 1 and empty:  # the usual case of decoding
+        if num_pages == 1 and empty:
             page = empty.pop()
             ref_counts[page] = 1
             return [page]
@@ -104,7 +102,7 @@ class PagePool:
             return None
         split = max(len(empty) - num_pages, 0)
         pages = empty[split:]
-        pages.reverse()  # the order that separate calls would give
+        pages.reverse()
         del empty[split:]
         if len(pages) < num_pages:
             pages += self._evict(num_pages - len(pages))
@@ -118,10 +116,7 @@ class PagePool:
         return pages
 
     def flush(self) -> int:
-        """Make every idle cached page empty; return the number of these pages.
-
-        Held pages stay cached.
-        """
+        """Empty every idle cached page; return the number of these pages."""
         pages = self._forget(len(self._cached)) if len(self._cached) else []
         self._empty.extend(pages)
         if pages and not self._page_of:
@@ -129,7 +124,6 @@ class PagePool:
         return len(pages)
 
     def _forget(self, num_pages: int) -> list[PageId]:
-        """Evict ``num_pages`` cached pages, in the policy's order."""
         pages = self._cached.evict(num_pages)
         page_of, digest_of = self._page_of, self._digest_of
         digests = []
@@ -144,7 +138,7 @@ class PagePool:
         return pages
 
     def discard(self, digests: abc.Iterable[Digest]) -> int:
-        """Make idle cached pages with these digests empty; return how many pages became empty."""
+        """Empty idle cached pages with these digests; return the number of emptied pages."""
         gone = []
         for digest in digests:
             page = self._page_of.get(digest)
@@ -183,7 +177,7 @@ class PagePool:
         return digest in self._page_of
 
     def prefix_length(self, digests: abc.Iterable[Digest]) -> int:
-        """Return how many digests, from the first on, are cached without a gap."""
+        """Return how many digests are cached before the first that is not."""
         page_of, count = self._page_of, 0
         for digest in digests:
             if digest not in page_of:
@@ -192,7 +186,7 @@ class PagePool:
         return count
 
     def acquire(self, digests: abc.Iterable[Digest]) -> list[PageId]:
-        """Add a holder to the cached pages of these digests, up to the first that is not cached."""
+        """Add a holder to the cached pages of these digests, up to the first digest that is not cached."""
         page_of, ref_counts = self._page_of, self._ref_counts
         pages = []
         for digest in digests:
@@ -206,9 +200,9 @@ class PagePool:
         return pages
 
     def decref(self, pages: abc.Iterable[PageId], *, release: Release | None = None) -> None:
-        """Remove one holder of each page; a sequence's last page comes first in ``pages``.
+        """Remove a holder of each page; pages without a holder become idle.
 
-        release   function that receives the cached pages that became idle (None: the policy's ``release``)
+        release   function that receives the idle pages that stay cached (None: the policy's ``release``)
         """
         ref_counts, digest_of, cached = self._ref_counts, self._digest_of, []
         for page in pages:
@@ -232,24 +226,23 @@ class PagePool:
         salt: bytes = b"",
         contents: abc.Sequence[bytes] = (),
     ) -> None:
-        """Make full, written pages available to other sequences.
+        """Cache full, written pages under their digests.
 
-        If a digest already has a page, that page stays the one to be found, and the new page stays private to
-        its holders.
+        If a digest already has a page, the new page stays private to its holders.
 
         parent     digest of the page before the first one
         salt       salt of the sequence
-        contents   ``digests.page_contents`` of each page, if the event log keeps them
+        contents   bytes that each digest was computed from, if the event log keeps tokens
         """
         page_of, digest_of, events = self._page_of, self._digest_of, self.events
-        if len(digests) == 1 and digests[0] not in page_of:  # the usual case of decoding
+        if len(digests) == 1 and digests[0] not in page_of:
             (page,), (digest,) = pages, digests
             page_of[digest] = page
             digest_of[page] = digest
             events.add_stored(digests, parent, salt, contents)
             return
         new = dict(zip(digests, pages, strict=True))
-        if len(new) == len(pages) and page_of.keys().isdisjoint(new):  # the usual case
+        if len(new) == len(pages) and page_of.keys().isdisjoint(new):
             page_of.update(new)
             for digest, page in new.items():
                 digest_of[page] = digest

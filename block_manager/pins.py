@@ -1,4 +1,4 @@
-"""Pins: prefixes that are held like the pages of an open table, so that they are not evicted."""
+"""Pins: named prefixes that are not evicted."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class PinLimit:
 
 @dataclass(slots=True)
 class _Pages:
-    """The pages that several pins hold.
+    """Pages held by pins.
 
     num_pins   number of pins that hold each page
     by_group   number of pages in each group
-    most       largest number in ``by_group``; an attribute, because each step reads it
+    most       largest number in ``by_group``
     """
 
     num_pins: Counter[tuple[int, PageId]] = field(default_factory=Counter)
@@ -52,29 +52,26 @@ class _Pages:
 
 @dataclass(slots=True)
 class _Owner:
-    """The pins of one owner, by name, and their pages."""
-
     tables: dict[str, PageTable] = field(default_factory=dict)
     pages: _Pages = field(default_factory=_Pages)
 
 
 class Pins:
-    """Named prefixes that stay cached: at most ``blocks.max_pinned`` pages, ``MAX_NAMES`` names per owner.
+    """Named prefixes that stay cached.
 
-    The block manager excludes ``max_pinned`` pages from its ``capacity``. So every admitted sequence fits
-    into the other pages. The time to pin or unpin depends on the length of the prefix, not on the number of
-    pins.
+    Pins hold at most ``max_pinned`` pages. The block manager leaves these pages out of its ``capacity``, so
+    every admitted sequence fits into the other pages.
     """
 
     def __init__(self, blocks: BlockManager) -> None:
         self._blocks = blocks
         self._owners: dict[str, _Owner] = {}
-        self._owner_of: dict[str, str] = {}  # owner by pin's name
+        self._owner_of: dict[str, str] = {}
         self._pages = _Pages()
 
     @property
     def num_pages(self) -> int:
-        """Number of pinned pages in the group that has most of them; a page of several pins counts once."""
+        """Number of pinned pages in the group that has most of them."""
         return self._pages.most
 
     def kept(self, owner: str | None = None) -> dict[str, int]:
@@ -83,11 +80,11 @@ class Pins:
         return {name: table.num_written for each in owners for name, table in each.tables.items()}
 
     def num_pages_of(self, owner: str) -> int:
-        """Return the number of pages that one owner's pins hold in the group where they hold most."""
+        """Return the number of pages that pins of one owner hold, in the group with most of them."""
         return self._owners[owner].pages.most if owner in self._owners else 0
 
     def has_name_left(self, name: str, owner: str) -> bool:
-        """Whether an owner may use this name: a pin has it, or the owner has less than ``MAX_NAMES`` pins."""
+        """Return whether an owner may use this name, because it exists or a new pin is allowed."""
         return name in self._owner_of or len(self._owners.get(owner, _Owner()).tables) < MAX_NAMES
 
     def pin(
@@ -95,15 +92,14 @@ class Pins:
     ) -> int | None:
         """Pin the cached full pages of these tokens; return the number of pinned positions.
 
-        Return 0, and change nothing, if no page is cached. Return None, and change nothing, if the pages
-        would exceed the total limit or ``limit``, or if the owner has too many names. Pinning an existing
-        name replaces its pin.
+        Return 0 if no page is cached. Return None, and change nothing, if a limit would be exceeded.
+        Pinning an existing name replaces its pin.
         """
         blocks = self._blocks
         owner = "" if limit is None else limit.owner
         if not self.has_name_left(name, owner):
             return None
-        table = blocks.open([*tokens, 0], salt=salt)  # one more: ``open`` never looks up the last token
+        table = blocks.open([*tokens, 0], salt=salt)
         if not table.num_written:
             blocks.close(table)
             return 0
@@ -131,14 +127,12 @@ class Pins:
         return True
 
     def _put(self, name: str, table: PageTable, owner: str) -> None:
-        """Add a pin to the counts."""
         held, each = self._blocks.held_by(table), self._owners.setdefault(owner, _Owner())
         each.tables[name], self._owner_of[name] = table, owner
         each.pages.add(held)
         self._pages.add(held)
 
     def _take(self, name: str) -> PageTable:
-        """Remove a pin from the counts; return its table."""
         owner = self._owner_of.pop(name)
         each = self._owners[owner]
         table = each.tables.pop(name)

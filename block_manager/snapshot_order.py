@@ -1,11 +1,9 @@
-"""Decides which snapshots of recurrent state a sequence takes, and in which order snapshots are evicted.
+"""When to take snapshots of recurrent state, and which to evict first.
 
-A state may be as large as the K/V of hundreds of tokens, so a snapshot after every page would use up the
-memory. Each sequence takes snapshots at two kinds of positions:
+A snapshot may be as large as the K/V of hundreds of tokens, so each sequence takes only two kinds:
 
-tail       after its last full page, where the next message of a conversation begins. A decoding sequence has
-           one tail, which moves from page to page
-junction   after the last cached page, if no snapshot exists there: the end of several prompts' common prefix
+tail       after its last full page, where the next message of a conversation begins
+junction   after the last cached page, where prompts with a common prefix part
 
 If a slot is no bigger than a page, every page gets a snapshot.
 """
@@ -31,12 +29,12 @@ def wanted_snapshots(
 ) -> list[int]:
     """Return the snapshots that a step should take, each as the number of full pages before it.
 
-    The step computes positions [start, stop) of a sequence, which has ``num_known`` tokens so far.
+    The step computes positions ``[start, stop)``. The sequence has ``num_known`` tokens so far.
 
     junction    number of cached pages found (0: no snapshot is wanted after them)
     with_tail   whether a snapshot is wanted after the last full page
     """
-    first, last = start // page_size + 1, stop // page_size  # pages that the step completes
+    first, last = start // page_size + 1, stop // page_size
     if every_page:
         return list(range(first, last + 1))
     pages = {junction} if first <= junction <= last else set()
@@ -46,16 +44,16 @@ def wanted_snapshots(
     return sorted(pages)
 
 
-MIN_REMEMBERED = 16_384  # records of evicted snapshots to keep, at least (300 bytes each)
-RERANK_FIRST, RERANK_LAST = 16, 128  # releases between two rankings of all snapshots: at first, and later
-SLOTS_PER_RELEASE = 4  # with many snapshots: one release per 4 of them between two rankings
+MIN_REMEMBERED = 16_384  # smallest number of evicted snapshots to remember (300 bytes each)
+RERANK_FIRST, RERANK_LAST = 16, 128  # page releases between two rankings: at first, and later
+SLOTS_PER_RELEASE = 4  # with many snapshots, rank again after one release per 4 snapshots
 PRICE_STEP, MAX_PRICE = 1.003, 8.0
-SHARED = 2  # a snapshot with more hits than this is taken to be shared by several conversations
-TAIL, JUNCTION, CONTINUED = range(3)  # classes of snapshots, passed to ``kind_of`` as ``gap``
+SHARED = 2  # a snapshot with more hits than this counts as shared by several conversations
+TAIL, JUNCTION, CONTINUED = range(3)  # classes of snapshots
 
 
 class _Record:
-    """Facts about one snapshot; a record is kept for a while after its snapshot is evicted."""
+    """Facts about one snapshot, kept for a while after its eviction."""
 
     __slots__ = (
         "age", "is_awaited", "is_junction", "is_stepped_down", "num_hits", "num_new", "num_pages",
@@ -63,57 +61,47 @@ class _Record:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.num_pages = 0  # pages before the snapshot, which a hit saves
+        self.num_pages = 0  # pages before the snapshot
         self.turns = 0  # how often its conversation was continued before
         self.num_new = 0  # new pages since the conversation was last continued
         self.is_junction = False
-        self.is_stepped_down = False  # whether it is evicted first, because a longer snapshot exists
-        self.num_hits = 0  # sequences that continued from it, or would have if it had not been evicted
+        self.is_stepped_down = False  # whether a longer snapshot exists, so this one is evicted first
+        self.num_hits = 0  # hits, including those missed because of its eviction
         self.slot: PageId | None = None  # its slot, while it may be evicted
-        self.seen: AgeHistogram | None = None  # histogram of its kind at its last release
+        self.seen: AgeHistogram | None = None
         self.is_awaited = False  # whether it was released, and not hit since
         self.released_at = 0
         self.age = 0
-        self.serial = 0  # serial number of its valid heap entry
+        self.serial = 0
 
     @property
     def kind(self) -> int:
-        """The kind of snapshots, as from ``kind_of``, whose statistics apply to this one."""
         what = JUNCTION if self.is_junction else CONTINUED if self.num_hits else TAIL
         return kind_of(uses=self.turns + self.num_hits, num_new=self.num_new, gap=what)
 
 
 class SnapshotOrder:
-    """Eviction policy for snapshots: the one with the least expected gain goes first.
+    """Eviction policy for snapshots: evict the snapshot with the lowest expected gain first.
 
-    The gain is the number of pages that a hit saves, divided by the bytes that the snapshot and its pages
-    take, times its Gittins index: the expected hits per time if the snapshot is kept (``HitStatistics``).
-
-    Records of evicted snapshots are kept, because a prompt that begins with their pages would have hit them.
-    So the statistics do not depend on what is evicted, and a conversation is recognized even if its first
-    snapshot is gone. Time is counted in releases.
-
-    A release, a hit or a change of age takes O(log n) per snapshot; all are ranked again from time to time.
+    The gain is (pages saved by a hit) / (bytes of the snapshot and its pages) x (its Gittins index). Evicted
+    snapshots are remembered, so the hit statistics do not depend on evictions.
 
     page_bytes   bytes of a page
     bytes_kept   bytes of a snapshot
-    price        weight of bytes of pages; bytes of slots are divided by it. It rises when snapshots are
-                 evicted for lack of pages and falls when they are evicted for lack of slots, until both run
-                 short together
+    price        weight of page bytes against slot bytes; it rises when pages run short
     """
 
     def __init__(self, num_slots: int, *, page_bytes: int, bytes_kept: int) -> None:
         self.price = 1.0
         self._page_bytes = page_bytes
         self._bytes_kept = bytes_kept
-        self._num_short = 0  # evictions for lack of pages minus those for lack of slots
+        self._num_short = 0
         self._most_remembered = max(MIN_REMEMBERED, 4 * num_slots)
-        self._records: dict[Digest, _Record] = {}  # records of present snapshots, by digest of the last page
-        self._gone: OrderedDict[Digest, _Record] = OrderedDict()  # records of evicted snapshots
-        self._listed: dict[PageId, _Record] = {}  # records of snapshots that may be evicted
+        self._records: dict[Digest, _Record] = {}  # present snapshots, by digest of the last page
+        self._gone: OrderedDict[Digest, _Record] = OrderedDict()  # evicted snapshots
+        self._listed: dict[PageId, _Record] = {}
         self._now = 0
-        self._due: dict[int, list[_Record]] = {}  # records by the time at which they reach their next age
-        # Each entry has value, time of release, serial number and record.
+        self._due: dict[int, list[_Record]] = {}  # by the time at which they reach their next age
         self._heap: list[tuple[float, int, int, _Record]] = []
         self._serial = 0
         self._statistics = HitStatistics()
@@ -124,7 +112,7 @@ class SnapshotOrder:
     def add(
         self, digest: Digest, num_pages: int, *, turns: int = 0, num_new: int = 0, is_junction: bool = False
     ) -> None:
-        """Record a new snapshot after ``num_pages`` pages, the last of which has this digest.
+        """Record a new snapshot after ``num_pages`` pages; ``digest`` is the last page's.
 
         turns     how often its conversation was continued before
         num_new   new pages since then, in units of ``RecurrentState.turn_pages``
@@ -156,7 +144,7 @@ class SnapshotOrder:
     def go_on(self, digest: Digest) -> int:
         """Record that a sequence continues from a snapshot, or would if it had not been evicted.
 
-        Return how often the sequence's conversation has been continued, this time included.
+        Return how often the conversation has been continued, including this time.
         """
         record = self._records.get(digest) or self._gone[digest]
         if record.is_awaited:
@@ -171,8 +159,6 @@ class SnapshotOrder:
     def num_hits(self, digest: Digest) -> int:
         """Return how many sequences continued from a present snapshot."""
         return self._records[digest].num_hits
-
-    # The policy.
 
     def __len__(self) -> int:
         return len(self._listed)
@@ -208,11 +194,11 @@ class SnapshotOrder:
         for _ in range(num_pages):
             pages.append(self.next())
             self.reuse(pages[-1:])
-        self._num_short -= num_pages if self._listed else 0  # nothing is listed: slots are not short
+        self._num_short -= num_pages if self._listed else 0
         return pages
 
     def next(self) -> PageId:
-        """Return the listed snapshot to evict next."""
+        """Return the snapshot to evict next."""
         while True:
             _, _, serial, record = self._heap[0]
             if record.slot is not None and record.serial == serial:
@@ -231,10 +217,7 @@ class SnapshotOrder:
         self._num_short += 1
 
     def check(self, digests: abc.Collection[Digest]) -> None:
-        """Raise AssertionError unless the records match ``digests``, those of all present snapshots.
-
-        All snapshots that may be evicted must be ranked.
-        """
+        """Raise AssertionError unless the records match ``digests``, the digests of all present snapshots."""
         assert self._records.keys() == set(digests), "a snapshot without a record, or the opposite"
         assert self._gone.keys().isdisjoint(self._records), "a snapshot is there and gone"
         assert len(self._gone) <= self._most_remembered, "more is remembered than was promised"
@@ -244,7 +227,6 @@ class SnapshotOrder:
         assert self._listed.keys() <= ranked, "a listed snapshot would never go"
 
     def _grow_older(self, record: _Record) -> None:
-        """Move a record to its next age, unless its snapshot was hit or released again in the meantime."""
         if not record.is_awaited or self._now != record.released_at + AGES[record.age + 1]:
             return
         assert record.seen is not None
@@ -256,7 +238,6 @@ class SnapshotOrder:
             self._rank(record)
 
     def _rank(self, record: _Record) -> None:
-        """Push a heap entry with the snapshot's current value; older entries become invalid."""
         self._serial += 1
         record.serial = self._serial
         heappush(self._heap, (self._value(record), record.released_at, record.serial, record))
@@ -269,7 +250,6 @@ class SnapshotOrder:
         return record.num_pages / num_bytes * self._statistics.indices(record.seen.kind)[record.age]
 
     def _rerank(self) -> None:
-        """Compute the values of all listed snapshots again, from the latest statistics."""
         most = max(RERANK_LAST, len(self._listed) // SLOTS_PER_RELEASE)
         self._rerank_at = self._now + min(max(self._now // 8, RERANK_FIRST), most)
         self._statistics.refresh(self._now)

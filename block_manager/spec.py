@@ -1,19 +1,12 @@
-"""Specifications of KV groups: the positions that queries of each group see, and the pages that follow.
-
-Layers whose queries see the same positions form a group with its own page ids, its own pool and its own part
-of every page table. A specification has no state. It computes which pages of a sequence a group needs, how
-many these can be, and how many pages a pool can use. The block manager, the sizing of pools, the planner and
-the disk tier get these numbers only from here.
+"""Specifications of layer groups: the positions that queries see, and the pages they need.
 
 ::
 
     KVGroupSpec
       FullAttention     queries see everything before them
       SlidingWindow     queries see the last ``window`` positions and the first ``keep``
-        ResidualWindow  the 16-bit rows of a group whose pages are quantized
-
-``RecurrentState`` is another kind of group, with a state of fixed size per sequence. It has slots instead of
-pages, and a sequence needs only one snapshot of the state to continue.
+        ResidualWindow  16-bit rows of a group with quantized pages
+    RecurrentState      a state of fixed size per sequence, in slots instead of pages
 """
 
 from __future__ import annotations
@@ -44,7 +37,7 @@ class KVGroupSpec(ABC):
 
     num_pages   number of pages in the pool
     window      queries at position p see positions > p - window (None: all up to p)
-    keep        the first ``keep`` positions stay visible whatever the window (attention sinks)
+    keep        the first ``keep`` positions are visible to every query (attention sinks)
     """
 
     num_pages: int
@@ -52,7 +45,6 @@ class KVGroupSpec(ABC):
     keep: int = 0
 
     def __post_init__(self) -> None:
-        """Raise ValueError for invalid numbers."""
         if self.num_pages < 1:
             raise ValueError(f"num_pages must be at least 1, got {self.num_pages}; give the pool more memory")
 
@@ -63,13 +55,13 @@ class KVGroupSpec(ABC):
 
     @abstractmethod
     def first_visible(self, position: int) -> int:
-        """Return the first position, apart from the kept ones, that queries from ``position`` on can see."""
+        """Return the first position, apart from kept ones, that queries from ``position`` on can see."""
 
     @abstractmethod
     def max_pages(self, page_size: int, *, max_chunk: int) -> int:
-        """Return how many pages a sequence can hold at most, if a step writes up to ``max_chunk`` positions.
+        """Return the most pages that a sequence can hold if a step writes up to ``max_chunk`` positions.
 
-        The result is ``UNBOUNDED`` if a longer sequence always holds more pages.
+        Without a window the result is ``UNBOUNDED``.
         """
 
     @abstractmethod
@@ -81,40 +73,35 @@ class KVGroupSpec(ABC):
         max_step_tokens: int,
         num_cached: int | None = None,
     ) -> int:
-        """Return the number of pages beyond which a larger pool is useless.
+        """Return the pool size in pages above which more pages are useless, or ``UNBOUNDED``.
 
-        The pool then has the pages of all running sequences, those of ``num_cached`` idle prefixes (None: one
-        per running sequence), and those of a step's tokens. ``UNBOUNDED`` if more pages are always useful.
+        num_cached   number of idle prefixes to keep (None: one per running sequence)
         """
 
     @abstractmethod
     def table_pages(self, table: PageTable, num_tokens: int, *, max_chunk: int) -> int:
-        """Return how many entries a table needs for positions ``[0, num_tokens)`` and those reserved ahead.
-
-        Without a window, all positions reserved ahead count. With one, only those count that fit into the
-        pages of the window and of the next chunk.
-        """
+        """Return how many entries a table needs for ``num_tokens`` positions and those reserved ahead."""
 
     @abstractmethod
     def publishable_pages(self, page_size: int) -> int:
-        """Return how many of a sequence's first pages to publish; later ones are never looked up."""
+        """Return how many of a sequence's first pages to publish."""
 
     def kept_pages(self, page_size: int) -> int:
-        """Return how many pages hold the first ``keep`` positions, which stay visible."""
+        """Return how many pages hold the first ``keep`` positions."""
         return pages_for(self.keep, page_size)
 
     def max_positions(self, page_size: int, *, max_chunk: int, num_pinned: int = 0) -> int:
-        """Return how many positions a sequence can have that runs alone, next to ``num_pinned`` pages."""
+        """Return how many positions a sequence can have if only ``num_pinned`` pages are in use."""
         num_pages = self.num_pages - num_pinned
         bounded = self.max_pages(page_size, max_chunk=max_chunk) <= num_pages
         return UNBOUNDED if bounded else num_pages * page_size
 
     def decode_pages(self, num_tokens: int, page_size: int) -> int:
-        """Return how many pages a sequence of ``num_tokens`` positions holds while it is decoded."""
+        """Return how many pages a sequence of ``num_tokens`` positions holds during decode."""
         return min(pages_for(num_tokens, page_size), self.max_pages(page_size, max_chunk=1))
 
     def needed_pages(self, num_pages: int, page_size: int) -> abc.Iterable[int]:
-        """Yield the indices of pages that a sequence needs to continue after ``num_pages``, last first."""
+        """Yield the indices of the pages needed to continue after ``num_pages``, last first."""
         first = self.first_visible(num_pages * page_size) // page_size
         yield from range(num_pages - 1, first - 1, -1)
         yield from range(min(first, self.kept_pages(page_size)) - 1, -1, -1)
@@ -152,12 +139,11 @@ class FullAttention(KVGroupSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlidingWindow(KVGroupSpec):
-    """Layers whose queries see the last ``window`` positions, their own included, and the first ``keep``."""
+    """Layers whose queries see the last ``window`` positions (including their own) and the first ``keep``."""
 
     window: int
 
     def __post_init__(self) -> None:
-        """Raise ValueError for invalid numbers."""
         KVGroupSpec.__post_init__(self)
         if self.window < 1:
             raise ValueError(
@@ -207,7 +193,7 @@ class SlidingWindow(KVGroupSpec):
         return self.window
 
     def running_pages(self, page_size: int) -> int:
-        """Return the number of pages to provide per running sequence: one more than it holds in decode."""
+        """Return the pages to provide per running sequence: one more than it holds during decode."""
         return self.max_pages(page_size, max_chunk=1) + 1
 
     def cached_pages(self, page_size: int) -> int:
@@ -217,13 +203,12 @@ class SlidingWindow(KVGroupSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidualWindow(SlidingWindow):
-    """A window whose K and V are also stored in 16 bits, while another group stores them quantized.
+    """A window whose K and V are stored in 16 bits and also, in another group, quantized.
 
-    This is the residual window of KIVI and of Hugging Face. A query at position p reads whole 16-bit pages,
-    from the page of position p - window + 1 on, and quantized pages before them.
+    KIVI and Hugging Face use this term. A query reads 16-bit pages in the window, quantized pages before it.
 
     residual_of      index of the quantized group
-    outer_window     window of the quantized group (None: full attention); its queries see nothing before it
+    outer_window     window of the quantized group (None: full attention)
     quantize_after   queries before this position read only 16-bit pages
     """
 
@@ -232,7 +217,6 @@ class ResidualWindow(SlidingWindow):
     quantize_after: int = 0
 
     def __post_init__(self) -> None:
-        """Raise ValueError for invalid numbers."""
         SlidingWindow.__post_init__(self)
         if self.outer_window is not None and self.window > self.outer_window:
             raise ValueError(
@@ -247,46 +231,37 @@ class ResidualWindow(SlidingWindow):
 
     @property
     def context(self) -> str:
-        """Text of the settings on which K and V of this group depend, besides its layers."""
+        """Settings on which K and V of this group depend, as text."""
         return f"quantize_after {self.quantize_after}"
 
     def publishable_pages(self, page_size: int) -> int:
         if self.window != 1:
             return UNBOUNDED
         kept = self.kept_pages(page_size)
-        if self.outer_window == 1:  # the other group shows only the page being written
+        if self.outer_window == 1:
             return kept
         return max(kept, (self.quantize_after - 1) // page_size)
 
     def running_pages(self, page_size: int) -> int:
-        """Return how many pages a sequence holds while it is decoded, without a spare one.
-
-        16-bit pages are several times as large as quantized ones. If all are in use, the pages counted for
-        a step's tokens serve as a reserve.
-        """
+        """Return how many pages a sequence holds during decode."""
         return self.max_pages(page_size, max_chunk=1)
 
     def cached_pages(self, page_size: int) -> int:
-        """Return how many pages of a prefix must stay cached so that it can be used again.
-
-        The prefix ends at a page boundary. The next query reads the pages that are always kept, and those of
-        the window before the end.
-        """
+        """Return how many pages of a prefix must stay cached so that it can be used again."""
         return self.kept_pages(page_size) + pages_for(self.widest_window() - 1, page_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurrentState:
-    """Layers whose state has a fixed size for any length of the sequence.
+    """Layers whose state has one size for any length of the sequence.
 
     num_slots        number of slots; a slot has the state of a running sequence, or a snapshot
     slot_bytes       bytes of a slot: the state of all these layers
-    every_page       whether to take a snapshot after every page, because a slot is no bigger than a page
-    tail, junction   whether to take snapshots of this kind (``snapshot_order.py``) if not ``every_page``;
-                     benchmarks switch one off for comparison
-    step_down        whether to evict a snapshot early if a longer one of its sequence exists
-    page_bytes       bytes of a page of K/V; a snapshot is useful only with the pages before it
-    turn_pages       new pages of a short turn of a conversation: the unit in which turns are measured
+    every_page       whether to take a snapshot after every page
+    tail, junction   whether to take snapshots of this kind (``snapshot_order.py``)
+    step_down        whether to evict a snapshot early if its sequence has a longer one
+    page_bytes       bytes of a page of K/V
+    turn_pages       new pages of a short turn of a conversation
     num_drafted      most slots for states after draft tokens (0: half of all slots)
     """
 
@@ -301,7 +276,6 @@ class RecurrentState:
     turn_pages: int = 1
 
     def __post_init__(self) -> None:
-        """Raise ValueError for pools in which no sequence can run."""
         if self.num_slots < 1:
             raise ValueError(
                 f"num_slots must be at least 1, got {self.num_slots}; give recurrent states more memory"
@@ -309,7 +283,7 @@ class RecurrentState:
 
     @property
     def max_drafted(self) -> int:
-        """Most slots for states after draft tokens, so that others are left for cached snapshots."""
+        """Most slots for states after draft tokens."""
         return self.num_drafted or self.num_slots // 2
 
     @property
@@ -328,10 +302,7 @@ class RecurrentState:
 
 
 def check_groups(specs: abc.Sequence[KVGroupSpec]) -> None:
-    """Raise ValueError unless every residual window lies within the window of its quantized group.
-
-    So the residual group never needs a page whose quantized page was released.
-    """
+    """Raise ValueError unless every residual window lies within the window of its quantized group."""
     for spec in specs:
         if not isinstance(spec, ResidualWindow):
             continue

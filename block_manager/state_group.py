@@ -1,8 +1,7 @@
-"""The pool of recurrent states: a running slot for each sequence, and snapshots for cached prefixes.
+"""The pool of recurrent states: a running slot per sequence, and cached snapshots.
 
-A slot holds the state of all recurrent layers of one sequence after some number of tokens. Unlike a page, a
-state changes with every token, so each table has its own *running* slot. A *snapshot* is the state at the end
-of a full page in another slot. It is published under that page's digest, so that other sequences find it.
+A state changes with every token. A *running* slot has a sequence's latest state. A *snapshot* is a copy of
+the state at the end of a full page, published under the page's digest.
 """
 
 from __future__ import annotations
@@ -18,10 +17,7 @@ from .types import Digest, PageCopy, PageId, PageTable, PlannedSnapshot, TableSt
 
 
 class CoveredPages:
-    """The pages that present snapshots need: all pages before them. Such a page is *covered*.
-
-    The count of a page is the number of covered pages that directly follow it, plus one for a snapshot there.
-    """
+    """The pages before present snapshots; such a page is *covered*."""
 
     def __init__(self) -> None:
         self._counts: Counter[Digest] = Counter()
@@ -53,7 +49,7 @@ class CoveredPages:
         return lost
 
     def check(self, snapshots: abc.Iterable[Digest]) -> None:
-        """Raise AssertionError unless the counts are those of exactly these snapshots."""
+        """Raise AssertionError unless the counts match exactly these snapshots."""
         expected = Counter(snapshots)
         expected.update(before for before in self._before.values() if before is not None)
         assert expected == self._counts, "a page is covered by other snapshots than there are"
@@ -66,9 +62,8 @@ BeginCopy = abc.Callable[[CacheGroup, PageId, PageId], None]
 class StateGroup(CacheGroup):
     """Allocates, finds and releases the recurrent slots of all page tables.
 
-    index   index of this group, after those of the groups of pages
-    pages   page pools of the groups without a window. A page is useful only if a later snapshot exists, and a
-            snapshot only with all pages before it. So evicting one of the two evicts the other
+    index   index of this group, after the KV groups
+    pages   page pools of the groups without a window; evicting a snapshot evicts pages only it needs
     """
 
     spec: RecurrentState
@@ -84,7 +79,7 @@ class StateGroup(CacheGroup):
     ) -> None:
         self.index = index
         self.spec = spec
-        self._order = (  # None: each page has a snapshot, which is evicted with it
+        self._order = (
             None
             if spec.every_page
             else SnapshotOrder(spec.num_slots, page_bytes=spec.page_bytes, bytes_kept=spec.slot_bytes)
@@ -96,7 +91,7 @@ class StateGroup(CacheGroup):
         for pool in pages:
             pool.on_forgotten = self.pool.discard
         self._covered = CoveredPages()
-        self._num_drafted = 0  # slots of states after drafts
+        self._num_drafted = 0
         self._page_size = page_size
 
     def longest_prefix(
@@ -106,7 +101,7 @@ class StateGroup(CacheGroup):
         table: PageTable | None = None,  # noqa: ARG002
     ) -> int:
         is_cached = self.pool.is_cached
-        num_pages = min(num_pages, len(digests))  # without a prefix cache, few digests are known
+        num_pages = min(num_pages, len(digests))
         while num_pages and not is_cached(digests[num_pages - 1]):
             num_pages -= 1
         return num_pages
@@ -116,23 +111,26 @@ class StateGroup(CacheGroup):
         table.state = TableState()
 
     def find(self, table: PageTable, digests: abc.Sequence[Digest], num_pages: int, junction: int) -> None:
-        """Hold the snapshot after ``num_pages`` pages for a new table, which found ``junction`` pages."""
+        """Hold the snapshot after ``num_pages`` pages for a new table with ``junction`` cached pages."""
         state = _state(table)
         state.junction = junction
         self.hold_snapshot(state, digests, num_pages)
 
     def hold_snapshot(self, state: TableState, digests: abc.Sequence[Digest], num_pages: int) -> None:
-        """Hold the snapshot after ``num_pages`` pages, which ``longest_prefix`` has found, for a table."""
+        """Hold the snapshot after ``num_pages`` pages for a table."""
         if num_pages:
             (state.found,) = self.pool.acquire([digests[num_pages - 1]])
 
     def has_room(self, table: PageTable) -> bool:
-        """Whether the table has a running slot, or can get one."""
+        """Return whether the table has a running slot, or can get one."""
         state = _state(table)
         return state.running is not None or self.pool.num_idle > 0 or self._can_become_running(state.found)
 
     def start(self, table: PageTable, copy: BeginCopy) -> None:
-        """Give a table a running slot: a copy of the found snapshot, or the snapshot if no slot is idle."""
+        """Give a table a running slot with the state of its found snapshot.
+
+        If no slot is idle, the snapshot itself becomes the running slot.
+        """
         state = _state(table)
         if state.running is not None:
             return
@@ -148,7 +146,7 @@ class StateGroup(CacheGroup):
             state.origin, state.found = state.found, None
 
     def fork(self, table: PageTable, forked: PageTable, copy: BeginCopy) -> None:
-        """Give a forked table its own running slot, and request a copy of the original's state into it."""
+        """Give a forked table its own running slot, and request a copy of the state."""
         running = _state(table).running
         assert running is not None, "a table is forked that was never written"
         slot = self._take()
@@ -158,7 +156,7 @@ class StateGroup(CacheGroup):
     def restore(self, table: PageTable, num_pages: int, copy: BeginCopy) -> None:
         """Request a copy of the snapshot after ``num_pages`` pages into the running slot (0: no copy).
 
-        A table without a running slot then holds the snapshot instead.
+        A table without a running slot holds the snapshot instead.
         """
         state = _state(table)
         before, state.found = state.found, None
@@ -172,9 +170,9 @@ class StateGroup(CacheGroup):
         state.found = None
 
     def plan_snapshots(self, table: PageTable, start: int, stop: int, *, num_known: int) -> None:
-        """Decide which snapshots a step takes, and allocate their slots while slots are idle.
+        """Allocate slots for the snapshots that a step takes, while slots are idle.
 
-        The step computes positions [start, stop) of a table. The sequence has ``num_known`` tokens so far.
+        The step computes positions ``[start, stop)``. The sequence has ``num_known`` tokens so far.
         """
         state = _state(table)
         self._drop_planned(state)
@@ -188,7 +186,7 @@ class StateGroup(CacheGroup):
             with_tail=self.spec.tail,
         )
         known = table.digests
-        kept: list[PageId] = []  # existing snapshots, held so that allocations below do not evict them
+        kept: list[PageId] = []
         for page in pages:
             if page <= len(known) and (found := self.pool.acquire(known[page - 1 : page])):
                 kept += found
@@ -208,10 +206,7 @@ class StateGroup(CacheGroup):
         return max(0, min(idle, self.spec.max_drafted - self._num_drafted))
 
     def plan_drafts(self, table: PageTable, stop: int, count: int) -> None:
-        """Allocate slots for the states after ``stop`` and after each of ``count`` drafts but the last.
-
-        So the state after the last accepted draft is there. Further steps may be planned before ``accept``.
-        """
+        """Allocate a slot for the state after ``stop`` and after each draft but the last."""
         state = _state(table)
         assert all(position < stop for position, _ in state.drafted), "drafts are planned twice"
         state.drafted += [(stop + index, self._take()) for index in range(count)]
@@ -220,7 +215,7 @@ class StateGroup(CacheGroup):
     def accept(self, table: PageTable) -> None:
         """Make the slot with the state after ``num_written`` positions the running slot.
 
-        The other slots of drafts are released.
+        The other draft slots are released.
         """
         state = _state(table)
         if not state.drafted:
@@ -236,7 +231,7 @@ class StateGroup(CacheGroup):
         self._drop_planned(state, behind=table.num_written)  # their pages end after a rejected draft
 
     def commit(self, table: PageTable) -> None:
-        """Publish the snapshots that a computed step took; the table has the digests of its full pages."""
+        """Publish the snapshots of a computed step."""
         state = _state(table)
         planned, state.planned = state.planned, []
         for position, slot, is_junction in planned:
@@ -280,12 +275,12 @@ class StateGroup(CacheGroup):
         return None if new is None else len(new)
 
     def make_room(self, pool: PagePool, num_pages: int) -> None:
-        """Evict snapshots with their pages, least gain first, until ``num_pages`` pages of a pool are empty.
+        """Evict snapshots and their pages until ``num_pages`` pages of a pool are empty.
 
         At most one snapshot is evicted per missing page.
         """
         if self._order is None or pool not in self._pages:
-            return  # each page has a snapshot, which is evicted with it
+            return
         for _ in range(num_pages - pool.num_idle_empty):
             if pool.num_idle_empty >= num_pages or not len(self._order):
                 return
@@ -296,8 +291,7 @@ class StateGroup(CacheGroup):
     def close(self, table: PageTable) -> None:
         """Release every slot of a table, and drop its pages after its last snapshot from the cache.
 
-        The table's pages may already have other holders or none. Its published snapshots, and the pages
-        before them, stay cached until they are evicted.
+        Earlier pages and published snapshots stay cached.
         """
         state = _state(table)
         self._drop_planned(state)
@@ -318,10 +312,7 @@ class StateGroup(CacheGroup):
         return one + [planned.slot for planned in state.planned] + [slot for _, slot in state.drafted]
 
     def check(self, tables: abc.Iterable[PageTable], copies: abc.Iterable[PageCopy]) -> None:
-        """Raise AssertionError unless each slot has as many holders as tables and copies that name it.
-
-        A running slot must belong to one table, and must not be published.
-        """
+        """Raise AssertionError unless each slot's holder count matches the tables and copies."""
         self.pool.check()
         self._covered.check(self.pool.digests())
         if self._order is not None:
@@ -343,11 +334,9 @@ class StateGroup(CacheGroup):
             ), "a table has positions and no state"
 
     def _can_become_running(self, found: PageId | None) -> bool:
-        """Whether a snapshot itself can become the running slot, because it has no other holder."""
         return found is not None and self.pool.ref_count(found) == 1
 
     def _take(self) -> PageId:
-        """Allocate a slot; the caller has checked that one is idle."""
         slots = self.pool.allocate(1)
         assert slots is not None, "a slot is taken where none is idle"
         return slots[0]
@@ -370,10 +359,6 @@ class StateGroup(CacheGroup):
         state: TableState | None = None,
         is_junction: bool = False,
     ) -> None:
-        """Publish a slot as the snapshot after the first ``num_pages`` of these pages.
-
-        ``state``: state of the table that computed the snapshot; None if ``insert`` got it from elsewhere.
-        """
         parent = digests[num_pages - 2] if num_pages > 1 else None
         self.pool.publish([slot], [digests[num_pages - 1]], parent, salt=salt)
         if self.pool.is_published(slot):
@@ -387,10 +372,6 @@ class StateGroup(CacheGroup):
                 self._order.add(digests[num_pages - 1], num_pages, turns=state.turns, num_new=num_new)
 
     def _recognise(self, table: PageTable, num_found: int) -> None:
-        """Record that a table continues a conversation from the snapshot after ``num_found`` pages.
-
-        A later snapshot of the conversation may have been evicted. Then the table counts as a hit of both.
-        """
         if self._order is None:
             return
         state, digests = _state(table), table.digests
@@ -402,7 +383,6 @@ class StateGroup(CacheGroup):
             self._order.go_on(digests[num_found - 1])
 
     def _give_up_pages(self, snapshots: abc.Iterable[Digest]) -> None:
-        """Drop pages from the cache that no snapshot needs after these snapshots have left the cache."""
         lost = []
         for snapshot in snapshots:
             lost += self._covered.remove(snapshot)
@@ -412,11 +392,6 @@ class StateGroup(CacheGroup):
             pool.num_evicted += pool.discard(lost)
 
     def _step_down(self, state: TableState) -> None:
-        """Give up earlier snapshots of a sequence, because a longer one was just published.
-
-        The sequence's previous tail is dropped unless another sequence continued from it. The snapshot with
-        which the table was opened is evicted next unless a second sequence continued from it.
-        """
         if not self.spec.step_down or self._order is None:
             return
         tail, origin, order = state.tail, state.origin, self._order

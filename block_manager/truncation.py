@@ -1,4 +1,4 @@
-"""Shortens page tables: releases their last pages, and rolls them back to an earlier position."""
+"""Shortening of page tables."""
 
 from __future__ import annotations
 
@@ -12,12 +12,7 @@ from .types import PageId, PageTable
 
 
 class Truncation:
-    """Shortens page tables in all groups at once.
-
-    states     groups of recurrent layers
-    prefixes   finds the page after which every group can continue
-    copies     receives requests to copy pages
-    """
+    """Shortens page tables in all groups at once."""
 
     def __init__(
         self,
@@ -33,7 +28,7 @@ class Truncation:
         self._copies = copies
 
     def rollback(self, table: PageTable, num_tokens: int) -> None:
-        """Roll a table back; see ``BlockManager.rollback``."""
+        """Cut a table to ``num_tokens`` positions or fewer; see ``BlockManager.rollback``."""
         assert 0 <= num_tokens <= table.num_written, f"cannot roll back to {num_tokens}"
         num_full, partial = divmod(num_tokens, table.page_size)
         table.reserved_ahead = 0
@@ -58,14 +53,12 @@ class Truncation:
         table.update_capacity()
 
     def _has_lost_window(self, table: PageTable, num_tokens: int) -> bool:
-        """Whether a part of the window of a query at ``num_tokens`` was released."""
         return any(
             table.parts[group.index].window_start > max(group.first_visible_page(num_tokens), group.num_kept)
             for group in self._windowed
         )
 
     def _truncate(self, table: PageTable, num_pages: int) -> None:
-        """Shorten a table to at most ``num_pages`` full pages, after which every group can continue."""
         num_pages = self._prefixes.longest(table.digests, num_pages, table)
         for group in self._groups:
             group.reacquire_window(table, num_pages)
@@ -74,7 +67,6 @@ class Truncation:
         table.update_capacity()
 
     def _own_partial_page(self, table: PageTable, index: int) -> None:
-        """Replace page ``index`` by a private copy in each group where the page is cached or shared."""
         foreign = [
             (group, part)
             for group, part in zip(self._groups, table.parts, strict=True)

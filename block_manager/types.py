@@ -1,4 +1,4 @@
-"""Basic types of the block manager: pages, digests and page tables."""
+"""Basic types: pages, digests and page tables."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ so a kernel may compute the address of a masked entry and stay inside the pool."
 
 
 class MediaSpan(NamedTuple):
-    """Positions of a medium, such as an image: their K and V depend on more than the tokens.
+    """Positions of an image or other medium in a sequence.
 
     start, length  the first position and the number of positions
     digest         32 bytes that identify the medium and all other inputs of its rows
-    is_whole       the medium's rows attend to each other, so one step must compute all of them
+    is_whole       whether one step must compute all rows, because they attend to each other
     """
 
     start: int
@@ -34,7 +34,7 @@ class MediaSpan(NamedTuple):
 
 
 class PageCounts(NamedTuple):
-    """Numbers of pages that are held, idle and cached, or idle and empty."""
+    """Numbers of held pages, idle cached pages and idle empty pages."""
 
     held: int = 0
     idle_cached: int = 0
@@ -43,11 +43,9 @@ class PageCounts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PageCopy:
-    """Copy of a page's contents from ``source`` to ``target`` in every layer of a group.
+    """A copy of a page from ``source`` to ``target`` in every layer of a group.
 
-    A step makes its copies before it writes anything else. The copy holds both pages until
-    ``BlockManager.copied`` is called with it. So neither page can be allocated in between, even if the tables
-    that hold it close.
+    A step makes its copies before it writes. Both pages are held until ``BlockManager.copied``.
     """
 
     source: PageId
@@ -59,11 +57,9 @@ class PageCopy:
 class GroupPageTable:
     """One group's part of a page table.
 
-    pages          ``pages[i]`` has positions ``[i * page_size, (i + 1) * page_size)``. An ``array('i')``, so
-                   that NumPy can copy it through the buffer protocol (copy, never keep the view: an
-                   array with a view cannot grow)
-    window_start   index of the first page of the window. Entries before it, apart from the group's kept
-                   pages, are ``NULL_PAGE``
+    pages          ``pages[i]`` has positions ``[i * page_size, (i + 1) * page_size)``; NumPy must copy the
+                   array, because an array with a view cannot grow
+    window_start   index of the first page of the window; earlier entries are ``NULL_PAGE`` or kept pages
     """
 
     pages: array[int] = field(default_factory=lambda: array("i"))
@@ -73,7 +69,7 @@ class GroupPageTable:
 class PlannedSnapshot(NamedTuple):
     """A snapshot to take in a step: the state after ``position`` tokens, into ``slot``.
 
-    is_junction   cached pages, but no snapshots, reach up to there
+    is_junction   whether prompts with a common prefix part here
     """
 
     position: int
@@ -83,18 +79,17 @@ class PlannedSnapshot(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class TableState:
-    """The recurrent state of one page table, and its snapshots.
+    """Recurrent state and snapshots of one page table.
 
     running    slot of the state after ``num_written`` tokens; None before ``reserve``
-    found      snapshot with which the table was opened, held until the running slot is filled from it
-    origin     the snapshot that was in ``found`` before; the table no longer holds it
-    junction   number of cached pages found. If they reach beyond ``found``, another snapshot is taken there
+    found      snapshot with which the table was opened, held until it is copied
+    origin     earlier value of ``found``, no longer held
+    junction   number of cached pages found; a snapshot is taken after them if none exists there
     planned    snapshots that the current step takes
-    drafted    pairs (number of tokens, slot) of the states after the last known token and after every draft
-               but the last
+    drafted    pairs (number of tokens, slot) of the states during a draft
     turns      how often the conversation was continued before, as far as known
-    num_new    number of pages of the prompt after the last known snapshot of the conversation
-    tail       the table's last published snapshot, which the table does not hold
+    num_new    new pages of the prompt since the conversation was last continued
+    tail       the table's last published snapshot, not held
     tail_digest   digest of ``tail``
     """
 
@@ -114,22 +109,16 @@ class TableState:
 class PageTable:
     """The pages of one sequence by position; only BlockManager changes it.
 
-    As an exception, a caller that commits thousands of rows per second may set ``num_written`` itself if
-    ``BlockManager.commit`` would do nothing else.
-
     page_size        positions per page
-    salt             salt of the sequence; equal tokens with another salt never match
-    media            images of the sequence; digests of pages with their rows, and of all later pages,
-                     depend on them
+    salt             salt of the sequence; pages are shared only between equal salts
+    media            images of the sequence; digests depend on them
     parts            the pages of each group of layers
-    digests          known digests of the first full pages: those published and, after ``open``, those
-                     looked up. If ``open`` got a list, this is that list
+    digests          known digests of the first full pages
     num_written      positions whose K/V is in memory
     capacity         positions for which pages of every group are reserved
     reserved_ahead   positions for which ``reserve`` was called ahead of time
     state            state of recurrent layers; None for models without any
-    partings         known branch points, as numbers of pages: where this sequence continued from cached
-                     pages, and how far its pages were cached in groups without a window
+    partings         numbers of pages after which sequences are known to branch off
     """
 
     page_size: int

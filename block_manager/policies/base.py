@@ -1,4 +1,4 @@
-"""The interface of eviction policies, their registry, and the default policy LRU."""
+"""Interface and registry of eviction policies, and the default policy LRU."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from ..types import Digest, PageId
 
 
 class EvictionPolicy(Protocol):
-    """Idle cached pages, and the order in which they are evicted.
+    """Order in which idle cached pages are evicted.
 
-    A page is listed from ``release`` until ``reuse`` or ``evict`` removes it. Methods work on runs of pages,
-    because a call per page would cost more than the work on the page.
+    A page is listed from ``release`` until ``reuse`` or ``evict`` removes it.
     """
 
     def __len__(self) -> int:
@@ -23,16 +22,16 @@ class EvictionPolicy(Protocol):
         """Yield the listed pages, in no particular order."""
 
     def release(self, pages: abc.Sequence[PageId], digests: abc.Sequence[Digest | None]) -> None:
-        """Add pages that have become idle to the list; a sequence's last page comes first.
+        """List pages that have become idle; a sequence's last page comes first.
 
         digests   digests of all pages of the pool; read-only
         """
 
     def reuse(self, pages: abc.Sequence[PageId]) -> None:
-        """Remove pages from the list because sequences hold them again; skip pages that are not listed."""
+        """Remove pages that sequences hold again; skip pages that are not listed."""
 
     def evict(self, num_pages: int) -> list[PageId]:
-        """Remove ``num_pages`` pages from the list, the least useful first; never more than are listed."""
+        """Remove ``num_pages`` pages from the list, the least useful first, and return them."""
 
 
 POLICIES: dict[str, abc.Callable[[int], EvictionPolicy]] = {}
@@ -42,9 +41,9 @@ Factory = TypeVar("Factory", bound=abc.Callable[[int], EvictionPolicy])
 
 
 def register(name: str) -> abc.Callable[[Factory], Factory]:
-    """Return a decorator that registers a policy: a class or function that takes the number of pages.
+    """Return a decorator that registers a policy under this name.
 
-    If ``octavo_lab.policies`` imports the policy's module, ``octavo replay`` offers the policy.
+    A policy is a class or function that takes the number of pages.
     """
 
     def enter(factory: Factory) -> Factory:
@@ -64,10 +63,10 @@ def make_policy(name: str, num_pages: int) -> EvictionPolicy:
 
 @register("lru")
 class LRU:
-    """Evicts the least recently released page first, so a sequence's last pages before its first."""
+    """Evicts the least recently released page first."""
 
     def __init__(self, num_pages: int = 0) -> None:  # noqa: ARG002
-        self._idle: OrderedDict[PageId, None] = OrderedDict()  # the next page to evict is at the front
+        self._idle: OrderedDict[PageId, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._idle)
@@ -77,7 +76,7 @@ class LRU:
 
     def release(self, pages: abc.Sequence[PageId], digests: abc.Sequence[Digest | None]) -> None:  # noqa: ARG002
         idle = self._idle
-        for page in pages:  # takes a third of the time of update()
+        for page in pages:
             idle[page] = None
 
     def reuse(self, pages: abc.Sequence[PageId]) -> None:
