@@ -1,4 +1,4 @@
-"""Plans steps: which sequence computes which tokens. Uses only block_manager and the standard library."""
+"""Scheduler: decides which sequence computes which tokens in each step."""
 
 from .connector import KVConnector, NoConnector
 from .limits import Limits, SequenceTooLong

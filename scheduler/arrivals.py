@@ -20,13 +20,12 @@ SLOT_REST = 32  # steps for which a tenant that lost a slot to another tenant le
 
 
 class Arrivals:
-    """Admits waiting sequences in their order, while the step has tokens and all resources are available.
+    """Admits waiting sequences in order, while the step has tokens and all resources are free.
 
-    A sequence may lack a resource that others do not need, such as a slot for its LoRA adapter. Then up to
-    ``MAX_PASSED`` others overtake the sequence. It is tried again when a resource was released.
+    Up to ``MAX_PASSED`` sequences may overtake a sequence that lacks a resource, such as a LoRA slot.
 
-    resources   resources that a sequence must hold; ``pages`` is one of them
-    lacking     waiting sequences that were tried since the last release and lacked such a resource
+    resources   resources that a running sequence must hold; ``pages`` is one of them
+    lacking     waiting sequences that lacked a resource
     """
 
     def __init__(
@@ -38,13 +37,12 @@ class Arrivals:
         self._queues = queues
         self._resources = resources
         self._pages = pages
-        # The first sequence that lacks a resource, and how many sequences overtook it.
         self._passed: tuple[Sequence | None, int] = (None, 0)
         self._num_plans = 0
-        self._displaced: dict[str, int] = {}  # by tenant: ``_num_plans`` when it last lost a slot to another
+        self._displaced: dict[str, int] = {}
 
     def may_admit(self) -> bool:
-        """Whether it is worth searching for a sequence to admit."""
+        """Return whether a sequence might be admitted in this step."""
         if not self._queues.may_grow or not self._resources.may_admit():
             return False
         refused = self._pages.refused
@@ -55,10 +53,9 @@ class Arrivals:
         return first is not None and first is not refused
 
     def plan(self, draft: StepDraft) -> None:
-        """Admit waiting sequences in their order, but only one long prompt at a time.
+        """Admit waiting sequences in order, but only one long prompt at a time.
 
-        If this step computes the page that a sequence needs next, the sequence waits and shares that page in
-        the next step. Others may overtake it. They may also overtake a long prompt that waits for another.
+        A sequence waits one step if this step computes a page that it can share.
         """
         self._num_plans += 1
         if not self.may_admit():
@@ -68,8 +65,8 @@ class Arrivals:
         claimant, is_short = self._claimant(), False
         long = [sequence for sequence in draft.chunks if budget.is_long(sequence)]
         passed = 0
-        lacks: Sequence | None = None  # first sequence that lacks a resource which others do not need
-        blocked: Sequence | None = None  # first sequence that is overtaken for another reason
+        lacks: Sequence | None = None
+        blocked: Sequence | None = None
         for sequence in waiting.offers():
             if not budget.left or len(self._queues.running) == self._limits.max_running:
                 break
@@ -112,7 +109,6 @@ class Arrivals:
             self._queues.shares.limit(self._limits.max_running)
 
     def _admit(self, sequence: Sequence, draft: StepDraft) -> None:
-        """Admit a sequence, which already holds every resource, and add its first chunk to the step."""
         wanted = sequence.backlog
         tokens = max(1, draft.budget.grant(sequence, wanted, self._queues.waiting.short_rivals(sequence)))
         self._queues.admit(sequence)
@@ -125,8 +121,7 @@ class Arrivals:
     def victims(self) -> list[Sequence]:
         """Return running sequences to preempt, because tenants below their share of slots wait.
 
-        The returned sequences belong to tenants above their share, have no higher priority than the first
-        waiting sequence, and never include the oldest running sequence.
+        The oldest running sequence is never preempted.
         """
         queues, shares = self._queues, self._queues.shares
         if not shares.is_uneven or (claimant := self._claimant()) is None:
@@ -157,11 +152,10 @@ class Arrivals:
         return found
 
     def displaced(self, victim: Sequence) -> None:
-        """Record that a sequence lost its slot, so that its tenant leaves one slot free for a while."""
+        """Record that a sequence lost its slot to another tenant."""
         self._displaced[victim.tenant] = self._num_plans
 
     def _claimant(self) -> Sequence | None:
-        """Return the first waiting sequence of a tenant below its share, if free slots are kept for it."""
         shares = self._queues.shares
         if not shares.are_claimed or (not self._pages.is_short and self._num_free > shares.num_claimed):
             return None
@@ -169,12 +163,6 @@ class Arrivals:
         return next((each for each in below if each not in self.lacking), None)
 
     def _leaves_slot(self, sequence: Sequence, claimant: Sequence | None) -> bool:
-        """Whether a waiting sequence must leave the next slot to another tenant.
-
-        This is so if ``claimant`` is of another tenant, which is below its share, and precedes the sequence.
-        It is also so if no other tenant waits, one slot is free, and this tenant lost a slot within the last
-        ``SLOT_REST`` steps: the next request of the other tenant would take the slot back.
-        """
         shares, tenant = self._queues.shares, sequence.tenant
         if claimant is not None and claimant.tenant != tenant and claimant.priority <= sequence.priority:
             return not shares.is_below(tenant) and self._queues.waiting.precedes(claimant, sequence)

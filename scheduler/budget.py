@@ -13,11 +13,10 @@ from .waiting import cached_tokens
 
 
 class TokenBudget:
-    """The tokens left in a step, and how many of them long prompts may take.
+    """The tokens left in a step.
 
     A prompt is long while more than ``Limits.max_step_tokens`` of its tokens are still to be computed. While
-    shorter prompts wait, all long ones together get half of the tokens, or more if the shorter ones need
-    less. With a latency target, ``time`` is the time that the step may take.
+    shorter prompts wait, long prompts together get half of the tokens.
 
     left   tokens not granted yet
     """
@@ -29,7 +28,7 @@ class TokenBudget:
         self._time = time
         self._threshold = limits.max_step_tokens
         self._blocks = blocks
-        self._left_for_long: int | None = None  # None before the first long prompt
+        self._left_for_long: int | None = None
         self._may_hash = True
 
     @property
@@ -43,8 +42,7 @@ class TokenBudget:
     def num_missing(self, sequence: Sequence) -> int:
         """Return how many tokens a sequence must still compute.
 
-        For a waiting sequence this may be too many: cached tokens are subtracted only for long prompts whose
-        pages are hashed, and at most one prompt is hashed per step.
+        For a waiting sequence this may be too many, because its cached tokens may not be known yet.
         """
         if sequence.table is not None:
             return sequence.backlog
@@ -66,10 +64,9 @@ class TokenBudget:
     ) -> int:
         """Return how many of the ``wanted`` tokens a sequence may compute now.
 
-        A medium (such as an image) whose rows attend to each other may get more than is left, because one
-        step must compute all of its rows.
+        An image whose rows attend to each other may get more than is left, because one step must compute it.
 
-        rivals   sequences that have no tokens of this step yet; read only for the step's first long prompt
+        rivals   sequences that have no tokens of this step yet
         first    sequences whose tokens are reserved before this sequence gets any
         """
         granted = min(wanted, self.left - self._demand(first))
@@ -93,7 +90,6 @@ class TokenBudget:
             self._left_for_long -= num_tokens
 
     def _demand(self, sequences: Iterable[Sequence]) -> int:
-        """Return how many of the tokens left these sequences could use."""
         demand = 0
         for sequence in sequences:
             demand += self.num_missing(sequence)
@@ -109,13 +105,12 @@ class TokenBudget:
         return granted
 
     def spend_drafts(self, sequence: Sequence, num_drafts: int) -> None:
-        """Subtract ``num_drafts`` draft tokens of a sequence from the budget."""
+        """Subtract ``num_drafts`` draft tokens from the budget."""
         self.left -= num_drafts
         if self._time is not None:
             self._time.spend_drafts(len(sequence.tokens), num_drafts)
 
     def _short_demand(self, priority: int, rivals: Iterable[Sequence]) -> int:
-        """Return how many tokens short prompts of at least this priority could use, up to ``left // 2``."""
         demand, most = 0, self.left // 2
         for sequence in rivals:
             missing = self.num_missing(sequence)
@@ -127,11 +122,6 @@ class TokenBudget:
 
 
 def _without_cuts(sequence: Sequence, start: int, granted: int) -> int:
-    """Return the length of a chunk of about ``granted`` tokens that does not end inside a whole medium.
-
-    In a medium with ``is_whole``, rows attend to each other. The chunk ends before the medium, or after it if
-    the chunk begins there.
-    """
     for span in sequence.media:
         if granted and span.is_whole and span.start < start + granted < span.stop:
             return (span.start if span.start > start else span.stop) - start

@@ -1,4 +1,4 @@
-"""Interface of stores that keep published pages outside the pool and load them again."""
+"""Interface of stores that keep pages outside the pool, such as on disk."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from .types import SchedulerOutput, Sequence
 class KVConnector(Protocol):
     """A store of pages outside the pool: a disk, other memory, another host.
 
-    Every method is called on the scheduler's thread, between two steps, and returns at once. Slow work runs
-    on the connector's own threads. If the store fails or hangs, ``poll`` returns the waiting sequences
-    although their pages are missing; these pages are then computed.
+    Every method runs on the scheduler's thread between two steps and must return at once. If the store fails
+    or hangs, ``poll`` returns the waiting sequences, and their missing pages are computed.
     """
 
     @property
@@ -28,29 +27,31 @@ class KVConnector(Protocol):
 
     @property
     def saves_steps(self) -> bool:
-        """Whether ``save`` reads pages, so that it must run before the next step is submitted."""
+        """Whether ``save`` must run before the next step is submitted, because it reads pages."""
         ...
 
     def keep(self, sequence: Sequence, token_s: float | None) -> None:
         """Copy the published pages of a running sequence that is about to be preempted.
 
-        Pages are copied if they are not stored yet and if loading them is expected to be faster than
-        computing them at ``token_s`` seconds per token (None: unknown).
+        Pages are copied only if loading is expected to be faster than computing.
+
+        token_s   seconds to compute a token (None: unknown)
         """
         ...
 
     def start_load(self, sequence: Sequence, /, *, token_s: float | None = None) -> bool:
-        """Start loading stored pages of a sequence that the pool lacks; ``poll`` returns the sequence later.
+        """Start loading stored pages that the pool lacks; return False if nothing is loaded.
 
-        Return False, and load nothing, if no such pages are stored, or if computing them is expected to be
-        faster at ``token_s`` seconds per token (None: always load).
+        Pages are loaded only if that is expected to be faster than computing them.
+
+        token_s   seconds to compute a token (None: always load)
         """
         ...
 
     def poll(self) -> abc.Sequence[Sequence]:
-        """Put a bounded number of loaded pages into the pool's cache; no table holds them.
+        """Put some loaded pages into the cache; return sequences whose loading has ended.
 
-        Return the sequences whose loading has ended, in the order of their arrival.
+        The sequences are in the order of their arrival.
         """
         ...
 
@@ -63,7 +64,7 @@ class KVConnector(Protocol):
         ...
 
     def close(self) -> None:
-        """Store the queued pages within a bounded time, and shut down. No method is called afterwards."""
+        """Store the queued pages within a bounded time, and shut down."""
         ...
 
 

@@ -1,9 +1,4 @@
-"""Learns how much longer steps with draft tokens take than steps without, and plans drafts of steps.
-
-A draft token is one more row of its sequence, after the last token. Its K and V are written at the position
-of the next token. If the draft is rejected, the next step overwrites them. Only accepted drafts are
-committed and published.
-"""
+"""Time that draft tokens add to a step, and the choice of how many to verify."""
 
 from __future__ import annotations
 
@@ -22,13 +17,13 @@ models a capture takes many times as long."""
 UNKNOWN_COST = 0.2
 """Assumed time of a draft before any step was timed, as a share of the time of a one-sequence step."""
 
-_LEARNING = 0.05  # weight of the latest step in a mean, after twenty steps; before, all steps weigh the same
+_LEARNING = 0.05  # weight of the latest step in a mean, after the first twenty steps
 _PRIOR = 2.0  # weight, in steps, of the estimate that time grows linearly with the number of drafts
-_OUTLIER = 0.7  # limit of a step's influence: logarithm of actual over expected time (a factor of two)
+_OUTLIER = 0.7  # limit of a step's influence: logarithm of actual over expected time
 
 
 class _Mean:
-    """Exponential moving average in which an outlier counts only up to ``_OUTLIER``."""
+    """Exponential moving average with limited influence of outliers."""
 
     __slots__ = ("count", "value")
 
@@ -54,17 +49,15 @@ class _OfSequences:
 
 
 class DraftTimes:
-    """Time of a step with drafts divided by one without, for each number of sequences and of drafts.
+    """Time of a step with drafts divided by the time without, by number of sequences and drafts.
 
-    Times double and triple for a while on a busy machine, so logarithms are averaged and outliers are
-    limited. Time is not linear in the number of drafts: kernels compute eight rows in the time of seven, and
-    the second row takes longer than the third. A linear estimate is only the prior for numbers of drafts that
-    were rarely computed.
+    Logarithms are averaged, because times double for a while on a busy machine. Time is not linear in the
+    number of drafts: kernels compute eight rows in the time of seven.
     """
 
     def __init__(self) -> None:
         self._known: dict[int, _OfSequences] = {}
-        self._ratios: dict[int, tuple[tuple[int, float], ...]] = {}  # cached until something is learned
+        self._ratios: dict[int, tuple[tuple[int, float], ...]] = {}
 
     def observe(self, num_sequences: int, num_drafts: int, seconds: float) -> None:
         """Learn from the time of a step in which every sequence decoded, with ``num_drafts`` in total."""
@@ -76,7 +69,7 @@ class DraftTimes:
             self._ratios.clear()
         if not num_drafts:
             known.plain.add(math.log(seconds))
-        elif num_drafts not in known.cells:  # the first step with this number of rows captures a program
+        elif num_drafts not in known.cells:
             known.cells[num_drafts] = _Mean()
         elif known.plain.count:
             self._ratios.clear()
@@ -86,10 +79,7 @@ class DraftTimes:
             known.cells[num_drafts].add(ratio)
 
     def ratios(self, num_sequences: int) -> tuple[tuple[int, float], ...]:
-        """Return a pair (number of drafts, relative time of a step) for each number in ``NUM_ROWS``.
-
-        Times never fall with more drafts. The same object is returned until new times are learned.
-        """
+        """Return a pair (number of drafts, relative time of a step) for each number in ``NUM_ROWS``."""
         if (made := self._ratios.get(num_sequences)) is None:
             made = self._ratios[num_sequences] = self._made(num_sequences)
         return made
@@ -110,7 +100,7 @@ class DraftTimes:
         return tuple(found)
 
     def cost(self, num_sequences: int) -> float:
-        """Return the time that one more draft takes, as a share of the time of a step without drafts."""
+        """Return the time of one more draft, as a share of the time of a step without drafts."""
         if (known := self._known.get(num_sequences)) is not None:
             return max(0.0, known.share.value)
         if not num_sequences or not self._known:
@@ -123,12 +113,9 @@ class DraftTimes:
 
 
 def plan_drafts(work: list[ScheduledChunk], budget: TokenBudget, blocks: BlockManager) -> bool:
-    """Add as many draft tokens to decoding sequences in ``work`` as fit into the step and the pool.
+    """Add as many draft tokens to decoding sequences as fit into the step and the pool.
 
-    Return False if no decoding sequence has drafts.
-
-    No sequence is preempted for a draft. If tokens or recurrent slots are short, sequences get about equal
-    numbers of drafts. The total is one of ``NUM_ROWS``, unless pages are short.
+    Return False if no decoding sequence has drafts. No sequence is preempted for a draft.
     """
     places = [index for index, item in enumerate(work) if item[0].drafts and _decodes(item)]
     if not places:
@@ -152,10 +139,6 @@ def plan_drafts(work: list[ScheduledChunk], budget: TokenBudget, blocks: BlockMa
 
 
 def _trimmed(counts: list[int]) -> list[int]:
-    """Lower the numbers of drafts per sequence until their sum is one of ``NUM_ROWS``.
-
-    The longest drafts are shortened, because their last tokens are the least likely to be accepted.
-    """
     total = sum(counts)
     excess = total - max((number for number in NUM_ROWS if number <= total), default=total)
     trimmed = list(counts)
@@ -166,7 +149,7 @@ def _trimmed(counts: list[int]) -> list[int]:
 
 
 def drop_rejected(table: PageTable, blocks: BlockManager) -> None:
-    """Release the pages reserved for rejected drafts, after the written positions."""
+    """Release the pages that were reserved for rejected drafts."""
     blocks.rollback(table, table.num_written)
     assert not blocks.has_copies, "a sequence that decodes owns the page it writes"
 
@@ -180,7 +163,6 @@ def _tokens_left(sequence: Sequence) -> int:
 
 
 def _reserve(item: ScheduledChunk, wanted: int, blocks: BlockManager) -> int:
-    """Reserve pages for ``wanted`` drafts; return how many of them have pages."""
     table = item.sequence.table
     assert table is not None, f"{item.sequence.sequence_id} was planned without pages"
     if wanted > 0 and blocks.reserve(table, item.stop + wanted):
@@ -189,7 +171,7 @@ def _reserve(item: ScheduledChunk, wanted: int, blocks: BlockManager) -> int:
 
 
 def draft_rows(step: SchedulerOutput) -> tuple[int, int] | None:
-    """Return (number of sequences, number of drafts) of a step; None if it does anything but decode."""
+    """Return (number of sequences, number of drafts) of a step; None unless every sequence decodes."""
     if step.plain:
         return len(step.work), 0
     num_drafts = 0

@@ -1,4 +1,4 @@
-"""Latency targets: they limit prefill chunks and admissions, so that decoding sequences are not delayed."""
+"""Latency targets: limits on prefill and admission that keep decoding fast."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEAST_HEADROOM = 0.7
 """Bounds of the share of the target that a predicted step may take. The upper bound keeps a reserve even
 after steps with small errors; the lower bound lets prompts progress even if predictions are poor."""
 
-_FORGETTING = 0.98  # weight of older errors at each new one; about fifty steps with prompts count
+_FORGETTING = 0.98  # weight of older errors at each new one
 
 AUTO_FACTOR = 3.0
 """With the target ``auto``, a step may take this many times the time of its decodes alone, within the bounds
@@ -57,13 +57,13 @@ UNTAUGHT_CHUNK = 64
 
 
 class LatencyTarget:
-    """Limits the time of steps in which sequences decode, and learns how wrong predicted times are."""
+    """Limits the time of steps in which sequences decode."""
 
     def __init__(self, target_s: float | Literal["auto"] | None, cost: StepCost | None = None) -> None:
-        """Begin without observed errors; ``cost`` predicts the time of steps.
+        """Begin without observations.
 
-        ``target_s`` is the time between two tokens of a sequence. "auto" derives the target from the time of
-        decodes alone. With None, only targets of single sequences count.
+        target_s   seconds between two tokens of a sequence; "auto": derived from the time of decodes;
+                   None: only targets of single sequences count
         """
         self.target_s = target_s
         self.cost = self._cost = cost or StepCost()
@@ -76,9 +76,9 @@ class LatencyTarget:
         return max(LEAST_HEADROOM, min(MOST_HEADROOM, 1 / (1 + LATE_FACTOR * self._error)))
 
     def limit(self, decodes: StepShape, tightest: float | None = None) -> StepTime | None:
-        """Return the time left for prompts in a step with these decodes; None if there is no target.
+        """Return the time left for prompts next to these decodes; None if there is no target.
 
-        ``tightest``: the shortest target that one of the decoding sequences has, in seconds.
+        tightest   shortest target of a decoding sequence, in seconds
         """
         targets = [each for each in (self._target(decodes), tightest) if each is not None]
         if not decodes.num_decodes or not targets:
@@ -86,18 +86,15 @@ class LatencyTarget:
         return StepTime(self._cost, decodes, min(targets) * self.headroom, taught=self._num_chunks > 0)
 
     def _target(self, decodes: StepShape) -> float | None:
-        """Return the target time between two tokens of any sequence that decodes in this step, in seconds."""
         if self.target_s != "auto":
             return self.target_s
         alone = self._cost.predict(decodes)
         return max(AUTO_LEAST_S, min(AUTO_FACTOR * alone, max(AUTO_MOST_S, AUTO_ROOM * alone)))
 
     def has_time_for(self, decodes: StepShape, tightest: float | None = None) -> bool:
-        """Whether the sequences of ``decodes`` may all run: their decodes must leave some time for prompts.
+        """Return whether these decodes leave enough time for prompts, if all of them run.
 
-        A target that even a one-sequence step would miss counts as "auto".
-
-        tightest   the shortest target that one of the sequences has, in seconds
+        tightest   shortest target of a decoding sequence, in seconds
         """
         one = self._cost.predict(StepShape(1, 0, decodes.num_positions // decodes.num_decodes, 0))
         most = max(AUTO_MOST_S, AUTO_FACTOR * one)
@@ -124,7 +121,7 @@ class LatencyTarget:
 
 
 class StepTime:
-    """The remaining time of a step while chunks are added to it."""
+    """The remaining time of a step."""
 
     def __init__(self, cost: StepCost, shape: StepShape, limit_s: float, *, taught: bool) -> None:
         self._cost = cost
@@ -165,7 +162,7 @@ class StepTime:
 
 
 class Targets(Resource):
-    """Admits sequences only while the latency targets of the server and of sequences leave time.
+    """Admits sequences only while the latency targets leave time.
 
     cost      predicts the time of steps
     latency   the combined target; None until a sequence or the server has a target
@@ -175,7 +172,7 @@ class Targets(Resource):
         self.cost = StepCost(limits.row_tile)
         self.latency = None if limits.target_itl is None else LatencyTarget(limits.target_itl, self.cost)
         self._queues = queues
-        self._has_targets = False  # whether a sequence had its own target
+        self._has_targets = False
 
     def add(self, sequence: Sequence) -> None:
         """Take the target of a sequence into account, if it has one."""

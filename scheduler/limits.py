@@ -16,10 +16,9 @@ class Limits:
 
     max_step_tokens   maximum number of tokens in a step, decodes and prompt chunks together
     max_running       maximum number of sequences that hold pages
-    target_itl        seconds that a step may take while sequences decode; chunks are shortened until the
-                      step is predicted to fit ("auto": a few times the decodes alone; None: no such limit)
-    row_tile          rows of a tile of matrix products, which take as long for a part of a tile as for all of
-                      it. With a target, chunks end at tiles (1: no tiles)
+    target_itl        seconds that a step with decodes may take; prefill chunks are shortened to fit
+                      ("auto": a few times the decodes alone; None: no limit)
+    row_tile          rows per tile of matrix products; chunks end at tiles (1: no tiles)
     """
 
     max_step_tokens: int = 512
@@ -46,5 +45,5 @@ class Limits:
             )
 
     def is_long_prompt(self, num_prompt: int) -> bool:
-        """Whether a prompt takes more than one step."""
+        """Return whether a prompt takes more than one step."""
         return num_prompt > self.max_step_tokens

@@ -1,4 +1,4 @@
-"""The resource ``Pages``: pages of the KV cache and slots of recurrent state."""
+"""Pages of the KV cache and slots of recurrent state, as a resource of sequences."""
 
 from __future__ import annotations
 
@@ -13,25 +13,23 @@ from .types import Lookup, ScheduledChunk, Sequence
 class Pages(Resource):
     """Gives each running sequence its page table (``Sequence.table``).
 
-    An admitted sequence has pages for all of its tokens, so a prompt cannot run out of pages before its first
-    output token. If too few pages are idle for a sequence, the sequence is *refused*. It is looked up again
-    only when a pool has more idle pages.
+    An admitted sequence has pages for all of its prompt. A *refused* sequence found too few idle pages; it is
+    tried again only when more pages are idle.
 
-    is_short   whether a sequence was refused; tenants then share only the slots of running sequences
+    is_short   whether a sequence was refused
     """
 
     def __init__(self, blocks: BlockManager, queues: SequenceQueues) -> None:
         self.is_short = False
         self._blocks = blocks
         self._queues = queues
-        # The refused sequence, and the numbers of idle pages when it was refused.
         self._refused: tuple[Sequence, tuple[int, ...]] | None = None
-        self._filling: set[Digest] = set()  # digests of prompt pages that the planned step writes to
-        self._miss: Miss | None = None  # first page that the last admitted sequence missed
+        self._filling: set[Digest] = set()
+        self._miss: Miss | None = None
 
     @property
     def refused(self) -> Sequence | None:
-        """The sequence that was refused for lack of pages; None if a pool has more idle pages since."""
+        """The sequence that was refused for lack of pages; None if more pages are idle since."""
         if self._refused is None:
             return None
         sequence, before = self._refused
@@ -39,11 +37,11 @@ class Pages(Resource):
         return None if more else sequence
 
     def look_again(self) -> None:
-        """Try the refused sequence again even if no page became idle: an ended one needs no headroom."""
+        """Try the refused sequence again even if no page became idle."""
         self._refused = None
 
     def begin_step(self, work: list[ScheduledChunk]) -> None:
-        """Record the prompt pages that running sequences write in this step, before others are admitted."""
+        """Record the prompt pages that running sequences write in this step."""
         self._filling.clear()
         for item in work:
             self.planned(item)
@@ -73,7 +71,7 @@ class Pages(Resource):
         if find and _next_digest(table) in self._filling:
             blocks.close(table)
             return Admission.SHARES  # the next step finds the page that this step computes
-        if sequence.history.num_cached is None:  # find the reason before ``reserve`` evicts pages
+        if sequence.history.num_cached is None:
             self._miss = blocks.explain_miss(table, sequence.tokens) if find else Miss(0, "disabled")
         sequence.table = table
         first = table.num_written + 1
@@ -112,6 +110,5 @@ class Pages(Resource):
 
 
 def _next_digest(table: PageTable) -> Digest | None:
-    """Return the digest of the first page that the prefix cache did not have; None if it had all."""
     index = len(table.pages)
     return table.digests[index] if index < len(table.digests) else None

@@ -1,4 +1,4 @@
-"""The cost of preempting a sequence, and the stricter admission after preemptions."""
+"""Cost of preempting a sequence, and stricter admission after preemptions."""
 
 from __future__ import annotations
 
@@ -12,23 +12,18 @@ MAX_CAUTION = 30  # preemptions that count: 2^30 pages are more than any pool ha
 
 
 def lost_work(sequence: Sequence, blocks: BlockManager) -> int:
-    """Return how many positions a running sequence may have to recompute if it is preempted.
-
-    Positions on shared pages are not counted. The other pages may also be found again, if they are not
-    evicted first.
-    """
+    """Return how many positions a running sequence may have to recompute if it is preempted."""
     table = sequence.table
     assert table is not None, f"{sequence.sequence_id} has nothing to give back"
     return table.num_written - blocks.num_shared(table)
 
 
 def has_headroom(sequence: Sequence, running: Iterable[Sequence], blocks: BlockManager) -> bool:
-    """Whether a sequence that has its table can run without causing a preemption soon.
+    """Return whether a sequence can run without causing a preemption soon.
 
-    Let k be the most preemptions that the sequence or a running one has had. If k is 0, no free pages are
-    required, because most sequences end before ``max_tokens``. Otherwise there must be enough free pages for
-    all of these sequences to grow by 2^k - 1 pages, or to their ends. So preemptions of a sequence grow at
-    most with the logarithm of its pages: docs/design/preemption-bounds.md.
+    Let k be the most preemptions of this or a running sequence. If k is 0, no free pages are required.
+    Otherwise all these sequences must have room to grow by 2^k - 1 pages, or to their ends. So preemptions
+    per sequence grow at most with the logarithm of its pages: docs/design/preemption-bounds.md.
     """
     members = (*running, sequence)
     times = max(member.history.num_preempted for member in members)
@@ -43,10 +38,6 @@ def has_headroom(sequence: Sequence, running: Iterable[Sequence], blocks: BlockM
 
 
 def _growth(sequence: Sequence, blocks: BlockManager, most: int) -> list[int]:
-    """Return how many more pages of each group must be free for a sequence and its parallel samples.
-
-    Each gets pages for the tokens that it has, and up to ``most`` more pages.
-    """
     table = sequence.table
     assert table is not None, f"{sequence.sequence_id} has no pages"
     num_tokens = len(sequence.tokens)

@@ -1,4 +1,4 @@
-"""The recent speed of prefill, and waiting sequences that will miss their target time to first token."""
+"""Recent speed of prefill, and sequences that will miss their first-token deadline."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ LOOKUPS = 16  # prompts per step whose cached tokens are looked up
 
 
 class PromptPace:
-    """Average time per prompt token over about the last fifty steps with prompt tokens.
+    """Average prefill time per prompt token over recent steps.
 
-    token_s   seconds per prompt token; None before the first of these steps
+    token_s   seconds per prompt token; None before the first step with prompts
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class PromptPace:
     def observe(self, step: SchedulerOutput, seconds: float) -> None:
         """Learn from a step that took ``seconds``."""
         if step.plain:
-            return  # as in most steps; examining every row would take longer than the rest
+            return
         tokens = sum(
             item.stop - item.start for item in step.work if item.stop - item.start > 1 or not item.samples
         )
@@ -36,10 +36,7 @@ class PromptPace:
 
 
 class Deadlines:
-    """Finds waiting sequences that would miss the deadline of their first token if they were admitted now.
-
-    A sequence that was found late stays late, and its cached tokens are not looked up again.
-    """
+    """Finds waiting sequences that can no longer meet the deadline of their first token."""
 
     def __init__(self, blocks: BlockManager) -> None:
         self._blocks = blocks
@@ -48,7 +45,7 @@ class Deadlines:
     def late(self, waiting: Iterable[Sequence], now: float, token_s: float | None) -> Set[Sequence]:
         """Return those waiting sequences that never ran and can no longer meet their deadline.
 
-        Each prompt token that is not cached is expected to take ``token_s`` seconds (None: unknown).
+        token_s   expected seconds per uncached prompt token (None: unknown)
         """
         late: set[Sequence] = set()
         lookups = LOOKUPS

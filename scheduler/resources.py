@@ -1,4 +1,4 @@
-"""Resources that a sequence holds while it runs, such as pages; admission requires every resource.
+"""Resources that a sequence holds while it runs, such as pages.
 
 To add a resource, subclass ``Resource`` and pass an instance to ``Scheduler(resources=...)``.
 """
@@ -15,25 +15,24 @@ class Admission(enum.Enum):
     """Answer of a resource to a waiting sequence."""
 
     ADMITTED = enum.auto()
-    LACKS = enum.auto()  # the sequence lacks something that others do not need, so others may overtake it
+    LACKS = enum.auto()  # the sequence lacks something that others do not need; others may overtake it
     SHARES = enum.auto()  # the sequence waits for a page that this step computes; others may overtake it
     STOP = enum.auto()  # nothing is left for this sequence or for later ones
 
 
 class Resource:
-    """Limited resource that a sequence needs to run.
+    """A limited resource, held by every running sequence from admission to its end or preemption.
 
-    A running sequence holds every resource once: from its admission or fork until it ends or is preempted. If
-    a parallel sample replaces its parent, it takes over the parent's resources without a call of a method.
+    A parallel sample that replaces its parent takes over the parent's resources.
     """
 
     @property
     def is_coming(self) -> bool:
-        """Whether what a waiting sequence lacks becomes available even if no step is computed."""
+        """Whether waiting sequences may get the resource even if no step is computed."""
         return False
 
     def may_admit(self, sequence: Sequence | None = None) -> bool:  # noqa: ARG002
-        """Whether ``hold`` might admit a sequence (None: any); a quick check that changes nothing."""
+        """Return whether ``hold`` might admit a sequence (None: any); changes nothing."""
         return True
 
     def hold(self, sequence: Sequence) -> Admission:  # noqa: ARG002
@@ -41,15 +40,15 @@ class Resource:
         return Admission.ADMITTED
 
     def fork(self, sequence: Sequence, sample: Sequence) -> bool:  # noqa: ARG002
-        """Reserve what a parallel sample needs to run next to ``sequence``; False if it has to wait."""
+        """Reserve what a parallel sample of ``sequence`` needs; return False if it must wait."""
         return True
 
     def release(self, sequence: Sequence) -> None:
-        """Release what a sequence holds."""
+        """Release everything that a sequence holds."""
 
 
 class Resources(Resource):
-    """A list of resources that acts as one resource: a sequence holds all of them or none."""
+    """Several resources that act as one: a sequence holds all of them or none."""
 
     def __init__(self, resources: Iterable[Resource]) -> None:
         self._resources = tuple(resources)
@@ -80,6 +79,5 @@ class Resources(Resource):
         self._release(sequence, len(self._resources))
 
     def _release(self, sequence: Sequence, count: int) -> None:
-        """Release the first ``count`` resources, in reverse order."""
         for resource in reversed(self._resources[:count]):
             resource.release(sequence)

@@ -1,4 +1,4 @@
-"""Preempted sequences whose pages a connector loads, instead of recomputing them."""
+"""Preempted sequences whose pages are loaded from a connector instead of recomputed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from .types import Sequence
 class Resumption(Resource):
     """Lets a connector store the pages of preempted sequences and load them again.
 
-    The connector copies a sequence's pages before the sequence is preempted. When pages are free again, the
-    connector may load those that the pool has evicted, once per preemption, if loading is faster than
-    computing. Until they are loaded, no sequence of the same or lower priority is admitted.
+    Pages are copied before the preemption and loaded once pages are free, if that is faster than computing.
+    Meanwhile no sequence of equal or lower priority is admitted.
     """
 
     def __init__(self, connector: KVConnector, queues: SequenceQueues, pace: PromptPace) -> None:
@@ -30,7 +29,7 @@ class Resumption(Resource):
             sequence.history.may_load = True
 
     def hold(self, sequence: Sequence) -> Admission:
-        """Admit a sequence for which pages are free; if it has stored pages, begin to load those instead."""
+        """Admit a sequence, or first load its stored pages."""
         if not sequence.history.may_load:
             return Admission.ADMITTED
         sequence.history.may_load = False
@@ -38,10 +37,10 @@ class Resumption(Resource):
             return Admission.ADMITTED
         self._queues.load(sequence)
         self._loading.add(sequence)
-        return Admission.STOP  # the free pages are reserved until this one's pages are loaded
+        return Admission.STOP  # the free pages are reserved for the sequence that is being loaded
 
     def end(self, sequence: Sequence) -> bool:
-        """Queue a preempted sequence whose pages were being loaded; False if it is not such a sequence."""
+        """Queue a preempted sequence after its pages were loaded; return False for other sequences."""
         if sequence not in self._loading:
             return False
         self._loading.remove(sequence)
@@ -49,10 +48,7 @@ class Resumption(Resource):
         return True
 
     def holds_up(self, sequence: Sequence) -> bool:
-        """Whether a waiting sequence must leave free pages to a sequence whose pages are being loaded.
-
-        A tenant below its share of slots does not wait for a tenant that has its share.
-        """
+        """Return whether a waiting sequence must leave free pages to a sequence that is being loaded."""
         return any(
             each.priority <= sequence.priority and not self._precedes(sequence.tenant, each.tenant)
             for each in self._loading
@@ -63,13 +59,13 @@ class Resumption(Resource):
         return tenant != other and shares.is_below(tenant) and not shares.is_below(other)
 
     def holds_up_all(self) -> bool:
-        """Whether no waiting sequence may be admitted, because pages of another are being loaded."""
+        """Return whether no waiting sequence may be admitted, because another is being loaded."""
         first = next(self._queues.waiting.offers(), None) if self._loading else None
         return first is not None and self.holds_up(first)
 
 
 class RoomOfLoads(Resource):
-    """Resource that keeps free pages for preempted sequences whose stored pages are being loaded."""
+    """Resource that keeps free pages for preempted sequences whose pages are being loaded."""
 
     def __init__(self, resumption: Resumption) -> None:
         self._resumption = resumption

@@ -1,4 +1,4 @@
-"""The scheduler: it plans steps and records their results."""
+"""The scheduler: plans steps and records their results."""
 
 from __future__ import annotations
 
@@ -27,26 +27,20 @@ from .waiting import WaitingQueue
 
 
 class Scheduler:
-    """Plans steps: one token for every decoding sequence, then prompt chunks, then arrivals.
-
-    Arrivals (waiting sequences) are admitted in the order of ``waiting``, by default the oldest first, until
-    the token budget is spent. Drafts get the rest. A long prompt leaves half of the budget to shorter ones
-    that wait, and these do not wait for a second long prompt.
+    """Plans steps: one token for every decoding sequence, then prompt chunks, then new sequences.
 
     Prefill and decode are not separate phases: a sequence is computed until ``num_written`` has caught up
-    with ``len(tokens)``. When pages run out, the younger sequence that loses the least work is preempted. It
-    releases all pages, and those that are evicted are recomputed later. So the oldest sequence always makes
-    progress. The more often a running or waiting sequence was preempted, the more free pages are required
-    before the waiting one is admitted.
+    with ``len(tokens)``. Waiting sequences are admitted in the order of ``waiting`` until the token budget is
+    spent. Drafts get the rest.
 
-    If a connector can load pages of a sequence, the sequence waits outside of the queue, so that it does not
-    block others. It is queued when its pages are in the pool. Preempted sequences may wait there, too.
+    When pages run out, a younger sequence is preempted: it releases all pages and recomputes evicted ones
+    later. So the oldest sequence always makes progress.
 
     resources   resources of a running sequence besides pages, state slots and time; see resources.py
 
-    ``plan`` and ``commit`` alternate. Between them, ``plan_ahead`` may plan one more step; then the older
-    step is committed first. ``add`` and ``abort`` may be called at any time, but a planned step must be
-    turned into a batch before one of its sequences is aborted.
+    ``plan`` and ``commit`` alternate. ``plan_ahead`` may plan one more step between them. ``add`` and
+    ``abort``
+    may be called at any time, but build the batch of a planned step before aborting its sequences.
     """
 
     def __init__(
@@ -66,13 +60,13 @@ class Scheduler:
             )
         self.blocks = blocks
         self.limits = limits
-        self.num_preemptions = 0  # preemptions for pages since the start
+        self.num_preemptions = 0  # preemptions for lack of pages
         self.held: abc.Set[Sequence] = frozenset()  # running sequences that get no token in the next steps
         self.prompt_pace = PromptPace()
         self._connector = connector or NoConnector()
         self._has_deadlines = False
         self._deadlines = Deadlines(blocks)
-        self._draft_times: DraftTimes | None = None  # made when first read
+        self._draft_times: DraftTimes | None = None
         queue = WaitingQueue() if waiting is None else waiting
         self._queues = SequenceQueues(limits.max_running, queue)
         self._resumption = Resumption(self._connector, self._queues, self.prompt_pace)
@@ -90,15 +84,12 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Number of sequences that are queued, or wait for a connector to load pages.
-
-        Parallel samples that wait for their parent are not counted.
-        """
+        """Number of sequences that wait for admission or for loaded pages, without parallel samples."""
         return len(self._queues.waiting) + len(self._queues.loading)
 
     @property
     def has_work(self) -> bool:
-        """Whether ``plan`` would do something; False while all sequences wait for a connector's pages."""
+        """Whether ``plan`` could return a step; False while all sequences wait for loaded pages."""
         if self._queues.running or self._connector.has_news:
             return True
         return bool(self._queues.waiting) and not self._resumption.holds_up_all()
@@ -111,7 +102,7 @@ class Scheduler:
         return {tenant: (running[tenant], waiting[tenant]) for tenant in {**running, **waiting}}
 
     def on_news(self, wake: Callable[[], None]) -> None:
-        """Let the connector call ``wake``, from any thread, when its news have made ``has_work`` true."""
+        """Call ``wake``, from any thread, when the connector has news."""
         self._connector.on_news(wake)
 
     def add(self, sequence: Sequence) -> None:
@@ -131,7 +122,7 @@ class Scheduler:
             self._queues.enqueue(sequence)
 
     def check_fits(self, sequence: Sequence) -> None:
-        """Raise SequenceTooLong if a sequence or one of its parallel samples could never fit, even alone."""
+        """Raise SequenceTooLong if a sequence or one of its parallel samples could never fit."""
         for member in (sequence, *sequence.parallel_samples):
             need = member.max_length
             if need > (capacity := self.blocks.capacity):
@@ -142,10 +133,7 @@ class Scheduler:
                 )
 
     def abort(self, sequence: Sequence) -> None:
-        """End a sequence now and free its pages; its parallel samples continue.
-
-        A sequence that has ended stays ended.
-        """
+        """End a sequence now and free its pages; its parallel samples continue."""
         if sequence.status is Status.WAITING_FOR_PAGES:
             self._connector.cancel_load(sequence)
             self._stop_loading(sequence)  # a parallel sample may replace the sequence and compute the rest
@@ -157,7 +145,7 @@ class Scheduler:
     def plan(self, now: float | None = None) -> SchedulerOutput | None:
         """Decide the next step and reserve its pages; None if there is nothing to do.
 
-        ``now``: current time in seconds, by the clock of ``LatencyGoal.first_token_by`` (None: no deadlines).
+        now   current time in seconds, to compare with first-token deadlines (None: no deadlines)
         """
         assert not self._planned, "the last step has not been committed"
         for sequence in self._connector.poll():
@@ -179,13 +167,13 @@ class Scheduler:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether sequences wait for something that arrives without a step; then ``plan`` may return None."""
+        """Whether sequences wait for loaded pages, so that ``plan`` may return None."""
         return bool(self.held) or self._resources.is_coming
 
     def stuck(self) -> tuple[Sequence, ...]:
-        """Return the sequences that can never make progress; call this right after ``plan`` returned None.
+        """Return the sequences that can never make progress; call it right after ``plan`` returned None.
 
-        There are none unless the scheduler has a bug. The caller aborts them, so that others can be served.
+        There are none unless the scheduler has a bug. The caller aborts them.
         """
         if self.is_blocked:
             return ()
@@ -196,13 +184,13 @@ class Scheduler:
     def plan_ahead(self) -> SchedulerOutput | None:
         """Plan the step after an uncommitted step: the next token of each sequence, and nothing else.
 
-        Return None if results of the uncommitted step may change the plan; then call ``plan`` after it.
+        Return None if results of the uncommitted step may change the plan.
         """
         (before,) = self._planned
         if (
             self._connector.saves_steps
             or self._connector.has_news
-            or self.blocks.states is not None  # recurrent states have no slot for a step ahead
+            or self.blocks.states is not None
             or self.blocks.has_copies
             or self._arrivals.may_admit()
             or self._arrivals.victims()
@@ -214,7 +202,7 @@ class Scheduler:
         return step
 
     def observe(self, step: SchedulerOutput, seconds: float) -> None:
-        """Learn how many seconds a step took from planning to results, for latency targets and drafts."""
+        """Learn how many seconds a step took from planning to results."""
         self.prompt_pace.observe(step, seconds)
         if (latency := self._targets.latency) is not None:
             latency.observe(step.shape or shape_of(step.work), seconds)
@@ -246,7 +234,7 @@ class Scheduler:
             for sequence in ended:
                 self._release(sequence)
             self._queues.end(ended)
-        for item, drawn in groups:  # last, when most pages are free for forks
+        for item, drawn in groups:
             self._commit_group(item, drawn)
         self._queues.waiting.computed(step.work)
         if not self._planned:
@@ -258,25 +246,23 @@ class Scheduler:
         self._connector.close()
 
     def _stop_loading(self, sequence: Sequence) -> None:
-        """Queue a sequence whose pages a connector was loading."""
         if not self._resumption.end(sequence):
             self._queues.enqueue(sequence)
 
     def _displace(self, draft: StepDraft) -> None:
-        """Preempt sequences so that tenants below their share get their slots."""
         if self._queues.shares.is_uneven:
             for victim in self._arrivals.victims():
                 self._preempt(victim, draft, for_pages=False)
                 self._arrivals.displaced(victim)
 
     def _plan_decodes(self, draft: StepDraft) -> None:
-        """Plan the sequences that have one token to compute; put the others into ``draft.chunks``."""
-        new, chunk = tuple.__new__, ScheduledChunk  # the constructor would take twice as long
+        """Plan the sequences that have one token to compute."""
+        new, chunk = tuple.__new__, ScheduledChunk
         append = draft.work.append
         running = self._queues.running
         for sequence in [s for s in running if s not in self.held] if self.held else tuple(running):
             table = sequence.table
-            if table is None:  # preempted for an older sequence
+            if table is None:
                 continue
             start, stop = table.num_written, len(sequence.tokens)
             if stop - start != 1:
@@ -301,10 +287,6 @@ class Scheduler:
     def _plan_chunks(
         self, draft: StepDraft, chunks: list[Sequence], *, may_admit: bool = True
     ) -> list[Sequence]:
-        """Plan the next chunk of each running prompt; return prompts that get a chunk only after arrivals.
-
-        may_admit   whether arrivals are planned after this
-        """
         waiting, budget, held_back = self._queues.waiting, draft.budget, []
         may_admit = may_admit and bool(chunks) and not draft.preempted and self._arrivals.may_admit()
         for index, sequence in enumerate(chunks):
@@ -331,12 +313,10 @@ class Scheduler:
             self._arrivals.plan(draft)
 
     def _plan_drafts(self, draft: StepDraft) -> None:
-        """Add draft tokens, unless a running sequence got no tokens in this step and needs their pages."""
         if draft.budget.left and not draft.preempted and len(draft.work) >= len(self._queues.running):
             draft.has_drafts = plan_drafts(draft.work, draft.budget, self.blocks)
 
     def _complete(self, draft: StepDraft) -> SchedulerOutput | None:
-        """Return the planned step, with its snapshots, copies and predicted time; None if it is empty."""
         work = draft.work
         if not work:
             return None
@@ -359,7 +339,6 @@ class Scheduler:
         return step
 
     def _make_room(self, sequence: Sequence, num_tokens: int, draft: StepDraft) -> bool:
-        """Reserve pages for a sequence, if necessary by preempting younger ones that are not in this step."""
         table = sequence.table
         assert table is not None
         while not self.blocks.reserve(table, num_tokens):
@@ -375,11 +354,6 @@ class Scheduler:
         return True
 
     def _within_shares(self, sequence: Sequence, younger: list[Sequence]) -> list[Sequence]:
-        """Return those of ``younger`` that may be preempted so that ``sequence`` gets pages.
-
-        If the sequence's tenant is above its share of slots, sequences that precede it are spared if their
-        tenant is within its share. The oldest sequence of all is an exception: it must always make progress.
-        """
         shares, precedes = self._queues.shares, self._queues.waiting.precedes
         if not shares.are_claimed or not shares.is_above(sequence.tenant):
             return younger
@@ -395,13 +369,6 @@ class Scheduler:
     def _append_tokens(
         self, work: abc.Sequence[ScheduledChunk], results: abc.Sequence[SampleResult]
     ) -> list[Sequence] | None:
-        """Append one token to every sequence of a plain step; return those that have ended.
-
-        Return None, and do nothing, if a result is void or has several tokens.
-
-        This is a fast version of ``_append_results`` for plain steps. Reading a field of a named tuple takes
-        five times as long as unpacking a tuple, so results are read by columns, and chunks by index.
-        """
         assert len(results) == len(work), f"{len(results)} results for {len(work)} samples"
         tokens, finished, more, void = zip(*results)  # noqa: B905  # of one type; asking takes as long again
         if any(void) or any(more):
@@ -412,7 +379,7 @@ class Scheduler:
         for item, token, is_last in zip(work, tokens, finished):  # noqa: B905  # see above
             sequence = item[0]
             table = sequence.table
-            if table is None:  # aborted meanwhile, or ended by the previous step
+            if table is None:
                 continue
             if token is None:
                 ended.append(sequence)
@@ -421,7 +388,7 @@ class Scheduler:
             known.append(token)
             stop = item[2]
             if stop % page_size and not has_states:
-                table.num_written = stop  # commit would do nothing else, because no page is full
+                table.num_written = stop
             else:
                 commit_pages(table, known, stop)
             if is_last or stop + 1 >= sequence.max_length:
@@ -431,11 +398,6 @@ class Scheduler:
     def _append_results(
         self, work: abc.Sequence[ScheduledChunk], results: abc.Sequence[SampleResult]
     ) -> tuple[list[Sequence], list[tuple[ScheduledChunk, abc.Sequence[SampleResult]]]]:
-        """Append the tokens of any step, and publish full pages.
-
-        Return the sequences that have ended. Also return prompts with parallel samples, each with its
-        results: the caller still has to process these.
-        """
         commit_pages, successors = self.blocks.commit, self._queues.successors
         ended: list[Sequence] = []
         groups: list[tuple[ScheduledChunk, abc.Sequence[SampleResult]]] = []
@@ -449,7 +411,6 @@ class Scheduler:
                 continue
             if not samples:
                 while table is None and sequence in successors:
-                    # Aborted during the step; its recurrent state has advanced all the same.
                     sequence = successors[sequence]
                     table = sequence.table
                 if table is not None:
@@ -457,7 +418,7 @@ class Scheduler:
                 continue
             token, finished, more, void = results[index]
             index += 1
-            if void or table is None:  # aborted meanwhile, or ended by the previous step
+            if void or table is None:
                 continue
             if token is None:
                 ended.append(sequence)
@@ -476,15 +437,14 @@ class Scheduler:
         return ended, groups
 
     def _commit_group(self, item: ScheduledChunk, results: abc.Sequence[SampleResult]) -> None:
-        """Record the first tokens of parallel samples of one prompt. All fail if their shared row failed."""
         members = zip((item.sequence, *item.parallel_samples), results, strict=True)
         drawn = [(member, result) for member, result in members if member.status is not Status.FINISHED]
         if not drawn:
             return
-        parent = drawn[0][0]  # the parent, or the sample that replaced it
+        parent = drawn[0][0]
         assert parent.table is not None
         parent.parallel_samples = []
-        kv_valid = all(result.token is not None for result in results)  # also of aborted members
+        kv_valid = all(result.token is not None for result in results)  # aborted members count, too
         if kv_valid:
             self.blocks.commit(parent.table, parent.tokens, item.stop)
         remaining: list[Sequence] = []
@@ -501,7 +461,6 @@ class Scheduler:
         self._queues.share(parent, remaining, self._resources)
 
     def _release(self, sequence: Sequence) -> None:
-        """Release all resources of a sequence, if it holds any."""
         if sequence.table is not None:
             self._resources.release(sequence)
             self._arrivals.lacking.clear()

@@ -1,4 +1,4 @@
-"""Queues of loading, waiting and running sequences, and the transitions between them."""
+"""Queues of loading, waiting and running sequences."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from .waiting import WaitingQueue
 
 
 class SlotShares:
-    """Counts each tenant's running and waiting sequences, and divides the slots among tenants.
+    """Divides the slots among tenants; a slot is the right to run one sequence.
 
-    A slot is the right to run one sequence. The share of each tenant that has a sequence here is an equal
-    part of the slots, at least one. A tenant may use more slots while no tenant below its share waits. Each
-    parallel sample counts as a sequence.
+    The share of each tenant with sequences is an equal part of the slots, at least one. A tenant may use more
+    slots while no tenant below its share waits. Each parallel sample counts as a sequence.
 
     num_slots   number of sequences that can currently run at once
     """
@@ -23,7 +22,7 @@ class SlotShares:
         self.num_slots = num_slots
         self.running: dict[str, int] = {}
         self.waiting: dict[str, int] = {}
-        self.are_several = False  # whether several tenants have sequences; an attribute for speed
+        self.are_several = False  # whether several tenants have sequences
         self._present: dict[str, int] = {}  # by tenant: number of running and waiting sequences
         self._is_uneven: bool | None = False  # None: to be computed
 
@@ -41,12 +40,12 @@ class SlotShares:
 
     @property
     def are_claimed(self) -> bool:
-        """Whether several tenants have sequences and at least one waits; otherwise shares have no effect."""
+        """Whether several tenants have sequences and at least one sequence waits."""
         return self.are_several and bool(self.waiting)
 
     @property
     def is_uneven(self) -> bool:
-        """Whether one tenant is above its share while a sequence of a tenant below its share waits."""
+        """Whether one tenant is above its share while a tenant below its share waits."""
         if self._is_uneven is None:
             share, running = self.share, self.running
             self._is_uneven = (
@@ -62,11 +61,11 @@ class SlotShares:
         return max(1, self.num_slots // max(1, len(self._present)))
 
     def is_below(self, tenant: str) -> bool:
-        """Whether a tenant has fewer running sequences than its share."""
+        """Return whether a tenant has fewer running sequences than its share."""
         return self.running.get(tenant, 0) < self.share
 
     def is_above(self, tenant: str) -> bool:
-        """Whether a tenant has more running sequences than its share."""
+        """Return whether a tenant has more running sequences than its share."""
         return self.running.get(tenant, 0) > self.share
 
     @property
@@ -77,7 +76,7 @@ class SlotShares:
         return sum([max(0, min(count, share - running.get(t, 0))) for t, count in self.waiting.items()])
 
     def leaves(self, tenant: str, num_free: int) -> bool:
-        """Whether a tenant must leave the free slots to other tenants below their share."""
+        """Return whether a tenant must leave the free slots to tenants below their share."""
         return self.are_claimed and not self.is_below(tenant) and num_free <= self.num_claimed
 
     def _count(self, counts: dict[str, int], tenant: str, change: int) -> None:
@@ -103,12 +102,12 @@ class SequenceQueues:
                                      '-----------'      v               |
                                              parallel samples -- abort -'   (and from anywhere else)
 
-    loading       sequences whose prompt pages or saved pages a connector loads
+    loading       sequences whose pages a connector loads
     waiting       sequences to admit, in order; see WaitingQueue
     running       sequences by priority, then by admission; each holds every resource
-    successors    by sequence aborted since the last commit: the parallel sample that replaced it
+    successors    parallel sample that replaced an aborted sequence, by this sequence
     max_running   most sequences that may run; forks beyond it wait
-    shares        how the slots are divided among tenants
+    shares        division of the slots among tenants
     """
 
     def __init__(self, max_running: int, waiting: WaitingQueue) -> None:
@@ -126,7 +125,7 @@ class SequenceQueues:
         return len(self.running) < self.max_running and bool(self.waiting)
 
     def enqueue(self, sequence: Sequence) -> None:
-        """Queue a new sequence behind others of the same priority, also after loading pages for it."""
+        """Queue a new sequence behind others of equal priority."""
         if sequence.status is Status.WAITING_FOR_PAGES:
             self.loading.remove(sequence)
             sequence.status = Status.WAITING
@@ -139,14 +138,14 @@ class SequenceQueues:
         self._put_back(sequence)
 
     def load(self, sequence: Sequence) -> None:
-        """Let a sequence wait for a connector's pages, until ``enqueue`` or ``resume``."""
+        """Let a sequence wait for loaded pages, until ``enqueue`` or ``resume``."""
         if sequence in self.waiting:
             self._leave_queue(sequence)
         self.loading.append(sequence)
         sequence.status = Status.WAITING_FOR_PAGES
 
     def admit(self, sequence: Sequence) -> None:
-        """Move a waiting sequence, which holds every resource, to those that run."""
+        """Let a waiting sequence run; it must hold every resource."""
         self._leave_queue(sequence)
         self.running.insert(_behind(self.running, sequence), sequence)
         self.shares.count_running(sequence, 1)
@@ -158,10 +157,9 @@ class SequenceQueues:
         self.waiting.let_in(sequence)
 
     def preempt(self, victim: Sequence, *, for_pages: bool = True) -> None:
-        """Move a running sequence back to the queue.
+        """Move a running sequence back to the queue, before others of its priority that never ran.
 
-        It comes before sequences of its priority that never ran or were admitted later. Only preemptions for
-        pages are counted: they make later admissions require more free pages.
+        Only preemptions for pages are counted; they make later admissions require more free pages.
         """
         victim.history.num_preempted += for_pages
         self._stop_running(victim)
@@ -175,10 +173,7 @@ class SequenceQueues:
         self.running = [sequence for sequence in self.running if sequence.status is Status.RUNNING]
 
     def abort(self, sequence: Sequence) -> None:
-        """End a running or waiting sequence, or a parallel sample of another one.
-
-        If the sequence has parallel samples, the first of them replaces it.
-        """
+        """End a sequence; its first parallel sample, if any, replaces it."""
         runs = sequence.status is Status.RUNNING
         if sequence not in (self.running if runs else self.waiting):
             parents = (*self.running, *self.waiting, *self.loading)
@@ -201,10 +196,10 @@ class SequenceQueues:
         sequence.status = Status.FINISHED
 
     def share(self, parent: Sequence, remaining: list[Sequence], resources: Resource) -> None:
-        """Let ``remaining`` continue after the first token of a running parent and its parallel samples.
+        """Let parallel samples (``remaining``) continue after the first token of their parent.
 
-        The first of ``remaining`` takes over the parent's table, and the others get forks of it. A sample
-        that cannot get a fork is queued and recomputed. So are all if the parent has lost its table.
+        The first sample takes over the parent's table, and the others get forks. A sample without a fork is
+        queued and recomputed.
         """
         if parent.table is not None:
             successor, *others = remaining
@@ -222,7 +217,6 @@ class SequenceQueues:
             self._put_back(member)
 
     def _put_back(self, sequence: Sequence) -> None:
-        """Queue a sequence before those of the same priority that never ran, or were admitted later."""
         sequence.status = Status.WAITING
         self.waiting.put_back(sequence)
         self.shares.count_waiting(sequence, 1)
@@ -236,7 +230,6 @@ class SequenceQueues:
         self.shares.count_running(sequence, -1)
 
     def _fork(self, successor: Sequence, member: Sequence, resources: Resource) -> bool:
-        """Let a parallel sample run with a fork of the successor's pages; False if it has to wait."""
         num_free = self.max_running - len(self.running)
         if not num_free or self.shares.leaves(member.tenant, num_free):
             return False
@@ -250,7 +243,6 @@ class SequenceQueues:
 
 
 def _behind(queue: list[Sequence], sequence: Sequence) -> int:
-    """Return the index in ``queue`` behind the last sequence of the same or higher priority."""
     index = len(queue)
     while index and queue[index - 1].priority > sequence.priority:
         index -= 1
@@ -258,6 +250,5 @@ def _behind(queue: list[Sequence], sequence: Sequence) -> int:
 
 
 def _take_over(successor: Sequence, parent: Sequence) -> None:
-    """Give the successor the parent's page table and history, so that it continues the parent's sequence."""
     successor.table, parent.table = parent.table, None
     successor.history = replace(parent.history)

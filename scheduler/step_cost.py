@@ -1,4 +1,4 @@
-"""Predicts the time of a step from the times of earlier steps."""
+"""Prediction of a step's time from earlier steps."""
 
 from __future__ import annotations
 
@@ -12,20 +12,16 @@ _FORGETTING = 0.995  # factor on the weight of earlier steps, per step; about 20
 _PRIOR = 1e-3  # initial inverse covariance: almost no knowledge before the first step
 _MAX_COVARIANCE = 1e6  # limit, because it would grow without bound where data does not vary
 
-# Pairs of indices in ``_terms`` that data often cannot tell apart, such as (1, 0): rows and the constant.
 _PARTNERS = ((1, 0), (3, 0), (4, 2), (2, 4), (0, 1))
 
 
 class StepCost:
     """A linear model of a step's seconds, fitted by recursive least squares with forgetting.
 
-    Its terms take most of the time on any backend: a constant (reading the weights, work of the host), a time
-    per row, and a time per position attended to. Rows and positions of decodes and of chunks have separate
-    coefficients. Errors are relative, so that long prompts do not outweigh short steps. Forgetting lets the
-    five coefficients follow a machine whose speed drifts. (Ljung, System Identification, 2nd ed., 11.2.)
-
-    Kernels that compute rows in tiles take as long for a part of a tile as for all of it. A step with prompts
-    counts as if its last tile were full, so a chunk that fills the allowed time usually ends at a tile.
+    Terms: a constant, rows, and positions attended to. Decodes and prompt chunks have separate coefficients.
+    Errors are relative, so that long prompts do not outweigh short steps. Steps with prompts count as if
+    their
+    last tile of rows were full. (Ljung, System Identification, 2nd ed., 11.2.)
     """
 
     def __init__(self, row_tile: int = 1) -> None:
@@ -37,7 +33,7 @@ class StepCost:
     def predict(self, shape: StepShape) -> float:
         """Return the predicted seconds of a step; 0 before the first observation.
 
-        The time never falls for a larger step, because coefficients that noise has made negative count as 0.
+        The prediction never falls for a larger step.
         """
         _, b, c, d, e = _terms(shape, self._row_tile)
         u, v, w, x, y = self._weights
@@ -59,7 +55,7 @@ class StepCost:
         scale = 1 / seconds  # relative errors
         one, b, c, d, e = _terms(shape, self._row_tile)
         a, b, c, d, e = one * scale, b * scale, c * scale, d * scale, e * scale
-        # The lower triangle by rows, written out because loops take three times as long after every step.
+        # The lower triangle by rows, written out because loops take three times as long.
         aa, ba, bb, ca, cb, cc, da, db, dc, dd, ea, eb, ec, ed, ee = self._covariance
         if c or e:
             pa = aa * a + ba * b + ca * c + da * d + ea * e
@@ -99,12 +95,6 @@ class StepCost:
             self._shift((a, b, c, d, e))
 
     def _shift(self, terms: Sequence[float]) -> None:
-        """Set negative coefficients to zero, and lower the coefficients of their partners instead.
-
-        The prediction for ``terms``, or a multiple of them, does not change. If two terms always have the
-        same ratio, such as the constant and an equal number of rows in every step, data cannot tell them
-        apart: one coefficient becomes too large and the other negative.
-        """
         for each, partner in _PARTNERS:
             weight = self._weights[each]
             if weight < 0.0 and terms[each] > 0.0 and terms[partner] > 0.0:
@@ -112,7 +102,6 @@ class StepCost:
                 self._weights[partner] += weight * terms[each] / terms[partner]
 
     def _bound(self) -> None:
-        """Halve rows and columns of the covariance whose diagonal has grown too large."""
         p = self._covariance
         for k in range(5):
             if p[k * (k + 3) // 2] > _MAX_COVARIANCE:
@@ -137,24 +126,17 @@ def with_drafts(shape: StepShape, stop: int, num_drafts: int) -> StepShape:
 
 
 def _terms(shape: StepShape, row_tile: int) -> tuple[float, float, float, float, float]:
-    """Return the terms, scaled so that all coefficients are of one order: milliseconds for most models.
-
-    If every step has r rows, data cannot tell the time of rows from the constant. The scales then divide the
-    time between rows and constant in the ratio r^2 / 16^2 to 1. So one more row takes 1/64 to 1/32 of a step
-    for 4 to 60 rows. A smaller scale would overestimate rows, so that drafts would never seem worthwhile.
-    """
     decodes, chunk_tokens, positions, chunk_positions = shape
-    if chunk_tokens:  # a step of decodes alone has other kernels
+    if chunk_tokens:
         chunk_tokens += -(decodes + chunk_tokens) % row_tile
     return (1.0, decodes / 16, chunk_tokens / 64, positions / 8192, chunk_positions / 65536)
 
 
-# By index, which takes a third of the time that names take: this runs for each row of each step.
 _STOP = itemgetter(ScheduledChunk._fields.index("stop"))
 
 
 def decode_shape(work: Sequence[ScheduledChunk]) -> StepShape:
-    """Return ``shape_of(work)`` if each chunk is one token without drafts; faster than ``shape_of``."""
+    """Return ``shape_of(work)``, faster, for chunks of one token without drafts."""
     return StepShape(len(work), 0, sum(map(_STOP, work)), 0)
 
 

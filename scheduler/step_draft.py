@@ -13,13 +13,13 @@ from .types import Lookup, ScheduledChunk, SchedulerOutput, Sequence, StepShape
 
 
 class StepDraft:
-    """A step while it is planned: each phase of ``Scheduler.plan`` adds to it.
+    """A step during planning.
 
     work        scheduled chunks in batch order
     preempted   sequences preempted for this step
-    lookups     prefix-cache results, one per sequence admitted for the first time
+    lookups     prefix-cache results of sequences admitted for the first time
     chunks      running sequences that have more than one token to compute
-    is_plain    whether decodes compute only generated tokens, without drafts or waiting parallel samples
+    is_plain    whether decodes have no drafts and no waiting parallel samples
     has_drafts  whether draft tokens may have been added
     shape       shape of the decodes alone; None without a latency target
     budget      tokens left for work other than decodes; not set if there is only decoding
@@ -39,7 +39,6 @@ class StepDraft:
     budget: TokenBudget
 
     def __init__(self) -> None:
-        """Begin with an empty step; written out because a dataclass takes twice as long."""
         self.work: list[ScheduledChunk] = []
         self.preempted: list[Sequence] = []
         self.lookups: list[Lookup] = []
@@ -64,13 +63,9 @@ def next_tokens(
 ) -> SchedulerOutput | None:
     """Return a step that computes one more token for each sequence of the uncommitted step ``before``.
 
-    Return None unless ``before`` samples one token for every running sequence, and pages are left.
-
-    Such a step admits, preempts and copies nothing, and has no prompts or drafts. A sequence that is certain
-    to end with ``before`` is left out. If a sequence ends there unexpectedly, its result of the returned step
-    is dropped, and the page reserved here is released with its other pages.
+    Return None unless ``before`` samples one token for every running sequence, and pages are left. Sequences
+    that are certain to end with ``before`` are left out.
     """
-    # For each sequence: its position after ``before``, and the index of its sample in ``before``.
     places: dict[Sequence, tuple[int, int]] = {}
     for index, (sequence, _, stop, samples, parallel_samples, drafts) in enumerate(before.work):
         if not samples or parallel_samples or drafts:

@@ -1,4 +1,4 @@
-"""Types of the scheduler: sequences, the work of a step, and its results."""
+"""Sequences, the work of a step, and its results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LatencyGoal(NamedTuple):
     """Latency targets of a request.
 
     target_itl      target in seconds for the time between two tokens (None: only the server's target)
-    first_token_by  deadline of the first token, by the clock of ``Scheduler.plan`` (None: no deadline)
+    first_token_by  deadline of the first token, in seconds of the scheduler's clock (None: no deadline)
     """
 
     target_itl: float | None = None
@@ -35,17 +35,14 @@ ANY_TIME = LatencyGoal()
 
 @dataclass(slots=True, eq=False)
 class History:
-    """The past of a sequence, which the scheduler keeps whether or not the sequence runs.
+    """The past of a sequence; a parallel sample that replaces it takes this over.
 
-    A parallel sample that replaces a sequence takes over its history.
-
-    num_cached   number of prompt tokens found in the prefix cache when the sequence was first admitted (for
-                 a parallel sample: its parent); None before
-    num_preempted  how often the sequence was preempted for pages
+    num_cached   prompt tokens found in the prefix cache at the first admission; None before
+    num_preempted  number of preemptions for lack of pages
     num_admitted_before  number of sequences admitted before its first admission
-    num_overtaken  number of sequences admitted before it while it was next, see ``AgeOrder``
-    num_charged  number of tokens already charged to the tenant, see ``FairQueue``
-    may_load     whether it was preempted and a connector may still load its pages
+    num_overtaken  number of sequences that overtook it while it was next
+    num_charged  number of tokens already charged to the tenant
+    may_load     whether a connector may still load its pages after a preemption
     digests      known digests of its first full pages
     """
 
@@ -62,19 +59,17 @@ class History:
 class Sequence:
     """A token stream being served.
 
-    There may be more ``tokens`` than K and V in memory; steps compute the rest, up to ``len(tokens)``.
+    Steps compute K and V until they cover all ``tokens``.
 
     max_tokens   maximum number of tokens to generate
     max_length   maximum number of tokens, prompt included
     priority     smaller numbers are admitted first and preempted last
     salt         pages are shared only between sequences with equal salt
-    parallel_samples  other sequences with the same prompt (n > 1). When this sequence gets its first token,
-                 each of them gets one, too, and a fork of its pages
+    parallel_samples  other sequences with this prompt (n > 1); each gets a fork after the first token
     skip_prefix_cache  whether to compute the whole prompt, even if pages of it are cached
     tenant       tenant of the request, if several share a server
     media        images among the prompt's tokens, by position
-    drafts       draft tokens to follow ``tokens``. A step verifies as many as its budget allows. They are
-                 replaced whenever a token is appended
+    drafts       draft tokens to verify after ``tokens``; replaced whenever a token is appended
     """
 
     sequence_id: str
@@ -95,7 +90,6 @@ class Sequence:
     drafts: tuple[int, ...] = field(init=False, default=())
 
     def __post_init__(self, max_tokens: int) -> None:
-        """Raise ValueError if there is nothing to compute."""
         if not self.tokens:
             raise ValueError(f"{self.sequence_id} has no tokens; a prompt needs at least one")
         if max_tokens < 1:
@@ -120,13 +114,10 @@ class Sequence:
 class ScheduledChunk(NamedTuple):
     """Computation of ``tokens[start:stop]`` of one sequence.
 
-    samples   whether the chunk reaches the sequence's end, so that the sequence and each of its waiting
-              parallel samples get a token
-    drafts    draft tokens; each adds a row after ``stop`` and one more sample. The sample counts if all
-              drafts up to this row are accepted
+    samples   whether the chunk reaches the sequence's end, so that a token is sampled
+    drafts    draft tokens; each adds a row and a sample after ``stop``
 
-    This is a named tuple, like SampleResult, because thousands are built per second, and building a dataclass
-    takes twice as long.
+    A named tuple, because building a dataclass takes twice as long.
     """
 
     sequence: Sequence
@@ -145,7 +136,7 @@ class ScheduledChunk(NamedTuple):
 class StepShape(NamedTuple):
     """Numbers on which a step's time depends.
 
-    num_decodes        rows of sequences that compute one token, and rows of drafts
+    num_decodes        rows of decoding sequences and of drafts
     num_chunk_tokens   prompt tokens
     num_positions      total number of positions that decoding rows attend to
     chunk_positions    total number of positions that prompt tokens attend to
@@ -162,7 +153,7 @@ class Lookup(NamedTuple):
 
     num_tokens   number of prompt tokens
     num_hit      number of prompt tokens that were found
-    misses       by reason: number of prompt tokens that were not found, see MissClassifier.count
+    misses       number of prompt tokens that were not found, by reason
     miss         first page that was not found, and the reason
     """
 
@@ -174,21 +165,19 @@ class Lookup(NamedTuple):
 
 
 class SchedulerOutput(NamedTuple):
-    """A forward over a mixed batch, planned but not yet computed.
+    """A planned step: one forward pass over a mixed batch.
 
-    work       chunks in batch order: decodes, then chunks of running prompts, then arrivals, then chunks of
-               running prompts that had to leave the first tokens to arrivals
-    copies     pages to copy (copy-on-write) before this step writes anything
-    preempted  sequences preempted for pages, or because another tenant got their slot
-    lookups    prefix-cache results, one per sequence admitted for the first time
+    work       chunks in batch order: decodes, running prompts, new sequences, delayed prompts
+    copies     pages to copy before this step writes
+    preempted  sequences preempted for this step
+    lookups    prefix-cache results of sequences admitted for the first time
     predicted_s   predicted seconds of the step; None without a latency target
     shape      numbers on which the step's time depends; None until needed
-    sources    for a step planned ahead: for each sequence, the index of the sample in the previous step
-               that will be its last token. None: all tokens are known
-    plain      whether the step only decodes one token per sequence: no prompt tokens, drafts, parallel
-               samples or lookups
+    sources    for a step planned ahead: per sequence, the index of its last token in the previous
+               step's samples. None: all tokens are known
+    plain      whether the step only decodes one token per sequence
 
-    This is a named tuple, because a frozen dataclass of as many fields takes three times as long to build.
+    A named tuple, because building a frozen dataclass takes three times as long.
     """
 
     work: tuple[ScheduledChunk, ...]
@@ -205,7 +194,7 @@ class SchedulerOutput(NamedTuple):
         return sum(item.end - item.start for item in self.work)
 
     def draws(self) -> list[tuple[Sequence, tuple[int, ...]]]:
-        """Return the sequences of ``sampled``, each with the draft tokens that this step verifies for it."""
+        """Return the sequences of ``sampled``, each with the draft tokens that this step verifies."""
         if self.plain:
             return [(item[0], ()) for item in self.work]
         return [
@@ -216,21 +205,17 @@ class SchedulerOutput(NamedTuple):
         ]
 
     def sampled(self) -> list[Sequence]:
-        """Return the sequences that get a token from this step, in the order of the results.
-
-        The order is fixed when the step is planned; a sequence that is aborted later stays in the list.
-        """
+        """Return the sequences that get a token from this step, in the order of the results."""
         return [sequence for sequence, _ in self.draws()]
 
 
 class SampleResult(NamedTuple):
     """The tokens that a sequence got from a step.
 
-    token      the first sampled token. None if the sequence failed: it ends, and pages of this step are not
-               published
+    token      the first sampled token; None if the sequence failed and ends
     finished   whether the sequence ends after these tokens
     more       further tokens, one per accepted draft
-    void       whether to ignore the result; the sequence then computes the same rows again
+    void       whether to ignore the result; the sequence then computes these rows again
     """
 
     token: int | None

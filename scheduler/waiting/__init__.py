@@ -1,4 +1,4 @@
-"""Queues of waiting sequences: oldest or longest cached prefix first, and two that are fair to tenants."""
+"""Queues of waiting sequences, some of them fair to tenants."""
 
 from .age_order import MAX_PASSED, cached_tokens
 from .fair import PROMPT_COST, DeficitQueue, FairQueue

@@ -1,4 +1,4 @@
-"""The order of waiting sequences within a lane (see queue.py); it lets no sequence wait forever."""
+"""Order of waiting sequences by age, in which no sequence waits forever."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ HASHED_TOKENS = 8192  # tokens of new prompts hashed per step, but at least one 
 class CachedLengths:
     """Estimates of how many tokens of each waiting prompt are cached.
 
-    Looking up all prompts in every step would take too long. So each step looks up some: new prompts first,
-    then the others in turn. If pages are evicted afterwards, only the order suffers: admission looks again.
+    Each step looks up only some prompts: new prompts first, then the others in turn.
     """
 
     def __init__(self, blocks: BlockManager) -> None:
         self._blocks = blocks
-        self._known: dict[Sequence, int] = {}  # least recently looked up first
+        self._known: dict[Sequence, int] = {}
 
     def of(self, sequence: Sequence) -> int:
         """Return the estimated cached tokens of a sequence; 0 if it was not looked up yet."""
@@ -67,9 +66,10 @@ bounds from MAX_OVERTAKEN and MAX_PASSED."""
 class AgeOrder:
     """Order of waiting sequences by age.
 
-    Preempted sequences come first. The oldest other sequence is next if it has been overtaken
-    ``MAX_OVERTAKEN`` times. Then come the others, and last the late ones, so that others can still be on
-    time. With a prefix cache, sequences of the same rank are ordered by cached tokens, most first.
+    Preempted sequences come first. Next is the oldest sequence if it has been overtaken ``MAX_OVERTAKEN``
+    times.
+    Then come the others. Sequences that will miss their deadline come last. With a prefix cache, sequences of
+    equal rank are ordered by cached tokens, most first.
 
     lengths   estimated cached tokens; None if they do not affect the order
     late      sequences that never ran and can no longer meet the deadline of their first token
@@ -82,18 +82,14 @@ class AgeOrder:
         self._interrupted: set[Sequence] = set()
 
     def rank(self, equals: Iterable[Sequence]) -> list[tuple[int, int, Sequence]]:
-        """Return a tuple (rank, tie-breaker, sequence) for each of these sequences of one lane.
-
-        Smaller tuples come first, equal ones in the given order: preempted sequences by age, then the others
-        by age.
-        """
+        """Return a tuple (rank, tie-breaker, sequence) per sequence; smaller tuples come first."""
         equals = list(equals)
         _, oldest = self._first_ones(equals)
         due = oldest if oldest is not None and oldest.history.num_overtaken >= MAX_OVERTAKEN else None
         return [self._rank(each, due) for each in equals]
 
     def in_order(self, equals: Iterable[Sequence]) -> list[Sequence]:
-        """Return these sequences of one lane, sorted by ``rank``."""
+        """Return these sequences, sorted by ``rank``."""
         return [each for _, _, each in sorted(self.rank(equals), key=lambda rank: rank[:2])]
 
     def interrupt(self, sequence: Sequence) -> None:
@@ -101,29 +97,26 @@ class AgeOrder:
         self._interrupted.add(sequence)
 
     def num_before(self, sequence: Sequence, equals: Iterable[Sequence]) -> int:
-        """Return how many of ``equals`` come before a preempted sequence.
-
-        These are preempted sequences that were first admitted before this one.
-        """
+        """Return how many preempted sequences in ``equals`` were first admitted before ``sequence``."""
         ran, _ = self._first_ones(equals)
         return sum(each.history.num_admitted_before < sequence.history.num_admitted_before for each in ran)
 
     def may_pass(self, sequence: Sequence, equals: Iterable[Sequence]) -> bool:
-        """Whether ``sequence``, one of ``equals``, may be admitted before an earlier one that must wait."""
+        """Return whether ``sequence`` may be admitted before an earlier one that must wait."""
         ran, oldest = self._first_ones(equals)
         if ran and _times_overtaken(ran) >= MAX_OVERTAKEN:
             return False
         return oldest is None or oldest is sequence or oldest.history.num_overtaken < MAX_PASSED
 
     def leaves(self, sequence: Sequence, equals: Iterable[Sequence]) -> None:
-        """Record that ``sequence``, one of ``equals``, no longer waits, and which others it overtook."""
+        """Record that ``sequence`` no longer waits, and which of ``equals`` it overtook."""
         if self.lengths is not None:
             self.lengths.forget(sequence)
         ran, oldest = self._first_ones(equals)
         if sequence in self._interrupted:
             self._interrupted.remove(sequence)
             others = [each for each in ran if each is not sequence]
-            if others:  # all of them are overtaken
+            if others:
                 others[0].history.num_overtaken = max(
                     others[0].history.num_overtaken, sequence.history.num_overtaken
                 )
@@ -149,11 +142,9 @@ class AgeOrder:
         return 3 if sequence in self.late else 2, self._preference(sequence), sequence
 
     def _preference(self, sequence: Sequence) -> int:
-        """Return the tie-breaker among sequences that never ran; smaller ones come first."""
         return 0 if self.lengths is None else -self.lengths.of(sequence)
 
     def _first_ones(self, equals: Iterable[Sequence]) -> tuple[list[Sequence], Sequence | None]:
-        """Return the preempted sequences, which lead ``equals``, and the oldest one that never ran."""
         ran: list[Sequence] = []
         for each in equals:
             if each not in self._interrupted:
@@ -163,5 +154,4 @@ class AgeOrder:
 
 
 def _times_overtaken(ran: Iterable[Sequence]) -> int:
-    """Return how often sequences that never ran have overtaken these preempted ones while they waited."""
     return max(each.history.num_overtaken for each in ran)

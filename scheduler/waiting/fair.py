@@ -1,4 +1,4 @@
-"""Fair queues: they count the tokens served to each tenant, and admit the least served tenant next."""
+"""Fair queues: admit the tenant with the fewest tokens served next."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHORT_STEPS = 8
 """One step in this many may end early, so that a tenant gets its first token soon, even if prompts of other
 tenants would fit into the step."""
 
-MAX_COUNTERS = 4096  # counters per priority; more are dropped if their tenants are absent and would be lifted
+MAX_COUNTERS = 4096  # counters per priority, before counters of absent tenants are dropped
 
 _SEQUENCE = itemgetter(ScheduledChunk._fields.index("sequence"))
 _PARALLEL_SAMPLES = itemgetter(ScheduledChunk._fields.index("parallel_samples"))
@@ -32,9 +32,8 @@ class FairQueue(WaitingQueue):
 
     Each tenant has a counter per priority: the cost of its tokens so far, divided by its weight. The waiting
     tenant with the smallest counter is next. When a tenant returns, its counter is lifted to the smallest
-    counter of the waiting tenants, so that unused service is not saved up. Prompt tokens are charged when
-    they are planned, output tokens when they are generated. No token is charged twice, so recomputation after
-    a preemption is free. docs/design/fairness-bounds.md proves how far two counters can differ.
+    counter of the waiting tenants. No token is charged twice, so recomputation after a preemption is free.
+    docs/design/fairness-bounds.md bounds the difference of two counters.
     """
 
     def __init__(
@@ -46,10 +45,8 @@ class FairQueue(WaitingQueue):
     ) -> None:
         """Begin without tenants. Raise ValueError for a weight that is not above 0.
 
-        weights      by tenant: a tenant of weight 2 gets twice the service of one of weight 1, the default
-        head_start   how far the counter of a returning tenant may be below the counters of the waiting ones.
-                     If it is the cost of a step's prompt tokens, a short prompt need not wait for a chunk of
-                     a long one
+        weights      weight by tenant, 1 by default; service is proportional to the weight
+        head_start   how far the counter of a returning tenant may be below the counters of waiting tenants
         blocks       prefix cache, if its contents affect the order of a tenant's sequences
         """
         super().__init__(blocks)
@@ -58,10 +55,10 @@ class FairQueue(WaitingQueue):
             if not 0 < weight < float("inf"):
                 raise ValueError(f"the weight of tenant {tenant} must be above 0, got {weight:g}; 1 is usual")
         self.head_start = head_start
-        self._since_short = SHORT_STEPS  # steps since one ended early
-        self._is_short = False  # whether the planned step ends early
-        self._unsettled: dict[Sequence, None] = {}  # sequences that may have uncharged tokens
-        self._prompt_cost: dict[str, float] = {}  # cost of a prompt token divided by the tenant's weight
+        self._since_short = SHORT_STEPS
+        self._is_short = False
+        self._unsettled: dict[Sequence, None] = {}
+        self._prompt_cost: dict[str, float] = {}
         self._output_cost: dict[str, float] = {}
 
     def service_of(self, tenant: str, priority: int = 0) -> float:
@@ -78,7 +75,7 @@ class FairQueue(WaitingQueue):
         return islice(self._lane(running), LOOK_AHEAD)
 
     def first_claims(self, running: Sequence) -> Iterable[Sequence]:
-        """Sequences whose tenants, after the prompts, will have been served no more than this tenant."""
+        """Yield waiting sequences that get tokens of a step before a running prompt."""
         lanes = self._class(running.priority).lanes
         others = (self._line(lane) for tenant, lane in lanes.items() if tenant != running.tenant)
         claim = self._service(running) + self._rest(running)
@@ -88,28 +85,27 @@ class FairQueue(WaitingQueue):
     def in_turn(self, running: list[Sequence]) -> list[Sequence]:
         """Return running prompts, ordered by the counters of their tenants at the end of the prompts.
 
-        This is weighted fair queueing: a half-computed short prompt does not wait for a chunk of a long one.
+        This is weighted fair queueing.
         """
         return sorted(running, key=lambda s: (s.priority, self._service(s) + self._rest(s)))
 
     def victim(self, candidates: list[Sequence], lost_work: Callable[[Sequence], int]) -> Sequence:
-        """Return the sequence that loses least work, of the most served tenant in the lowest priority."""
+        """Return the sequence to preempt: lowest priority, most served tenant, least lost work."""
         lowest = candidates[-1].priority
         most = max(self._service(sequence) for sequence in candidates if sequence.priority == lowest)
         served = [s for s in candidates if s.priority == lowest and self._service(s) == most]
         return super().victim(served, lost_work)
 
     def precedes(self, sequence: Sequence, other: Sequence) -> bool:
-        """Whether the tenant of ``sequence`` has been served no more than the tenant of ``other``."""
+        """Return whether the tenant of ``sequence`` was served no more than the tenant of ``other``."""
         return self._service(sequence) <= self._service(other)
 
     def ends_step(
         self, sequence: Sequence, work: abc.Sequence[ScheduledChunk], next_one: Sequence | None = None
     ) -> bool:
-        """Whether the step ends before this prompt, so that another tenant gets its first token sooner.
+        """Return whether the step ends before this prompt, to speed up a first token of another tenant.
 
-        At most one step in ``SHORT_STEPS`` ends early: more would lower throughput, because each step has a
-        fixed cost.
+        At most one step in ``SHORT_STEPS`` ends early, because each step has a fixed cost.
         """
         if self._since_short < SHORT_STEPS:
             return False
@@ -131,18 +127,16 @@ class FairQueue(WaitingQueue):
         self._is_short = False
         self._unsettled.update(dict.fromkeys(map(_SEQUENCE, work)))
         for sample in chain.from_iterable(map(_PARALLEL_SAMPLES, work)):
-            sample.history.num_charged = sample.num_prompt  # the parent is charged for the prompt
+            sample.history.num_charged = sample.num_prompt
             self._unsettled[sample] = None
 
     def _settle(self) -> None:
-        """Charge the tokens sampled since a counter was last read. Most steps need no counter."""
         for sequence in self._unsettled:
             if len(sequence.tokens) > sequence.num_prompt:
                 self._charge(sequence, len(sequence.tokens))
         self._unsettled.clear()
 
     def _charge(self, sequence: Sequence, stop: int) -> None:
-        """Charge the uncharged tokens of a sequence up to a position."""
         start, num_prompt, tenant = sequence.history.num_charged, sequence.num_prompt, sequence.tenant
         if stop <= start:
             return
@@ -163,7 +157,6 @@ class FairQueue(WaitingQueue):
         return known[tenant]
 
     def _rest(self, sequence: Sequence) -> float:
-        """Return the cost of a prompt's remaining tokens."""
         return sequence.backlog * self._cost(self._prompt_cost, sequence.tenant)
 
     def _service(self, sequence: Sequence) -> float:
@@ -187,7 +180,6 @@ class FairQueue(WaitingQueue):
         service[tenant] = max(service.get(tenant, 0.0), level - self.head_start)
 
     def _forget_absent(self, priority_class: PriorityClass, floor: float) -> None:
-        """If there are too many counters, drop those that would be lifted to ``floor`` on return anyway."""
         service, lanes = priority_class.service, priority_class.lanes
         if len(service) <= MAX_COUNTERS:
             return
@@ -195,11 +187,9 @@ class FairQueue(WaitingQueue):
             del service[name]
 
     def _choose(self, priority_class: PriorityClass) -> Iterator[Sequence]:
-        """Yield the first sequence of the least served tenant, repeatedly."""
         service = priority_class.service
         heap = [(service[tenant], index, tenant, 0) for index, tenant in enumerate(priority_class.lanes)]
         heapq.heapify(heap)
-        # By tenant: its first sequences, as they were when the first of them was offered.
         lines: dict[str, abc.Sequence[Sequence]] = {}
         while heap:
             _, index, tenant, passed = heap[0]
@@ -213,17 +203,16 @@ class FairQueue(WaitingQueue):
             heapq.heapreplace(heap, (service[tenant], index, tenant, passed + 1))
 
 
-DEFAULT_QUANTUM = 4096.0  # units of cost: a few prompts, or one long one
+DEFAULT_QUANTUM = 4096.0  # units of cost: a few prompts, or one long prompt
 
 
 class DeficitQueue(FairQueue):
     """DLPM (Cao et al., "Locality-aware Fair Scheduling in LLM Serving", 2025).
 
-    A waiting tenant may be served until its counter reaches a level. Among these tenants, requests with most
-    cached tokens are admitted first, ties in the order of ``FairQueue``. Running prompts continue in the
-    order of ``FairQueue``. When all waiting tenants have reached the level, the level rises by whole quanta.
-    So the counters of two waiting tenants differ by at most a quantum more than with ``FairQueue``. Within a
-    tenant, ``AgeOrder`` bounds overtaking.
+    A waiting tenant may be served until its counter reaches a level. Among these tenants, the request with
+    most
+    cached tokens is admitted first. When all waiting tenants have reached the level, it rises by whole
+    quanta.
     """
 
     def __init__(
@@ -243,7 +232,6 @@ class DeficitQueue(FairQueue):
     def may_pass(self, blocked: Sequence, sequence: Sequence) -> bool:
         if sequence.priority != blocked.priority:
             return False
-        # Only sequences of tenants that may be served are offered.
         return self._order.may_pass(sequence, self._lane(sequence))
 
     def _begins_to_wait(self, priority_class: PriorityClass, tenant: str) -> None:
@@ -260,23 +248,17 @@ class DeficitQueue(FairQueue):
                 priority_class.level = self._raised(priority_class.level, least)
             fresh = [sequence for sequence in self._ranked(priority_class) if sequence not in offered]
             if not fresh:
-                return  # every sequence that may be served was offered and cannot be admitted now
+                return
             for sequence in fresh:
                 offered.add(sequence)
                 if service[sequence.tenant] < priority_class.level:
                     yield sequence
 
     def _raised(self, level: float, least: float) -> float:
-        """Return ``level`` plus the fewest whole quanta that raise it above ``least``.
-
-        If floating-point rounding leaves the result at ``least`` or makes it infinite, return the next number
-        above ``least``.
-        """
         raised = level + ((least - level) // self.quantum + 1) * self.quantum
         return raised if least < raised < math.inf else math.nextafter(least, math.inf)
 
     def _ranked(self, priority_class: PriorityClass) -> list[Sequence]:
-        """Return the waiting sequences of tenants that may be served, most cached tokens first."""
         lanes, service, level = priority_class.lanes, priority_class.service, priority_class.level
         able = [lane for tenant, lane in lanes.items() if service[tenant] < level]
         looked_at = max(1, LOOK_AHEAD // max(1, len(able)))

@@ -1,4 +1,4 @@
-"""The queue of waiting sequences, oldest first or longest cached prefix first."""
+"""Queue of waiting sequences, oldest or longest cached prefix first."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ MAX_IDLE_CLASSES = 64
 class PriorityClass:
     """Waiting sequences of one priority.
 
-    lanes     by name: the sequences of each lane that is not empty, oldest first
+    lanes     sequences by lane, oldest first; no lane is empty
     service   by tenant: the counter of ``FairQueue``
-    level     in ``FairQueue``, the counter to which returning tenants are lifted; in ``DeficitQueue``, the
-              counter up to which tenants may be served
+    level     counter to which returning tenants are lifted, or up to which tenants may be served
     """
 
     lanes: dict[str, deque[Sequence]] = field(default_factory=dict)
@@ -36,26 +35,20 @@ class WaitingQueue:
     """Sequences that wait for admission, ordered by priority, then by lane, then by ``AgeOrder``.
 
     A *lane* is a separate queue within a priority. This class has one lane per priority; subclasses have one
-    per tenant, and choose the next lane by what each tenant has been served. If a sequence must wait for a
-    long prompt, or for a page that is being computed, only sequences of its lane overtake it. The queue also
-    chooses which running sequence is preempted, and in which order running prompts continue.
+    per tenant. The queue also chooses which running sequence is preempted, and the order of running prompts.
     """
 
     def __init__(self, blocks: BlockManager | None = None) -> None:
         """Begin without sequences.
 
-        blocks   prefix cache. Among the first ``LOOK_AHEAD`` prompts of a priority, those with most cached
-                 tokens come first, so that their pages are used before they are evicted. None: oldest first
+        blocks   prefix cache; prompts with most cached tokens come first (None: oldest first)
         """
         self._order = AgeOrder(blocks)
         self._classes: dict[int, PriorityClass] = {}
         self._size = 0
 
     def set_late(self, late: Set[Sequence]) -> None:
-        """Admit these sequences, which never ran, after those that can still meet their deadline.
-
-        ``AgeOrder`` limits how often the late sequences are overtaken.
-        """
+        """Admit these sequences after those that can still meet their deadline."""
         self._order.late = late
 
     def offers(self) -> Iterator[Sequence]:
@@ -79,7 +72,7 @@ class WaitingQueue:
         self._size += 1
 
     def put_back(self, sequence: Sequence) -> None:
-        """Add a preempted sequence, before sequences of its lane that never ran or were admitted later."""
+        """Add a preempted sequence before those of its lane that were never admitted."""
         lane = self._open_lane(sequence)
         lane.insert(self._order.num_before(sequence, lane), sequence)
         self._size += 1
@@ -96,63 +89,52 @@ class WaitingQueue:
             priority_class.last_left = name
 
     def replace(self, sequence: Sequence, successor: Sequence) -> None:
-        """Put ``successor`` into the queue at the position of a waiting sequence, which leaves it."""
+        """Replace a waiting sequence by ``successor``, at its position."""
         lane = self._lane(sequence)
         lane[lane.index(sequence)] = successor
         self._order.replace(sequence, successor)
 
     def may_pass(self, blocked: Sequence, sequence: Sequence) -> bool:
-        """Whether ``sequence`` may be admitted before ``blocked``, which precedes it in the queue.
-
-        ``blocked`` waits for a long prompt or for a page that is being computed. ``AgeOrder`` limits how
-        often ``blocked`` is overtaken.
-        """
+        """Return whether ``sequence`` may overtake ``blocked``, which waits for a long prompt or a page."""
         return self._share_lane(blocked, sequence) and self._order.may_pass(sequence, self._lane(sequence))
 
     def holds_back(self, running: Sequence, sequence: Sequence) -> bool:
-        """Whether ``sequence``, a long prompt, must wait for ``running``, another long prompt."""
+        """Return whether the long prompt ``sequence`` must wait for the long prompt ``running``."""
         return running.priority < sequence.priority or self._share_lane(running, sequence)
 
     def short_rivals(self, _running: Sequence) -> Iterable[Sequence]:
-        """Waiting sequences for which a running long prompt leaves half of a step if they are short."""
+        """Return waiting sequences that may need tokens of a step that a long prompt would take."""
         return islice(self, LOOK_AHEAD)
 
     def first_claims(self, _running: Sequence) -> Iterable[Sequence]:
-        """Waiting sequences that get their tokens of a step before a running prompt gets any."""
+        """Return waiting sequences that get their tokens of a step before a running prompt."""
         return ()
 
     def ends_step(
         self, _sequence: Sequence, _work: abc.Sequence[ScheduledChunk], _next_one: Sequence | None = None
     ) -> bool:
-        """Whether the step leaves out the chunk of this prompt, so that the step is shorter.
-
-        That is for sequences that get their first token in the step: those in ``work``, or ``next_one``, a
-        waiting sequence from ``first_claims``.
-        """
+        """Return whether the step leaves out this prompt's chunk, so that the step is shorter."""
         return False
 
     def in_turn(self, running: list[Sequence]) -> list[Sequence]:
-        """Return the running prompts, which are given oldest first, in the order in which they continue."""
+        """Return the running prompts in the order in which they continue."""
         return running
 
     def victim(self, candidates: list[Sequence], lost_work: Callable[[Sequence], int]) -> Sequence:
-        """Choose the sequence to preempt among ``candidates``, which run and are given oldest first.
-
-        Among those of the lowest priority, it is the one that loses the least work; the youngest of equals.
-        """
+        """Return the sequence to preempt: of the lowest priority, with the least lost work."""
         lowest = candidates[-1].priority
         equals = [sequence for sequence in reversed(candidates) if sequence.priority == lowest]
         return min(equals, key=lost_work)
 
     def precedes(self, _sequence: Sequence, _other: Sequence) -> bool:
-        """Whether a sequence may take the slot of ``_other``, whose tenant is above its share of slots."""
+        """Return whether a sequence may take a slot from a tenant above its share."""
         return True
 
     def let_in(self, sequence: Sequence) -> None:
         """Called when a sequence was admitted; its table has the cached prefix."""
 
     def planned(self, item: ScheduledChunk) -> None:
-        """Called when a chunk of a prompt was added to the step; the chunk will certainly be computed."""
+        """Called when a chunk of a prompt was added to the step."""
 
     def computed(self, work: abc.Sequence[ScheduledChunk]) -> None:
         """Called when a step is committed and its tokens have been appended."""
@@ -161,18 +143,15 @@ class WaitingQueue:
         return ""
 
     def _choose(self, priority_class: PriorityClass) -> Iterator[Sequence]:
-        """Yield sequences of a class that may be admitted now; callers may remove a yielded sequence."""
         lengths = self._order.lengths
         for lane in list(priority_class.lanes.values()):
             if lengths is not None:
                 lengths.refresh(islice(lane, LOOK_AHEAD))
             yield from tuple(self._line(lane, by_length=lengths is not None))
 
-    def _begins_to_wait(self, priority_class: PriorityClass, name: str) -> None:
-        """Called before the first sequence is put into an empty lane."""
+    def _begins_to_wait(self, priority_class: PriorityClass, name: str) -> None: ...
 
     def _line(self, lane: deque[Sequence], *, by_length: bool = False) -> abc.Sequence[Sequence]:
-        """Return a lane with its first ``LOOK_AHEAD`` sequences in the order of ``AgeOrder``."""
         if not (by_length or self._order.late):
             return lane
         return [*self._order.in_order(islice(lane, LOOK_AHEAD)), *islice(lane, LOOK_AHEAD, None)]
@@ -188,7 +167,6 @@ class WaitingQueue:
         return found
 
     def _lane(self, sequence: Sequence) -> deque[Sequence]:
-        """Return the lane of a sequence, or an empty deque that is not kept if the lane does not exist."""
         return self._class(sequence.priority).lanes.get(self._lane_name(sequence)) or deque()
 
     def _open_lane(self, sequence: Sequence) -> deque[Sequence]:
@@ -200,7 +178,6 @@ class WaitingQueue:
         return lane
 
     def _forget_idle_classes(self) -> None:
-        """Drop all but a few idle priorities, because clients can choose any number as a priority."""
         idle = [priority for priority, each in self._classes.items() if not each.lanes]
-        for priority in idle[: max(0, len(idle) - MAX_IDLE_CLASSES - 1)]:  # the last one was just created
+        for priority in idle[: max(0, len(idle) - MAX_IDLE_CLASSES - 1)]:
             del self._classes[priority]
