@@ -1,8 +1,4 @@
-"""Page formats, quantize-and-write, paged attention and native linear layers.
-
-Importing this package imports NumPy only; backends import MLX when they are chosen
-(``octavo.kernels.backends``).
-"""
+"""Page formats, paged attention, recurrent layers and native linear layers."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Chooses the attention backend at start, and says why.
-
-MLX's C++ interface changes with each patch release, so a native extension that was built for another version
-would crash or compute wrong results. The package therefore requires one exact version of MLX. Nevertheless a
-later pip command may install another, so the version is checked here.
-"""
+"""Choice of the attention backend."""
 
 from __future__ import annotations
 
@@ -40,7 +35,7 @@ def wrong_mlx() -> str | None:
 
 
 def pinned_version(requirements: Iterable[str]) -> str | None:
-    """Return the version of MLX that these requirements of a package's metadata demand; None if none does."""
+    """Return the version of MLX that a package's requirements pin; None if none does."""
     found = (match for text in requirements if (match := _REQUIREMENT.match(text)) is not None)
     match = next(found, None)
     return None if match is None else match.group(1)
@@ -58,18 +53,20 @@ BackendName = Literal["auto", "metal", "cpu", "reference"]
 
 @dataclass(frozen=True, slots=True)
 class BackendSelection:
-    """The chosen backend. ``reason``: one line that says which backend this is and why."""
+    """The chosen backend; ``reason`` says in one line why."""
 
     backend: AttentionBackend
     reason: str
 
 
 def choose_backend(name: str, threads: int | None = None, *, exact: bool = False) -> BackendSelection:
-    """Return the requested backend; "auto" takes the best available. Call this on the engine's thread.
+    """Return the requested backend; "auto" takes the best available. Call it on the engine's thread.
 
-    ``threads`` (None: all cores that this process may use) and ``exact`` are for native CPU kernels. With
-    ``exact``, attention over 4-bit pages rounds queries and attention weights to 15 bits instead of 8. Raises
-    ValueError for an unknown name, a backend that cannot run here, or an invalid ``OCTAVO_CPU_*`` variable.
+    threads   threads of native CPU kernels (None: all cores that this process may use)
+    exact     whether native attention over 4-bit pages rounds queries to 15 bits instead of 8
+
+    Raises ValueError for an unknown name, a backend that cannot run here, or an invalid ``OCTAVO_CPU_*``
+    variable.
     """
     if name not in get_args(BackendName):
         raise ValueError(f"backend {name!r} is not known; use one of {', '.join(get_args(BackendName))}")
@@ -111,13 +108,12 @@ def native_instructions() -> tuple[str, int]:
 
 
 def row_tile(backend_name: str) -> int:
-    """Return how many rows a tile of the backend's matrix products has. With AMX it is 16, and a partial tile
-    takes as long as a full one. Elsewhere it is 1, because the time grows with each row."""
+    """Return the rows per tile of matrix products: 16 with AMX, else 1 (no tiles)."""
     return 16 if backend_name == "cpu" and native_instructions()[0] == "amx" else 1
 
 
 def kernel_clock(backend_name: str) -> Callable[[], float] | None:
-    """Return a clock in seconds that only advances while the backend's kernels run; None without such."""
+    """Return a clock in seconds of kernel time; None if the backend has none."""
     if backend_name != "cpu":
         return None
     from . import _ext
@@ -135,7 +131,6 @@ def release_kept_memory(backend_name: str) -> None:
 
 
 def _choose_metal(*, asked_for: bool) -> BackendSelection:
-    """Return the Metal kernels; unless ``asked_for``, return plain MLX if they fail a short self-test."""
     from .metal.backend import MetalBackend
 
     if (asked := os.environ.get(IN_PLACE_VARIABLE, "1")) not in ("0", "1"):
@@ -144,7 +139,6 @@ def _choose_metal(*, asked_for: bool) -> BackendSelection:
         )
     backend = MetalBackend()
     in_place = f"; {backend.try_in_place()}" if asked == "1" else ""
-    # A backend that writes in place has passed the self-test in that mode; otherwise it is tested here.
     failure = None if asked_for or backend.writes_in_place else first_failure(backend)
     if failure is None:
         reason = (
@@ -161,7 +155,6 @@ def _choose_metal(*, asked_for: bool) -> BackendSelection:
 
 
 def _load_native(threads: int | None, *, exact: bool) -> tuple[BackendSelection | None, str]:
-    """Return the native backend, or the reason why it does not load."""
     if (wrong := wrong_mlx()) is not None:  # checked before loading, which could end the process
         return None, f"the native CPU extension does not load ({wrong})"
     try:
@@ -171,7 +164,7 @@ def _load_native(threads: int | None, *, exact: bool) -> tuple[BackendSelection 
             raise ValueError(str(error)) from error
         return None, f"the native CPU extension does not load ({error})"
     built = getattr(_ext, "ABI_VERSION", 0)
-    if built != ABI_VERSION:  # built from other sources
+    if built != ABI_VERSION:
         return (
             None,
             f"the native CPU extension does not load (its interface is version {built}, this is Octavo for "
@@ -180,6 +173,6 @@ def _load_native(threads: int | None, *, exact: bool) -> tuple[BackendSelection 
     from .cpu.backend import CpuBackend
 
     if threads is None and not os.environ.get("OCTAVO_CPU_THREADS") and available_threads() < allowed_cpus():
-        threads = available_threads()  # the extension has counted all allowed CPUs
+        threads = available_threads()
     backend = CpuBackend(threads, exact=exact)
     return BackendSelection(backend, f"native CPU kernels ({_ext.isa()}, {_ext.threads()} threads)"), ""

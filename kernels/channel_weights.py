@@ -1,19 +1,10 @@
-"""Quantizes weights so that native kernels can add up all inputs of an output channel in integers.
+"""Weights with one scale per output channel, so that kernels can add up integers.
 
-Activations then need one scale per token instead of one per token and group. There are two kinds of weights:
+w8a8   8 bits, as in vLLM and compressed-tensors: scale ``s`` and bias ``-128 s`` per channel
+w4a8   4 bits, as in QServe (arXiv:2405.04532): scale ``k s`` and bias ``-z k s`` per group, with
+       integers ``k`` and ``z``; ``s`` is a power of two, so bfloat16 holds ``k s`` and ``z k s``
 
-w8a8   8 bits, as in vLLM and compressed-tensors: all groups of a channel have the scale ``s`` and the
-       bias ``-128 s``
-w4a8   4 bits with two levels of scales, as in QServe (arXiv:2405.04532): a group has the scale ``k s``
-       and the bias ``-z k s`` with integers ``k`` and ``z``; a weight ``s k (q - z)`` is a whole multiple of
-       ``s`` in 8 bits
-
-MLX's affine format stores both kinds exactly, so every backend can compute with them, and the code that packs
-weights for native kernels recognizes them. To make that possible, the scales ``s`` of w4a8 are powers of two:
-``k s`` and ``z k s`` are then exact in bfloat16.
-
-These MLX operations are the definition. Native kernels compute the same bits in parallel
-(``csrc/linear/quantize_channels_portable.cpp``).
+MLX's affine format stores both kinds exactly. Native kernels produce bit-identical weights in parallel.
 """
 
 from __future__ import annotations
@@ -26,19 +17,19 @@ Quantized = tuple[mx.array, mx.array, mx.array]  # codes, scales, biases
 
 MIDDLE = 128  # code of the value zero
 LARGEST = 127  # largest distance of a code from MIDDLE
-LARGEST_FACTOR = 16  # largest k of a group; k times 15, the largest code, fits into a byte
-LARGEST_WEIGHT = 115  # largest |weight| / s; rounding k and z adds at most 12, so that it fits into a byte
+LARGEST_FACTOR = 16  # largest k of a group; k times the largest code (15) fits into a byte
+LARGEST_WEIGHT = 115  # largest |weight| / s; rounding k and z adds at most 12, which still fits into a byte
 LEAST_SCALE = 2.0**-24  # smallest positive float16
-_ROWS = 1024  # rows per operation, because a whole vocabulary in float32 would be larger than the model
+_ROWS = 1024  # rows per operation, to limit memory
 
 
 def quantize_channels(weight: mx.array, group_size: int) -> Quantized:
     """Quantize floats [..., outputs, inputs] to w8a8.
 
     Returns codes uint32 [..., outputs, inputs / 4], and scales and biases [..., outputs, inputs / group_size]
-    of the weight's dtype. A weight ``w`` in a channel of scale ``s = max|w| / 127`` has the code
-    ``round(w / s) + 128``. Its error is at most ``s / 2``, plus what rounding the scale to its dtype changes
-    the largest weight by."""
+    of
+    the weight's dtype. ``s = max|w| / 127`` per channel, and the code of w is ``round(w / s) + 128``.
+    """
     return _by_rows(_quantize_rows, weight, group_size)
 
 
@@ -46,10 +37,11 @@ def quantize_two_levels(weight: mx.array, group_size: int) -> Quantized:
     """Quantize floats [..., outputs, inputs] to w4a8.
 
     Returns codes uint32 [..., outputs, inputs / 8], and scales and biases [..., outputs, inputs / group_size]
-    of the weight's dtype. The step of a group is ``(max - min) / 15``. A channel's ``s`` is the least power
-    of two for which no weight of the channel exceeds 115 ``s`` and no step of its groups exceeds 16 ``s``. A
-    group's ``k`` is its step divided by ``s``, rounded. Errors are at most ``k s / 2``, or ``(k + 8) s`` if
-    the range of the group had to be cut."""
+    of
+    the weight's dtype. A group's step is ``(max - min) / 15``. A channel's ``s`` is the least power of two
+    for
+    which no weight exceeds 115 ``s`` and no step exceeds 16 ``s``. A group's ``k`` is ``round(step / s)``.
+    """
     return _by_rows(_quantize_rows_twice, weight, group_size)
 
 
@@ -88,7 +80,6 @@ def _quantize_rows_twice(rows: mx.array, group_size: int) -> Quantized:
 
 
 def _whole(codes: mx.array, dtype: mx.Dtype) -> mx.array:
-    """Convert to integers. NaN becomes 0, because its conversion differs between machines."""
     return mx.where(mx.isnan(codes), 0, codes).astype(dtype)
 
 
@@ -97,8 +88,10 @@ BITS = {"w8a8": 8, "w4a8": 4}
 
 
 def quantize_as(kind: str, arrays: Sequence[mx.array], group_size: int) -> Quantized:
-    """Quantize ``arrays`` as ``kind``: either one array of floats, or MLX's affine codes, scales and biases
-    of the same bits and group size. The result has the dtype of the floats or of the scales."""
+    """Quantize ``arrays`` to this kind.
+
+    arrays   one array of floats, or MLX's affine codes, scales and biases of equal bits and group size
+    """
     if len(arrays) == 1:
         return QUANTIZE[kind](arrays[0], group_size)
     codes, scales, biases = arrays

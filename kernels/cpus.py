@@ -1,4 +1,4 @@
-"""The number of CPUs that this process may use, by its affinity and the quota of its control groups."""
+"""Number of CPUs that this process may use."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ OWN_CGROUP = Path("/proc/self/cgroup")
 
 
 def available_threads() -> int:
-    """Return the number of CPUs that this process may use, the default for kernels and helpers."""
+    """Return the number of CPUs that this process may use, by its affinity and its cgroup quota."""
     return min(allowed_cpus(), cpu_quota() or allowed_cpus())
 
 
 def cpu_quota(cgroups: Path = CGROUPS, own: Path = OWN_CGROUP) -> int | None:
-    """Return how many whole CPUs the control groups of this process grant, at least 1; None without a limit.
-    Containers limit CPU time, which the affinity does not show, and throttle a process with more threads.
-    Reads ``cpu.max`` (cgroup version 2) and ``cpu.cfs_quota_us`` (version 1)."""
+    """Return how many whole CPUs the cgroups of this process grant, at least 1; None without a limit.
+
+    Reads ``cpu.max`` (cgroup version 2) and ``cpu.cfs_quota_us`` (version 1).
+    """
     quotas = [quota for folder in _cgroup_folders(cgroups, own) if (quota := _quota(folder)) is not None]
     return max(1, int(min(quotas))) if quotas else None
 
 
 def allowed_cpus() -> int:
-    """Return the number of CPUs in this process's affinity, whatever its quota."""
+    """Return the number of CPUs in this process's affinity."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _cgroup_folders(cgroups: Path, own: Path) -> list[Path]:
-    """Return the folders of this process's control groups and of their parents, and the root folders, because
-    a container may mount its own group there."""
     folders = [cgroups, cgroups / "cpu"]
     try:
         lines = own.read_text().splitlines()

@@ -1,8 +1,4 @@
-"""Groups of layers that share page tables.
-
-A layer with a window needs only the pages of its window, so it cannot share page ids with a layer that sees
-everything. This module imports no MLX, because the control plane groups layers, too.
-"""
+"""Groups of layers that share page tables. Imports no MLX."""
 
 from __future__ import annotations
 
@@ -33,7 +29,7 @@ class LayerGroup:
 
 
 def without_unreached_windows(layers: Sequence[LayerSpec], max_model_len: int) -> tuple[LayerSpec, ...]:
-    """Return the layers, as full attention where ``max_model_len`` positions fit into the window."""
+    """Return the layers without windows that are as long as ``max_model_len``."""
     return tuple(
         layer
         if layer.window is None or layer.window < max_model_len
@@ -43,9 +39,10 @@ def without_unreached_windows(layers: Sequence[LayerSpec], max_model_len: int) -
 
 
 def group_layers(layers: Sequence[LayerSpec], max_model_len: int) -> tuple[LayerGroup, ...]:
-    """Return the layers, grouped by the positions that their queries see. Full attention comes first, then
-    one group for each window, the smallest last. A window into which ``max_model_len`` positions fit counts
-    as full attention."""
+    """Group layers by the positions that their queries see.
+
+    Full attention comes first, then windows, the smallest last.
+    """
     members: dict[tuple[int | None, int, bool], list[int]] = {}
     for index, layer in enumerate(without_unreached_windows(layers, max_model_len)):
         kind = (layer.window, layer.keep, layer.chunked) if layer.window is not None else (None, 0, False)
@@ -60,8 +57,7 @@ def group_layers(layers: Sequence[LayerSpec], max_model_len: int) -> tuple[Layer
 def residual_groups(
     groups: Sequence[LayerGroup], spec: ResidualSpec, page_size: int
 ) -> tuple[LayerGroup, ...]:
-    """Return the groups of 16-bit pages: ``groups`` with the window and the kept positions that are read in
-    16 bits. The kept positions of a group with a window do not change."""
+    """Return ``groups`` with the window and the kept positions that are read in 16 bits."""
     window = spec.window(page_size)
     return tuple(
         replace(group, window=window, keep=spec.kept(page_size))

@@ -1,8 +1,4 @@
-"""Interface between the engine and an attention backend.
-
-A backend stores K and V in pages and attends over them. A new page format, kernel or device needs no change
-in the code that uses this interface.
-"""
+"""Interface between the engine and an attention backend."""
 
 from __future__ import annotations
 
@@ -28,9 +24,8 @@ class LayerSpec:
     """Shape of one attention layer's cache, and the positions visible to its queries.
 
     window   a query at position p sees positions > p - window (None: all up to p)
-    keep     the first ``keep`` positions always stay visible (attention sinks)
-    chunked  whether the window does not slide: sequences are divided into chunks of ``window`` positions, and
-             a query sees the positions of its own chunk, up to p (kv_cache.py)
+    keep     the first ``keep`` positions are visible to every query (attention sinks)
+    chunked  whether ``window`` is the size of fixed chunks; a query sees only its own chunk, up to p
     """
 
     num_kv_heads: int
@@ -43,7 +38,7 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSpec:
-    """Shape of a pool: each of ``layers`` has ``num_pages`` pages, with K in one format and V in another."""
+    """Shape of a pool: each of ``layers`` has ``num_pages`` pages."""
 
     layers: tuple[LayerSpec, ...]
     num_pages: int
@@ -53,7 +48,7 @@ class PoolSpec:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of K and V of one page in all layers; a pool takes ``num_pages`` times as many."""
+        """Bytes of K and V of one page in all layers."""
         k_format, v_format = page_format(self.k_format), page_format(self.v_format)
         return sum(
             fmt.page_bytes(dim, page_size=self.page_size, num_kv_heads=layer.num_kv_heads)
@@ -67,15 +62,13 @@ class AttendOptions:
     """Options of attention.
 
     scale     factor on dot products with a query
-    sinks     [Hq]  for each query head, one more logit in the denominator of the softmax
-    softcap   a logit x becomes ``softcap * tanh(x / softcap)``, before ``mask`` and ``sinks`` are applied
-    mask      [T, L] or [T, Hq, L], L = max kv_len, replaces causality and window. Bool: positions that a row
-              sees. Float: added to its logits; values of -1e30 and below hide a position. Positions past a
-              sequence's end are never seen, and a row that sees nothing gets zeros
-    rotary    [T, Hq, Dv]  scaled rotary queries of a latent layer (MLA). Such a layer has one KV head. Its
-              K pages hold latents, which serve as both keys and values; its V pages hold rotary keys. The dot
-              products of rotary queries and rotary keys are added to the scaled logits. The result is
-              [T, Hq, D]. Not allowed with softcap
+    sinks     [Hq]  one more logit per query head in the denominator of the softmax
+    softcap   a logit x becomes ``softcap * tanh(x / softcap)``, before ``mask`` and ``sinks``
+    mask      [T, L] or [T, Hq, L], L = max kv_len, replaces causality and window. Bool: visible positions.
+              Float: added to logits; values of -1e30 and below hide a position
+    rotary    [T, Hq, Dv]  scaled rotary queries of a latent layer (MLA), which has one KV head. Its K pages
+              hold latents, both keys and values; its V pages hold rotary keys. The result is [T, Hq, D].
+              Not allowed with softcap
     """
 
     scale: float
@@ -86,38 +79,46 @@ class AttendOptions:
 
 
 class PageStorage(Protocol):
-    """The pages of one pool, allocated once. A page id stands for one page in each layer of ``spec``. The
-    methods may be called only between steps."""
+    """Pages of one pool, allocated once. Call the methods only between steps.
+
+    A page id stands for one page in each layer of ``spec``.
+    """
 
     @property
     def spec(self) -> PoolSpec: ...
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the pool, exactly as the memory planner predicts them."""
+        """Bytes of the pool."""
         ...
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy page ``source`` onto page ``target`` in every layer (copy-on-write), pair by pair."""
+        """Copy page ``source`` onto page ``target`` in every layer, pair by pair."""
         ...
 
     def read_pages(self, pages: Sequence[int]) -> NDArray[np.uint8]:
-        """Return a copy of whole pages as bytes [len(pages), spec.page_bytes]. The layout (page_bytes.py) is
-        the same on every backend."""
+        """Return a copy of whole pages as bytes [len(pages), spec.page_bytes].
+
+        The layout is equal on every backend; see page_bytes.py.
+        """
         ...
 
     def write_pages(self, pages: Sequence[int], data: NDArray[np.uint8]) -> None:
-        """Write bytes, in the layout of ``read_pages``, into these pages. Raises ValueError, and changes
-        nothing, if a page occurs twice or ``data`` has another shape than ``read_pages`` returns."""
+        """Write bytes, in the layout of ``read_pages``, into these pages.
+
+        Raises ValueError, and changes nothing, if a page occurs twice or ``data`` has a wrong shape.
+        """
         ...
 
 
 class PagedKVCache(Protocol):
     """K/V of every layer of a model, in one pool of pages for each group of layers.
 
-    A step calls ``begin_step`` first, then ``write`` and ``attend`` for each layer. Then it calls ``mx.eval``
-    once, for its results together with ``pending()``, and at last ``nonfinite_tokens``. A step may write each
-    layer once. After a write, callers must not keep older array handles of that layer."""
+    A step calls ``begin_step``, then ``write`` and ``attend`` for each layer, then one ``mx.eval`` with
+    ``pending()``, and at last ``nonfinite_tokens``. A step may write each layer once. After a write, callers
+    must
+    not keep older array handles of that layer.
+    """
 
     @property
     def storages(self) -> tuple[PageStorage, ...]:
@@ -142,7 +143,9 @@ class PagedKVCache(Protocol):
 
         Row t sees positions up to ``positions[t]``, inside the layer's window. Query head h reads K/V head
         ``h // (Hq // Hkv)``. Returns [T, Hq, Dv] in the dtype of ``queries``. Raises ValueError for wrong
-        shapes and for options that the backend has no kernel for; the reference backend supports all."""
+        shapes and
+        unsupported options.
+        """
         ...
 
     def gather(self, layer: int) -> tuple[mx.array, mx.array]:
@@ -157,22 +160,25 @@ class PagedKVCache(Protocol):
         ...
 
     def flags(self) -> list[mx.array]:
-        """Return the unevaluated arrays [T] that ``nonfinite_tokens`` reads; a bad row is not 0. They stay
-        valid after the step, so that the next step can begin before they are read."""
+        """Return the unevaluated arrays [T] that ``nonfinite_tokens`` reads; a bad row is not 0.
+
+        The arrays stay valid after the step.
+        """
         ...
 
     def nonfinite_tokens(self) -> list[int]:
-        """Return the rows of the evaluated step that have NaN or infinity in K or V of some layer. Such rows
-        were stored as zeros; the engine fails their requests."""
+        """Return the rows of the evaluated step that have NaN or infinity in K or V of some layer.
+
+        Such rows were stored as zeros; the engine fails their requests.
+        """
         ...
 
 
 class KVPool(PageStorage, PagedKVCache, Protocol):
-    """A ``PagedKVCache`` with a single ``PageStorage``: the pages of one group of layers."""
+    """A ``PagedKVCache`` with a single ``PageStorage``."""
 
     def gather_sequences(self, layer: int) -> tuple[mx.array, mx.array]:
-        """Return dense K [B, Hkv, L, D] and V [B, Hkv, L, Dv]: as ``gather``, but per sequence instead of
-        per row."""
+        """Return dense K [B, Hkv, L, D] and V [B, Hkv, L, Dv] of each sequence."""
         ...
 
 
@@ -181,9 +187,13 @@ MAX_TABLE_LAYERS = 4
 
 
 class AdapterTable(Protocol):
-    """Low-rank adapters (LoRA, DoRA) for layers that read the same input x. A slot has one adapter's factors
-    ``a`` [rank, inputs] and ``b`` [rank, outputs] for each layer. They change a layer's output y to y + d,
-    where d is ``scale * (x @ a.T) @ b``, or with a gain (DoRA) to ``gain * (y - bias + d) + bias``."""
+    """Low-rank adapters (LoRA, DoRA) for layers that read one input x.
+
+    A slot has one adapter's factors ``a`` [rank, inputs] and ``b`` [rank, outputs] for each layer. They
+    change a
+    layer's output y to y + d, where d = ``scale * (x @ a.T) @ b``, or with a gain (DoRA) to
+    ``gain * (y - bias + d) + bias``.
+    """
 
     def put(
         self, slot: int, layer: int, a: mx.array, b: mx.array, scale: float, gain: mx.array | None,
@@ -196,13 +206,17 @@ class AdapterTable(Protocol):
 
     def add(self, ys: Sequence[mx.array], x: mx.array, slots: mx.array) -> list[mx.array]:
         """Return ``ys``, the outputs [T, outputs] of the layers for x [T, inputs], changed by the adapters.
-        ``slots``, int32 [T], has the slot of each row's adapter, 0 for rows without one."""
+
+        slots   int32 [T], slot of each row's adapter; 0: no adapter
+        """
         ...
 
 
 class MakeAdapterTable(Protocol):
-    """Creates an empty table for at most ``MAX_TABLE_LAYERS`` layers, whose numbers of outputs are
-    ``outputs``. The factors are of ``dtype``, bfloat16 or float32."""
+    """Creates an empty adapter table; ``outputs`` has the number of outputs of each layer.
+
+    The factors are of ``dtype``, bfloat16 or float32.
+    """
 
     def __call__(
         self, inputs: int, outputs: Sequence[int], *, num_slots: int, dtype: mx.Dtype
@@ -210,15 +224,14 @@ class MakeAdapterTable(Protocol):
 
 
 class AttentionBackend(Protocol):
-    """Kernels of one device. ``name`` is shown to users: "reference", "cpu" or "metal"."""
+    """Kernels of one device, named "reference", "cpu" or "metal"."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def has_model_ops(self) -> bool:
-        """Whether the backend uses the native extension (``kernels._ext``), which also computes linear
-        layers, norms, rotary embeddings, activations and sampling."""
+        """Whether the backend has native linear layers, norms, activations and sampling."""
         ...
 
     @property
@@ -228,8 +241,7 @@ class AttentionBackend(Protocol):
 
     @property
     def writes_in_place(self) -> bool:
-        """Whether kernels write pages into the pool's own arrays. Then MLX does not copy a pool that a step
-        in flight still uses."""
+        """Whether kernels write pages into the pool's own arrays."""
         ...
 
     @property
@@ -239,18 +251,17 @@ class AttentionBackend(Protocol):
 
     @property
     def rare_recurrence(self) -> RareRecurrence | None:
-        """Kernels of recurrences that few models have; None if the backend has no such kernels."""
+        """Kernels of rare recurrences; None if the backend has no such kernels."""
         ...
 
     @property
     def adapter_tables(self) -> MakeAdapterTable | None:
-        """Function that creates adapter tables. None if the native extension (with ``has_model_ops``) or
-        MLX's operations compute adapters."""
+        """Function that creates adapter tables; None if the backend has no adapter kernels."""
         ...
 
     @property
     def compiles_at_launch(self) -> bool:
-        """Whether a kernel is compiled at its first launch, so that the first request would wait for that."""
+        """Whether a kernel is compiled at its first launch, which delays the first request."""
         ...
 
     def create_pool(self, spec: PoolSpec) -> KVPool:
@@ -258,13 +269,15 @@ class AttentionBackend(Protocol):
         ...
 
     def create_residual_pool(self, spec: PoolSpec, residual: PoolSpec) -> PagedKVCache:
-        """Allocate a pool of quantized pages, ``spec``, and one of 16-bit pages, ``residual``, for its
-        residual window (residual.py). Raises ValueError for a pool that the backend cannot hold."""
+        """Allocate a pool of quantized pages, ``spec``, and a residual window, ``residual``.
+
+        Raises ValueError for a pool that the backend cannot hold.
+        """
         ...
 
 
 def refuse_option(backend: str, **given: object) -> None:
-    """Raise ValueError if an option that the backend has no kernel for is not None."""
+    """Raise ValueError if an unsupported option is not None."""
     for name, value in given.items():
         if value is not None:
             raise ValueError(

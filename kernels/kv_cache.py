@@ -1,8 +1,7 @@
-"""The K/V cache of a model: one pool for each group of layers, optionally with residual pages.
+"""The K/V cache of a model: one pool for each group of layers.
 
-In layers with chunked attention, a row sees only its own chunk of the sequence. For these layers, each chunk
-becomes a sequence of its own, whose positions start at 0. Kernels then compute full attention over it, and
-need no support for chunks.
+In layers with chunked attention, each chunk becomes a sequence of its own, whose positions start at 0. So
+kernels need no support for chunks.
 """
 
 from __future__ import annotations
@@ -52,7 +51,6 @@ def cut_into_chunks(metadata: AttentionMetadata, chunk: int) -> AttentionMetadat
 
 
 def _columns(table: Ints, columns: Ints) -> Ints:
-    """Return the entries of a table [N, P] in ``columns`` [N, W] of each row; 0 for columns past the end."""
     inside = columns < table.shape[1]
     taken = np.take_along_axis(table, np.where(inside, columns, 0), axis=1)
     return np.where(inside, taken, 0).astype(np.int32)
@@ -67,8 +65,12 @@ def create_kv_cache(
     residual: Sequence[LayerGroup] = (),
     residual_format: str = "bf16",
 ) -> PagedKVCache:
-    """Return a cache for all layers of ``spec``. ``num_pages``: pages of each group, then of each group's
-    residual window. Raises ValueError if the backend cannot hold such a cache."""
+    """Return a cache for all layers of ``spec``.
+
+    num_pages   pages of each group, then of each group's residual window
+
+    Raises ValueError if the backend cannot hold such a cache.
+    """
     for group in groups:
         if (chunk := group.chunk) is not None and chunk % spec.page_size:
             raise ValueError(
@@ -98,10 +100,10 @@ def _residual_spec(spec: PoolSpec, group: LayerGroup, num_pages: int, name: str)
 
 
 class GroupedKVCache:
-    """``PagedKVCache`` that joins one cache per group of layers; layer indices are those of the model.
+    """``PagedKVCache`` that joins one cache per group of layers.
 
-    ``storages`` has the pages of every group, then the residual pages of every group. A model without
-    attention has one group; its pages have no bytes, and only serve to find cached prefixes."""
+    ``storages`` has the pages of every group, then the residual pages of every group.
+    """
 
     def __init__(self, caches: Sequence[PagedKVCache], groups: Sequence[LayerGroup]) -> None:
         self._caches = tuple(caches)
@@ -111,9 +113,7 @@ class GroupedKVCache:
         self.storages: tuple[PageStorage, ...] = tuple(
             storage for kind in zip(*kinds, strict=True) for storage in kind
         )
-        self._parts = [  # by cache: indices of its groups in a step's metadata
-            range(index, len(self.storages), len(caches)) for index in range(len(caches))
-        ]
+        self._parts = [range(index, len(self.storages), len(caches)) for index in range(len(caches))]
         parts = [cache.replayable for cache in caches]
         self.replayable: tuple[ReplayablePool, ...] = (
             tuple(pool for part in parts for pool in part) if all(parts) else ()

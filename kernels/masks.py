@@ -1,4 +1,4 @@
-"""Checks of masks that callers pass to ``PagedKVCache.attend``, for every backend."""
+"""Checks of masks that callers pass to ``PagedKVCache.attend``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ HIDDEN = -1e30
 
 
 def check_mask(mask: mx.array | None, *, tokens: int, num_heads: int, length: int) -> mx.array | None:
-    """Return the mask as [T, 1 or Hq, L]. Raises ValueError unless it fits a step of ``tokens`` rows whose
-    longest sequence has ``length`` positions."""
+    """Return the mask as [T, 1 or Hq, L].
+
+    Raises ValueError unless it fits a step of ``tokens`` rows and at most ``length`` positions.
+    """
     if mask is None:
         return None
     if mask.shape not in ((tokens, length), (tokens, num_heads, length)):

@@ -1,8 +1,4 @@
-"""Metadata of one attention step as flat arrays; kernels know nothing else about the batch.
-
-The metadata is built once per step on the host and used by every layer. This module imports only NumPy, so
-that the control plane can build and test batches on a machine without MLX.
-"""
+"""Metadata of one attention step as flat arrays. Imports only NumPy."""
 
 from __future__ import annotations
 
@@ -19,10 +15,9 @@ Ints = NDArray[np.int32]
 class GroupMetadata(NamedTuple):
     """The pages that a step writes and reads in one group of layers.
 
-    slots       [T]     where each row's K/V is written: ``page * page_size + offset``
+    slots       [T]     slot for each row's K/V: ``page * page_size + offset``
     page_table  [B, P]  pages of sequence b; entries past its last page are 0 and never read
-    starts      [T]     for residual pages (residual.py): first position that each row reads from 16-bit
-                        pages, apart from kept positions. None: the start of the window
+    starts      [T]     for residual pages: first position that each row reads from them (None: window start)
     """
 
     slots: Ints
@@ -34,11 +29,9 @@ class GroupMetadata(NamedTuple):
 class StateMetadata:
     """Slots of a step's recurrent states.
 
-    If a sequence's first row is at position 0, it has no state yet: its slot still holds old data.
-
-    slots      [B]     slot of each sequence, which has its state before the step and gets its state after it
+    slots      [B]     slot of each sequence; it holds old data if the sequence's first row is at position 0
     snapshots  [C, 3]  (index of the sequence in the step, number of tokens, slot): the slot gets a copy of
-                       the state after that many tokens. A state may be copied to several slots
+                       the state after this number of tokens
     """
 
     slots: Ints
@@ -49,16 +42,13 @@ class StateMetadata:
 class StepRows:
     """T tokens of B sequences, without their pages. The rows of a sequence are adjacent and in order.
 
-    Treat an object as immutable. The dataclass is not frozen, because one is built per step, and freezing
-    triples the time.
+    Treat an object as immutable; the dataclass is not frozen, because freezing triples the time to build it.
 
     positions       [T]      position of each token in its sequence
     q_start         [B + 1]  rows of sequence b are ``q_start[b]:q_start[b + 1]``
-    kv_len          [B]      number of positions of sequence b that have K/V after this step; its last row is
-                             at position ``kv_len[b] - 1``
+    kv_len          [B]      positions of sequence b that have K/V after this step
     states                   slots of recurrent layers; None for models without any
-    last            [T]      last position that each row sees: its own or a later one, but not less than for
-                             the row before in the same sequence. None: its own
+    last            [T]      last position that each row sees (None: its own)
     """
 
     positions: Ints
@@ -91,9 +81,8 @@ class StepRows:
 class AttentionMetadata(StepRows):
     """The rows of a step, and their pages.
 
-    page_size                positions per page
-    groups                   pages in each pool: one pool for each group of layers, in order, then one for the
-                             residual pages of each group, if any
+    page_size   positions per page
+    groups      pages in each pool: first one pool per group of layers, then the residual pages of each group
     """
 
     page_size: int
@@ -107,8 +96,11 @@ class AttentionMetadata(StepRows):
         page_size: int,
         states: StateMetadata | None = None,
     ) -> AttentionMetadata:
-        """Return the step that computes positions [start, stop) of each sequence, with one pair in ``spans``
-        per sequence. Each of ``tables`` [B, P] has the sequences' pages in one group."""
+        """Return the step that computes positions [start, stop) of each sequence.
+
+        spans    (start, stop) of each sequence
+        tables   for each group, the sequences' pages [B, P]
+        """
         firsts, stops = np.array(spans, np.int32).T
         q_start = np.zeros(len(spans) + 1, np.int32)
         np.cumsum(stops - firsts, out=q_start[1:])
@@ -141,9 +133,10 @@ class AttentionMetadata(StepRows):
         return self.groups[0]
 
     def check(self, num_pages: int) -> None:
-        """Raise ValueError unless the step has one group and every index lies inside ``num_pages`` pages. MLX
-        and the kernels do not check bounds, and an index out of range could crash them. So the host checks
-        each step."""
+        """Raise ValueError unless the step has one group and every index lies inside ``num_pages`` pages.
+
+        MLX and the kernels do not check bounds, and a wrong index could crash them.
+        """
         group, tokens, sequences = self.only_group(), len(self.positions), len(self.kv_len)
         for name, array, shape in (
             *([] if group.starts is None else [("starts", group.starts, (tokens,))]),

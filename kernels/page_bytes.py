@@ -1,9 +1,8 @@
-"""Layout of a page as bytes. It is the same on every backend, so that pages can move between pools.
+"""Layout of a page as bytes, equal on every backend, so that pages can move between pools.
 
-The ``spec.page_bytes`` bytes of a page are those of its layers in order, and a layer's bytes are those of its
-KV heads in order. A head has the codes of its K rows, then their scales, then the codes of its V rows, then
-their scales. Codes and scales are those of the page format (``octavo.kernels.formats``), little-endian. If
-the format rotates rows, they are those of rotated K and V. This module imports NumPy only.
+A page has its layers in order, and a layer its KV heads. A head has the codes of its K rows, then their
+scales,
+then codes and scales of its V rows. All are little-endian, and rotated if the format rotates.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class LayerBytes:
-    """Location of one layer in the bytes of a page: ``span``, which has ``head_bytes`` for each KV head."""
+    """Location of one layer in the bytes of a page: ``span``, with ``head_bytes`` for each KV head."""
 
     layer: LayerSpec
     span: slice
@@ -63,11 +62,11 @@ def convert_pages(source: PoolSpec, data: PageBytes, target: PoolSpec, *, skip: 
     """Convert consecutive pages of one sequence to another page size or format.
 
     ``data`` is [n, source.page_bytes], the result [m, target.page_bytes]. The first ``skip`` positions are
-    left out, and so are the last positions if they do not fill a page of the new size.
-
-    If the format of K (or of V) does not change, its rows keep their bits; otherwise they are dequantized and
-    quantized again. Raises ValueError for pools with different layers, and for values that the new format
-    cannot store."""
+    left
+    out, and so are last positions that do not fill a page of the new size. Rows of an unchanged format keep
+    their
+    bits. Raises ValueError for pools with different layers, and for values that the new format cannot store.
+    """
     if source.layers != target.layers:
         raise ValueError("pages can be converted between pools of the same layers only")
     positions = max(len(data) * source.page_size - skip, 0) // target.page_size * target.page_size
@@ -90,8 +89,6 @@ def convert_pages(source: PoolSpec, data: PageBytes, target: PoolSpec, *, skip: 
 
 
 def _split(spec: PoolSpec, layer: LayerSpec, heads: PageBytes) -> Iterator[tuple[PageBytes, PageBytes]]:
-    """Split ``heads`` [n, Hkv, head_bytes]: yield the bytes (codes, scales) of K, then those of V. Each array
-    is [Hkv, positions, width]."""
     start, num_heads = 0, layer.num_kv_heads
     for name, dim in ((spec.k_format, layer.head_dim), (spec.v_format, layer.value_dim)):
         fmt = page_format(name)
@@ -108,7 +105,6 @@ def _split(spec: PoolSpec, layer: LayerSpec, heads: PageBytes) -> Iterator[tuple
 
 
 def _convert(rows: tuple[PageBytes, PageBytes], names: tuple[str, str]) -> tuple[PageBytes, PageBytes]:
-    """Return rows [Hkv, positions] of the first format as rows of the second."""
     if names[0] == names[1]:
         return rows
     old, new = page_format(names[0]), page_format(names[1])
@@ -126,8 +122,6 @@ def _raw(part: NDArray[np.generic]) -> PageBytes:
 
 
 def _to_pages(rows: tuple[PageBytes, PageBytes], skip: int, positions: int, page_size: int) -> PageBytes:
-    """Return ``positions`` positions of codes and scales, from ``skip`` on, as pages [pages, Hkv, bytes of K
-    or V of one head]. ``rows``: codes and scales, each [Hkv, at least skip + positions, width]."""
     num_heads, num_pages = len(rows[0]), positions // page_size
     sizes = (part.shape[-1] * page_size for part in rows)
     return np.concatenate(

@@ -1,4 +1,4 @@
-"""Interface of kernels for recurrent layers, which keep states in slots, and the kernels' parameters."""
+"""Interface of kernels for recurrent layers, which keep states in slots."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class DeltaGates:
     softplus  g = exp(-exp(A_log) softplus(a + dt_bias)), beta = beta_scale sigmoid(b)
     bounded   g = exp(lower_bound sigmoid(exp(A_log) (a + dt_bias))), beta as in softplus
 
-    dt_bias has the shape of a row of a. A_log has that shape, too, or one value per head."""
+    dt_bias has the shape of a row of a. A_log has that shape, too, or one value per head.
+    """
 
     kind: GateKind = "ready"
     A_log: mx.array | None = None
@@ -47,20 +48,26 @@ class SsdParameters:
 
 @dataclass(frozen=True, slots=True)
 class StateCapture:
-    """Means to capture recurrent steps as programs. ``programs`` captures kernels. ``bind`` makes the
-    argument ``step`` of the kernels from segments [B, 4] and checkpoints [C, 2], as in ``StateSegments``."""
+    """Means to capture recurrent steps as programs.
+
+    programs   captures kernels
+    bind       makes the kernels' argument ``step`` from segments [B, 4] and checkpoints [C, 2]
+    """
 
     programs: Programs
     bind: Callable[[Sequence[mx.array]], Any]
 
 
 class RecurrentKernels(Protocol):
-    """Kernels that compute all segments of a step at once. A kernel takes a pool of states [num_slots, ...],
-    the result of ``arrays`` for the step, and the step's rows. It returns the pool's new handle and y. It
-    writes the pool in place, so a step computed twice advances states twice: see ``StateSegments``."""
+    """Kernels that compute all segments of a step at once, and write states in place.
+
+    A kernel takes a pool of states [num_slots, ...], the result of ``arrays`` for the step, and the step's
+    rows. It
+    returns the pool's new handle and y. A step computed twice advances states twice: see ``StateSegments``.
+    """
 
     def arrays(self, step: StateSegments) -> Any:
-        """Return the argument ``step`` of the kernels. Call ``step.check`` first: kernels check no slots."""
+        """Return the argument ``step`` of the kernels. Call ``step.check`` first."""
         ...
 
     def zeros(self, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
@@ -68,8 +75,10 @@ class RecurrentKernels(Protocol):
         ...
 
     def mark_nonfinite(self, flags: mx.array, step: Any, y: mx.array) -> mx.array:
-        """Return ``flags``, int32 [T], made nonzero at rows after which the step keeps a state with NaN or
-        infinity. Such a state is detected by its row of y [T, ..]. The argument ``flags`` becomes invalid."""
+        """Return ``flags``, int32 [T], nonzero at rows whose kept state has NaN or infinity.
+
+        The argument ``flags`` becomes invalid.
+        """
         ...
 
     def rows_behind(self, window: mx.array, keep: int) -> mx.array:
@@ -81,7 +90,7 @@ class RecurrentKernels(Protocol):
         ...
 
     def takes_gated_delta(self, key_dim: int) -> bool:
-        """Whether there is a ``gated_delta`` kernel for heads with keys of this size."""
+        """Return whether there is a ``gated_delta`` kernel for heads with keys of this size."""
         ...
 
     def takes_ssd(self, state_dim: int) -> bool: ...
@@ -98,9 +107,12 @@ class RecurrentKernels(Protocol):
         *,
         gates: DeltaGates = READY,
     ) -> tuple[mx.array, mx.array]:
-        """Compute the gated delta rule; ``reference.recurrent.gated_delta`` has the formula. pool float32
-        [N, Hv, Dv, Dk]; q, k [T, Hk, Dk]; v [T, Hv, Dv]; a [T, Hv], or [T, Hv, Dk] if each value has its own
-        gate; b [T, Hv]. y has the dtype of v."""
+        """Compute the gated delta rule; ``reference.recurrent.gated_delta`` has the formula.
+
+        pool float32 [N, Hv, Dv, Dk]; q, k [T, Hk, Dk]; v [T, Hv, Dv]; a [T, Hv] or [T, Hv, Dk]; b [T, Hv]. y
+        has the
+        dtype of v.
+        """
         ...
 
     def ssd(
@@ -114,8 +126,11 @@ class RecurrentKernels(Protocol):
         *,
         parameters: SsdParameters,
     ) -> tuple[mx.array, mx.array]:
-        """Compute Mamba-2's recurrence; ``reference.recurrent.ssd`` has the formula. pool float32
-        [N, H, Dh, Ds]; x [T, H, Dh]; B, C [T, G, Ds]; dt [T, H], before its softplus. y has x's dtype."""
+        """Compute Mamba-2's recurrence; ``reference.recurrent.ssd`` has the formula.
+
+        pool float32 [N, H, Dh, Ds]; x [T, H, Dh]; B, C [T, G, Ds]; dt [T, H], before its softplus. y has x's
+        dtype.
+        """
         ...
 
     def causal_conv(
@@ -128,9 +143,12 @@ class RecurrentKernels(Protocol):
         *,
         silu: bool = False,
     ) -> tuple[mx.array, mx.array]:
-        """Compute a depthwise causal convolution over the rows of each sequence, then SiLU if ``silu``. pool
-        [N, K - 1, C], the inputs before the step, in the dtype of x or float32; x [T, C]; weight [K, C]; bias
-        [C]. y has the dtype of x. MLX's Conv1d has weights [C, K, 1]: transpose them once."""
+        """Compute a depthwise causal convolution over the rows of each sequence, then SiLU if ``silu``.
+
+        pool [N, K - 1, C], the inputs before the step, in the dtype of x or float32; x [T, C]; weight [K, C];
+        bias
+        [C]. y has the dtype of x. MLX's Conv1d has weights [C, K, 1]: transpose them once.
+        """
         ...
 
 

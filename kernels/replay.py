@@ -1,7 +1,6 @@
-"""Interface by which a step that uses a KV cache is captured once and replayed with other values.
+"""Interface to capture a step of a KV cache as a program and replay it.
 
-Decode steps repeat with the same shapes and other values. If the cache's operations in the graph depend on
-the step's metadata only through arrays, the graph can be captured as a program and run again.
+Decode steps repeat with equal shapes and other values.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class Program(Protocol):
-    """A captured program; ``run`` computes its ``outputs`` for new values of its arrays."""
+    """A captured program."""
 
     @property
     def outputs(self) -> list[mx.array]: ...
 
     def run(self, values: Sequence[Ints]) -> None:
-        """Run with new ``values`` of the ``filled`` arrays, in order; a value may fill consecutive arrays."""
+        """Run with new ``values`` of the ``filled`` arrays, in order."""
         ...
 
 
@@ -32,16 +31,21 @@ class Programs(Protocol):
     def capture(
         self, filled: Sequence[mx.array], fixed: Sequence[mx.array], outputs: Sequence[mx.array]
     ) -> Program:
-        """Capture a program that computes ``outputs``. ``filled``: int32 arrays that get new values in each
-        run; ``fixed``: other inputs. Raises ValueError that names an operation it cannot capture."""
+        """Capture a program that computes ``outputs``.
+
+        filled   int32 arrays that get new values in each run
+        fixed    other inputs
+
+        Raises ValueError that names an operation it cannot capture.
+        """
         ...
 
 
 class ReplayablePool(Protocol):
-    """Pool of a KV cache whose operations, for given shapes, depend on the step only through arrays."""
+    """Pool of a KV cache whose operations depend on the step only through arrays."""
 
     def step_values(self) -> list[Ints]:
-        """Return the indices and flags of the current step, as NumPy arrays."""
+        """Return the indices and flags of the current step."""
         ...
 
     @property

@@ -1,15 +1,14 @@
 """The residual window: positions that queries read from 16-bit pages instead of quantized ones.
 
-Every row is written twice: quantized in its page, and in 16 bits in a residual page. Rows are quantized one
-by one as they are written, so a quantized page is never made from a residual page. When no later query reads
-a residual page, the block manager releases it, and only the quantized page remains::
+Every row is written twice: quantized in its page, and in 16 bits in a residual page, which is released when
+no
+later query reads it::
 
     page         0     1     2     3     4     5          a query in page 5, sink_pages = residual_pages = 1
     residual    16b    -     -     -     -    16b         its reads from residual pages ...
     quantized    .     q     q     q     q     .          ... and from quantized pages
 
-The pages that a query reads depend on its position alone, not on the step that computes it. So K/V of a
-position depend only on the tokens up to it, and pages can be shared, published and recomputed.
+The pages that a query reads depend on its position alone, so pages can be shared and recomputed.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from .metadata import Ints
 from .visibility import window_start
 
 SIXTEEN_BITS = ("bf16", "fp16")
-DEFAULT_RESIDUAL_PAGES = 2  # for formats of at most _COARSE_BITS bits per value; 0 for others
-_COARSE_BITS = 5  # scales included
+DEFAULT_RESIDUAL_PAGES = 2  # for formats with few bits per value; 0 for others
+_COARSE_BITS = 5  # per value, scales included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidualSpec:
-    """Pages of a sequence that queries read in 16 bits; they read other pages quantized.
+    """Pages of a sequence that queries read in 16 bits instead of quantized.
 
     sink_pages       number of first pages (attention sinks)
-    residual_pages   number of last pages, the one being written included
+    residual_pages   number of last pages, including the page being written
     quantize_after   queries before this position read only 16-bit pages
     """
 
@@ -42,7 +41,7 @@ class ResidualSpec:
     quantize_after: int = 0
 
     def window(self, page_size: int) -> int:
-        """Return how many positions, up to and including its own, a query reads in 16 bits at the least."""
+        """Return the fewest positions that a query reads in 16 bits, its own included."""
         return (self.residual_pages - 1) * page_size + 1
 
     def kept(self, page_size: int) -> int:
@@ -54,16 +53,17 @@ RESIDUAL_SETTINGS = tuple(field.name for field in fields(ResidualSpec))
 
 
 def default_residual_pages(*formats: str) -> int:
-    """Return the default of ``residual_pages`` for these formats of K and V: two if one of them stores a
-    value in five bits or less, else 0."""
-    dim = 128  # a usual row length; with others, scales change the bits per value little
+    """Return the default of ``residual_pages`` for these formats of K and V.
+
+    It is two if a format stores a value in five bits or less, else 0.
+    """
+    dim = 128  # a usual row length
     coarse = any(8 * page_format(name).row_bytes(dim) <= _COARSE_BITS * dim for name in formats)
     return DEFAULT_RESIDUAL_PAGES if coarse else 0
 
 
 def check_residual(spec: PoolSpec, residual: PoolSpec) -> None:
-    """Raise ValueError unless ``residual`` is a valid specification of the residual pages of ``spec``. Layers
-    must be equal except for ``window`` and ``keep``, which say what is read from residual pages."""
+    """Raise ValueError unless ``residual`` is a valid specification of the residual pages of ``spec``."""
     for name in (residual.k_format, residual.v_format):
         if name not in SIXTEEN_BITS:
             raise ValueError(
@@ -93,5 +93,5 @@ def _shape(layer: LayerSpec) -> tuple[int, int, int]:
 
 
 def residual_starts(positions: Ints, *, window: int | Ints, page_size: int) -> Ints:
-    """Return the first position that queries at ``positions`` read from residual pages, a page boundary."""
+    """Return the first position that queries at ``positions`` read from residual pages."""
     return (window_start(positions, window) // page_size * page_size).astype(np.int32)

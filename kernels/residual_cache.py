@@ -1,4 +1,4 @@
-"""Base class of caches with quantized pages and the 16-bit pages of their residual window."""
+"""Base class of caches with quantized pages and 16-bit residual pages."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ Pool = TypeVar("Pool", bound=KVPool)
 
 
 class ResidualCache(Generic[Pool]):
-    """``PagedKVCache``, without ``attend``, over a pool of quantized pages and a pool of residual pages. The
-    metadata of a step has two groups: quantized pages, then residual pages."""
+    """A pool of quantized pages and a pool of 16-bit residual pages.
+
+    The metadata of a step has two groups: quantized pages, then residual pages.
+    """
 
     def __init__(self, quantized: Pool, residual: Pool) -> None:
         check_residual(quantized.spec, residual.spec)
@@ -40,7 +42,6 @@ class ResidualCache(Generic[Pool]):
         self.residual.begin_step(metadata.select((1,)))
 
     def _begin(self, metadata: AttentionMetadata) -> AttentionMetadata:
-        """Check a step's metadata; return it with ``starts`` of its residual pages filled in."""
         if len(metadata.groups) != 2:
             raise ValueError(
                 f"a step must have quantized and residual pages, got {len(metadata.groups)} groups"
@@ -59,7 +60,7 @@ class ResidualCache(Generic[Pool]):
         self.residual.write(layer, keys, values)
 
     def gather(self, layer: int) -> tuple[mx.array, mx.array]:
-        """Gather K and V as ``PagedKVCache.gather`` does, each position from the pages that queries read."""
+        """Return dense K and V, each position from the pages that queries read."""
         import mlx.core as mx
 
         kinds = [pool.gather(layer) for pool in (self.quantized, self.residual)]

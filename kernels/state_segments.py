@@ -1,7 +1,4 @@
-"""Metadata of one step of recurrent layers: flat arrays that say which rows advance which state.
-
-They are built once per step on the host and used by every layer. This module imports NumPy only.
-"""
+"""Metadata of one step of recurrent layers, as flat arrays. Imports NumPy only."""
 
 from __future__ import annotations
 
@@ -22,13 +19,12 @@ class StateSegments:
 
     num_rows     T
     segments     [B, 4]  (first row, number of rows, slot to read, slot to write) of each segment. The slot to
-                         read is ``NO_STATE`` for a sequence without a state. A segment without rows does
-                         nothing, so that steps can be padded
+                 read is ``NO_STATE`` for a sequence without a state
     checkpoints  [C, 2]  (row, slot): the slot gets a copy of the state after this row; row -1 does nothing
 
     **A step that is computed twice advances a state twice**, unless its segments read other slots than they
-    write. Code that may compute a step again (a probe, a retry) therefore writes to spare slots, and swaps
-    the slot numbers after the step."""
+    write. Code that may compute a step again therefore writes to spare slots.
+    """
 
     num_rows: int
     segments: Ints
@@ -53,8 +49,7 @@ class StateSegments:
         )
 
     def check(self, num_slots: int) -> None:
-        """Raise ValueError if a row or slot is out of range, if segments share rows, or if a slot is written
-        twice or is written by one segment and read by another."""
+        """Raise ValueError for rows or slots out of range, shared rows, or conflicting slots."""
         used = self.segments[self.segments[:, 1] > 0]
         start, length, source, target = used.T
         if (length < 0).any() or (start < 0).any() or (start + length > self.num_rows).any():

@@ -1,8 +1,4 @@
-"""Visibility: a query sees the last ``window`` positions, its own included, and the first ``keep``.
-
-``block_manager/spec.py`` has the same arithmetic for pages, because the two packages must not import each
-other; a test compares both. Oracles and self-tests have independent versions.
-"""
+"""Visibility: a query sees the last ``window`` positions, its own included, and the first ``keep``."""
 
 from __future__ import annotations
 
@@ -24,7 +20,10 @@ def window_start(positions: Ints | int, window: Ints | int) -> Ints:
 def visible(
     queries: mx.array, keys: mx.array, window: int | None, keep: int, last: mx.array | None = None
 ) -> mx.array:
-    """Return a bool array that tells which keys each query sees. ``queries`` and ``keys`` are positions and
-    are broadcast. ``last``: the last position that each query sees (None: its own)."""
+    """Return a bool array that tells which keys each query sees.
+
+    queries, keys   positions, broadcast
+    last            last position that each query sees (None: its own)
+    """
     causal = keys <= (queries if last is None else last)
     return causal if window is None else causal & ((keys > queries - window) | (keys < keep))

@@ -1,8 +1,8 @@
-"""The native CPU backend: paged attention and quantize-and-write as MLX primitives.
+"""The native CPU backend: paged attention as MLX primitives.
 
-Each layer has one uint8 array [num_pages, Hkv, bytes of one (page, head)], which is written in place: a write
-returns a new handle to the same buffer, attention reads that handle, and the old handle is dropped. MLX knows
-only these dependencies, so each layer may be written only once per evaluation.
+Each layer has one uint8 array [num_pages, Hkv, bytes of one (page, head)], which is written in place. A write
+returns a new handle to the buffer, and attention reads that handle. So each layer may be written only once
+per evaluation.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ captured."""
 
 @dataclass(frozen=True, slots=True)
 class CpuStep:
-    """The step's metadata as MLX arrays, for all layers."""
+    """The step's metadata as MLX arrays."""
 
     num_tokens: int
     longest: int
@@ -46,21 +46,21 @@ class CpuStep:
 
 
 class CpuPool:
-    """``KVPool`` on the native extension; ``exact``: see ``attend`` in ``csrc/attention/attention.cpp``."""
+    """``KVPool`` on the native extension."""
 
     def __init__(self, spec: PoolSpec, *, exact: bool = False) -> None:
         self._spec = spec
         self.exact = exact
         self._layouts = [_layout(spec, layer) for layer in spec.layers]
         self._layers = [_ext.create_pool(layout) for layout in self._layouts]  # pages of each layer
-        self._likes = [mx.array(0, mx.float32)] * len(spec.layers)  # with the dtype of the keys written last
-        self._values: Ints | None = None  # indices of the current step, see ``step_values``
+        self._likes = [mx.array(0, mx.float32)] * len(spec.layers)  # by layer, in the keys' dtype
+        self._values: Ints | None = None
         self._shape = (0, 0, 0)  # numbers of rows, sequences and page-table columns
-        self._step: CpuStep | None = None  # made at the first use
-        self._reach: tuple[mx.array, mx.array] | None = None  # [T, 1] positions, and ``last``, if it is given
-        self._masks: dict[tuple[int | None, int], mx.array] = {}  # by window: masks of a step with ``_reach``
+        self._step: CpuStep | None = None
+        self._reach: tuple[mx.array, mx.array] | None = None  # [T, 1] positions, and ``last``, if given
+        self._masks: dict[tuple[int | None, int], mx.array] = {}
         self._flags: mx.array | None = None
-        self._bound: Sequence[mx.array] | None = None  # arrays of ``bind_pending``, until the next ``write``
+        self._bound: Sequence[mx.array] | None = None
 
     @property
     def spec(self) -> PoolSpec:
@@ -82,7 +82,7 @@ class CpuPool:
         self.begin_group(metadata, metadata.only_group())
 
     def begin_group(self, metadata: AttentionMetadata, group: GroupMetadata) -> None:
-        """Begin a step that may have several groups; ``group`` has the pages of this pool."""
+        """Begin a step in which ``group`` has the pages of this pool."""
         if metadata.page_size != self._spec.page_size:
             raise ValueError(f"page_size must be the pool's {self._spec.page_size}, got {metadata.page_size}")
         num_rows, num_sequences = len(metadata.positions), len(metadata.kv_len)
@@ -148,7 +148,7 @@ class CpuPool:
         )
 
     def mask(self, layer: int, options: AttendOptions, num_heads: int) -> mx.array | None:
-        """Return the mask [T, 1 or Hq, L] of an attention call: the caller's, or one made for ``last``."""
+        """Return the mask [T, 1 or Hq, L] of an attention call."""
         step, spec = self.step, self._spec.layers[layer]
         if self._reach is None or options.mask is not None:
             return check_mask(options.mask, tokens=step.num_tokens, num_heads=num_heads, length=step.longest)
@@ -166,7 +166,7 @@ class CpuPool:
         return keys[rows], values[rows]
 
     def gather_sequences(self, layer: int) -> tuple[mx.array, mx.array]:
-        """Return K [B, Hkv, L, D] and V of each sequence, like ``gather`` but once per sequence."""
+        """Return dense K [B, Hkv, L, D] and V of each sequence."""
         step = self.step
         keys, values = _ext.gather_pages(
             self._layouts[layer],
@@ -221,7 +221,7 @@ class CpuPool:
         )
 
     def bind_pending(self, arrays: Sequence[mx.array]) -> None:
-        if arrays is not self._bound:  # otherwise ``_layers`` already are these arrays
+        if arrays is not self._bound:
             self._layers, self._bound = list(arrays[:-1]), arrays
         self._flags = arrays[-1]
 
@@ -266,7 +266,7 @@ class CpuPool:
 
     @property
     def step(self) -> CpuStep:
-        """The current step's metadata on the device, made at the first use."""
+        """The current step's metadata on the device."""
         if self._step is None:
             *indices, flags = self.step_values()
             longest = int(indices[2].max(initial=0))
@@ -314,7 +314,7 @@ class CpuBackend:
 
 
 class CpuResidualCache(ResidualCache[CpuPool]):
-    """Attends over quantized and residual pages with the kernels of their formats; joins partial results."""
+    """Attends over quantized and residual pages separately, and joins the partial results."""
 
     quantized: CpuPool
     residual: CpuPool

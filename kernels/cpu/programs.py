@@ -1,4 +1,4 @@
-"""Captures steps as programs of native kernels."""
+"""Capture of steps as programs of native kernels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .. import _ext
 
 
 class CpuPrograms:
-    """Captures programs. Programs of the same object share the memory of their intermediate results."""
+    """Captures programs that share the memory of their intermediate results."""
 
     def __init__(self) -> None:
         self._arena = _ext.Arena()

@@ -1,9 +1,7 @@
-"""``RecurrentKernels`` on the native kernels, which write states in place.
+"""``RecurrentKernels`` on native kernels that write states in place.
 
-A recurrence takes a pool [num_slots, ...] and the rows of a step, and returns the pool's new handle and y.
-The old handle is the same memory and must not be used again. Each evaluation advances the states: see
-``StateSegments``. The bits of y and of states depend only on the instruction set and on a sequence's own
-tokens.
+A kernel returns a new handle of the pool; the old handle must not be used again. Each evaluation advances the
+states: see ``StateSegments``.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ _GATES = ("ready", "softplus", "bounded")  # in the order of Gates in csrc/recur
 
 @dataclass(frozen=True, slots=True)
 class StateArrays:
-    """A step's segments and checkpoints as the kernels read them, for all layers."""
+    """A step's segments and checkpoints as kernels read them."""
 
     segments: mx.array
     checkpoints: mx.array
@@ -41,7 +39,7 @@ arrays = StateArrays.of
 
 
 def zeros(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-    """Return a pool of zeros, on huge pages if possible, because memory limits the speed of recurrences."""
+    """Return a pool of zeros, on huge pages if possible."""
     rows = _ext.zeroed_rows(shape[0], math.prod(shape[1:]) * dtype.size)
     pool = rows.view(dtype).reshape(shape)
     mx.eval(pool)
@@ -49,13 +47,12 @@ def zeros(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
 
 
 def mark_nonfinite(flags: mx.array, step: StateArrays, y: mx.array) -> mx.array:
-    """Mark rows with bad states in ``flags``, in place; see ``RecurrentKernels.mark_nonfinite``."""
+    """Mark rows with NaN or infinity in ``flags``, in place; see ``RecurrentKernels.mark_nonfinite``."""
     return _ext.mark_nonfinite(flags, step.segments, step.checkpoints, y)
 
 
 def rows_behind(window: mx.array, keep: int) -> mx.array:
-    """Return the rows of ``window`` after the first ``keep``; see ``RecurrentKernels.rows_behind``. If
-    ``window`` is a concatenation, its second array is returned without a copy."""
+    """Return the rows of ``window`` after the first ``keep``."""
     return _ext.rows_behind(window, keep)
 
 
@@ -75,8 +72,10 @@ def takes_ssd(state_dim: int) -> bool:
 def recurrence(
     name: str, pool: mx.array, step: StateArrays, inputs: list[mx.array], options: Sequence[float] = ()
 ) -> tuple[mx.array, mx.array]:
-    """Compute any recurrence by its name; return the pool's new handle and y. ``RareRecurrence`` and
-    ``csrc/recurrent/recurrences.cpp`` list the names and the shapes of inputs."""
+    """Compute a recurrence by its name; return the pool's new handle and y.
+
+    ``RareRecurrence`` lists the names and the shapes of inputs.
+    """
     return _ext.recurrence(name, pool, step.segments, step.checkpoints, inputs, list(options))
 
 

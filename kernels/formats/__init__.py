@@ -1,7 +1,4 @@
-"""Page formats by name. NumPy only, because the memory planner and every backend share them.
-
-Files in this folder that register a format are found automatically.
-"""
+"""Page formats by name. NumPy only, without MLX."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ def page_format(name: str) -> PageFormat:
 
 
 def known_formats(name: str) -> bool:
-    """Whether ``name`` is a page format, or two as "K/V"."""
+    """Return whether ``name`` is a page format, or a pair "K/V" of formats."""
     parts = name.split("/")
     return len(parts) <= 2 and all(part in FORMATS for part in parts)
 

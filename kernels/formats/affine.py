@@ -1,7 +1,7 @@
-"""affine8 and affine4: MLX's affine quantization in groups of 64 values, with an fp16 scale and bias each.
+"""affine8 and affine4: MLX's affine quantization in groups of 64 values.
 
-For fp16 rows, codes, scales and biases equal those of ``mlx.core.quantize(rows, group_size=64)``. Here rows
-may have any float32 values; only the stored scale and bias are rounded to fp16.
+For fp16 rows, codes, scales and biases equal those of ``mlx.core.quantize(rows, group_size=64)``. See
+docs/spec/page-formats.md.
 """
 
 from __future__ import annotations
@@ -18,14 +18,7 @@ SMALLEST_STEP = np.float32(1e-7)
 
 
 class _Affine(PageFormat):
-    """Base of the affine formats. ``scales`` of a row are the (scale, bias) pairs of its groups in order.
-
-    Each group is computed in float32, with every operation correctly rounded:
-    low = min x, high = max x, n = 2^bits - 1, d = max((high - low) / n, 1e-7).
-    If |low| > |high|, step = d and edge = low, else step = -d and edge = high.
-    With k = rint(edge / step): if k is not 0, step = edge / k and bias = edge, else bias = 0.
-    The code of x is rint((x - bias) / step), half to even, limited to 0..n. Step and bias are rounded to fp16
-    only then, when they are stored. A row is storable if it and its stored scales and biases are finite."""
+    """Base of the affine formats. ``scales`` of a row are the (scale, bias) pairs of its groups in order."""
 
     code_dtype = np.uint32
     bits: ClassVar[int]
@@ -64,7 +57,6 @@ class _Affine(PageFormat):
         return f"{self.name}: {self.bits}-bit codes, fp16 scale and bias per {GROUP_SIZE} values, no rotation"
 
     def _step_and_bias(self, groups: Floats) -> tuple[Floats, Floats]:
-        """Return the step and bias of each group, float32 [..., groups, 1], before they round to fp16."""
         low, high = groups.min(-1, keepdims=True), groups.max(-1, keepdims=True)
         step = np.maximum((high - low) / np.float32((1 << self.bits) - 1), SMALLEST_STEP)
         from_low = np.abs(low) > np.abs(high)

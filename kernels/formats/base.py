@@ -1,4 +1,4 @@
-"""Interface of page formats: how one row of K or V is stored, byte for byte."""
+"""Interface of page formats: how one row of K or V is stored."""
 
 from __future__ import annotations
 
@@ -20,15 +20,13 @@ MAX_FP16 = np.float32(65504)
 
 
 class PageFormat(ABC):
-    """Storage format of rows. A *row* is one position of one KV head: ``head_dim`` values of K, or of V.
+    """Storage format of rows. A *row* is one position of one KV head: ``head_dim`` values of K or of V.
 
     A stored row has ``codes`` [..., codes_per_row] of ``code_dtype`` and ``scales`` [..., scales_per_row] of
-    ``scale_dtype``. In a page, all codes of a head come first, then all its scales. K and V may have
-    different formats; a format does not know which of the two it stores.
+    ``scale_dtype``. In a page, all codes of a head come first, then all its scales.
 
-    To add a format, put a subclass with ``@register`` into a file of this folder. It defines the class
-    constants and the abstract methods. A backend without its own code for the format either runs these
-    methods (the reference backend) or refuses the format."""
+    To add a format, put a subclass with ``@register`` into a file of this folder.
+    """
 
     name: ClassVar[str]
     code_dtype: ClassVar[type[np.generic]]
@@ -44,19 +42,22 @@ class PageFormat(ABC):
 
     @abstractmethod
     def encode(self, rows: Floats) -> tuple[Array, Array, Bools]:
-        """Return codes, scales and a mask ``storable`` [...] of float32 rows. A row is not storable if it has
-        NaN or infinity, or a value that would be stored as such; its codes and scales are all zero."""
+        """Return codes, scales and a mask ``storable`` [...] of float32 rows.
+
+        A row is not storable if it has NaN, infinity or a value out of range; its codes and scales are then
+        0.
+        """
 
     @abstractmethod
     def dequantize(self, codes: Array, scales: Array) -> Floats:
-        """Return the float32 values of stored codes and scales, [..., head_dim]."""
+        """Return the float32 values [..., head_dim] of stored codes and scales."""
 
     @abstractmethod
     def describe(self) -> str:
         """Describe the format in one line: codes, scale, rotation."""
 
     def rotates(self, head_dim: int) -> bool:
-        """Whether pools store each row's Hadamard rotation (rotation.py) instead of the row itself."""
+        """Return whether rows are stored after a Hadamard rotation."""
         del head_dim
         return False
 
@@ -69,8 +70,10 @@ class PageFormat(ABC):
         return num_kv_heads * page_size * self.row_bytes(head_dim)
 
     def quantize(self, rows: ArrayLike) -> tuple[Array, Array]:
-        """Return codes and scales of rows [..., head_dim], which are converted to float32 and not rotated.
-        Raises ValueError for NaN, infinity, or a magnitude that the format cannot store."""
+        """Return codes and scales of rows [..., head_dim], without rotation.
+
+        Raises ValueError for NaN, infinity, or a magnitude that the format cannot store.
+        """
         values = np.asarray(rows, dtype=np.float32)
         self._check_rows(values)
         codes, scales, storable = self.encode(values)
@@ -102,7 +105,6 @@ class PageFormat(ABC):
         self.codes_per_row(rows.shape[-1])
 
     def _check_stored(self, codes: Array, scales: Array, head_dim: int) -> None:
-        """Raise ValueError unless codes and scales have the shapes and dtypes for ``head_dim`` values."""
         want = (*codes.shape[:-1], self.scales_per_row(head_dim))
         if codes.dtype != self.code_dtype or scales.dtype != self.scale_dtype or scales.shape != want:
             raise ValueError(
@@ -126,7 +128,7 @@ Format = TypeVar("Format", bound=type[PageFormat])
 
 
 def register(format_class: Format) -> Format:
-    """Register a format under its name; importing this folder imports every file in it."""
+    """Register a format under its name."""
     assert format_class.name not in FORMATS, f"two page formats are called {format_class.name!r}"
     FORMATS[format_class.name] = format_class()
     return format_class
@@ -134,13 +136,13 @@ def register(format_class: Format) -> Format:
 
 @dataclass(frozen=True, slots=True)
 class FormatPair:
-    """Names of the page formats of K and V, as in ``page_format``."""
+    """Names of the page formats of K and V."""
 
     k: str
     v: str
 
     def __str__(self) -> str:
-        """Return both names, such as int8/fp4, or one if they are equal, such as fp4."""
+        """Return both names, such as int8/fp4, or a single name if they are equal."""
         return self.k if self.k == self.v else f"{self.k}/{self.v}"
 
 
@@ -150,6 +152,6 @@ pages, the default, are needed for that (docs/benchmarks/results)."""
 
 
 def format_pair(name: str) -> FormatPair:
-    """Return the formats of ``name``, which is one format for both or "K/V"."""
+    """Return the formats of ``name``: a format for both K and V, or "K/V"."""
     k, _, v = name.partition("/")
     return FormatPair(k, v or k)

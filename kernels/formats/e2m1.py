@@ -1,4 +1,4 @@
-"""E2M1, the 4-bit float of OCP Microscaling v1.0: its values, and how numbers are rounded to them."""
+"""E2M1, the 4-bit float of OCP Microscaling v1.0."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from .base import Floats
 MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 """Values of codes 0..7; codes 8..15 are their negatives."""
 
-# Boundaries of |x| / scale between neighbouring magnitudes, and whether a tie takes the upper (even) index.
+# Boundaries of |x| / scale between neighbouring magnitudes, and whether a tie takes the upper index.
 EDGES = ((0.25, False), (0.75, True), (1.25, False), (1.75, True), (2.5, False), (3.5, True), (5.0, False))
 
 
 def nearest_index(
     magnitudes: Floats, scale: Floats, edges: Sequence[tuple[float, bool]] = EDGES
 ) -> NDArray[np.uint8]:
-    """Return the index of the magnitude nearest to ``magnitudes / scale``, ties to even; for scale 0, the
-    largest index. The result is exact: a scale has at most 11 significant bits, so float32 holds every edge
-    times the scale."""
+    """Return the index of the magnitude nearest to ``magnitudes / scale``, ties to even.
+
+    The result is exact. For scale 0 it is the largest index.
+    """
     index = np.zeros(magnitudes.shape, np.uint8)
     for edge, tie_moves in edges:
         limit = scale * np.float32(edge)

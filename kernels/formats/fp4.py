@@ -1,8 +1,6 @@
 """fp4: E2M1 codes, eight to a uint32, with one fp16 scale per row.
 
-Every backend computes the float32 operations below in this order, so codes and scales are bit-equal
-everywhere; ``kernels/README.md`` repeats them for implementers. No operation may be contracted into a fused
-multiply-add, and subnormal float32 values are kept.
+Codes and scales are bit-equal on every backend: docs/spec/page-formats.md defines each operation.
 """
 
 from __future__ import annotations
@@ -23,22 +21,7 @@ reaches 0.096 and 0.101."""
 
 @register
 class FP4(PageFormat):
-    """fp4. Eight codes share a uint32; the first of them is in the lowest four bits.
-
-    Let a = max |x| (exact). Each factor f in SCALE_FACTORS gives a candidate scale s = fp16(min(a * f,
-    65504)), correctly rounded, with subnormals kept. The scale is then used as float32:
-
-    - The code of x is the sign bit of x (also of -0.0) above the index of the magnitude m nearest to
-      |x| / s, ties to the even index. It is exact: |x| is compared with s * 0.25, s * 0.75, ...,
-      products that float32 holds without rounding (11 bits times at most 3).
-    - The error of s is the sum of e = d * d over the row, where d = |x| - s * m (the product is exact).
-      d and e are rounded once each. For the sum, the row is zero-padded to P values, a power of two, and
-      halved: e[i] + e[i + P/2] for i < P/2, then P/4, ..., 1, one rounding per addition.
-    - The first candidate with the smallest error wins; candidates with s = 0 are ignored.
-
-    Rows whose candidates are all 0 (a below about 2^-25 / f, and rows of zeros) store scale 0 and codes 0.
-    Magnitudes above 6 * 65504 saturate. A row with NaN or infinity, before or after rotation, is not
-    storable."""
+    """fp4; the first of eight codes is in the lowest four bits of a uint32."""
 
     name = "fp4"
     code_dtype = np.uint32
@@ -72,7 +55,6 @@ class FP4(PageFormat):
 
 
 def _best_scale(magnitudes: Floats) -> tuple[NDArray[np.float16], NDArray[np.uint8]]:
-    """Return scales [..., 1] and magnitude indices [..., D] of the best candidate of each row."""
     absmax = magnitudes.max(-1, keepdims=True)
     best_scale = np.zeros(absmax.shape, np.float16)
     best_error = np.full(absmax.shape, np.inf, np.float32)

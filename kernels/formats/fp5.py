@@ -1,13 +1,12 @@
 """fp5: fp4 with one more fraction bit, in exactly 5 bits per value, scale included.
 
-A value is E2M2. Its upper four bits are an E2M1 code, stored as in fp4. The lowest bits of eight values share
-a byte. The first eight values of a row have no lowest bits (they are E2M1); their byte is the row's scale.
+The upper four bits of a value are an E2M1 code, stored as in fp4. The first eight values of a row have no
+lowest bit; the row's scale takes the place of these bits.
 
 codes   [D/8] uint32   nibble i of word j: sign and upper three bits of value 8 j + i
 scales  [D/8] uint8    byte 0: the scale, E5M3; bit i of byte j > 0: lowest bit of value 8 j + i
 
-As for fp4, every backend computes the float32 operations as written here, without fused multiply-adds, and
-with subnormal values kept; ``kernels/README.md`` repeats them for implementers.
+Codes and scales are bit-equal on every backend: docs/spec/page-formats.md defines each operation.
 """
 
 from __future__ import annotations
@@ -38,20 +37,7 @@ values and 0.055 for 128. Step 0 alone gives 0.065 and 0.060; all eleven steps g
 
 @register
 class FP5(PageFormat):
-    """fp5. Let a = max |x| (exact) and h = fp16(min(a * SCALE_FACTOR, LARGEST_SCALE)), correctly rounded.
-
-    E5M3 is fp16 without its sign and its seven lowest bits. So bits 7 to 14 of h are a byte b, which is the
-    largest E5M3 number at or below h. Each step in STEPS gives a candidate scale s: the E5M3 number of byte
-    min(max(b, 1) + step, 247).
-
-    - The index of x is that of the E2M2 magnitude m nearest to |x| / s (E2M1 for the first eight values),
-      ties to the even index. It is exact: the edges times s are float32 numbers.
-    - The error of s is computed as in fp4: ``d = |x| - s * m``, ``e = d * d``, sum by halving.
-    - The first candidate with the smallest error wins.
-
-    Rows whose h is 0 (a below about 2^-22, and rows of zeros) store zeros. Magnitudes above 7 * 61440 (6 *
-    61440 among the first eight) saturate. A row with NaN or infinity, before or after rotation, is not
-    storable."""
+    """fp5; see docs/spec/page-formats.md for the choice of the scale."""
 
     name = "fp5"
     code_dtype = np.uint32
@@ -94,12 +80,11 @@ class FP5(PageFormat):
 
 
 def scale_values(scales: NDArray[np.uint8]) -> Floats:
-    """Return the float32 values of E5M3 bytes; 0..247 are finite, 248 to 255 are never stored."""
+    """Return the float32 values of E5M3 bytes 0..247; larger bytes are never stored."""
     return (scales.astype(np.uint16) << np.uint16(7)).view(np.float16).astype(np.float32)
 
 
 def _best_scale(magnitudes: Floats) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Return scale bytes [..., 1] and E2M2 indices [..., D] of the best candidate of each row."""
     absmax = magnitudes.max(-1, keepdims=True)
     with np.errstate(under="ignore"):
         half = np.minimum(absmax * SCALE_FACTOR, LARGEST_SCALE).astype(np.float16)
@@ -123,7 +108,6 @@ def _best_scale(magnitudes: Floats) -> tuple[NDArray[np.uint8], NDArray[np.uint8
 
 
 def _nearest_index(magnitudes: Floats, scale: Floats) -> NDArray[np.uint8]:
-    """Return E2M2 indices [..., D]; those of the first eight values are even, so that they are E2M1."""
     index = e2m1.nearest_index(magnitudes, scale, EDGES)
     index[..., :COARSE] = e2m1.nearest_index(magnitudes[..., :COARSE], scale) << np.uint8(1)
     return index

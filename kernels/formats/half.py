@@ -1,4 +1,4 @@
-"""16-bit formats: the values themselves, correctly rounded, without scales."""
+"""16-bit formats: values rounded to nearest even, without scales."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .base import Array, Bools, Floats, PageFormat, check_multiple, register
 
 
 class _Half(PageFormat):
-    """Base of the 16-bit formats: codes are the values' bit patterns; ties round to even."""
+    """Base of the 16-bit formats; codes are the values' bit patterns."""
 
     code_dtype = np.uint16
 
@@ -31,8 +31,7 @@ class _Half(PageFormat):
         return codes, scales, storable
 
     @abstractmethod
-    def _round(self, rows: Floats) -> NDArray[np.uint16]:
-        """Return the bits of the nearest 16-bit values; NaN and infinity must not become finite."""
+    def _round(self, rows: Floats) -> NDArray[np.uint16]: ...
 
 
 @register
@@ -58,7 +57,7 @@ class BF16(_Half):
 
 @register
 class FP16(_Half):
-    """IEEE binary16; a magnitude that rounds beyond 65504 is refused rather than stored as infinity."""
+    """IEEE binary16; a magnitude that rounds beyond 65504 is refused."""
 
     name = "fp16"
 

@@ -1,7 +1,6 @@
 """int8 and int4: symmetric integers with one fp16 scale per rotated row.
 
-``kernels/README.md`` repeats the operations for implementers. Every float32 operation is rounded separately
-(no fused multiply-add), and subnormal values are kept.
+Codes and scales are bit-equal on every backend: docs/spec/page-formats.md defines each operation.
 """
 
 from __future__ import annotations
@@ -17,12 +16,8 @@ from .packing import pack, unpack
 class _Integer(PageFormat):
     """Two's-complement codes of ``bits`` bits, packed into uint32, element 0 in the lowest bits.
 
-    Let a = max |x| (exact). The row's scale is s = fp16(min(a * scale_factor, 65504)). The product is rounded
-    to float32, and fp16() rounds to nearest even and keeps subnormals; s is then used as float32. The code of
-    x is the integer nearest to the real quotient x / s, ties to even, limited to ``lowest``..``highest``.
-    (Rounding the float32 quotient to an integer gives the same: halves of integers times s are float32
-    numbers.) A row whose scale is 0 has codes 0. Rows with NaN or infinity, before or after rotation, are not
-    storable."""
+    The scale of a row is ``fp16(max|x| * scale_factor)``, at most 65504.
+    """
 
     code_dtype = np.uint32
     bits: ClassVar[int]
@@ -77,7 +72,7 @@ class INT8(_Integer):
 
 @register
 class INT4(_Integer):
-    """int4: -8..7; -8 occurs only if fp16 has rounded a tiny scale down."""
+    """int4: -8..7."""
 
     name = "int4"
     bits = 4

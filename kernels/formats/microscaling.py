@@ -1,9 +1,7 @@
 """mxfp4 and nvfp4: E2M1 codes with one scale byte for each 32 or 16 values.
 
-Codes, packing and scales equal those of ``mlx.core.quantize`` in the modes of these names, with three
-exceptions. A negative value that rounds to zero keeps its sign (code 8, as in fp4); MLX on a CPU stores 0.
-mxfp4 scales below 2^-126 are stored correctly; in MLX 0.32 their byte wraps around. A group of zeros has
-scale byte 0; MLX stores 127, which gives zeros, too.
+Codes and scales equal those of ``mlx.core.quantize``, except for negative zeros, tiny mxfp4 scales and groups
+of zeros: see docs/spec/page-formats.md.
 """
 
 from __future__ import annotations
@@ -22,9 +20,7 @@ Bytes = NDArray[np.uint8]
 
 
 class _Microscaled(PageFormat):
-    """Base of formats with one scale per ``group_size`` values. Below, a is a group's max |x|, exact. The
-    code of x at scale s is as in fp4: the sign bit of x above the index of the magnitude nearest to |x| / s,
-    ties to even, and 0 if s is 0. Rows with NaN or infinity are not storable. Rows are not rotated."""
+    """Base of formats with one scale per ``group_size`` values. Rows are not rotated."""
 
     code_dtype = np.uint32
     scale_dtype = np.uint8
@@ -69,9 +65,10 @@ class _Microscaled(PageFormat):
 
 @register
 class MXFP4(_Microscaled):
-    """mxfp4: E8M0 scales (OCP Microscaling v1.0). Byte b is 2^(b - 127); 255 is NaN and never stored. The
-    scale of a group is the smallest b with a <= 6 * 2^(b - 127), but at most 252, so only values beyond
-    6 * 2^125 saturate. From the bits of a, it is ``((bits + 0x3FFFFF) >> 23) - 2``, at least 0."""
+    """mxfp4: E8M0 scales (OCP Microscaling v1.0). Byte b is 2^(b - 127).
+
+    A group with largest magnitude a has the smallest b with a <= 6 * 2^(b - 127), but at most 252.
+    """
 
     name = "mxfp4"
     group_size = 32
@@ -91,11 +88,7 @@ class MXFP4(_Microscaled):
 
 @register
 class NVFP4(_Microscaled):
-    """nvfp4: E4M3 scales. The scale of a group is the one nearest to a / 6, ties to even, at most 448.
-
-    Let q be a / 6, correctly rounded to float32. If q >= 2^-6, q is rounded to three fraction bits (half to
-    even), which gives the E4M3 byte. Otherwise the byte is the integer nearest to q * 512 (half to even). The
-    byte is at most 126. A group with a <= 6 * 2^-10 has scale 0 and codes 0."""
+    """nvfp4: E4M3 scales, the nearest to (largest magnitude) / 6, ties to even, at most 448."""
 
     name = "nvfp4"
     group_size = 16

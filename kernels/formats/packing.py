@@ -1,4 +1,4 @@
-"""Packs codes of 4 or 8 bits into 32-bit words, element 0 into the lowest bits."""
+"""Packing of 4-bit or 8-bit codes into 32-bit words."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ def unpack(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
 
 
 def tree_sum(values: Floats) -> Floats:
-    """Return the sum over the last axis, [..., D] -> [..., 1], in a fixed order. The row is zero-padded to a
-    power of two. Then its upper half is added to its lower half until one value is left, with one rounding
-    per addition."""
+    """Return the sum over the last axis, [..., D] -> [..., 1], in a fixed order.
+
+    The row is zero-padded to a power of two. Its upper half is added to its lower half until one value is
+    left.
+    """
     width = 1 << (values.shape[-1] - 1).bit_length()
     if width != values.shape[-1]:
         padding = [(0, 0)] * (values.ndim - 1) + [(0, width - values.shape[-1])]

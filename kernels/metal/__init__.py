@@ -1,1 +1,1 @@
-"""Paged attention and quantize-and-write as Metal kernels, compiled by MLX on demand."""
+"""Metal kernels, compiled by MLX on demand."""

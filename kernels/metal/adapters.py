@@ -1,7 +1,7 @@
-"""Low-rank adapters (LoRA, DoRA) on Metal: two launches for all layers that read the same input.
+"""Low-rank adapters (LoRA, DoRA) on Metal: two launches for all layers with one input.
 
-The first launch multiplies each row by the first factors of its adapter. The second multiplies the result by
-the other factors and adds it to the outputs of all these layers. Factors are stored without padding.
+The first launch multiplies each row by the first factors of its adapter. The second multiplies by the other
+factors and adds the result to the outputs.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class MetalAdapterTable:
         self._library, self._inputs, self._outputs, self._dtype = library, inputs, tuple(outputs), dtype
         self._num_slots = num_slots
         self._factors: dict[tuple[int, int], _Factors] = {}
-        self._arrays: dict[str, mx.array] | None = None  # inputs of the kernels; None after a slot changed
-        self._most = MIN_ELEMENTS  # largest rank, which is the width of z
+        self._arrays: dict[str, mx.array] | None = None
+        self._most = MIN_ELEMENTS
 
     def put(
         self, slot: int, layer: int, a: mx.array, b: mx.array, scale: float, gain: mx.array | None,
@@ -140,7 +140,7 @@ _LIMIT = 1e-5
 
 
 def adapter_problem(library: KernelLibrary) -> str | None:
-    """Test the adapter kernels; return one line about what is wrong, or None if they pass."""
+    """Test the adapter kernels; return one line about the failure, or None if they pass."""
     rng = np.random.default_rng(0)
 
     def normal(*shape: int) -> mx.array:

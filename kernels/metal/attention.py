@@ -1,8 +1,4 @@
-"""Attention of one step: decode rows go to the decode kernel, rows of prompt chunks to the chunk kernel.
-
-Arrays of the step's metadata are put on the device at their first use, and every layer uses them. Inputs of a
-layer that do not change from step to step are prepared once.
-"""
+"""Attention of one step on Metal: a decode kernel, and a chunk kernel for prompt rows."""
 
 from __future__ import annotations
 
@@ -27,8 +23,10 @@ READ = ((MIN_ELEMENTS,), mx.bool_)  # shape and dtype of ``Attended.read``
 
 @dataclass(frozen=True, slots=True)
 class StoredPages:
-    """The pages of one layer: arrays (codes, scales) or (codes,) of K and of V. If kernels write in place,
-    ``after`` is the output of the last kernel that used these pages, and an input of the next kernel."""
+    """Pages of one layer: arrays (codes, scales) or (codes,) of K and of V.
+
+    With in-place writes, ``after`` orders kernels: it is the output of the last kernel on these pages.
+    """
 
     keys: tuple[mx.array, ...]
     values: tuple[mx.array, ...]
@@ -45,13 +43,12 @@ class StoredPages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Request to ``PagedAttention.partials``. A *part* is the attention of one row over some of its keys.
+    """Request for partial attention. A *part* is the attention of one row over some of its keys.
 
-    items       [4 * M]  if ``tiled`` is None, each item is one part: (row, row of the page table, first tile
-                of keys, end tile). Otherwise an item is a tile of rows that read the same pages: (first row,
-                number of rows, row of the page table, index of the first part); each row is one part
+    items       [4 * M]  (row, row of the page table, first tile of keys, end tile) of each part. With
+                ``tiled``: (first row, number of rows, row of the page table, index of the first part)
     plan        [M, 4]   ``items`` on the host
-    tiled       total number of parts if items are tiles of rows; otherwise None
+    tiled       number of parts if items are tiles of several rows; otherwise None
     positions   [T]      last position that each row sees
     seen_since  [T]      first position that each row sees, apart from the first ``keep``; None: 0
     page_table  [T, P]   pages of each row
@@ -72,16 +69,19 @@ class Parts:
         return len(self.plan)
 
     def inputs(self) -> dict[str, mx.array]:
-        """Return the inputs that a kernel reads for each row; the caller adds ``items`` for its kernel."""
+        """Return the inputs that a kernel reads for each row."""
         of_rows = {"positions": self.positions, "page_table": self.page_table}
         return of_rows if self.seen_since is None else of_rows | {"seen_since": self.seen_since}
 
 
 @dataclass(frozen=True, slots=True)
 class Partials:
-    """Results of M parts: ``values`` [M, Hq, Dv] are sums of V weighted by 2^(logit - top); ``stats``
-    [M, Hq, 4] are top (the largest logit), the sum of weights, and two unused numbers. ``read``: as in
-    ``Attended``."""
+    """Results of M parts, to be joined.
+
+    values   [M, Hq, Dv]  sums of V weighted by 2^(logit - top)
+    stats    [M, Hq, 4]   top (the largest logit), the sum of weights, and two unused numbers
+    read     as in ``Attended``
+    """
 
     values: mx.array
     stats: mx.array
@@ -90,8 +90,10 @@ class Partials:
 
 @dataclass(frozen=True, slots=True)
 class Attended:
-    """Result of attention, ``out`` [T, Hq, Dv]. If pages have an ``after``, ``read`` is the output for which
-    later writes of the pages must wait."""
+    """Result of attention, ``out`` [T, Hq, Dv].
+
+    With in-place writes, later writes of the pages must wait for ``read``.
+    """
 
     out: mx.array
     read: mx.array | None
@@ -99,7 +101,7 @@ class Attended:
 
 @dataclass(frozen=True, slots=True)
 class _Routes:
-    """Rows of a step by kernel, for layers with the same window and tile size, and their device arrays."""
+    """Rows of a step by kernel, and their device arrays."""
 
     decode: DecodePlan
     num_tiles: int
@@ -117,7 +119,6 @@ class _Step:
     starts: dict[int, mx.array] = field(default_factory=dict)
 
     def since(self, window: int) -> mx.array:
-        """Return the first position that each row sees in a layer with this window, apart from kept ones."""
         if window not in self.starts:
             self.starts[window] = padded(window_start(self.metadata.positions, window).astype(np.int32))
         return self.starts[window]
@@ -125,12 +126,7 @@ class _Step:
 
 @dataclass(slots=True)
 class _Layer:
-    """Data that launches for one layer reuse from step to step.
-
-    fixed     inputs on the device, made for ``options``
-    find      function that returns the kernel of a kind, such as "decode"
-    kernels   by kind: kernels that were launched before
-    """
+    """Data that launches for one layer reuse from step to step."""
 
     config: AttentionConfig
     options: AttendOptions
@@ -176,7 +172,7 @@ class PagedAttention:
         self._spec = spec
         self._library = library
         self._step: _Step | None = None
-        self._layers: dict[tuple[int, bool, bool], _Layer] = {}  # by layer, is partial, has ``seen_since``
+        self._layers: dict[tuple[int, bool, bool], _Layer] = {}
         self._kernels: dict[tuple[AttentionConfig, str], Kernel] = {}
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
@@ -197,7 +193,6 @@ class PagedAttention:
                 f"queries must be ({tokens}, a multiple of {spec.num_kv_heads}, {spec.head_dim}), "
                 f"got {queries.shape}"
             )
-        # If rows see positions after their own, the window still begins relative to their own position.
         window = None if step.metadata.last is None else spec.window
         ordered, bounded = pages.after is not None, window is not None
         of_layer = self._layer(layer, num_heads, options, ordered=ordered, bounded=bounded)
@@ -226,9 +221,7 @@ class PagedAttention:
         return Attended(out, _made(read))
 
     def partials(self, layer: int, queries: mx.array, pages: StoredPages, parts: Parts) -> Partials:
-        """Compute ``parts``; the results are not normalized, and V is still rotated. Every row counts as a
-        separate sequence, with the position, pages and visible range in ``parts`` instead of the layer's
-        window."""
+        """Compute ``parts``; the results are not normalized, and V is still rotated."""
         options = AttendOptions(scale=parts.scale, softcap=parts.softcap)
         ordered, bounded = pages.after is not None, parts.seen_since is not None
         of_layer = self._layer(
@@ -249,7 +242,6 @@ class PagedAttention:
         return Partials(values, stats, _made(read))
 
     def _decode(self, of_layer: _Layer, routes: _Routes, inputs: dict[str, mx.array]) -> Attended:
-        """Return the attention of the rows in ``routes.decode.rows``."""
         config, dtype = of_layer.config, inputs["queries"].dtype
         heads, dim = config.layer.num_kv_heads * config.group, config.layer.value_dim
         count, rows = len(routes.decode.items), len(routes.decode.joins)
@@ -279,7 +271,6 @@ class PagedAttention:
         bounded: bool,
         parts: Parts | None = None,
     ) -> _Layer:
-        """Return what is prepared for a layer; prepare it again if its options have changed."""
         key = layer, parts is not None, bounded
         found = self._layers.get(key)
         if found is not None and found.serves(num_heads, options, ordered=ordered):
@@ -304,7 +295,6 @@ class PagedAttention:
         return made
 
     def _kernel(self, config: AttentionConfig, kind: str) -> Kernel:
-        """Return the kernel for a configuration; similar layers share it."""
         if (config, kind) not in self._kernels:
             self._kernels[config, kind] = self._library.kernel(_UNITS[kind](config))
         return self._kernels[config, kind]
@@ -337,7 +327,6 @@ def _split(of_layer: _Layer, inputs: dict[str, mx.array], count: int) -> list[mx
 
 
 def _decode_launch(config: AttentionConfig, count: int, *outputs: tuple[tuple[int, ...], mx.Dtype]) -> Launch:
-    """Return the launch of decode attention: one threadgroup per item and KV head."""
     threads = 32 * config.decode_simdgroups
     return Launch(
         grid=(threads * count, config.layer.num_kv_heads, 1),
@@ -347,7 +336,6 @@ def _decode_launch(config: AttentionConfig, count: int, *outputs: tuple[tuple[in
 
 
 def _chunk_launch(config: AttentionConfig, count: int, *outputs: tuple[tuple[int, ...], mx.Dtype]) -> Launch:
-    """Return the launch of chunk attention: one threadgroup per tile and KV head."""
     threads = 32 * CHUNK_SIMDGROUPS
     return Launch(
         grid=(threads * count, config.layer.num_kv_heads, 1),
@@ -357,7 +345,6 @@ def _chunk_launch(config: AttentionConfig, count: int, *outputs: tuple[tuple[int
 
 
 def _part_outputs(config: AttentionConfig, count: int) -> tuple[tuple[tuple[int, ...], mx.Dtype], ...]:
-    """Return the shapes and dtypes of ``Partials``."""
     heads = config.layer.num_kv_heads * config.group
     return ((count, heads, config.layer.value_dim), mx.float32), ((count, heads, 4), mx.float32)
 
@@ -368,7 +355,6 @@ def _made(read: list[mx.array]) -> mx.array | None:
 
 @functools.lru_cache(maxsize=64)
 def device_params(scale: float, softcap: float | None) -> mx.array:
-    """Return the input ``params`` of sources/attention.metal."""
     values = np.zeros(MIN_ELEMENTS, np.float32)
     values[0] = scale * _LOG2_E if softcap is None else scale
     if softcap is not None:
@@ -377,7 +363,6 @@ def device_params(scale: float, softcap: float | None) -> mx.array:
 
 
 def per_head(name: str, array: mx.array, num_heads: int) -> mx.array:
-    """Return an array of one number per query head as float32, padded for kernels."""
     if array.shape != (num_heads,):
         raise ValueError(f"{name} must be ({num_heads},), one per query head, got {array.shape}")
     return mx.pad(array.astype(mx.float32), (0, max(0, MIN_ELEMENTS - num_heads)))

@@ -1,4 +1,4 @@
-"""Kernel sources (units) of attention, and the sizes on which host and kernel must agree."""
+"""Kernel sources (units) of attention."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def chunk_parts(layer: LayerSpec) -> int:
 
 
 def chunk_tokens(layer: LayerSpec, group: int) -> int:
-    """Return the number of tokens in a tile of the chunk kernel; each token has ``group`` rows."""
+    """Return the number of tokens in a tile of the chunk kernel."""
     return 8 * CHUNK_SIMDGROUPS // chunk_parts(layer) // group
 
 
@@ -60,8 +60,7 @@ class AttentionConfig(PageReaderConfig):
 
     @property
     def slices(self) -> int:
-        """Number of simdgroups that share the query heads of a KV head in decode. Each computes at most
-        ``MAX_HEADS`` heads, because queries and sums are in registers."""
+        """Number of simdgroups that share the query heads of a KV head in decode."""
         return -(-self.group // MAX_HEADS)
 
     @property
@@ -71,8 +70,7 @@ class AttentionConfig(PageReaderConfig):
 
     @property
     def ranges(self) -> int:
-        """Number of ranges into which decode divides an item's tiles of keys, each for one simdgroup per
-        slice. The number is even. With one or two slices there are 8 simdgroups in total."""
+        """Number of ranges of keys that decode divides among simdgroups; always even."""
         return {1: 8, 2: 4, 3: 4}.get(self.slices, 2)
 
     @property
@@ -85,8 +83,7 @@ class AttentionConfig(PageReaderConfig):
 
     @property
     def chunk_keys(self) -> int:
-        """Number of keys in a tile of the chunk kernel: few enough that the tiles of two threadgroups fit
-        into the threadgroup memory of a GPU core."""
+        """Number of keys in a tile of the chunk kernel; two tiles fit into threadgroup memory."""
         products = 0 if self.chunk_parts == 1 else 32 * CHUNK_SIMDGROUPS  # bytes per key
         return next(
             keys
@@ -96,8 +93,6 @@ class AttentionConfig(PageReaderConfig):
 
     @property
     def _values_first(self) -> bool:
-        """Whether the chunk kernel dequantizes tiles of V before it multiplies K. Some formats would
-        otherwise need too many registers."""
         wide = max(self.layer.head_dim, self.layer.value_dim) > 128
         late = ("mxfp4", "nvfp4", "fp5") if wide else ("mxfp4", "nvfp4")
         return self.k_format in late or self.v_format in late
@@ -181,9 +176,8 @@ class AttentionConfig(PageReaderConfig):
         split: bool,
         more: tuple[str, ...] = (),
     ) -> KernelSource:
-        """Return the unit of a kernel that reads pages; ``more``: its additional inputs."""
         inputs = self._inputs(plan) + more
-        if split:  # sinks are added once, at the end
+        if split:
             inputs = tuple(name for name in inputs if name != "sinks")
             macros = {**macros, "SINKS": 0, "SINK(head)": "0.0f"}
         return make_unit(
@@ -197,8 +191,7 @@ class AttentionConfig(PageReaderConfig):
         )
 
     def reduce_unit(self) -> KernelSource:
-        """Return the unit that joins the partial results of splits. Its text depends only on what joining
-        needs, so layers with different windows, page sizes or formats share it."""
+        """Return the unit that joins partial results."""
         inputs = ("rows", "partial", "stats") + (("sinks",) if self.sinks else ())
         own = ("VALUE_DIM", "VALUE_LANE", "VALUE_NORM_BITS", "NUM_HEADS", "SINKS", "SINK(head)")
         macros: dict[str, int | str] = {name: value for name, value in self._macros().items() if name in own}

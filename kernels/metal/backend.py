@@ -42,8 +42,7 @@ class MetalBackend:
 
     @property
     def recurrent_kernels(self) -> RecurrentKernels | None:
-        """Recurrent kernels, or None. They write states in place, so the device must let kernels write their
-        inputs. They must also pass a self-test, which runs at the first use."""
+        """Recurrent kernels; None if they fail their self-test or the device cannot write states in place."""
         if not self._writes_in_place:
             return None
         if not self._asked_for_recurrences:
@@ -84,8 +83,7 @@ class MetalBackend:
         return MetalResidualCache(self.create_pool(spec), self.create_pool(residual))
 
     def try_in_place(self) -> str:
-        """Let pools write pages in place from now on, if a self-test passes; return one line that says so or
-        not. The test writes, reads back, attends and copies pages, and has several steps in flight."""
+        """Let pools write pages in place if a self-test passes; return one line about the result."""
         self._writes_in_place = True
         failure = first_failure(self)
         if failure is not None:

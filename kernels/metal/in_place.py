@@ -1,13 +1,7 @@
-"""Pages written in place: without a scatter, and without a copy of a pool that is still referenced.
+"""Pages written in place on Metal, without copies of the pool.
 
-A kernel that writes pages changes one of its inputs, which MLX does not see. So the order of kernels is given
-by dependencies made for this purpose: every kernel that writes, reads or copies pages of a layer takes the
-output of the previous kernel as an input, and makes a small array for the next one. So the kernels of a layer
-run in launch order, even if several steps are in flight. MLX's own operations read pages only after the
-kernels, and the host writes pages only when no kernel runs.
-
-A step then needs one launch per layer to write K, V and their flags, and the pool keeps the same arrays. The
-device must let kernels write their inputs, which ``MetalBackend.try_in_place`` tests.
+MLX does not see that a kernel changes its input. So each kernel on a layer's pages takes an output of the
+previous kernel as an input, which keeps the order of launches. A step needs one launch per layer to write.
 """
 
 from __future__ import annotations
@@ -32,9 +26,8 @@ _THREADS = 128
 
 
 def copy_unit(spec: PoolSpec, layer: int, run_bytes: Mapping[str, int]) -> KernelSource:
-    """Return the unit that copies pages; ``run_bytes``: by array (k_codes, ..), bytes of a head in a page."""
+    """Return the unit that copies pages; ``run_bytes``: bytes of a head in a page, by array."""
     k_format, v_format, heads = page_format(spec.k_format), page_format(spec.v_format), spec.layers[layer]
-    # Copy 16 bytes at a time, or fewer if some sizes are not multiples of 16.
     size, word = next(
         (size, word)
         for size, word in ((16, "uint4"), (2, "ushort"), (1, "uchar"))
@@ -70,9 +63,11 @@ def copy_pages(
     after: mx.array,
     pairs: Sequence[tuple[int, int]],
 ) -> mx.array:
-    """Copy pages of one layer; no page is both a source and a target. ``parts``: the layer's arrays
-    [rows, width] by name. The copy runs after the kernel that made ``after``. It returns the ``after`` of the
-    next kernel."""
+    """Copy pages of one layer; no page is both a source and a target.
+
+    parts   the layer's arrays [rows, width] by name
+    after   output of the previous kernel on these pages; the result is this kernel's output
+    """
     heads = spec.layers[layer].num_kv_heads
     run_bytes = {name: spec.page_size * array.shape[-1] * array.dtype.size for name, array in parts.items()}
     inputs = {
@@ -90,9 +85,7 @@ def copy_pages(
 
 
 class InPlacePool(MetalPool):
-    """A ``MetalPool`` whose kernels write the pool's own arrays. ``_last[layer]`` is the output of the last
-    kernel that used the layer's pages. ``_unstorable``, bool [max(T, 8)], is the output of the step's last
-    write: it marks tokens of which a row could not be stored in some layer so far."""
+    """A ``MetalPool`` whose kernels write the pool's own arrays."""
 
     def __init__(self, spec: PoolSpec, library: KernelLibrary) -> None:
         super().__init__(spec, library)
@@ -127,7 +120,7 @@ class InPlacePool(MetalPool):
         self._dtypes[layer] = (keys.dtype, values.dtype)
 
     def pending(self) -> list[mx.array]:
-        """Return only the output of the last write, which depends on all other writes of the step."""
+        """Return the output of the last write, which depends on all other writes of the step."""
         return [] if self._unstorable is None else [self._unstorable]
 
     def flags(self) -> list[mx.array]:
@@ -147,8 +140,7 @@ class InPlacePool(MetalPool):
         return super().read_pages(pages)
 
     def write_pages(self, pages: Sequence[int], data: PageBytes) -> None:
-        """Write pages from the host into the arrays' own memory. MLX's scatter would copy an array that the
-        device still holds."""
+        """Write pages from the host into the arrays' own memory."""
         check_write(self._spec, pages, data)
         self._finish()
         at = np.array(pages, np.int64)
@@ -162,7 +154,6 @@ class InPlacePool(MetalPool):
                 start += width
 
     def _finish(self) -> None:
-        """Wait for every kernel that writes or reads the pool's arrays."""
         mx.eval(self._last)
 
     def _was_read(self, layer: int, read: mx.array | None) -> None:
@@ -170,7 +161,6 @@ class InPlacePool(MetalPool):
         self._last[layer] = read
 
     def _copy(self, pairs: list[tuple[int, int]]) -> None:
-        """Copy pages, after the last kernel that used them and before the next."""
         for layer in range(len(self._spec.layers)):
             parts = super()._pages(layer).inputs()
             self._last[layer] = copy_pages(self._library, self._spec, layer, parts, self._last[layer], pairs)
@@ -180,14 +170,12 @@ class InPlacePool(MetalPool):
         return StoredPages(tuple(keys), tuple(values), self._last[layer])
 
     def _writer(self, key_dim: int, value_dim: int) -> Kernel:
-        """Return the kernel that stores rows of K and V."""
         if (key_dim, value_dim) not in self._writers:
             unit = write_unit(*self._formats, key_dim, value_dim)
             self._writers[key_dim, value_dim] = self._library.kernel(unit)
         return self._writers[key_dim, value_dim]
 
     def _target_rows(self, heads: int) -> mx.array:
-        """Return the indices of the pool rows that the step writes, [T * Hkv], padded for kernels."""
         if heads not in self._rows:
             page, offset = np.divmod(
                 self._step.groups[0].slots[:, None].astype(np.int64), self._spec.page_size
@@ -198,7 +186,6 @@ class InPlacePool(MetalPool):
 
 
 def _memory(array: mx.array) -> NDArray[Any]:
-    """Return the memory of an array as a writable NumPy array of unsigned integers."""
     plain = array.view({1: mx.uint8, 2: mx.uint16, 4: mx.uint32}[array.dtype.size])
     mx.eval(plain)
     memory = np.array(plain, copy=False)
@@ -212,7 +199,7 @@ _STEPS = 6
 
 
 def copies_pages(library: KernelLibrary) -> bool:
-    """Whether this device correctly copies a page that it has just written."""
+    """Return whether this device correctly copies a page that it has just written."""
     pool = _pool(library)
     rows = mx.random.normal((_PAGE_SIZE, 2, 64), key=mx.random.key(0))
     pool.begin_step(_step(0, _PAGE_SIZE, page=0))
@@ -227,8 +214,7 @@ def copies_pages(library: KernelLibrary) -> bool:
 
 
 def overlaps_steps(library: KernelLibrary) -> bool:
-    """Whether steps give the same bits with several in flight as one by one. Each step overwrites a token
-    that an earlier step reads, so a write at the wrong time changes the results."""
+    """Return whether several steps in flight give the same bits as steps one by one."""
     outs = []
     for waits in (True, False):
         pool, made = _pool(library), []
@@ -251,5 +237,4 @@ def _pool(library: KernelLibrary) -> InPlacePool:
 
 
 def _step(start: int, stop: int, *, page: int) -> AttentionMetadata:
-    """Return positions [start, stop) of a sequence of one page."""
     return AttentionMetadata.of([(start, stop)], np.array([[page]], np.int32), page_size=_PAGE_SIZE)

@@ -1,4 +1,4 @@
-"""Kernel sources (units) of attention over latents (MLA), and sizes on which host and kernel must agree."""
+"""Kernel sources (units) of attention over latents (MLA)."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ MAX_ROTARY = 128
 
 
 def may_hold_latents(layer: LayerSpec) -> bool:
-    """Whether this kernel supports layers of this shape; their rows may be wider than in other kernels."""
+    """Return whether the kernel supports layers of this shape."""
     return layer.num_kv_heads == 1 and layer.head_dim <= MAX_LATENT and layer.value_dim <= MAX_ROTARY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentConfig(PageReaderConfig):
-    """Parameters for which a kernel over latents is compiled; ``value_dim`` is the width of rotary keys.
+    """Parameters for which a kernel over latents is compiled.
 
+    value_dim  width of rotary keys
     num_heads  number of query heads
     """
 
@@ -45,8 +46,7 @@ class LatentConfig(PageReaderConfig):
 
     @property
     def simdgroups(self) -> int:
-        """Number of simdgroups of a threadgroup. It is twice as large if a token has more than 16 rows, so
-        that latents are read half as often."""
+        """Number of simdgroups of a threadgroup."""
         return PARTS * (2 if self.num_heads <= 16 else 4)
 
     @property
@@ -56,7 +56,7 @@ class LatentConfig(PageReaderConfig):
 
     @property
     def keys(self) -> int:
-        """Number of keys in a tile, so few that tiles of two threadgroups fit into a GPU core's memory."""
+        """Number of keys in a tile; two tiles fit into a GPU core's threadgroup memory."""
         return next(keys for keys in (32, 16, 8) if keys == 8 or self._bytes(keys) <= CHUNK_BYTES)
 
     def _bytes(self, keys: int) -> int:

@@ -1,8 +1,7 @@
-"""Attention over latents (MLA) of one step. Here a row is a pair of a token and a query head.
+"""Attention over latents (MLA) on Metal. A row is a pair of a token and a query head.
 
-The same kernel computes decoded tokens and prompt tokens. A decoded token with many keys is *split*: each
-part reads some of the keys. If any token is split, decoded tokens have a launch of their own, the *reduce*
-kernel joins their parts, and prompts have another launch.
+A decoded token with many keys is *split*: several threadgroups each read some of its keys, and a further
+kernel joins their results.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ ALL_TILES = np.iinfo(np.int32).max
 
 @dataclass(frozen=True, slots=True)
 class LatentPlan:
-    """Launches of a step. Items are the work of one threadgroup; sources/latent.metal has their fields.
+    """Launches of a step. An item is the work of one threadgroup.
 
-    whole   [N, 8]  items whose outputs are final
-    split   [M, 8]  items whose outputs are parts, to be joined; M is 0 if no token is split
+    whole   [N, 8]  items with final outputs
+    split   [M, 8]  items with partial outputs; M is 0 if no token is split
     joins   [R, 4]  (first part, number of parts, 0, 0) of each token in ``rows``
     parts           number of parts that ``split`` writes
-    rows    [R]     the step's tokens that ``split`` computes
-    others  [T - R] the step's tokens that ``whole`` computes, in the order of their outputs
+    rows    [R]     tokens that ``split`` computes
+    others  [T - R] tokens that ``whole`` computes, in the order of their outputs
     """
 
     whole: Ints
@@ -49,22 +48,25 @@ class LatentPlan:
 
 
 def latent_splits(tiles: Ints, heads_tiles: int) -> Ints:
-    """Return the number of splits of tokens that read ``tiles`` tiles of 32 keys. ``heads_tiles``: number of
-    threadgroups for the heads of a token. There are at most 2 / ``heads_tiles`` times as many splits as in
-    other attention, because every split writes sums for all heads."""
+    """Return the number of splits of tokens that read ``tiles`` tiles of 32 keys.
+
+    heads_tiles   threadgroups for the heads of a token
+    """
     splits = num_splits(tiles)
     return np.minimum(splits, -(-2 * splits // heads_tiles)).astype(np.int32)
 
 
 def plan_latents(metadata: AttentionMetadata, layer: LayerSpec, *, num_heads: int, rows: int) -> LatentPlan:
-    """Plan the launches of a step, with ``rows`` (token, head) pairs per threadgroup. How a token is split
-    depends only on its own sequence."""
+    """Plan the launches of a step, with ``rows`` (token, head) pairs per threadgroup.
+
+    The splits of a token depend only on its own sequence.
+    """
     counts = np.diff(metadata.q_start)
     sequences = np.flatnonzero(counts == 1).astype(np.int32)
     alone = metadata.q_start[sequences]
     tiles = num_tiles(metadata.positions[alone], layer.window, layer.keep)
     parts, first = divide(alone, sequences, tiles, latent_splits(tiles, -(-num_heads // rows)))
-    if len(parts) == len(alone):  # no row is split
+    if len(parts) == len(alone):
         every = np.arange(len(counts), dtype=np.int32)
         nothing = np.zeros((0, 8), np.int32)
         return LatentPlan(
@@ -99,14 +101,15 @@ def head_tiles(parts: Ints, *, num_heads: int, rows: int) -> Ints:
 
 
 def _cut(metadata: AttentionMetadata, sequences: Ints, outs: Ints, *, num_heads: int, rows: int) -> Ints:
-    """Return items for all tokens of these sequences; ``outs``: index of each sequence's first output."""
     runs = metadata.q_start[sequences], np.diff(metadata.q_start)[sequences], sequences, outs
     return row_tiles(np.stack(runs, axis=1), num_heads=num_heads, rows=rows)
 
 
 def row_tiles(runs: Ints, *, num_heads: int, rows: int) -> Ints:
-    """Return items of runs of tokens [N, 4], (first token, number of tokens, sequence, first output), with up
-    to ``rows`` (token, head) pairs each."""
+    """Return items of runs of tokens, with up to ``rows`` (token, head) pairs each.
+
+    runs   [N, 4]  (first token, number of tokens, sequence, first output)
+    """
     first, lengths, sequences, outs = runs.T
     totals = lengths * num_heads
     counts = -(-totals // rows)
@@ -156,8 +159,10 @@ class LatentAttention:
     def attend(
         self, layer: int, queries: mx.array, rotary: mx.array, pages: StoredPages, options: AttendOptions
     ) -> Attended:
-        """Return attention [T, Hq, R] of queries [T, Hq, R] and rotary queries [T, Hq, P], in the dtype of
-        the queries. R is the width of latents, P that of rotary keys."""
+        """Return attention [T, Hq, R] of queries [T, Hq, R] and rotary queries [T, Hq, P].
+
+        R is the width of latents, P the width of rotary keys.
+        """
         step = self._begun()
         config = self._config(layer, queries, rotary, pages, options, tokens=step.metadata.num_tokens)
         inputs = self._inputs(queries, rotary, pages, options.scale) | {
@@ -194,7 +199,7 @@ class LatentAttention:
     def partials(
         self, layer: int, queries: mx.array, rotary: mx.array, pages: StoredPages, parts: Parts
     ) -> Partials:
-        """Compute ``parts`` over latents, as ``PagedAttention.partials``; values are [M, Hq, R]."""
+        """Compute ``parts`` over latents; values are [M, Hq, R]."""
         spec = replace(self._spec.layers[layer], window=None, keep=parts.keep)
         config = self._configured(
             spec, queries.shape[1], pages, sinks=False, bounded=parts.seen_since is not None
@@ -217,7 +222,6 @@ class LatentAttention:
         *,
         tokens: int,
     ) -> LatentConfig:
-        """Return the kernel's parameters. Raises ValueError unless queries fit the layer and the step."""
         spec = self._spec.layers[layer]
         if spec.num_kv_heads != 1 or options.softcap is not None:
             raise ValueError(f"latents have one KV head and no softcap, got {spec} and {options.softcap}")
@@ -265,7 +269,6 @@ class LatentAttention:
         return self._library.run(self._unit(config, "split"), inputs, _launch(config, items, *outputs))
 
     def _unit(self, config: LatentConfig, kind: str) -> KernelSource:
-        """Return the unit for a configuration."""
         if (config, kind) not in self._units:
             self._units[config, kind] = (
                 config.reduce_unit() if kind == "reduce" else config.unit(split=kind == "split")
@@ -297,7 +300,6 @@ class LatentAttention:
 
 
 def _launch(config: LatentConfig, items: int, *outputs: tuple[tuple[int, ...], mx.Dtype]) -> Launch:
-    """Return a launch of one threadgroup per item."""
     threads = 32 * config.simdgroups
     return Launch(
         grid=(threads * items, 1, 1), threadgroup=(threads, 1, 1), outputs=outputs + (READ,) * config.ordered

@@ -1,8 +1,4 @@
-"""Compiles and launches kernels.
-
-The compiler, ``compile_kernel``, is ``mx.fast.metal_kernel`` or a function with the same parameters, such as
-an emulator's. What it returns is called like a kernel of MLX and returns MLX arrays.
-"""
+"""Compilation and launch of Metal kernels."""
 
 from __future__ import annotations
 
@@ -33,8 +29,12 @@ class CompileKernel(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """Sizes of a launch. As in MLX, ``grid`` counts threads, not threadgroups; it is a multiple of
-    ``threadgroup``. ``outputs`` are the shapes and dtypes of outputs."""
+    """Sizes of a launch.
+
+    grid         number of threads, as in MLX; a multiple of ``threadgroup``
+    threadgroup  number of threads per threadgroup
+    outputs      shapes and dtypes of outputs
+    """
 
     grid: tuple[int, int, int]
     threadgroup: tuple[int, int, int]
@@ -47,13 +47,13 @@ def _metal_kernel(**parts: Any) -> Callable[..., Sequence[mx.array]]:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A compiled unit. Callers keep a kernel, because ``KernelLibrary.kernel`` compares whole texts."""
+    """A compiled kernel."""
 
     unit: KernelSource
     compiled: Callable[..., Sequence[mx.array]]
 
     def __call__(self, inputs: Mapping[str, mx.array], launch: Launch) -> list[mx.array]:
-        """Launch the kernel and return its outputs in order. ``inputs``: by name; others are ignored."""
+        """Launch the kernel and return its outputs in order; inputs that it does not have are ignored."""
         arrays = [inputs[name] for name in self.unit.input_names]
         for name, array in zip(self.unit.input_names, arrays, strict=True):
             if array.size < MIN_ELEMENTS:
@@ -72,7 +72,7 @@ class Kernel:
 
 @dataclass(slots=True)
 class KernelLibrary:
-    """Compiled units by name."""
+    """Compiled kernels by name."""
 
     compile_kernel: CompileKernel = _metal_kernel
     _kernels: dict[str, Kernel] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class KernelLibrary:
 
 
 def padded(array: NDArray[Any]) -> mx.array:
-    """Return the array on the device; if it has fewer than 8 elements, the last axis is zero-padded."""
+    """Return the array on the device, with the last axis zero-padded to at least 8 elements in total."""
     rows = int(np.prod(array.shape[:-1]))
     missing = -(-MIN_ELEMENTS // max(rows, 1)) - array.shape[-1]
     if missing > 0:
@@ -112,6 +112,6 @@ def padded(array: NDArray[Any]) -> mx.array:
 
 
 def wide(array: mx.array) -> mx.array:
-    """Return the array unchanged if it has at least 8 elements; otherwise flattened and zero-padded to 8."""
+    """Return the array; if it has fewer than 8 elements, flattened and zero-padded to 8."""
     missing = MIN_ELEMENTS - array.size
     return array if missing <= 0 else mx.pad(array.flatten(), (0, missing))

@@ -1,4 +1,4 @@
-"""Parameters that all kernels which attend over pages have: page formats, visible positions, and options."""
+"""Parameters common to all kernels that attend over pages."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from .units import format_source
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageReaderConfig:
-    """Parameters common to kernels of attention over K and V and over latents.
+    """Parameters common to all kernels that attend over pages.
 
-    bounded    whether the input `seen_since` gives the first position that each row sees, instead of the
-               layer's window
-    ordered    whether pages are written in place: the kernel then takes the input `after`, the output of the
-               last kernel on these pages, and makes the output `read` for the next
+    bounded    whether the input `seen_since` gives the first position that each row sees
+    ordered    whether pages are written in place, so that kernels take and make an ordering array
     """
 
     layer: LayerSpec
@@ -36,7 +34,7 @@ class PageReaderConfig:
         )
 
     def name_with(self, heads: str) -> str:
-        """Return the part of a unit's name that tells its parameters; ``heads``: text about its heads."""
+        """Return the part of a kernel's name that identifies its parameters."""
         layer = self.layer
         options = {"s": self.sinks, "c": self.softcap, "b": self.bounded, "o": self.ordered}
         return (

@@ -1,8 +1,8 @@
-"""Plans which kernel computes which rows of a step. The host makes the plan once, as flat int32 arrays.
+"""Plan of a step on Metal: which kernel computes which rows, as flat int32 arrays.
 
-If a sequence has one row in the step, the row goes to the decode kernel. All other rows go to the chunk
-kernel, in tiles of rows. A decode row with many keys is split: several threadgroups each read some of the
-keys. Every choice depends only on the row's own sequence, so a sequence gets the same bits in any batch.
+The decode kernel computes sequences with one row. The chunk kernel computes other rows in tiles. A decode row
+with many keys is split among threadgroups. Every choice depends only on the row's own sequence, so a sequence
+gets the same bits in any batch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class DecodePlan:
 
 
 def num_tiles(positions: Ints, window: int | None, keep: int) -> Ints:
-    """Return how many tiles of 32 keys queries at ``positions`` read (``span_from`` in the Metal sources)."""
+    """Return how many tiles of 32 keys queries at ``positions`` read."""
     if window is None:
         return np.asarray(positions // DECODE_TILE + 1, np.int32)
     return bounded_tiles(positions, window_start(positions, window), keep)
@@ -57,14 +57,16 @@ def bounded_tiles(positions: Ints, low: Ints, keep: int) -> Ints:
 
 
 def num_splits(tiles: Ints) -> Ints:
-    """Return the number of splits of rows that read ``tiles`` tiles, whatever else is in the step."""
+    """Return the number of splits of rows that read ``tiles`` tiles."""
     fine, full = -(-tiles // SPLIT_TILES), -(-tiles // FULL_SPLIT_TILES)
     return np.asarray(np.minimum(np.minimum(fine, np.maximum(full, MANY_SPLITS)), MAX_SPLITS), np.int32)
 
 
 def plan_decode(metadata: AttentionMetadata, window: int | None, keep: int) -> DecodePlan:
-    """Plan the decode rows of a step. If any row is split, the other rows are launched as one split each.
-    Their results have the same bits as without splits, and the step needs no additional launch."""
+    """Plan the decode rows of a step.
+
+    If any row is split, the other rows are launched as one split each.
+    """
     sequences = np.flatnonzero(np.diff(metadata.q_start) == 1).astype(np.int32)
     rows = metadata.q_start[sequences]
     tiles = num_tiles(metadata.positions[rows], window, keep)
@@ -86,9 +88,11 @@ def divide(rows: Ints, sequences: Ints, tiles: Ints, splits: Ints) -> tuple[Ints
 
 
 def plan_chunks(metadata: AttentionMetadata, tokens_per_tile: int) -> Ints:
-    """Return the tiles [N, 4] of the step's chunk rows, possibly none. A tile is (first row, number of rows,
-    sequence, total number of tiles). Entries (index, 0, 0, row) follow: decode output ``index`` is copied to
-    ``row``."""
+    """Return the tiles [N, 4] of the step's chunk rows.
+
+    A tile is (first row, number of rows, sequence, total number of tiles). Entries (index, 0, 0, row) follow:
+    decode output ``index`` is copied to ``row``.
+    """
     rows = chunk_rows(metadata)
     if not len(rows):
         return _fours([])
@@ -108,8 +112,10 @@ def chunk_rows(metadata: AttentionMetadata) -> Ints:
 
 
 def cut(rows: Ints, owners: NDArray[np.integer], size: int) -> tuple[Ints, Ints]:
-    """Cut ``rows`` into runs of at most ``size`` consecutive rows with one owner. Returns the first index and
-    the length of each run."""
+    """Cut ``rows`` into runs of at most ``size`` consecutive rows with one owner.
+
+    Returns the first index and the length of each run.
+    """
     starts = np.append(True, (np.diff(rows) != 1) | (np.diff(owners) != 0))[: len(rows)]
     begin = np.flatnonzero(starts)
     within = np.arange(len(rows)) - np.repeat(begin, np.diff(np.append(begin, len(rows))))

@@ -1,9 +1,6 @@
 """``KVPool`` on Metal kernels.
 
-Pages are stored in the arrays of the reference pool: codes and scales of K and of V for each layer, with rows
-in page order. A write launches one kernel that rotates and quantizes all rows of K, and one for V. MLX then
-scatters the results into the pool arrays, so that every dependency is in MLX's graph. MLX's own operations
-gather and copy pages.
+A kernel rotates and quantizes rows of K or V. MLX then scatters the results into the pool arrays.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ from .units import (
 
 
 class MetalPool(ReferencePool):
-    """A pool that writes pages, and attends over them, with kernels from ``library``."""
+    """A pool that writes pages, and attends over them, with Metal kernels."""
 
     def __init__(self, spec: PoolSpec, library: KernelLibrary) -> None:
         _check(spec)
@@ -69,13 +66,10 @@ class MetalPool(ReferencePool):
             if rows.shape != (tokens, spec.num_kv_heads, dim):
                 raise ValueError(f"{name} must be {(tokens, spec.num_kv_heads, dim)}, got {rows.shape}")
 
-    def _was_read(self, layer: int, read: mx.array | None) -> None:
-        """Called when a kernel that reads pages of ``layer`` was launched. Later writes must wait for its
-        output ``read``. There is nothing to do here, because MLX's scatter waits by itself."""
+    def _was_read(self, layer: int, read: mx.array | None) -> None: ...
 
     def partials(self, layer: int, queries: mx.array, rotary: mx.array | None, parts: Parts) -> Partials:
-        """Compute ``parts``; see ``PagedAttention.partials`` or, with ``rotary``,
-        ``LatentAttention.partials``."""
+        """Compute ``parts`` of attention; ``rotary``: rotary queries of a latent layer."""
         pages = self._pages(layer)
         if rotary is None:
             partials = self._attention.partials(layer, queries, pages, parts)
@@ -89,7 +83,6 @@ class MetalPool(ReferencePool):
         return StoredPages(tuple(keys), tuple(values))
 
     def _store(self, layer: int, part: int, rows: mx.array) -> mx.array:
-        """Store rows [T, Hkv, dim] of K (``part`` 0) or V (1); return a mask [T * Hkv] of storable rows."""
         tokens, heads, dim = rows.shape
         layout = self._codecs[part].layout(dim)
         launch = rows_launch(tokens * heads, *layout)
@@ -100,7 +93,6 @@ class MetalPool(ReferencePool):
         return storable
 
     def _row_unit(self, part: int, dim: int) -> KernelSource:
-        """Return the unit that quantizes rows of K (``part`` 0) or V (1)."""
         if (part, dim) not in self._row_units:
             self._row_units[part, dim] = quantize_unit(self._formats[part], dim)
         return self._row_units[part, dim]
@@ -118,7 +110,6 @@ def rows_launch(count: int, *layout: tuple[int, mx.Dtype]) -> Launch:
 
 
 def _check(spec: PoolSpec) -> None:
-    """Raise ValueError for pools that the kernels cannot read."""
     size = spec.page_size
     if size & (size - 1):
         raise ValueError(

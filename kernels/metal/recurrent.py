@@ -1,8 +1,7 @@
-"""Recurrent layers on Metal: one launch computes all segments of a step and writes states in place.
+"""Recurrent layers on Metal: one launch computes all segments of a step.
 
-The methods are those of ``RecurrentKernels``. A kernel writes slots of a pool, but for MLX the pool is only
-an input. So later readers of the pool must wait for y. The device must let kernels write their inputs
-(``in_place.py``), and only one step with states may be in flight.
+Kernels write states in place. MLX does not see that, so later readers of the pool must wait for y. Only one
+step with states may be in flight.
 """
 
 from __future__ import annotations
@@ -25,8 +24,10 @@ from .units import KernelSource
 
 @dataclass(frozen=True, slots=True)
 class SegmentArrays:
-    """A step's segments [num_segments, 8], without empty ones, and its checkpoints, sorted by row, as kernels
-    read them (sources/recurrent.metal). ``left``: rows after which the step keeps a state (None: all)."""
+    """A step's segments and checkpoints as kernels read them.
+
+    left   rows after which the step keeps a state (None: all)
+    """
 
     num_segments: int
     segments: mx.array
@@ -205,7 +206,6 @@ class MetalRecurrences:
         grid: tuple[int, int],
         state: MatrixState | None,
     ) -> tuple[mx.array, mx.array]:
-        """Run a kernel; return ``pool``, which it writes, and y with the shape and dtype of ``like``."""
         given = {name: wide(array) for name, array in inputs.items()}
         given |= {"pool": pool, "to_pool": pool, "segments": step.segments, "checkpoints": step.checkpoints}
         threads = CONV_THREADS if state is None else 32 * state.simdgroups
@@ -221,14 +221,12 @@ class MetalRecurrences:
         return self._kernels[key]
 
     def _limits(self, low: float, high: float) -> mx.array:
-        """Return the kernel input ``limits``, an array of two numbers."""
         if (low, high) not in self._numbers:
             self._numbers[low, high] = padded(np.array([low, high], np.float32))
         return self._numbers[low, high]
 
 
 def _check(name: str, array: mx.array, shape: tuple[int, ...], dtype: mx.Dtype | None = None) -> None:
-    """Raise ValueError unless an array has this shape and dtype, which kernels do not check."""
     if array.shape != shape or (dtype is not None and array.dtype != dtype):
         wanted = "" if dtype is None else f"{dtype} "
         raise ValueError(f"{name} must be {wanted}{list(shape)}, got {array.dtype} {list(array.shape)}")
@@ -247,7 +245,7 @@ Check = Callable[[MetalRecurrences, np.random.Generator], tuple[list[mx.array], 
 
 
 def recurrent_problem(library: KernelLibrary) -> str | None:
-    """Test the recurrent kernels; return one line about what is wrong, or None if they pass."""
+    """Test the recurrent kernels; return one line about the failure, or None if they pass."""
     kernels = MetalRecurrences(library)
     for name, check in (("delta rule", _delta), ("SSD", _ssd), ("convolution", _conv)):
         try:
@@ -302,7 +300,6 @@ def _normal(rng: np.random.Generator, *shape: int) -> NDArray[np.float32]:
 
 
 def _pool(states: Array) -> mx.array:
-    """Return a new, evaluated array with these states."""
     pool = mx.array(states)
     mx.eval(pool)
     return pool

@@ -1,4 +1,4 @@
-"""Kernel sources (units) of recurrences: sources/delta.metal, ssd.metal and conv.metal."""
+"""Kernel sources (units) of recurrences."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DECAYS: dict[GateKind, str] = {
 
 
 def takes_width(width: int) -> bool:
-    """Whether there is a kernel for states with rows of this many values."""
+    """Return whether there is a kernel for states with rows of ``width`` values."""
     return width % WIDTH_MULTIPLE == 0 and 0 < width <= MAX_WIDTH
 
 

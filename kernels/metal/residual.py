@@ -1,13 +1,8 @@
-"""Attention over quantized pages and their residual pages on Metal.
+"""Attention over quantized pages and 16-bit residual pages on Metal.
 
-There are two *kinds* of pages: quantized and residual. Of each kind, a row reads one or two runs of whole
-pages. Put together, these form a shorter sequence that the row sees up to its end. Once per step, the host
-makes page tables of these shorter sequences for each row. The decode kernel then runs over them unchanged,
-or, for prompt rows that read the same pages, the chunk kernel. MLX's own operations join the results of both
-kinds.
-
-Positions in a shorter sequence differ from those in the sequence. So in layers with a window, the kernels get
-the first visible position of each row, and skip the tiles before it.
+For each row, the pages of one kind form a shorter sequence, over which the usual kernels run. MLX's
+operations
+join the results of both kinds.
 """
 
 from __future__ import annotations
@@ -56,7 +51,7 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """Rows [R] of the step that go to the same kernel, and what they read from each kind of pages."""
+    """Rows [R] of the step that go to the same kernel."""
 
     rows: Ints
     runs: tuple[_Run, _Run]
@@ -64,12 +59,11 @@ class _Route:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """The shorter sequence of each row: the pages of one kind that the row reads.
+    """For each row, the pages of one kind that it reads.
 
     page_table  [T, P]  the pages
     positions   [T]     last position in these pages; -1 if there are none
-    seen_since  [T]     first position that the row sees, apart from the first ``keep``; more than
-                        ``positions`` if the row sees none. None: the row sees all
+    seen_since  [T]     first position that the row sees, apart from the first ``keep`` (None: all)
     """
 
     page_table: Ints
@@ -79,12 +73,10 @@ class _Kind:
 
     @property
     def live(self) -> NDArray[np.bool_]:
-        """Mask of rows that see any of these pages: a row that does also sees their last position."""
         return self.positions >= (0 if self.seen_since is None else self.seen_since)
 
     @property
     def tiles(self) -> Ints:
-        """Number of tiles of 32 keys that each row reads."""
         if self.seen_since is None:
             return (self.positions + DECODE_TILE) // DECODE_TILE  # 0 for position -1, a row without pages
         return np.where(self.live, bounded_tiles(self.positions, self.seen_since, self.keep), 0)
@@ -92,8 +84,12 @@ class _Kind:
 
 @dataclass(frozen=True, slots=True)
 class _Reach:
-    """Positions that queries of a layer read. ``window``: as in LayerSpec. ``residual`` and ``keep``: the
-    window, and the number of first positions, that are read from residual pages."""
+    """Positions that queries of a layer read.
+
+    window     as in LayerSpec
+    residual   window that is read from residual pages
+    keep       number of first positions that are read from residual pages
+    """
 
     window: int | None
     residual: int
@@ -107,9 +103,6 @@ class _Reach:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """Plans of a step for layers with the same reach. ``tables``: ``kinds`` on the device; ``routes``: by
-    number of tokens in a tile."""
-
     kinds: tuple[_Kind, _Kind]
     tables: tuple[_Table, _Table]
     routes: dict[int, list[_Route]] = field(default_factory=dict)
@@ -129,7 +122,7 @@ class _Table:
 
 
 class MetalResidualCache(ResidualCache[MetalPool]):
-    """Residual cache on Metal. A tile of prompt rows ends where rows begin to read other pages."""
+    """Residual cache on Metal."""
 
     _steps: dict[_Reach, _Step]
     _order: mx.array | None
@@ -146,7 +139,6 @@ class MetalResidualCache(ResidualCache[MetalPool]):
         self._order = None if order is None else mx.array(order)
 
     def _step(self, layer: int) -> _Step:
-        """Return the plans for this layer, made once for all layers with the same reach."""
         reach = self._reaches[layer]
         if reach not in self._steps:
             if self._metadata is None:
@@ -179,7 +171,6 @@ class MetalResidualCache(ResidualCache[MetalPool]):
         route: _Route,
         options: AttendOptions,
     ) -> mx.array:
-        """Return the attention of one route's rows, float32 [R, Hq, Dv]."""
         spec, rotary = self.quantized.spec.layers[layer], options.rotary
         heads, dim = queries.shape[1], spec.value_dim if rotary is None else spec.head_dim
         top = mx.full((len(route.rows), heads), _LOWEST)
@@ -224,9 +215,6 @@ def _exp2(x: mx.array) -> mx.array:
 
 
 def _kinds(metadata: AttentionMetadata, reach: _Reach) -> tuple[_Kind, _Kind]:
-    """Return what each row reads: quantized pages, and residual pages with the kept ones before them. If only
-    some positions of a page are kept, the page is in both kinds. In layers with a window, the tables also
-    have pages before the window, which are not read."""
     size, (positions, sequence) = metadata.page_size, (metadata.positions, metadata.row_sequences)
     pages, shown = metadata.groups
     assert shown.starts is not None
@@ -260,17 +248,13 @@ def _kinds(metadata: AttentionMetadata, reach: _Reach) -> tuple[_Kind, _Kind]:
 
 
 def _alone_and_chunks(metadata: AttentionMetadata) -> tuple[Ints, Ints]:
-    """Return the rows of sequences with one row in the step, and those of sequences with several."""
     chunks = chunk_rows(metadata)
     return np.setdiff1d(np.arange(metadata.num_tokens, dtype=np.int32), chunks), chunks
 
 
 def _routes(metadata: AttentionMetadata, kinds: tuple[_Kind, _Kind], tokens: int) -> list[_Route]:
-    """Return the routes of decode rows and of prompt rows, the latter in tiles of at most ``tokens`` rows."""
     alone, chunks = _alone_and_chunks(metadata)
     quantized, residual = kinds
-    # Rows of a sequence whose quantized pages end at the same position share both page tables. Later rows see
-    # the first row's pages from some position on.
     sequences, last = metadata.row_sequences.astype(np.int64), quantized.positions
     first, count = cut(chunks, (sequences * (last.max() + 2) + last)[chunks], tokens)
     routes = (
@@ -281,7 +265,6 @@ def _routes(metadata: AttentionMetadata, kinds: tuple[_Kind, _Kind], tokens: int
 
 
 def _run(rows: Ints, kind: _Kind) -> _Run:
-    """Split each row over its keys in one kind of pages, as decode rows are."""
     tiles = kind.tiles[rows]
     splits = num_splits(tiles)
     items, first = divide(rows, rows, tiles, splits)
@@ -292,9 +275,6 @@ def _run(rows: Ints, kind: _Kind) -> _Run:
 
 
 def _tiled(rows: Ints, kind: _Kind, first: Ints, count: Ints) -> _Run:
-    """Return one part for each row, in tiles of ``count`` rows that begin at ``first``. A tile uses the page
-    table of its last row, which is the longest. If the first row of a tile sees none of these pages, no other
-    row of it does, and the tile is left out."""
     live = kind.live[rows]
     used = live[first]
     parted = np.repeat(used, count)

@@ -1,8 +1,7 @@
-"""Puts the source text of each kernel together: macros, then files of ``sources``.
+"""Assembly of kernel sources: macros, then files of ``sources``.
 
-A *unit* is the input of ``mx.fast.metal_kernel``: a header and a body. In a ``.metal`` file with a line
-``//! body``, helpers come before the line and the kernel's body after it. A file without the line has only
-helpers. Every number on which a kernel depends is a macro, so that the compiler sees a constant.
+A *unit* is a header and a body for ``mx.fast.metal_kernel``. In a ``.metal`` file, the line ``//! body``
+separates helpers from the kernel's body.
 """
 
 from __future__ import annotations
@@ -33,10 +32,9 @@ _COMMENT = re.compile(r"//.*")
 class FormatSource:
     """Location of a page format's Metal code: ``struct`` in the last of ``files``.
 
-    tile_bytes   bytes of a value in a tile in threadgroup memory. The type there holds every code's value
-                 exactly; with scales per group, every scaled value (float32 for affine codes)
+    tile_bytes   bytes of a value in a tile in threadgroup memory
     raw_words    number of 32-bit registers that 8 codes take as loaded
-    words        whether 8 codes are one uint, so that several of these can be loaded at once (4-bit codes)
+    words        whether 8 codes are one uint, so that several of these can be loaded at once
     """
 
     struct: str
@@ -73,14 +71,14 @@ class KernelSource:
 
 
 def strip_source(text: str) -> str:
-    """Remove comments, indentation and empty lines, because MLX copies and hashes the text at each launch."""
+    """Remove comments, indentation and empty lines, because MLX hashes the text at each launch."""
     lines = (_COMMENT.sub("", line).strip() for line in text.splitlines())
     return "".join(f"{line}\n" for line in lines if line)
 
 
 @functools.cache
 def read_source(name: str) -> tuple[str, str]:
-    """Return helpers and body of a file in ``sources``, unchanged; the body is empty if there is none."""
+    """Return helpers and body of a file in ``sources``; the body is empty if there is none."""
     text = resources.files("octavo.kernels.metal").joinpath("sources", f"{name}.metal").read_text("utf-8")
     helpers, _, body = text.partition(_BODY)
     return helpers, body
@@ -104,7 +102,7 @@ def row_lanes(dim: int) -> int:
 
 
 def loads_in_flight(fmt: PageFormat, dim: int) -> int:
-    """Return how many loads decode issues before it uses the first: as many as fill 8 registers."""
+    """Return how many loads decode issues before it uses the first."""
     return min(row_lanes(dim), 8 // format_source(fmt.name).raw_words)
 
 
@@ -194,8 +192,10 @@ def make_unit(
     formats: Mapping[str, PageFormat],
     shared: Sequence[str],
 ) -> KernelSource:
-    """Join macros, code of page formats, shared helpers and the kernel. ``formats``: by the name that the
-    kernel uses for its struct."""
+    """Join macros, code of page formats, shared helpers and the kernel.
+
+    formats   page formats by the name that the kernel uses for their struct
+    """
     helpers, body = read_source(kernel)
     files = dict.fromkeys(name for fmt in formats.values() for name in format_source(fmt.name).files)
     parts = ["".join(f"#define {name} {value}\n" for name, value in macros.items())]

@@ -1,4 +1,4 @@
-"""Attention over gathered rows with plain MLX operations, many sequences at a time."""
+"""Attention over gathered rows with plain MLX operations."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class EqualRows:
 
 @dataclass(frozen=True, slots=True)
 class Bias:
-    """Applies the mask [T, 1 or Hq, L] given to ``PagedKVCache.attend``, or without one, visibility."""
+    """Applies a mask [T, 1 or Hq, L] or, without one, visibility."""
 
     mask: mx.array | None = None
 
@@ -61,8 +61,10 @@ class Bias:
 
 
 def group_sequences(metadata: AttentionMetadata) -> tuple[list[EqualRows], Ints]:
-    """Group the sequences of a step by their number of rows, so that decode rows form one group. Also return
-    the permutation [T] that brings the concatenated rows of the groups into the order of the step."""
+    """Group the sequences of a step by their number of rows.
+
+    Also return the permutation [T] from the concatenated groups to the order of the step.
+    """
     counts = np.diff(metadata.q_start)
     groups, order = [], []
     for n in np.unique(counts):
@@ -93,8 +95,10 @@ def attend_group(
     options: AttendOptions,
     bias: Bias,
 ) -> mx.array:
-    """Return attention [B * n, Hq, Dv] of scaled queries [B, n, Hq, D] over K and V of their sequences. Keys
-    are [B, Hkv, L, D], values [B, Hkv, L, Dv], all float32; L may exceed a sequence's length."""
+    """Return attention [B * n, Hq, Dv] of scaled queries [B, n, Hq, D] over K and V of their sequences.
+
+    Keys are [B, Hkv, L, D], values [B, Hkv, L, Dv], all float32; L may exceed a sequence's length.
+    """
     sequences, n, num_heads, _ = queries.shape
     kv_heads, shared, length = spec.num_kv_heads, num_heads // spec.num_kv_heads, keys.shape[2]
     # Positions past a sequence's end may hold NaN of other sequences, and 0 * NaN is NaN.
@@ -121,8 +125,10 @@ def attention_weights(
 
 
 def softmax(logits: mx.array, sinks: mx.array | None) -> mx.array:
-    """Return the softmax over the last axis. A sink is one more logit in the denominator. If all logits of a
-    row are -inf, its weights are 0."""
+    """Return the softmax over the last axis. A sink is one more logit in the denominator.
+
+    If all logits of a row are -inf, its weights are 0.
+    """
     top = mx.maximum(logits.max(axis=-1, keepdims=True), LOWEST)
     if sinks is None:
         weights = mx.exp(logits - top)

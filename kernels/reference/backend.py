@@ -1,12 +1,9 @@
 """The reference backend: paged attention on plain MLX operations, on any device.
 
-The backend gathers and dequantizes the pages of every sequence for each layer and step, so it is slow. Every
-other backend is compared with it, and it is used where no other backend runs.
-
-Codes and scales of K and of V are separate arrays for each layer, [num_pages * Hkv * page_size, width], with
-rows in page order. A step writes each array once, by a scatter. Nothing else holds the scatter's input, so
-MLX reuses its buffer. For this, each step must be evaluated once, and no code outside of this module may keep
-a handle to a pool array.
+It gathers and dequantizes the pages of every sequence for each layer and step, so it is slow. Codes and
+scales
+of K and of V are separate arrays for each layer, [num_pages * Hkv * page_size, width]. Code outside this
+module must not keep a handle to a pool array, or MLX copies it at each write.
 """
 
 from __future__ import annotations
@@ -67,7 +64,6 @@ class ReferencePool:
         self._plan(metadata)
 
     def _plan(self, metadata: AttentionMetadata) -> None:
-        """Group the sequences of a checked step by length, for attention."""
         self._groups, order = group_sequences(metadata)
         self._restore_order = mx.array(order)
 
@@ -118,7 +114,6 @@ class ReferencePool:
     def _attend_latents(
         self, layer: int, queries: mx.array, options: AttendOptions, rotary: mx.array, bias: Bias
     ) -> mx.array:
-        """Attend over latents (MLA): keys are latents joined with rotary keys, values are latents."""
         spec = self._spec.layers[layer]
         self.check_latents(layer, queries, options)
         wide = mx.concatenate(
@@ -159,33 +154,35 @@ class ReferencePool:
 
     @property
     def restore_order(self) -> mx.array:
-        """Permutation that brings the concatenated rows of ``groups`` into the order of the step."""
+        """Permutation from the concatenated rows of ``groups`` to the order of the step."""
         return self._restore_order
 
     def rows(self, layer: int, part: int, tables: mx.array) -> mx.array:
-        """Return K (``part`` 0) or V (1) in the pages of ``tables`` [B, P], dequantized and rotated back, as
-        float32 [B, Hkv, P * page_size, dim]."""
+        """Return K (``part`` 0) or V (1) in the pages of ``tables`` [B, P], dequantized and rotated back.
+
+        The result is float32 [B, Hkv, P * page_size, dim].
+        """
         spec = self._spec.layers[layer]
         rows = self._read(layer, part, tables)
         rotated = self._codecs[part].format.rotates((spec.head_dim, spec.value_dim)[part])
         return hadamard(rows) if rotated else rows
 
     def rotates_values(self, layer: int) -> bool:
-        """Whether V is stored rotated."""
+        """Return whether V is stored rotated."""
         return self._codecs[1].format.rotates(self._spec.layers[layer].value_dim)
 
     def rotates_keys(self, layer: int) -> bool:
-        """Whether K is stored rotated."""
+        """Return whether K is stored rotated."""
         return self._codecs[0].format.rotates(self._spec.layers[layer].head_dim)
 
     def gather(self, layer: int) -> tuple[mx.array, mx.array]:
-        """Gather, like ``PagedKVCache.gather``, in the dtypes of the keys and values last written."""
+        """Return dense K and V in the dtypes of the keys and values last written."""
         rows = mx.array(self._step.row_sequences)
         keys, values = self.gather_sequences(layer)
         return keys[rows], values[rows]
 
     def gather_sequences(self, layer: int) -> tuple[mx.array, mx.array]:
-        """Return K [B, Hkv, L, D] and V of each sequence, like ``gather`` but once per sequence."""
+        """Return dense K [B, Hkv, L, D] and V of each sequence."""
         metadata = self._step
         tables, lengths = mx.array(metadata.groups[0].page_table), mx.array(metadata.kv_len)
         longest = int(metadata.kv_len.max())
@@ -254,7 +251,6 @@ class ReferencePool:
         mx.eval(self._parts)
 
     def _page_rows(self, pages: Sequence[int], layer: LayerSpec) -> mx.array:
-        """Return the indices of the pool arrays' rows that belong to these pages, in page order."""
         size = layer.num_kv_heads * self._spec.page_size
         return mx.array((np.array(pages, np.int64)[:, None] * size + np.arange(size)).ravel())
 
@@ -273,7 +269,6 @@ class ReferencePool:
         return keys, values
 
     def _targets(self, num_kv_heads: int) -> mx.array:
-        """Return the indices [T, Hkv] of the pool arrays' rows that the step writes."""
         if num_kv_heads not in self._slot_rows:
             page, offset = np.divmod(
                 self._step.groups[0].slots[:, None].astype(np.int64), self._spec.page_size
@@ -283,7 +278,6 @@ class ReferencePool:
         return self._slot_rows[num_kv_heads]
 
     def _read(self, layer: int, part: int, tables: mx.array) -> mx.array:
-        """Return K or V as ``rows`` does, but still rotated if the format rotates."""
         num_kv_heads, page_size = self._spec.layers[layer].num_kv_heads, self._spec.page_size
         heads = tables[:, None, :].astype(mx.int64) * num_kv_heads + mx.arange(num_kv_heads)[:, None]
         rows = (heads[..., None] * page_size + mx.arange(page_size)).reshape(len(tables), num_kv_heads, -1)
@@ -291,7 +285,6 @@ class ReferencePool:
         return self._codecs[part].decode(parts)
 
     def _copy(self, pairs: list[tuple[int, int]]) -> None:
-        """Copy pages by pairs; no page may be both a source and a target."""
         for layer, spec in zip(self._parts, self._spec.layers, strict=True):
             size = spec.num_kv_heads * self._spec.page_size
             rows = np.array(pairs, np.int64)[:, :, None] * size + np.arange(size)

@@ -1,8 +1,4 @@
-"""Codecs: the page formats of ``octavo.kernels.formats``, computed on MLX arrays.
-
-A codec has the same float32 operations in the same order as the format's definition. Tests check that codes
-and scales are bit-equal.
-"""
+"""Codecs: page formats computed on MLX arrays, bit-equal to their definitions."""
 
 from __future__ import annotations
 
@@ -50,8 +46,6 @@ class FP5Codec:
         return mx.where(nibbles >= 8, -values, values) * _scale_values(planes[..., :1])
 
     def _best_scale(self, magnitudes: mx.array) -> tuple[mx.array, mx.array]:
-        """Return scale bytes [..., 1] and E2M2 indices [..., D] of the best candidate of each row. All
-        candidates are computed at once: [..., candidates, D]."""
         absmax = magnitudes.max(axis=-1, keepdims=True)
         half = mx.minimum(absmax * float(SCALE_FACTOR), float(LARGEST_SCALE)).astype(mx.float16)
         base = mx.maximum(half.view(mx.uint16) >> 7, 1)
@@ -79,7 +73,7 @@ def _scale_values(scales: mx.array) -> mx.array:
 
 
 def hadamard(rows: mx.array) -> mx.array:
-    """Rotate rows like ``octavo.kernels.formats.hadamard``, operation for operation."""
+    """Rotate rows like ``octavo.kernels.formats.hadamard``."""
     head_dim = rows.shape[-1]
     block = rotation_block(head_dim)
     out, h = rows, 1
@@ -177,7 +171,7 @@ class AffineCodec:
 
 
 class NumpyCodec:
-    """Codec of formats that have no other codec: runs the NumPy definition on evaluated arrays."""
+    """Codec that runs a format's NumPy definition on evaluated arrays."""
 
     def __init__(self, fmt: PageFormat) -> None:
         self.format = fmt

@@ -1,4 +1,4 @@
-"""Codecs of fp4, mxfp4 and nvfp4, with the operations of their definitions in the same order."""
+"""Codecs of fp4, mxfp4 and nvfp4."""
 
 from __future__ import annotations
 
@@ -37,15 +37,12 @@ class FP4Codec:
         return _e2m1_values(unpack(codes, 4), self._magnitudes) * scales.astype(mx.float32)
 
     def _best_scale(self, magnitudes: mx.array) -> tuple[mx.array, mx.array]:
-        """Return fp16 scales [..., 1] and magnitude indices [..., D] of the best candidate of each row. All
-        candidates are computed at once: [..., candidates, D]."""
         absmax = magnitudes.max(axis=-1, keepdims=True)
         halves = mx.minimum(absmax * self._factors, float(MAX_FP16)).astype(mx.float16)[..., None]
         scales, magnitudes = halves.astype(mx.float32), magnitudes[..., None, :]
         indices = nearest_index(magnitudes, scales)
         differences = magnitudes - scales * self._magnitudes[indices]
         errors = tree_sum(differences * differences)
-        # A candidate scale of 0 stores zeros, whose error is never smaller than that of a usable scale.
         best = errors.argmin(axis=-2, keepdims=True)
         return (
             mx.take_along_axis(halves, best, axis=-2).squeeze(-2),

@@ -1,4 +1,4 @@
-"""Packing of codes, and the interface of codecs: page formats on MLX arrays."""
+"""Packing of codes, and the interface of codecs."""
 
 from __future__ import annotations
 

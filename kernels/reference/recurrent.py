@@ -1,7 +1,7 @@
-"""Recurrences over state slots in NumPy, token by token: the definition with which kernels are compared.
+"""Recurrences over state slots in NumPy, token by token, as a reference for kernels.
 
 A recurrence takes the states of all slots [num_slots, ...], the step, and inputs for the step's T rows. It
-computes in the dtype of its arrays (float64 for a reference), writes states in place and returns y.
+writes states in place and returns y.
 """
 
 from __future__ import annotations
@@ -47,8 +47,10 @@ def gated_delta(
 
 
 def delta_decay(a: Array, A_log: Array, dt_bias: Array, lower_bound: float | None = None) -> Array:
-    """Return g of ``gated_delta``: with ``lower_bound`` as in Kimi K3, otherwise as in Mamba-2. A_log is [Hv]
-    or has the shape of a row of a."""
+    """Return g of ``gated_delta``: with ``lower_bound`` as in Kimi K3, otherwise as in Mamba-2.
+
+    A_log is [Hv] or has the shape of a row of a.
+    """
     A = np.exp(A_log if A_log.ndim == a.ndim - 1 else A_log[:, None])
     if lower_bound is not None:
         return np.asarray(np.exp(lower_bound * sigmoid(A * (a + dt_bias))))
@@ -157,7 +159,6 @@ def wkv7(
 
 
 def _walk(states: Array, step: StateSegments, token: Token, shape: tuple[int, ...]) -> Array:
-    """Compute the tokens of each segment in order; every segment starts from states before the step."""
     kept = {int(row): int(slot) for row, slot in step.checkpoints if row >= 0}
     y = np.zeros(shape, states.dtype)
     before = states.copy()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ReferenceResidualCache(ResidualCache["ReferencePool"]):
-    """Gathers K and V from quantized and residual pages, and takes each position from where a query reads."""
+    """Reads each position from quantized or residual pages, as its query does."""
 
     _starts: mx.array  # [T]
 
@@ -74,8 +74,6 @@ def _attend_group(
     options: AttendOptions,
     bias: Bias,
 ) -> mx.array:
-    """Attend like ``attend_group``; ``keys`` and ``values`` are each (from quantized, from residual pages).
-    ``reads_residual`` [B, n, L] tells which of the two each row reads at each position."""
     sequences, n, num_heads, _ = queries.shape
     kv_heads, shared, length = spec.num_kv_heads, num_heads // spec.num_kv_heads, keys[0].shape[2]
     folded = queries.reshape(sequences, n, kv_heads, shared, -1).transpose(0, 2, 3, 1, 4)

@@ -1,1 +1,1 @@
-"""Verification: a float64 oracle of paged attention, and the self-test of backends against it."""
+"""Verification of backends against a float64 oracle."""

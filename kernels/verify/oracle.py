@@ -1,8 +1,4 @@
-"""Attention in float64 NumPy, dense and paged, with which every kernel is compared.
-
-The code is short rather than fast, and independent of the kernels. The paged version stores rows with the
-page formats, restores them, and calls the dense version for each sequence.
-"""
+"""Attention in float64 NumPy, dense and paged, as a reference for every kernel."""
 
 from __future__ import annotations
 
@@ -36,8 +32,11 @@ def dense_attention(
     """Return attention [T, Hq, Dv] of one sequence.
 
     Queries [T, Hq, D] are at ``positions`` [T]; keys [L, Hkv, D] and values [L, Hkv, Dv] are those of
-    positions 0..L-1. A query at p sees position j if j <= p and (no window, or j > p - window, or j < keep).
-    A ``mask`` [T, 1 or Hq, L] replaces this rule (``AttendOptions``). A row that sees nothing gets zeros."""
+    positions
+    0..L-1. A query at p sees position j if j <= p and (no window, or j > p - window, or j < keep). A ``mask``
+    [T, 1
+    or Hq, L] replaces this rule. A row that sees nothing gets zeros.
+    """
     group = queries.shape[1] // keys.shape[1]
     k = np.repeat(keys.astype(np.float64), group, axis=1)
     v = np.repeat(values.astype(np.float64), group, axis=1)
@@ -63,9 +62,7 @@ def dense_attention(
 
 
 def hadamard64(rows: NDArray[Any]) -> Float64s:
-    """Rotate rows [..., D] in float64, as an independent check of ``formats.hadamard``. Each block of b
-    values is multiplied by the Sylvester-Hadamard matrix divided by sqrt(b); b is the largest power of two
-    that divides D."""
+    """Rotate rows [..., D] in float64, as an independent check of ``formats.hadamard``."""
     matrix = np.ones((1, 1))
     while rows.shape[-1] % (2 * len(matrix)) == 0:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
@@ -161,7 +158,7 @@ def sequence_slots(metadata: AttentionMetadata, sequence: int, length: int) -> I
 
 @dataclass(slots=True)
 class OraclePool:
-    """The pages of every layer of a pool, at first zeros."""
+    """The pages of every layer of a pool, initially zero."""
 
     spec: PoolSpec
     layers: list[OracleLayer] = field(init=False)
@@ -199,7 +196,7 @@ def attend_residual(
 ) -> Float64s:
     """Return attention over quantized and residual pages, computed row by row.
 
-    pages, residual   the step's metadata with only the group of quantized, or of residual, pages
+    pages, residual   the step's metadata for quantized pages, and for residual pages
     stored            K and V in quantized pages, then K and V in residual pages
     layer             its window and ``keep`` are the positions that a row sees
     beside            its window and ``keep`` are the positions that a row reads from residual pages

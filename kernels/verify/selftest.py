@@ -1,4 +1,4 @@
-"""Self-test of a backend, for `octavo doctor`: compares results with float64 on a small grid in a second."""
+"""Self-test of a backend against float64 on a small grid, for `octavo doctor`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ from .oracle import OraclePool, Parts, StoredPart, attend_residual
 def attend_over_residual(
     backend: AttentionBackend, spec: PoolSpec, steps: Sequence[AttentionMetadata]
 ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-    """Return the last step's output [T, 2 * Hkv, D], and the expected output. A query reads the first page of
-    its sequence, and the page of its own position, in 16 bits. The residual page that belongs to page p is
-    page p + 1 of its pool, and page 0 for the last page. Raises ValueError if the backend refuses this."""
+    """Return the last step's output [T, 2 * Hkv, D], and the expected output.
+
+    A query reads the first page of its sequence, and the page of its own position, in 16 bits. Raises
+    ValueError
+    if the backend refuses this.
+    """
     layer, rng = spec.layers[0], np.random.default_rng(4)
     beside = replace(layer, window=1, keep=spec.page_size)
     pool = backend.create_residual_pool(
@@ -65,7 +68,6 @@ def _parts(spec: PoolSpec, name: str) -> Parts:
 
 
 def _beside(pages: AttentionMetadata, num_pages: int) -> AttentionMetadata:
-    """Return the step's metadata for its residual pages, placed as ``attend_over_residual`` says."""
     num_slots, group = np.int32(num_pages * pages.page_size), pages.only_group()
     moved = GroupMetadata(
         slots=(group.slots + np.int32(pages.page_size)) % num_slots,
@@ -112,8 +114,10 @@ _VARIANTS = (
 
 
 def run_selftest(backend: AttentionBackend) -> list[SelfTestResult]:
-    """Check every page format: stored rows, attention, residual pages, and rows with NaN. If the backend
-    refuses a format, one result says so and counts as passed."""
+    """Check every page format: stored rows, attention, residual pages, and rows with NaN.
+
+    A format that the backend refuses counts as passed.
+    """
     results = []
     for name in FORMAT_NAMES:
         try:
@@ -145,7 +149,6 @@ def first_failure(backend: AttentionBackend) -> SelfTestResult | None:
 
 
 def _holds(format_name: str, layer: LayerSpec) -> bool:
-    """Whether the format can store rows of the layer's length."""
     try:
         page_format(format_name).row_bytes(layer.head_dim)
     except ValueError:
@@ -154,7 +157,6 @@ def _holds(format_name: str, layer: LayerSpec) -> bool:
 
 
 def _attempt(name: str, check: Callable[[], list[SelfTestResult]]) -> list[SelfTestResult]:
-    """Return the check's results; a kernel that does not compile or launch is a failure."""
     try:
         return check()
     except RuntimeError as error:
@@ -163,7 +165,6 @@ def _attempt(name: str, check: Callable[[], list[SelfTestResult]]) -> list[SelfT
 
 
 def _check(backend: AttentionBackend, format_name: str, variant: _Variant) -> list[SelfTestResult]:
-    """Write a mixed step over earlier pages, read the rows back, and attend."""
     rng = np.random.default_rng(1)
     pool = backend.create_pool(_pool_spec(format_name, variant.layer))
     truth = OraclePool(pool.spec).layers[0]
@@ -201,7 +202,6 @@ def _check(backend: AttentionBackend, format_name: str, variant: _Variant) -> li
 
 
 def _check_long(backend: AttentionBackend, format_name: str) -> list[SelfTestResult]:
-    """Check a query over so many positions that backends may divide these among threads."""
     rng, length = np.random.default_rng(3), 40 * _PAGE_SIZE - 5
     layer = LayerSpec(num_kv_heads=1, head_dim=64, value_dim=64)
     pool = backend.create_pool(_pool_spec(format_name, layer, num_pages=40))
@@ -223,7 +223,6 @@ def _check_long(backend: AttentionBackend, format_name: str) -> list[SelfTestRes
 
 
 def _check_residual(backend: AttentionBackend, format_name: str) -> list[SelfTestResult]:
-    """Check queries that read some positions from quantized and some from residual pages."""
     name = f"{format_name} beside 16-bit pages"
     try:
         spec = _pool_spec(format_name, _VARIANTS[0].layer)
@@ -235,7 +234,6 @@ def _check_residual(backend: AttentionBackend, format_name: str) -> list[SelfTes
 
 
 def _check_nonfinite(backend: AttentionBackend, format_name: str) -> list[SelfTestResult]:
-    """Check that a row with NaN is reported, is stored as zeros, and affects no other row."""
     layer = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64)
     pool = backend.create_pool(_pool_spec(format_name, layer))
     metadata = _metadata(((0, 3), (0, 2)))
@@ -257,7 +255,6 @@ def _stored_error(
     format_name: str,
     metadata: AttentionMetadata,
 ) -> float:
-    """Return the error of the step's rows as gathered from pages, compared with what the format stores."""
     fmt, errors = page_format(format_name), []
     for array, written in zip(dense, rows, strict=True):
         got = np.array(array).swapaxes(1, 2)
@@ -286,7 +283,6 @@ def _pool_spec(format_name: str, layer: LayerSpec, num_pages: int = 16) -> PoolS
 
 
 def _metadata(sequences: tuple[tuple[int, int], ...] | list[tuple[int, int]]) -> AttentionMetadata:
-    """Return metadata in which sequence b has pages 4b + 3, 4b + 2, 4b + 1, 4b; empty ones are left out."""
     members = [(b, old, new) for b, (old, new) in enumerate(sequences) if new]
     tables = np.array([[4 * b + 3, 4 * b + 2, 4 * b + 1, 4 * b] for b, _, _ in members], np.int32)
     return AttentionMetadata.of([(old, old + new) for _, old, new in members], tables, page_size=_PAGE_SIZE)
