@@ -2,7 +2,7 @@
 
     python examples/batch.py prompts.txt answers.jsonl [--model demo]
 
-All prompts are served at once: the engine batches them, and prompts with a common beginning share pages.
+The engine batches all prompts; prompts with a common prefix share pages.
 """
 
 from __future__ import annotations

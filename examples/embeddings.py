@@ -2,7 +2,7 @@
 
     python examples/embeddings.py [--model demo]
 
-Any decoder model gives embeddings; models trained for it give good ones.
+Any decoder model gives embeddings; models trained for embeddings give good ones.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""See what the prefix cache saves: the same long beginning, asked twice.
+"""Measure what the prefix cache saves when two requests share a long prefix.
 
     python examples/prefix_cache.py [--model demo]
 
-The first request computes every prompt token. The second finds the pages of the common beginning
-and computes the rest.
+The first request computes every prompt token. The second request reuses the pages of the common prefix.
 """
 
 from __future__ import annotations

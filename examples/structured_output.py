@@ -2,8 +2,7 @@
 
     python examples/structured_output.py [--model demo]
 
-Tokens that would break the schema are masked before sampling, so the output always parses. A small
-model such as `demo` follows the form; whether the content is right depends on the model.
+Tokens that would break the schema are masked before sampling, so the output always parses.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Octavo's laboratory: benchmarks, cache simulations, plots, and a survey of model architectures."""
+"""Benchmarks, cache simulations, plots, and a survey of model architectures."""

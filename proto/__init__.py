@@ -1,9 +1,6 @@
-"""Octavo's wire contract: the generated messages and stubs of ``octavo.v1``.
+"""Generated messages and stubs of ``octavo.v1``, made by ``make proto``.
 
-The .proto files live in ``octavo/v1`` beside their generated modules. protoc writes imports
-after the .proto path, so the generated modules are importable as ``octavo.v1.*`` and only under
-that name: a second copy of the same descriptors in one process is an error. ``make proto``
-generates them.
+Import them only as ``octavo.v1.*``: a second copy of a descriptor in one process is an error.
 """
 
 from octavo.v1 import (

@@ -2,10 +2,8 @@
 
     python deploy/router/serve_http.py --listen 127.0.0.1:30000 --workers 2 -- --kv-format fp4
 
-starts the workers on free local ports with the options after ``--`` (those of ``octavo serve``),
-then the router, and prints one line when clients can come. SIGTERM and SIGINT end the router,
-then drain the workers, and exit 0. Needs the extra ``http`` (the package ``smg``). The router's log
-is shown from warnings on; its own metrics are at ``--router-metrics``.
+Options after ``--`` are passed to ``octavo serve``. SIGTERM and SIGINT end the router, drain the workers,
+and exit 0. Needs the extra ``http`` (the package ``smg``).
 """
 
 from __future__ import annotations
@@ -45,7 +43,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Options before and after the first ``--``."""
     at = list(argv).index("--") if "--" in argv else len(argv)
     return list(argv[:at]), list(argv[at + 1 :])
 
@@ -66,8 +63,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def serve(args: argparse.Namespace, worker_flags: Sequence[str]) -> int:
-    """Serve until a signal (0), or until the router ends by itself (EngineDead). Around a worker
-    that has died the router finds its way alone."""
+    """Serve until a signal (0). Raises EngineDead if the router ends by itself."""
     smg = find_router()
     listen, metrics = (
         _real_port(args.listen, "--listen"),
@@ -84,7 +80,7 @@ async def serve(args: argparse.Namespace, worker_flags: Sequence[str]) -> int:
             "--policy", args.policy, "--log-level", "warn", "--shutdown-grace-period-secs", "20",
             "--worker-urls", *(f"grpc://{address}" for worker in workers for _, address in _ports(worker)),
             stdout=sys.stderr.fileno(),
-            start_new_session=True,  # Ctrl-C comes to us, and we end it
+            start_new_session=True,
         )  # fmt: skip
         stack.push_async_callback(_end, router)
         model = workers[0].ready["model"]
@@ -111,7 +107,6 @@ async def serve(args: argparse.Namespace, worker_flags: Sequence[str]) -> int:
 
 
 def _ports(worker: ServerProcess) -> list[tuple[str, str]]:
-    """Where a worker serves its model (named ""), and its adapters (--lora-listen), by name."""
     adapters = filter(None, worker.ready.get("adapters", "").split(","))
     return [
         ("", worker.ready["grpc"]),
@@ -124,7 +119,7 @@ def _list(workers: Sequence[ServerProcess], key: str) -> str:
 
 
 def find_router() -> str:
-    """The ``smg`` program beside this Python, or on the PATH; InvalidConfig if there is none."""
+    """Return the path of ``smg``, next to this Python or on the PATH; InvalidConfig if there is none."""
     beside = str(Path(sys.executable).parent)
     path = os.pathsep.join((beside, os.environ.get("PATH", "")))
     if (found := shutil.which("smg", path=path)) is None:
@@ -133,7 +128,6 @@ def find_router() -> str:
 
 
 def _real_port(address: Address, flag: str) -> Address:
-    """The address with a free port in the place of 0; InvalidConfig if it is taken."""
     check_free(address, flag)
     if address.port:
         return address
@@ -142,7 +136,6 @@ def _real_port(address: Address, flag: str) -> Address:
 
 
 async def _until_ready(listen: Address, names: Sequence[str]) -> None:
-    """Wait until the router serves the model and its adapters, with their tokenizers."""
     for _ in range(round(READY_TIMEOUT_S / 0.1)):
         with contextlib.suppress(OSError, ValueError):
             models = await asyncio.to_thread(_get_json, f"http://{listen}/v1/models")
@@ -154,13 +147,12 @@ async def _until_ready(listen: Address, names: Sequence[str]) -> None:
 
 
 def _get_json(url: str) -> object:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy knows our own router
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(url, timeout=5) as reply:
         return json.load(reply)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """SIGTERM, so that running requests are finished; SIGKILL if that takes too long."""
     for end, patience in ((signal.SIGTERM, 30.0), (signal.SIGKILL, 10.0)):
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(end)

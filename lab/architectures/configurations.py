@@ -1,9 +1,7 @@
-"""Tiny configurations of architectures: one dictionary for all architectures, and the exceptions.
+"""Tiny configurations of model architectures.
 
-``ModelArgs.from_dict`` of mlx-lm reads the names that a model knows and ignores the others. So one small
-value per name makes most architectures tiny, also architectures of later mlx-lm versions. ``DIFFERENT`` has
-values for architectures that interpret a name in another way. Sizes are small multiples of 8. Attention
-windows are shorter than the steps of the load-time probe, so that the windows have an effect.
+``ModelArgs.from_dict`` of mlx-lm ignores unknown names, so one dictionary of small values serves most
+architectures. ``DIFFERENT`` has values for architectures that need others.
 """
 
 from __future__ import annotations
@@ -309,7 +307,7 @@ _NO_CONFIGURATION = {
 
 
 def configuration(architecture: str) -> dict[str, Any]:
-    """Return a tiny configuration with the keys of config.json. Raises ValueError if there is none."""
+    """Return a tiny config.json as a dictionary. Raises ValueError if there is none."""
     if (reason := _NO_CONFIGURATION.get(architecture)) is not None:
         raise ValueError(reason)
     config = EVERYTHING | {"model_type": architecture} | DIFFERENT.get(architecture, {})
@@ -317,7 +315,6 @@ def configuration(architecture: str) -> dict[str, Any]:
 
 
 def _text_type(architecture: str) -> str:
-    """Return the type of the language model inside a vision model."""
     return {
         "mistral3": "ministral3",
         "pixtral": "llama",

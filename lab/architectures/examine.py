@@ -1,4 +1,4 @@
-"""Examination of one architecture with a tiny random model: how it is served, or why it is not."""
+"""Examination of one architecture: how a tiny random model of it is served."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Examined:
     architecture     module of mlx-lm
     tier             "paged", "refused", or "not tried" if no tiny model can be made
     attention        "full", "window", "chunks", "latents" or "recurrent", or several of them
-    bytes_per_token  K/V bytes of the tiny model's layers together, in 16-bit pages; None if not served
+    bytes_per_token  K/V bytes of the tiny model per token, in 16-bit pages; None if not served
     reason           why the architecture is not served; empty if it is served
     """
 
@@ -56,7 +56,7 @@ def architectures() -> list[str]:
     return [name for name in names if name not in _SHARED]
 
 
-_SHARED = {  # modules of mlx-lm that models import; they are no models
+_SHARED = {  # modules of mlx-lm that are no models
     *("activations", "base", "bitlinear_layers", "cache", "gated_delta", "mla", "pipeline"),
     *("rope_utils", "ssm", "switch_layers"),
 }
@@ -91,7 +91,6 @@ def examine(name: str, choice: BackendSelection) -> Examined:
 
 
 def _tiny_model(name: str) -> Module:
-    """Return a tiny bf16 model. Noise is added to all its weights, so that no two experts score equally."""
     config = configuration(name)
     module: Any = importlib.import_module(f"{MODELS}.{name}")
     if not hasattr(module, "Model") or not hasattr(module, "ModelArgs"):

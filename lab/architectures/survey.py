@@ -22,8 +22,7 @@ def survey(
 ) -> Iterator[Examined]:
     """Yield the result of ``examine`` for each name, in order.
 
-    If loading an architecture takes more than ``time_limit`` seconds or ends the process, the result is
-    "refused" with that reason. A new process then examines the remaining architectures.
+    An architecture that takes more than ``time_limit`` seconds or ends the process is "refused".
     """
     left = list(names)
     while left:
@@ -33,7 +32,6 @@ def survey(
 
 
 def _one_process(names: Sequence[str], backend: str, time_limit: float) -> Iterator[Examined]:
-    """Yield the results of one process; if the process fails, the last result is about the failure."""
     command = [sys.executable, "-m", WORKER, backend, *names]
     lines: queue.Queue[str] = queue.Queue()
     with tempfile.TemporaryFile("w+") as said:
@@ -64,7 +62,6 @@ def _one_process(names: Sequence[str], backend: str, time_limit: float) -> Itera
 
 
 def _next_line(lines: queue.Queue[str], time_limit: float) -> str | None:
-    """Return the next line, "" if the process has ended, or None if ``time_limit`` seconds have passed."""
     try:
         return lines.get(timeout=time_limit)
     except queue.Empty:

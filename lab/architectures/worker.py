@@ -1,8 +1,4 @@
-"""Process that examines architectures one by one: ``python -m ...worker NAME ...``.
-
-The process prints a line of JSON after each architecture. So a model that hangs or crashes affects only its
-own line (survey.py reads the lines).
-"""
+"""Process that examines architectures and prints a line of JSON for each."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from dataclasses import asdict
 
 
 def main(backend: str, names: list[str]) -> None:
-    """Examine the architectures ``names``; what model code prints goes to standard error."""
+    """Examine the architectures ``names``; output of model code goes to standard error."""
     from octavo.kernels.backends import choose_backend, set_up_device
 
     from .examine import examine

@@ -1,4 +1,4 @@
-"""Argument types that benchmarks share."""
+"""Argument types for several benchmarks."""
 
 from __future__ import annotations
 

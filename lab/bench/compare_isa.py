@@ -1,13 +1,10 @@
 """``octavo bench kernels --compare-isa``: cases that a higher instruction set makes slower.
 
-Each level (instruction set) runs in its own process (``OCTAVO_CPU_ISA``). Levels are interleaved, so that
-other load on the machine affects all of them; the best round of each case counts. The benchmark lists
+Each instruction set (level) runs in its own process. Levels are interleaved, and the best round of each case
+counts. The benchmark lists
 
-- cliffs: cases that take more than ``CLIFF`` times as long as at a lower level of this CPU;
-- formats and weights that take more than ``PER_BYTE`` times as long per byte as their reference (fp4 pages,
-  int4 weights): they are bound by arithmetic instead of reading.
-
-It measures these cases again, in as many rounds, because one of many cases may look slow by chance.
+- cliffs: cases that take more than ``CLIFF`` times as long as at a lower level;
+- formats and weights that take more than ``PER_BYTE`` times as long per byte as fp4 pages or int4 weights.
 """
 
 from __future__ import annotations
@@ -37,7 +34,8 @@ PER_BYTE = 1.5
 class Case(NamedTuple):
     """A row of the benchmark's tables.
 
-    ``of`` is a page format or a kind of weights; ``size`` is the number of positions or rows.
+    of     page format or kind of weights
+    size   number of positions or rows
     """
 
     kernel: str
@@ -94,7 +92,7 @@ def compare_levels(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def only_cases(args: argparse.Namespace, found: Sequence[Mapping[str, Any]]) -> argparse.Namespace:
-    """Return arguments that measure the cases found and their references, and few others."""
+    """Return arguments that measure only the cases found and their references."""
     linear = [case for case in found if case["kernel"] == "linear"]
     paged = [case for case in found if case["kernel"] != "linear"]
     return argparse.Namespace(
@@ -154,8 +152,7 @@ def find_cliffs(best: Mapping[str, Figures]) -> Iterator[dict[str, Any]]:
 
 
 def find_dear(best: Mapping[str, Figures]) -> Iterator[dict[str, Any]]:
-    """Yield cases with formats or weights that take longer per byte than fp4 pages or int4 weights. Cases of
-    writing are left out, because writing is bound by arithmetic in every format."""
+    """Yield cases that take longer per byte than fp4 pages or int4 weights, without writes."""
     for level, found in best.items():
         for case, figure in found.items():
             than = "int4" if case.kernel == "linear" else "fp4"
@@ -168,7 +165,6 @@ def find_dear(best: Mapping[str, Figures]) -> Iterator[dict[str, Any]]:
 
 
 def _origin() -> dict[str, str | None]:
-    """Return where and when the measurement was made, for benchmark files."""
     return {"machine": machine_name(), "date": date.today().isoformat(), "commit": commit_of_checkout()}
 
 
@@ -195,7 +191,6 @@ def commit_of_checkout() -> str | None:
 
 
 def _flags(args: argparse.Namespace) -> list[str]:
-    """Return the command-line flags that repeat the measurement of ``args``, defaults included."""
     contexts = args.contexts or (None if args.quick else CONTEXTS)
     flags = {
         "--contexts": contexts and _joined(contexts),
@@ -211,7 +206,6 @@ def _flags(args: argparse.Namespace) -> list[str]:
 
 
 def _measure_rounds(args: argparse.Namespace, best: dict[str, Figures]) -> None:
-    """Measure ``args.rounds`` more rounds at every level; keep the best figure of each case in ``best``."""
     for number in range(args.rounds):
         for level, figures_of_level in best.items():
             print(f"round {number + 1} of {args.rounds}: {level}", file=sys.stderr)
@@ -219,7 +213,6 @@ def _measure_rounds(args: argparse.Namespace, best: dict[str, Figures]) -> None:
 
 
 def _measure(args: argparse.Namespace, level: str) -> dict[str, Any]:
-    """Run the benchmark once, in a process that uses the instruction set ``level``."""
     command = [sys.executable, "-m", "octavo.engine.cli", "bench", "kernels", "--backend", "cpu", "--json"]
     done = subprocess.run(
         command + _flags(args),

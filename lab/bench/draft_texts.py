@@ -1,16 +1,13 @@
-"""Texts for ``octavo bench speculate``: synthetic kinds of text that are easy or hard to draft.
+"""Synthetic texts for ``octavo bench speculate`` that are easy or hard to draft.
 
 copy         long pieces of the prompt, in another order
 edit         the prompt again, with a token in 25 changed
 form         records with repeated field names and new values
-json         records as JSON under a schema; its grammar checks drafts and forces the ends of names
-ledger       one-sentence answers about a ledger in the prompt, with names and numbers of the ledger
-adversarial  tokens from a small alphabet: matches are everywhere and predict nothing
+json         records as JSON under a schema
+ledger       one-sentence answers about a ledger in the prompt
+adversarial  tokens from a small alphabet, which match everywhere and predict nothing
 free         tokens that never repeat
 own          the model's own output
-
-To a drafter, ``edit`` looks like edited code and ``form`` like a list; ``adversarial`` is the worst case. A
-draft model can be right only with ``own``.
 """
 
 from __future__ import annotations
@@ -29,8 +26,12 @@ from .ledgers.documents import make_ledger
 
 
 class Text(NamedTuple):
-    """A kind of text. ``make`` gets a random prompt, a length and the engine. It returns a prompt and the
-    text that follows (empty: the model's own output). ``structured`` constrains the output."""
+    """A kind of text.
+
+    make        function of a random generator, a length and the engine; returns a prompt and the text that
+                follows (empty: the model's own output)
+    structured  whether a schema constrains the output
+    """
 
     make: Callable[[np.random.Generator, list[int], int, EngineCore], tuple[list[int], list[int]]]
     structured: StructuredOutput | None = None
@@ -131,7 +132,6 @@ def _json(
 def _ledger(
     rng: np.random.Generator, prompt: list[int], length: int, core: EngineCore
 ) -> tuple[list[int], list[int]]:
-    """Return a prompt that ends with a question about a ledger, and the correct answer."""
     ledger = make_ledger(Random(int(rng.integers(2**32))), len(prompt), share=0.7)
     turn = int(rng.integers(len(ledger.turns)))
     encode = core.tokenizer.encode

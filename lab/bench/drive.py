@@ -1,4 +1,4 @@
-"""Driving an engine core step by step with random prompts, for benchmarks."""
+"""Steps of an engine core with random prompts, for benchmarks."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Workload:
     output_tokens: int
 
     def max_tokens(self, batch: int, max_step_tokens: int) -> int:
-        """Return the most output tokens of a sequence, with those that it decodes while others prefill."""
+        """Return the most output tokens of a sequence, including those decoded while others prefill."""
         prefill_steps = -(-batch * self.prompt_tokens // max(1, max_step_tokens - batch)) + batch
         return self.output_tokens + prefill_steps
 
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """Decode steps that generated ``tokens`` in ``seconds``, with ``context`` tokens per sequence (mean)."""
+    """Decode steps that generated ``tokens`` in ``seconds``; ``context`` is the mean length of sequences."""
 
     tokens: int
     steps: int
@@ -99,7 +99,6 @@ def request_of(
     salt: bytes = b"",
     constraint: Constraint | None = None,
 ) -> Request:
-    """Return a request that generates up to ``params.max_tokens`` tokens."""
     assert params.max_tokens is not None
     return Request(
         request_id,

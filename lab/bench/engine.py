@@ -1,8 +1,8 @@
 """``octavo bench engine``: prefill and decode rates of the engine itself, without a server.
 
-Prompts are random, sampling is greedy, end tokens are ignored and the prefix cache is off. Each batch size
-submits that many prompts at once; decoding is timed over steps in which all of them decode. Prefill and time
-to first token are medians over several single prompts.
+Prompts are random and the prefix cache is off. Decoding is timed while all requests of a batch decode.
+Prefill
+and time to first token are medians over several single prompts.
 """
 
 from __future__ import annotations
@@ -87,7 +87,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _config(settings: dict[str, Any], load: Workload) -> EngineConfig:
-    """Return the engine's configuration: the given settings, and a pool that holds the largest batch."""
     largest = load.batches[-1]
     config = EngineConfig(
         **{"prefix_cache": False, "max_running": largest, "max_step_tokens": max(512, largest), **settings}
@@ -139,8 +138,6 @@ def _of_limits(
     timings: dict[int, Timing],
     kv_token_bytes: float,
 ) -> dict[str, Any]:
-    """Return how close decode comes to the machine's DRAM bandwidth, and prefill to its matmul rate. Decode
-    reads weights and K/V; prefill multiplies in linear layers."""
     if work is None:
         return {"prefill_of_limit": None, "decode_of_limit": None}
     flops = 2 * work.linear_parameters * load.prompt_tokens / ttft_s

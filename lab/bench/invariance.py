@@ -1,9 +1,8 @@
-"""``octavo bench invariance``: does a request's output depend on anything but the request?
+"""``octavo bench invariance``: whether a request's output depends on anything but the request.
 
-A few requests, greedy and sampled, are served in every way that must not matter: alone, among others, in
-chunks of any size, with any number of threads, cold, from the prefix cache, from disk, after preemption, and
-with drafts verified several at a time. Token ids and log probabilities must be bit-identical. With
-``--lora-modules`` the requests alternate between the model and its adapters.
+The requests are served alone, among others, in chunks, with several thread counts, from the prefix cache,
+from
+disk, after preemption, and with drafts. Tokens and log probabilities must be bit-identical.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from octavo.engine.frontend.llm import LLM
 from .arguments import format_names
 
 SEED = 7
-PROMPT_TOKENS = (60, 90, 30, 20)  # lengths of the compared prompts; every answer needs one more page
+PROMPT_TOKENS = (60, 90, 30, 20)  # lengths of the compared prompts
 OUTPUT_TOKENS = 12
-FEW_WORDS = 32  # length of the answer that is limited to three token ids and so repeats itself
+FEW_WORDS = 32  # length of the answer that is limited to three token ids
 MATES = 30
 CHUNKS = (9, 64)
 POOL_PAGES = 256
@@ -69,7 +68,7 @@ class Report:
 
     cases         number of comparisons, each of one request in one way of serving
     different     differences that were found, at most one per comparison
-    not_reached   ways of serving that did not occur or that the model lacks, such as preemption
+    not_reached   ways of serving that did not occur, such as preemption
     """
 
     cases: int = 0
@@ -127,7 +126,7 @@ def _configs(args: argparse.Namespace) -> Iterator[EngineConfig]:
 
 
 def describe(config: EngineConfig) -> str:
-    """Describe the settings that change the arithmetic."""
+    """Return a text of the settings that change the arithmetic."""
     pages = f"{config.weights} weights, {config.page_formats} pages"
     if (residual := config.residual) is None:
         return pages
@@ -135,7 +134,7 @@ def describe(config: EngineConfig) -> str:
 
 
 def compare(config: EngineConfig, *, num_mates: int = MATES) -> tuple[Report, dict[str, Any]]:
-    """Serve the requests in every way with one configuration. Return the report, and facts for the JSON."""
+    """Serve the requests in every way with one configuration; return a report and facts for the JSON."""
     report, name = Report(), describe(config)
     base = replace(
         config,
@@ -187,14 +186,12 @@ def _ways(base: EngineConfig, threads: int) -> Iterator[tuple[str, EngineConfig]
 
 
 def _preempted(base: EngineConfig) -> tuple[list[RequestOutput], bool]:
-    """Serve in a pool that holds all prompts but not all answers, so that sequences are preempted."""
     begun = sum(-(-tokens // base.page_size) for tokens in PROMPT_TOKENS)
     with _served(replace(base, kv_memory=None, num_pages=begun, prefix_cache=False)) as served:
         return served.serve_all(0), served.num_preemptions > 0
 
 
 def _from_disk(base: EngineConfig) -> tuple[list[RequestOutput], bool]:
-    """Serve with an empty pool and the pages that another engine has written to the cache on disk."""
     with tempfile.TemporaryDirectory(prefix="octavo-invariance-") as folder:
         config = replace(base, cache_dir=Path(folder))
         with _served(config) as served:
@@ -205,20 +202,16 @@ def _from_disk(base: EngineConfig) -> tuple[list[RequestOutput], bool]:
 
 
 def _drafted(base: EngineConfig) -> tuple[list[RequestOutput], bool]:
-    """Serve the requests one by one, so that drafts may use all rows of a step and are worth computing."""
     with _served(replace(base, speculate="ngram")) as served:
         outputs = [served.serve([index], [])[index] for index in range(len(PROMPT_TOKENS))]
         return outputs, served.num_drafts > 0
 
 
 def _any_cached(outputs: Sequence[RequestOutput]) -> bool:
-    """Return whether any request found cached tokens; prompts shorter than a page cannot."""
     return any(output.cached_tokens for output in outputs)
 
 
 class _Served:
-    """An engine that counts its preemptions and computed drafts (as octavo.engine.api.stats.Observer)."""
-
     def __init__(self, config: EngineConfig) -> None:
         self.num_preemptions = 0
         self.num_drafts = 0
@@ -229,11 +222,9 @@ class _Served:
         self.num_preemptions += record.preemptions
         self.num_drafts += sum(draft.num_drafts for draft in record.drafts)
 
-    def rejected(self, reason: str) -> None:
-        """Do nothing: if a request is refused, ``serve`` raises."""
+    def rejected(self, reason: str) -> None: ...
 
     def serve(self, subjects: Sequence[int], mates: Sequence[list[int]]) -> dict[int, RequestOutput]:
-        """Serve ``subjects`` together with ``mates``, half of which come first; return outputs by subject."""
         size = self.llm.info.vocab_size
         half = len(mates) // 2
         own = [(prompt(index, size), params(index, size), self._adapter(index)) for index in subjects]
@@ -251,8 +242,6 @@ class _Served:
         return self._adapters[index % len(self._adapters)]
 
     def leave_prefixes(self) -> None:
-        """Serve the prompts up to their last whole page, because a recurrent state is kept where a sequence
-        ends."""
         page, size = self.llm.info.page_size, self.llm.info.vocab_size
         prompts = [prompt(index, size) for index in range(len(PROMPT_TOKENS))]
         begun = {

@@ -131,7 +131,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _rates(timing: AttentionTiming | LinearTiming, roofline: Roofline | None) -> dict[str, float | None]:
-    """Return rates. ``fraction`` is the share of the nearer limit, reading or multiplying, if known."""
     gb_s, gflop_s = timing.num_bytes / timing.seconds / 1e9, timing.flops / timing.seconds / 1e9
     fraction = None
     if roofline is not None:

@@ -1,4 +1,4 @@
-"""Latencies of requests as clients see them: percentiles, goodput under limits, tables and pictures."""
+"""Latencies of requests as clients see them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIMITS = ("ttft", "tpot", "itl", "e2el")  # first token, mean time per token, lo
 
 @dataclass(slots=True)
 class Trace:
-    """One request as the client saw it; ``e2e_s`` is the time until its stream ended."""
+    """Times of one request as the client saw them; ``e2e_s`` is the time until its stream ended."""
 
     times: TokenTimes
     e2e_s: float = 0.0
@@ -29,8 +29,7 @@ class Trace:
 
     @property
     def tpot_s(self) -> float:
-        """Seconds per output token after the first message; 0 for a single token. If one message brought all
-        tokens, the request's time divided by their number."""
+        """Seconds per output token after the first message; 0 for a single token."""
         times = self.times
         if times.num_later:
             return sum(times.gaps_s) / times.num_later
@@ -39,7 +38,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Limits that a good request keeps: milliseconds by a name in ``LIMITS``."""
+    """Latency limits of a good request, in milliseconds by a name in ``LIMITS``."""
 
     limits: Mapping[str, float]
 

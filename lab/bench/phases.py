@@ -12,8 +12,11 @@ from octavo.kernels.backends import kernel_clock
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """Mean milliseconds of each part of a step. ``kernels`` is None if the backend does not time kernels.
-    ``run`` is the model runner's time outside of kernels: graphs, sampling and processing results."""
+    """Mean milliseconds of each part of a step.
+
+    kernels   None if the backend does not time kernels
+    run       time of the model runner outside of kernels
+    """
 
     kernels: float | None
     plan: float

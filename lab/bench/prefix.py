@@ -1,12 +1,10 @@
 """``octavo bench prefix``: effects of the prefix cache on a real model.
 
-Experiments on the engine itself, one request at a time:
-
 - time to first token of a prompt with a new prefix (cold) and with a cached one (warm), by length
 - hit ratio and time to first token of conversations, by pool size and without the cache
-- the same for conversations that share nothing, because each has its own cache salt
+- hit ratio if each conversation has its own cache salt
 - the cost of the cache if no request hits
-- for recurrent layers, hits of conversations by snapshot policy and number of snapshots
+- for recurrent layers, hits by snapshot policy and number of snapshots
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ from .prefix_runs import (
 )
 from .prefix_states import by_snapshots, trials
 
-COST_TOKENS, COST_ROUNDS = 64, 10  # prompt tokens, few so that there are many rounds; rounds per run
+COST_TOKENS, COST_ROUNDS = 64, 10  # prompt tokens; rounds per run
 EXPERIMENTS = ("ttft", "pools", "salts", "cost", "states")
 
 
@@ -74,7 +72,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _fitting(info: EngineInfo, only: list[str] | None) -> tuple[str, ...]:
-    """Return the experiments that fit the model. Raises InvalidConfig if one in ``only`` does not fit."""
     if info.states is not None:
         turns = "its three engines take steps in turn, and a slot of recurrent state stands where one left it"
         unfit = {"cost": turns}
@@ -87,13 +84,11 @@ def _fitting(info: EngineInfo, only: list[str] | None) -> tuple[str, ...]:
 
 
 def _config(settings: dict[str, Any], lengths: tuple[int, ...], chats: Chats) -> EngineConfig:
-    """Return the given settings; if they give no pool size, add a pool that fits every experiment."""
     config = EngineConfig(**settings)
     if not config.prefix_cache or config.cache_dir is not None:
         raise InvalidConfig("bench prefix measures with and without the cache in memory; drop that flag")
     if config.num_pages is not None or config.kv_memory is not None:
         return config
-    # Pages of two prompts: if a state is missing, the second prompt computes cached pages again.
     pages = 2 * (-(-(max(lengths) + SUFFIX_TOKENS + ANSWER_TOKENS) // config.page_size) + 1)
     return replace(config, num_pages=max(pages, chats.pages(config.page_size) + 1))
 

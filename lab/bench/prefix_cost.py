@@ -1,4 +1,4 @@
-"""The cost of the prefix cache if no request hits, with a confidence interval."""
+"""The cost of the prefix cache if no request hits."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from octavo.engine.core.engine_core import EngineCore
 from .drive import request_of
 from .prefix_runs import ANSWER_TOKENS, SEED, Bench, answer_of
 
-CHANCE = 0.05  # chance that the true value lies below the interval; the same chance for above
+CHANCE = 0.05  # chance that the true value lies below the interval; the chance for above is equal
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Relative increase of a time: the median over pairs, with a 90 % confidence interval of the median."""
+    """Relative increase of a time: median over pairs, with a 90 % confidence interval."""
 
     median: float
     low: float
@@ -28,11 +28,13 @@ class Share:
 
 
 def share(times: Sequence[float], base: Sequence[float]) -> Share:
-    """Return the increase of ``times`` over ``base``, measured in pairs. The interval is that of the sign
-    test, which holds for any distribution; with too few pairs it is the whole range of ratios."""
+    """Return the increase of ``times`` over ``base``, measured in pairs.
+
+    The interval is that of the sign test; with too few pairs it is the whole range of ratios.
+    """
     ratios = sorted(time / other - 1 for time, other in zip(times, base, strict=True))
     count, below, rank = len(ratios), 0.5 ** len(ratios), 0
-    term = below  # chance that ``rank`` ratios lie below the true median; ``below``: at most ``rank``
+    term = below
     while below < CHANCE and rank < count // 2:
         rank += 1
         term *= (count - rank + 1) / rank
@@ -42,12 +44,13 @@ def share(times: Sequence[float], base: Sequence[float]) -> Share:
 
 
 def cost_without_reuse(bench: Bench, *, prompt_tokens: int, rounds: int) -> dict[str, Any]:
-    """Compare the time of prompts that share nothing with the prefix cache on and off.
+    """Compare the time of prompts that share nothing, with the prefix cache on and off.
 
-    As a control, two engines without the cache are compared, too. The three engines step in a random order,
-    so that a longer slowdown of the machine affects all of them. Each serves one request per round, so a
-    round gives one pair of times. The cache's pool is full from the start, so the cache must evict a page for
-    each new page. The engines share the pool's memory: their answers are meaningless, their times are valid.
+    The engines step in a random order, so that a slowdown of the machine affects all of them. The pool is
+    full
+    from the start, so each new page needs an eviction. The engines share the pool's memory, so only their
+    times
+    are valid.
     """
     cores = {"off": bench.core(prefix_cache=False), "control": bench.core(prefix_cache=False)}
     cores["on"] = bench.core(used=True)
@@ -73,7 +76,6 @@ def cost_without_reuse(bench: Bench, *, prompt_tokens: int, rounds: int) -> dict
 def _round(
     bench: Bench, cores: dict[str, EngineCore], prompt_tokens: int, rng: np.random.Generator
 ) -> dict[str, float]:
-    """Serve a request on each core; the cores step in random order. Return the seconds of each core."""
     taken = dict.fromkeys(cores, 0.0)
     for core in cores.values():
         core.add(request_of(core, bench.tokens(prompt_tokens), answer_of(ANSWER_TOKENS)))

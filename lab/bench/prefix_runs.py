@@ -1,4 +1,4 @@
-"""Experiments of ``octavo bench prefix``: they share one loaded model, and each has a new prefix cache."""
+"""Experiments of ``octavo bench prefix``."""
 
 from __future__ import annotations
 
@@ -61,8 +61,11 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Results of a workload. ``hit_ratio`` is the share of prompt tokens found in the cache. ``ttft_s`` is
-    the median time to first token, without first turns of conversations, which cannot hit."""
+    """Results of a workload.
+
+    hit_ratio   share of prompt tokens found in the cache
+    ttft_s      median time to first token, without first turns of conversations
+    """
 
     num_pages: int
     hit_ratio: float
@@ -73,7 +76,7 @@ class Outcome:
 
 
 class Bench:
-    """A model runner that makes engine cores of any pool size, which use the first pages of its own pool."""
+    """A model runner that makes engine cores of any pool size."""
 
     def __init__(self, config: EngineConfig, runner: ModelRunner, tokenizer: Tokenizer) -> None:
         self.info = runner.info
@@ -90,8 +93,11 @@ class Bench:
         used: bool = False,
         states: RecurrentState | None = None,
     ) -> EngineCore:
-        """Return a new engine core. With ``used``, all its pages already cache tokens that no request has.
-        ``states`` replaces the runner's slots for recurrent states, and must not have more of them."""
+        """Return a new engine core.
+
+        used     whether all pages already cache tokens of other requests
+        states   slots for recurrent states, at most those of the runner
+        """
         blocks = BlockManager(
             num_pages or self.info.num_pages,
             self.info.page_size,
@@ -130,9 +136,10 @@ class Bench:
 
 
 def warm_against_cold(bench: Bench, num_tokens: int, runs: int) -> dict[str, Any]:
-    """Return times to first token with a new and with a cached prefix of ``num_tokens``, as medians of
-    ``runs``. With recurrent layers the third prompt counts as warm, because the second one creates the state
-    at the branch point."""
+    """Return median times to first token with a new and with a cached prefix of ``num_tokens``.
+
+    With recurrent layers the third prompt counts as warm, because the second creates the snapshot.
+    """
     cold, warm = [], []
     for _ in range(runs):
         core, shared = bench.core(), bench.tokens(num_tokens)
@@ -160,7 +167,7 @@ def converse(
     states: RecurrentState | None = None,
     done: Callable[[], object] = lambda: None,
 ) -> Outcome:
-    """Serve the turns of all conversations in rotation; with ``salts`` each conversation has its own salt."""
+    """Serve the turns of all conversations; with ``salts`` each conversation has its own salt."""
     core = bench.core(num_pages, prefix_cache=prefix_cache, states=states)
     rng = np.random.default_rng(SEED)  # equal words in every call
 

@@ -1,8 +1,7 @@
 """``octavo bench quality``: effects of each page format on predictions and memory.
 
-One engine per format computes the same documents. The benchmark reports, relative to bf16 pages, perplexity,
-agreement of the likeliest token, and divergence of predictions. For the demo model it counts the questions
-about a ledger that are still answered exactly. It also reports bytes per token and decode speed.
+The benchmark reports, relative to bf16 pages, perplexity, agreement of the likeliest token, and divergence of
+predictions. It also reports bytes per token and decode speed.
 """
 
 from __future__ import annotations
@@ -40,13 +39,16 @@ from .quality_report import plot, render
 
 DEFAULT_FORMATS = (*FORMATS_WITH_KERNELS, RECIPE, "int8/fp4")
 SEQUENCES = 8  # sequences computed at once
-SPARE_TOKENS = 512  # positions per sequence besides the document, for decoding and a partial page
+SPARE_TOKENS = 512  # positions per sequence besides the document
 ROW_DIM = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Page formats to measure, and how many last pages of a sequence are read in 16 bits (None: default)."""
+    """Page formats to measure.
+
+    residual_pages   last pages of a sequence that are read in 16 bits (None: default)
+    """
 
     pair: FormatPair
     residual_pages: int | None = None
@@ -157,12 +159,10 @@ def _model(args: argparse.Namespace) -> str:
 
 
 def _asks(args: argparse.Namespace) -> bool:
-    """Return whether the benchmark counts correct answers about ledgers."""
     return _model(args) == "demo" and args.text is None
 
 
 def _measure(args: argparse.Namespace, pages: Pages, documents: list[Document]) -> Measured:
-    """Measure one engine with these pages on all documents; the first call fills ``documents``."""
     settings, pair = {"max_running": SEQUENCES, **given_settings(args)}, pages.pair
     if pages.residual_pages is not None:
         settings["residual_pages"] = pages.residual_pages
@@ -196,7 +196,6 @@ def _documents(args: argparse.Namespace, llm: LLM) -> list[Document]:
 def _row(
     pages: Pages, measured: Measured, base: Measured, documents: list[Document], *, recall: bool
 ) -> dict[str, Any]:
-    """Return one format's results as JSON, relative to the predictions of ``base``."""
     pair = pages.pair
     pairs = list(zip(base.predictions, measured.predictions, strict=True))
     weights = [len(mine.logprobs) for mine, _ in pairs]
@@ -229,8 +228,6 @@ def _perplexity(measured: Measured) -> float:
 def _recall(
     measured: Measured, base: Measured, documents: list[Document]
 ) -> dict[str, dict[str, float | None]]:
-    """Return, for each context length, the share of questions answered exactly, how many answers were lost
-    and gained relative to the baseline, and the difference of the shares with its standard error."""
     rows: dict[str, dict[str, float | None]] = {}
     for length in sorted({document.length for document in documents}):
         asked = [index for index, document in enumerate(documents) if document.length == length]

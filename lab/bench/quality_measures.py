@@ -1,9 +1,7 @@
 """Effects of a page format on a model's predictions, measured through the paged engine.
 
-A document is one prompt for whose tokens the engine returns log probabilities. So every row of K and V is
-quantized, written to pages and read by attention, as in serving. The model is *teacher forced*: each token is
-predicted after the correct previous ones. If all tokens of an answer and its end are the likeliest, greedy
-decoding gives this answer.
+The model is *teacher forced*: each token is predicted after the correct previous ones. If all tokens of an
+answer are the likeliest, greedy decoding gives this answer.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from .ledgers.words import ANSWER_WEIGHT
 DECODE_SEQUENCES, DECODE_TOKENS = 8, 48
 DOCUMENTS_AT_ONCE = 8
 BLOCK_TOKENS = 256  # tokens of a document that count as one observation
-MIN_TOKENS = 16  # tokens: a shorter document cannot be compared
+MIN_TOKENS = 16  # smallest length of a document
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +90,7 @@ def text_documents(tokenizer: Tokenizer, path: Path, lengths: Sequence[int], cou
 
 
 def predict(llm: LLM, documents: Sequence[Document]) -> list[Predictions]:
-    """Return the engine's predictions for documents, computed a few at a time. Raises RequestFailed."""
+    """Return the engine's predictions for documents. Raises RequestFailed."""
     params = SamplingParams(max_tokens=1, prompt_logprobs=MAX_LOGPROBS)
     predictions = []
     for first in range(0, len(documents), DOCUMENTS_AT_ONCE):
@@ -102,8 +100,7 @@ def predict(llm: LLM, documents: Sequence[Document]) -> list[Predictions]:
 
 
 def decode_rate(llm: LLM, documents: Sequence[Document]) -> float:
-    """Return tokens per second while a few of the longest documents decode together. Time and tokens count
-    from the first token on."""
+    """Return tokens per second while a few of the longest documents decode together."""
     longest = max(document.length for document in documents)
     prompts = [d.token_ids for d in documents if d.length == longest][:DECODE_SEQUENCES]
     params = SamplingParams(max_tokens=DECODE_TOKENS, ignore_eos=True)
@@ -114,8 +111,10 @@ def decode_rate(llm: LLM, documents: Sequence[Document]) -> float:
 
 
 def divergence(base: Predictions, other: Predictions) -> float:
-    """Return a lower bound of the mean Kullback-Leibler divergence of ``other`` from ``base``, in nats. All
-    tokens that are not among the likeliest of both count as one token."""
+    """Return a lower bound of the mean Kullback-Leibler divergence of ``other`` from ``base``, in nats.
+
+    All tokens that are not among the likeliest of both count as one token.
+    """
     total = 0.0
     for ids, logprobs, other_ids, other_logprobs in zip(
         base.top_ids, base.top, other.top_ids, other.top, strict=True
@@ -136,9 +135,11 @@ class PerplexityRatio:
 
 
 def perplexity_ratio(base: Sequence[Predictions], other: Sequence[Predictions]) -> PerplexityRatio:
-    """Return the perplexity ratio for the same tokens. Neighbouring tokens are not independent, so the error
-    is that of a mean over blocks of ``BLOCK_TOKENS`` tokens, by the delta method on the logarithm of the
-    ratio."""
+    """Return the perplexity ratio for the same tokens.
+
+    The error is that of a mean over blocks of ``BLOCK_TOKENS`` tokens, because neighbouring tokens are not
+    independent. It uses the delta method on the logarithm of the ratio.
+    """
     changes = [
         block
         for mine, theirs in zip(base, other, strict=True)
@@ -164,9 +165,12 @@ class Difference:
 
 
 def paired_difference(documents: Sequence[tuple[NDArray[np.bool_], NDArray[np.bool_]]]) -> Difference:
-    """Return the change in the share of correct answers. ``documents`` has, for each document, which answers
-    were correct (before, after). Answers of a document are not independent, so the error is that of a mean
-    over documents of unequal size (a ratio estimator); for a single document it is None."""
+    """Return the change in the share of correct answers.
+
+    documents   for each document, which answers were correct (before, after)
+
+    The error is that of a ratio estimator over documents; None for a single document.
+    """
     changes = np.array([int(after.sum()) - int(before.sum()) for before, after in documents])
     sizes = np.array([len(after) for _, after in documents])
     mean, count = changes.sum() / sizes.sum(), len(sizes)

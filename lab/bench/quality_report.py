@@ -1,4 +1,4 @@
-"""The table and the picture of ``octavo bench quality``."""
+"""Table and picture of ``octavo bench quality``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """``octavo bench schedule``: admission orders, compared on a simulated clock.
 
-The scheduler and the block manager are the real ones. A linear cost model gives the time of a step, so hours
-of traffic take seconds and results do not depend on this machine. The default costs were measured on one
-machine: two CPU cores and a model of 0.6 billion parameters with 4-bit weights.
+The scheduler and the block manager are real; a linear cost model gives the time of a step. The default costs
+were measured on two CPU cores with a model of 0.6 billion parameters and 4-bit weights.
 """
 
 from __future__ import annotations
@@ -50,8 +49,7 @@ def flood(rng: random.Random) -> list[Arrival]:
 
 
 def crowd(rng: random.Random) -> list[Arrival]:
-    """Return 64 requests with one cached prefix of 2,000 tokens. They compute little before they decode, and
-    attend to many positions."""
+    """Return 64 requests with one cached prefix of 2,000 tokens, which prefill little and attend to much."""
     head = _prompt(rng, 2000)
     requests = [Arrival(10.0, "crowd", head + _prompt(rng, 32), 256) for _ in range(64)]
     return [Arrival(0.0, "first", head, 1), *requests]
@@ -67,8 +65,7 @@ def overload(rng: random.Random, rate: float = 0.3) -> list[Arrival]:
 
 
 def growth(rng: random.Random) -> list[Arrival]:
-    """Return 64 simultaneous requests whose outputs are twice as long as their prompts. In the end they would
-    need 1.5 times the pool."""
+    """Return 64 simultaneous requests with long outputs, which would need 1.5 times the pool."""
     return [Arrival(0.0, "all", _prompt(rng, 1000), 2000) for _ in range(64)]
 
 
@@ -171,12 +168,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _target(text: str) -> float | Literal["auto"]:
-    """Return "auto" as it is, or the seconds of a text in milliseconds."""
     return "auto" if text == "auto" else above_zero(text) / 1e3
 
 
 def _rates(text: str) -> list[float]:
-    """Return the numbers in a text separated by commas, each in requests per second."""
     return [above_zero(part) for part in text.split(",")]
 
 

@@ -26,7 +26,7 @@ PAGE_BYTES = 64  # nominal; only the number of pages matters
 class SimulatedPages:
     """A ``PageAccess`` whose copies take ``page_s`` seconds of simulated time per page.
 
-    copied_s   seconds of all copies so far; the host tier uses it as a clock to measure copy speed
+    copied_s   seconds of all copies so far
     """
 
     def __init__(self, page_s: float) -> None:
@@ -121,7 +121,7 @@ class Moment:
     """State after a step.
 
     at_s            simulated seconds
-    gap             as in ``Outcome``, for the pairs of tenants that now have waiting requests
+    gap             as in ``Outcome``, for tenants that now have waiting requests
     longest_wait_s  longest wait so far among requests without a first token
     preemptions     number of preemptions so far
     """
@@ -134,8 +134,10 @@ class Moment:
 
 @dataclass(slots=True)
 class Outcome:
-    """Result of a simulation. ``gap`` measures unfairness: the most that one tenant's service gained on
-    another's while both had waiting requests, in prompt tokens (an output token counts as two)."""
+    """Result of a simulation.
+
+    gap   the most service, in prompt tokens, that a tenant gained on another while both had waiting requests
+    """
 
     served: list[Served]
     seconds: float
@@ -149,7 +151,7 @@ class Outcome:
     course: list[Moment] = field(default_factory=list)  # state after each step
 
     def share_of_good(self, ttft_s: float, itl_s: float) -> float:
-        """Return the share of requests whose first token and whose gaps were all within the limits."""
+        """Return the share of requests whose first token and gaps were all within the limits."""
         good = sum(each.ttft <= ttft_s and max(each.gaps, default=0.0) <= itl_s for each in self.served)
         return good / len(self.served)
 
@@ -190,8 +192,6 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Gap:
-    """Service of each tenant, and the range of its difference to another's while requests of both wait."""
-
     service: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     ranges: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
     largest: float = 0.0
@@ -203,7 +203,7 @@ class _Gap:
     def note(self, waiting: set[str]) -> None:
         pairs = {(a, b) for a in waiting for b in waiting if a < b}
         for pair in [pair for pair in self.ranges if pair not in pairs]:
-            del self.ranges[pair]  # the interval is over
+            del self.ranges[pair]
         for pair in pairs:
             difference = self.service[pair[0]] - self.service[pair[1]]
             low, high = self.ranges.get(pair, (difference, difference))
@@ -221,8 +221,11 @@ def simulate(
     target_ttft_s: float | None = None,
     swap: SimulatedSwap | None = None,
 ) -> Outcome:
-    """Serve all arrivals, which are in order of time. ``target_ttft_s`` is every request's target for the
-    first token. ``swap`` stores pages of preempted sequences; its copies delay the step."""
+    """Serve all arrivals, which are in order of time.
+
+    target_ttft_s   target of every request for the first token, in seconds
+    swap            store for pages of preempted sequences; its copies delay the step
+    """
     scheduler = Scheduler(blocks, limits, swap.tier if swap is not None else None, waiting=queue)
     served: dict[Sequence, Served] = {}
     gap, now, index, hits, computed = _Gap(), 0.0, 0, 0, 0
@@ -323,8 +326,10 @@ def compare(
     target_ttft: float | None,
     step_tokens: int,
 ) -> list[dict[str, Any]]:
-    """Compare fixed chunk sizes with latency targets. Print and return the goodput at each rate, both in
-    requests per second, with one value per seed."""
+    """Compare fixed chunk sizes with latency targets; print and return the goodput at each rate.
+
+    Rates and goodput are in requests per second; goodput has one value per seed.
+    """
     rows: list[dict[str, Any]] = []
     for rate in rates:
         fixed: dict[int, list[float]] = {tokens: [] for tokens in FIXED}

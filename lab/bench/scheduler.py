@@ -1,8 +1,7 @@
 """``octavo bench scheduler``: cost of scheduling decisions, without a model.
 
-The benchmark times plan and commit per step while N sequences decode, first without tenants, then with 100
-tenants, fair shares, N waiting requests and a latency target. It also times the block manager for a long
-prompt (open, reserve, commit, close) of which nothing or everything is cached.
+The benchmark times plan and commit per step while N sequences decode. It also times the block manager for a
+long prompt with nothing or everything cached.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ VOCABULARY = 150_000
 WARM_UP = 8  # steps
 NUM_TENANTS = 100
 TARGET_ITL_S = 0.15
-PRETENDED_S = 0.05  # duration that the scheduler is told for each step
+PRETENDED_S = 0.05  # duration of each step, in seconds, as told to the scheduler
 SEED = 1
 PROMPT_POOL = 2 * PROMPT_TOKENS // PAGE_SIZE  # pages
 _FILL = 3  # prompts that fill the pool first
@@ -74,9 +73,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def time_steps(num_sequences: int, num_steps: int, *, shared: bool = False) -> float:
-    """Return the median microseconds of plan and commit while ``num_sequences`` decode. Prompts differ in
-    length, so that sequences need new pages in different steps. With ``shared``, the sequences belong to
-    ``NUM_TENANTS`` tenants, as many other sequences wait, and the scheduler has a latency target."""
+    """Return the median microseconds of plan and commit while ``num_sequences`` decode.
+
+    With ``shared``, the sequences belong to ``NUM_TENANTS`` tenants, other sequences wait, and the scheduler
+    has
+    a latency target.
+    """
     pages_each = -(-(NUM_PROMPT + num_steps + WARM_UP + 2) // PAGE_SIZE)
     blocks = BlockManager(num_sequences * pages_each, PAGE_SIZE)
     limits = Limits(num_sequences * NUM_PROMPT, num_sequences, target_itl=TARGET_ITL_S if shared else None)
@@ -92,8 +94,7 @@ def time_steps(num_sequences: int, num_steps: int, *, shared: bool = False) -> f
 
 
 def time_prompts(repeats: int, *peers: Callable[[list[int]], float]) -> list[PromptTimes]:
-    """Return times of long prompts, first for our block manager, then for each peer. A peer is a function
-    that serves a prompt and returns the seconds. Measurements are interleaved."""
+    """Return times of long prompts, for our block manager and for each peer."""
     rng = random.Random(SEED)
     blocks = BlockManager(PROMPT_POOL, PAGE_SIZE)
     engines: list[Callable[[list[int]], float]] = [functools.partial(_serve_prompt, blocks), *peers]
@@ -109,7 +110,6 @@ def time_prompts(repeats: int, *peers: Callable[[list[int]], float]) -> list[Pro
 
 
 def _step(scheduler: Scheduler, results: list[SampleResult]) -> float:
-    """Return the seconds of one step in which every sequence gets a token."""
     began = time.perf_counter()
     step = scheduler.plan()
     assert step is not None
@@ -119,7 +119,6 @@ def _step(scheduler: Scheduler, results: list[SampleResult]) -> float:
 
 
 def _serve_prompt(blocks: BlockManager, prompt: list[int]) -> float:
-    """Return the seconds from the first look-up to the last released page."""
     began = time.perf_counter()
     table = blocks.open(prompt)
     assert blocks.reserve(table, len(prompt))

@@ -1,8 +1,7 @@
 """``octavo bench serve``: latencies and rates as a client sees them, over gRPC.
 
-Prompts are seeded random token ids, so they share only the requested prefix; outputs have their full length.
-Percentiles are those of successful requests. Inter-token times are the times between messages, as in the
-server's metrics: a message with several tokens counts once.
+Prompts are random token ids. Percentiles are those of successful requests. Inter-token times are the times
+between messages; a message with several tokens counts once.
 """
 
 from __future__ import annotations
@@ -152,7 +151,6 @@ async def _measure(args: argparse.Namespace) -> tuple[list[Trace], float]:
 
 @asynccontextmanager
 async def _address(args: argparse.Namespace) -> AsyncIterator[str]:
-    """Yield the address of the server: that of --connect, or of a server started here and stopped after."""
     if args.connect is not None:
         yield str(parse_address(args.connect))
         return

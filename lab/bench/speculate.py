@@ -1,11 +1,8 @@
 """``octavo bench speculate``: tokens per second with and without drafts, interleaved in one engine.
 
-The text decides which drafts are right, so it is dictated: the model computes every row and samples every
-token, and the next token of a given text then replaces the sampled one. So the steps of any model, even one
-with random weights, can be timed on any text. Drafts of a draft model or MTP head cannot be dictated; these
-are timed on the model's own output. draft_texts.py makes the texts.
-
-The results also give tokens per second of CPU time, because other programs affect this ratio less.
+The text is dictated: the model computes every row and samples every token, and the next token of a given text
+then replaces the sampled one. So steps of any model can be timed on any text. Drafts of a draft model or MTP
+head are timed on the model's own output.
 """
 
 from __future__ import annotations
@@ -112,8 +109,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 class _Rate(NamedTuple):
-    """Tokens per second, and per CPU second of this process."""
-
     tokens_per_s: float
     tokens_per_cpu_s: float
 
@@ -132,7 +127,7 @@ class DraftCounter(Observer):
 
 
 class Dictation:
-    """A runner that replaces sampled tokens by those of given texts; without a text, it keeps the samples."""
+    """A runner that replaces sampled tokens by those of given texts."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
@@ -198,7 +193,7 @@ def _measure_texts(
             structured = TEXTS[name].structured
             form = None if structured is None else compiler.compile(structured)
             for batch in args.batch:
-                rates: dict[Speculate | None, list[_Rate]] = {"off": [], None: []}  # None: engine's default
+                rates: dict[Speculate | None, list[_Rate]] = {"off": [], None: []}
                 counter.drafts.clear()
                 for number in range(args.rounds):
                     work = _waves(name, batch, rng, core, args)
@@ -213,7 +208,6 @@ def _measure_texts(
 def _waves(
     name: str, batch: int, rng: np.random.Generator, core: EngineCore, args: argparse.Namespace
 ) -> list[list[tuple[list[int], list[int]]]]:
-    """Return groups of ``batch`` requests, as many groups as are needed for the requested output tokens."""
     waves: list[list[tuple[list[int], list[int]]]] = []
     num_tokens = 0
     while not waves or num_tokens < batch * args.output_tokens:
@@ -225,7 +219,6 @@ def _waves(
 def _made_up(
     name: str, rng: np.random.Generator, core: EngineCore, args: argparse.Namespace
 ) -> tuple[list[int], list[int]]:
-    """Return a synthetic prompt and the text that follows."""
     prompt: list[int] = rng.integers(300, core.info.vocab_size, args.prompt_tokens).tolist()
     return TEXTS[name].make(rng, prompt, args.output_tokens, core)
 
@@ -238,7 +231,6 @@ def _rate(
     form: Constraint | None,
     most: int,
 ) -> _Rate:
-    """Return the rate once every sample has its first token; a sample has at most ``most`` tokens."""
     served = [_serve(core, dictation, work, how, form, most) for work in waves]
     num_tokens, seconds, cpu_seconds = (sum(each) for each in zip(*served, strict=True))
     return _Rate(num_tokens / seconds, num_tokens / cpu_seconds)
@@ -252,7 +244,6 @@ def _serve(
     form: Constraint | None,
     most: int,
 ) -> tuple[float, float, float]:
-    """Return tokens, seconds and CPU seconds, counted from when every sample has its first token."""
     dictation.texts = {index: text for index, (_, text) in enumerate(work) if text}
     waiting = set()
     for index, (prompt, text) in enumerate(work):
@@ -292,7 +283,6 @@ def _row(
 
 
 def _cases(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return, for each text, the speedup by batch size and the mean tokens of a step with drafts."""
     cases: dict[str, Any] = {}
     for row in rows:
         case = cases.setdefault(

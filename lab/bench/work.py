@@ -16,7 +16,7 @@ class ModelWork:
     """Work of a dense model.
 
     linear_parameters   weights that are multiplied by every prompt token (without head and embedding)
-    streamed_bytes      bytes of weights that a decode step reads, as they are in memory
+    streamed_bytes      bytes of weights that a decode step reads
     """
 
     linear_parameters: int
@@ -24,8 +24,10 @@ class ModelWork:
 
 
 def model_work(path: Path, weights_bytes: int) -> ModelWork | None:
-    """Return the work of the model in ``path``; None for mixtures of experts, whose work depends on tokens.
-    ``weights_bytes`` is the size of all weights that a step reads."""
+    """Return the work of the model in ``path``; None for mixtures of experts.
+
+    weights_bytes   size of all weights that a step reads
+    """
     config = read_config(path)
     quantization = config.get("quantization") or {}
     per_word = 32 // quantization.get("bits", 32)

@@ -1,1 +1,1 @@
-"""Replaying traces of real traffic against the block manager, without a model."""
+"""Replay of request traces against the block manager, without a model."""

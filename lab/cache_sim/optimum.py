@@ -13,20 +13,10 @@ NEVER = 1 << 60
 def optimal_hits(requests: Sequence[TraceRequest], num_pages: int) -> int:
     """Return the number of hits in a pool that always evicts the page whose next use is latest.
 
-    The rule knows the future: L. A. Belady, "A study of replacement algorithms for a virtual-storage
-    computer", IBM Systems Journal 5 (1966). A request that uses a page uses all pages before it, so a page is
-    never needed earlier than the page before it. Of two pages needed at the same time, the deeper one is
-    evicted. So cached prefixes have no holes, and the optimum for single pages is also one for prefixes. A
-    request larger than the pool is skipped, as in a replay.
-
-    The bound is exact if requests come one by one and have all their pages in the pool at once, as attention
-    needs: no policy finds more, and a policy that knew the future would find as much. With ``--timed``,
-    requests hold pages longer; the bound holds, but may not be tight. Two other rules, which differ by about
-    a percentage point at small pools, are no such bound:
-
-    - If a tie evicts the page nearer to the head, prefixes have holes, and pages behind a hole are no hits.
-    - If a page may be evicted while its request runs, or need not be cached, the rule finds more, but
-      attention could not use such a cache.
+    L. A. Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5
+    (1966). Of two pages needed at the same time, the deeper one is evicted, so cached prefixes have no holes.
+    A
+    request larger than the pool is skipped. The bound is exact if requests come one by one.
     """
     served = [request for request in requests if len(request.page_ids) <= num_pages]
     chains, next_uses = _next_uses(served)
@@ -47,7 +37,6 @@ def optimal_hits(requests: Sequence[TraceRequest], num_pages: int) -> int:
 
 
 def _next_uses(requests: Sequence[TraceRequest]) -> tuple[list[list[int]], list[list[int]]]:
-    """Return two lists for each request: its pages, numbered by prefix, and the next use of each page."""
     names: dict[tuple[int | bytes, int], int] = {}
     chains = []
     for request in requests:

@@ -24,7 +24,7 @@ class Replayed:
     requests          requests of the trace
     skipped_requests  requests larger than the pool; their pages are not counted
     prompt_pages      pages looked up
-    hit_pages         pages found with all pages before them; the last page of a prompt may count, too
+    hit_pages         pages found together with all pages before them
     evicted_pages     cached pages that were evicted
     peak_pages        most pages in use at once, held or cached
     """
@@ -59,13 +59,9 @@ def replay(
 ) -> Replayed:
     """Look up and publish each prompt in order; release its pages when the request is done.
 
-    In the replay, a page has one position, and its token is an id of the trace. So two pages are equal if
-    their ids and all ids before them are equal. One more token follows, so that the last page can be a hit.
-
     num_pages   size of the pool; None: as many as the trace can need
     policy      eviction policy, see block_manager/policies
-    token_ms    None: requests end at once. Otherwise a request holds its pages for that many milliseconds
-                per generated token, and a request without free pages waits until another one ends
+    token_ms    milliseconds per generated token; None: requests end at once
     states      slots for recurrent states, if the model has any; a hit then also needs a snapshot
     """
     total = sum(len(request.page_ids) for request in requests)

@@ -14,13 +14,13 @@ from .run import replay
 from .trace import TraceRequest
 
 SHARES = (0.01, 0.125, 0.25, 0.5, 0.75)  # shares of the memory that slots get
-SIZES = (8, 4, 2, 1)  # the memory is divided by these if several sizes are requested
+SIZES = (8, 4, 2, 1)  # divisors of the memory if several sizes are requested
 ATTENTION = "none needed"
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A snapshot policy; ``RecurrentState`` has the same fields."""
+    """A snapshot policy; ``RecurrentState`` has these fields."""
 
     tail: bool = True
     junction: bool = True
@@ -46,10 +46,10 @@ class StateRow:
     """Result of one replay.
 
     snapshots   name of a policy, or "none needed" (attention alone)
-    num_bytes   bytes of pages and slots together, equal for every row of one size
+    num_bytes   bytes of pages and slots together
     share       share of ``num_bytes`` that slots get
     num_slots   number of slots: one for the running sequence, the others for snapshots
-    of_attention   hits divided by the hits of attention alone with the same bytes
+    of_attention   hits divided by the hits of attention alone in equal memory
     """
 
     snapshots: str
@@ -70,9 +70,9 @@ def compare_states(
     shares: Sequence[float] = SHARES,
     sizes: Sequence[int] = (1,),
 ) -> list[StateRow]:
-    """Replay a trace with the bytes of ``num_pages`` pages, divided between pages and slots in several ways.
+    """Replay a trace with ``num_pages`` pages' bytes, divided between pages and slots in several ways.
 
-    sizes   numbers by which the bytes are divided; all replays are repeated for each
+    sizes   divisors of the bytes; all replays are repeated for each
 
     Raises InvalidRequest if the largest share cannot hold two states.
     """
@@ -102,7 +102,6 @@ def compare_states(
 
 
 def _slots(policy: Policy, num_bytes: int, state_bytes: int, page_bytes: int) -> RecurrentState | None:
-    """Return the slots that fit in ``num_bytes``; None if they have no space for a snapshot."""
     if (num_slots := num_bytes // state_bytes) < 2:
         return None
     return RecurrentState(

@@ -21,9 +21,9 @@ from octavo.engine.api.errors import InvalidRequest
 class TraceRequest:
     """A request of a trace.
 
-    page_ids   one number per page of the prompt, equal where the trace's ids are equal
+    page_ids   one number per page of the prompt; equal numbers mean equal tokens up to the page's end
     salt       requests with equal salts share pages; from the trace's salt field
-    ends_partial   whether the last page is not full, so that no state is kept at its end
+    ends_partial   whether the last page is not full
     """
 
     timestamp_ms: float
@@ -37,7 +37,7 @@ def read_trace(path: Path, *, page_size: int = 512, salt_field: str | None = Non
     """Return the requests of a trace in file order; InvalidRequest names the file, the line and the rule.
 
     page_size    tokens per id; a trace is refused if its prompt lengths do not match
-    salt_field   name of the field that separates tenants; requests without the field are one tenant
+    salt_field   name of the field that separates tenants
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
@@ -61,7 +61,6 @@ def read_trace(path: Path, *, page_size: int = 512, salt_field: str | None = Non
 def _parse(
     row: dict[str, Any], numbers: dict[Any, int], page_size: int, salt_field: str | None
 ) -> TraceRequest:
-    """Return the request in a row. Raises ValueError, TypeError or KeyError if the row is invalid."""
     hash_ids, length = row["hash_ids"], int(row["input_length"])
     if not isinstance(hash_ids, list) or not all(isinstance(value, int | str) for value in hash_ids):
         raise ValueError(f"hash_ids must be a list of ids, got {hash_ids!r}")

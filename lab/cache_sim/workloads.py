@@ -1,4 +1,4 @@
-"""Synthetic traffic, so that a policy is not judged by one trace alone."""
+"""Synthetic traffic for comparing eviction policies."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ SEED = 1
 def chats(
     seed: int, *, think_ms: float, spread: float, system_pages: int = 1, num_systems: int = 1
 ) -> list[TraceRequest]:
-    """Return the requests of conversations, one of which begins about every 300 ms. After each turn, a
-    conversation goes on with a chance of 3/4, after a log-normal time to think. It begins with one of several
-    system prompts, most often the first. A turn repeats the conversation and adds one to six pages."""
+    """Return the requests of conversations, one of which begins about every 300 ms.
+
+    After each turn, a conversation goes on with a chance of 3/4, after a log-normal time to think. It begins
+    with
+    one of several system prompts, most often the first. A turn repeats the conversation and adds one to six
+    pages.
+    """
     rng = random.Random(seed)
     fresh = itertools.count(num_systems * system_pages)
     upcoming: list[tuple[float, list[int]]] = []  # heap of (time of the next turn, pages)
@@ -50,7 +54,7 @@ def _scan(request: TraceRequest, number: int, fresh: Iterator[int]) -> list[Trac
     return [request, TraceRequest(request.timestamp_ms, 1, [*itertools.islice(fresh, 60)])]
 
 
-# Workloads by name, as functions of a seed; equal seeds give equal traffic.
+# Workloads by name, as functions of a seed.
 WORKLOADS: dict[str, Callable[[int], list[TraceRequest]]] = {
     "chats, 5 s to think": lambda seed: chats(seed, think_ms=5_000, spread=0.5),
     "chats, 60 s to think": lambda seed: chats(seed, think_ms=60_000, spread=1.0),

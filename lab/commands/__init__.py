@@ -1,1 +1,1 @@
-"""Commands of ``octavo`` in the laboratory."""
+"""Commands of ``octavo`` for benchmarks and simulations."""

@@ -1,4 +1,4 @@
-"""``octavo bench``: benchmarks that print a table and, with --json, one last line for programs."""
+"""``octavo bench``: benchmarks with a table and, with --json, one line of JSON."""
 
 from __future__ import annotations
 

@@ -115,12 +115,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _pages(text: str) -> int | None:
-    """Return the number of pages in a text; None for "inf", which means as many as needed."""
     return None if text == "inf" else positive(text)
 
 
 def _shares(text: str) -> tuple[float, ...]:
-    """Return the shares in a text separated by commas, each between 0 and 1."""
     try:
         shares = tuple(float(part) for part in text.split(","))
     except ValueError:

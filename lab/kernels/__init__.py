@@ -1,1 +1,1 @@
-"""Timing kernels against the machine's measured roofline."""
+"""Kernel timings against the machine's measured roofline."""

@@ -36,10 +36,9 @@ Multiply = Callable[[mx.array], mx.array]
 class Timing:
     """Rules for timing: the best of ``repeats`` passes over ``working_set`` bytes, by ``clock``.
 
-    A pass has fewer layers if all layers would take more than ``longest`` seconds: such cases are bound by
-    arithmetic, and caches do not matter. If a single layer takes longer, it is timed once or twice. Shorter
-    passes are repeated until they take ``longest`` seconds together, because other load could slow down every
-    one of a few short passes.
+    A pass has fewer layers if all layers would take more than ``longest`` seconds. Shorter passes are
+    repeated
+    until they take ``longest`` seconds together.
     """
 
     working_set: int = field(default_factory=lambda: WORKING_SET)
@@ -50,7 +49,7 @@ class Timing:
     def seconds_of_layer(self, run: Callable[[int], object], num_layers: int = 1) -> float:
         """Return seconds per layer; ``run(n)`` makes a pass over the first n of ``num_layers`` layers."""
         seconds = self._timed(run, 1)
-        if seconds < 4 * self.longest:  # in a longer call, one-time work of the first call is negligible
+        if seconds < 4 * self.longest:
             seconds = min(seconds, self._timed(run, 1))
         if seconds >= self.longest:
             return seconds
@@ -90,7 +89,7 @@ WEIGHT_KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class AttentionTiming:
-    """Time of one call for one layer; ``num_bytes`` is what it reads (decode, chunk) or writes in pages."""
+    """Time of one call for one layer; ``num_bytes`` is what it reads or writes in pages."""
 
     kernel: str
     format: str
@@ -157,7 +156,7 @@ def time_attention(
 def time_linear(
     rows: tuple[int, ...], weights: Sequence[str], *, native: bool, timing: Timing = Timing()
 ) -> Iterator[LinearTiming]:
-    """Time a layer for each name of ``weights`` in WEIGHT_KINDS, with MLX's operations unless ``native``."""
+    """Time a layer for each kind of weights, with MLX's operations unless ``native``."""
     for name in weights:
         layers, layer_bytes = _layers(WEIGHT_KINDS[name], timing.working_set, native=native)
         parameters = sum(outputs * inputs for outputs, inputs in MATRICES)
@@ -169,7 +168,6 @@ def time_linear(
 
 
 def _fill(pool: KVPool) -> None:
-    """Write random rows to every page of every layer; most pages are copies of a few, to save time."""
     spec, rng = pool.spec, np.random.default_rng(1)
     pages = min(spec.num_pages, max(1, FILL_TOKENS // spec.page_size))
     table = np.arange(pages, dtype=np.int32)[None]
@@ -188,7 +186,6 @@ def step_of(tables: Ints, context: int, rows: int, page_size: int) -> AttentionM
 
 
 def _attend_seconds(pool: KVPool, step: AttentionMetadata, timing: Timing) -> float:
-    """Return seconds per layer; a pass goes through all layers, as a model does."""
     queries = mx.random.normal((step.num_tokens, QUERY_HEADS, HEAD_DIM)).astype(mx.bfloat16)
     decodes = step.num_tokens == step.num_sequences
     mx.eval(queries)
@@ -218,7 +215,6 @@ def _multiply_all(layers: list[list[Multiply]], xs: list[mx.array], num_layers: 
 
 
 def _layers(kind: WeightKind | None, working_set: int, *, native: bool) -> tuple[list[list[Multiply]], int]:
-    """Return copies of a layer's matrices that fill the working set, and the bytes of one copy."""
     mx.random.seed(0)
     dense = [mx.random.normal((outputs, inputs)).astype(mx.bfloat16) for outputs, inputs in MATRICES]
     parts = [(weight,) if kind is None else _quantized(weight, kind) for weight in dense]

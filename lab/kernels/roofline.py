@@ -1,4 +1,4 @@
-"""Limits of this machine, measured in the same run as the kernels that are compared with them."""
+"""Measured limits of this machine: read rate and matmul rate."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ which depends less on other programs."""
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """Limits of the machine. ``matmul_by`` names what reached ``matmul_gflop_s``, a rate of float products;
-    integer products may be faster."""
+    """Limits of the machine.
+
+    matmul_by   name of the library or loop that reached ``matmul_gflop_s``, a rate of float products
+    """
 
     dram_read_gb_s: float
     matmul_gflop_s: float
@@ -43,9 +45,7 @@ class Roofline:
 
 
 def measure_roofline(*, threads: int, available: int, clock: Clock = time.perf_counter) -> Roofline:
-    """Return the best of several runs on ``threads`` threads, which use at most half of ``available`` bytes.
-    If native kernels are available, their loops that read and that multiply in registers run too, on the
-    kernels' own threads."""
+    """Return the best of several runs on ``threads`` threads, with at most half of ``available`` bytes."""
     num_bytes = min(READ_BYTES, available // 2)
     reads = [_read_rate(threads, num_bytes, clock)]
     rates = {"float32, NumPy": _numpy_matmul_rate(clock)}
@@ -71,7 +71,6 @@ def best_seconds(run: Callable[[], object], *, repeats: int = 5, clock: Clock = 
 
 
 def _read_rate(threads: int, num_bytes: int, clock: Clock) -> float:
-    """Return the read rate in bytes per second: each task multiplies a slice of an array with itself."""
     parts = np.array_split(np.ones(num_bytes // 4, np.float32), 4 * threads)
     with ThreadPoolExecutor(threads) as executor:  # NumPy releases the interpreter lock
         seconds = best_seconds(
@@ -87,7 +86,6 @@ def _numpy_matmul_rate(clock: Clock) -> float:
 
 
 def _native_limits(num_bytes: int) -> dict[str, float] | None:
-    """Return limits measured by the native extension; None if it does not load."""
     try:
         from octavo.kernels import _ext
     except ImportError:

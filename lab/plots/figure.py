@@ -1,4 +1,4 @@
-"""Pictures of measurements; matplotlib is optional and is checked before measuring."""
+"""Pictures of measurements with matplotlib."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picture of ``octavo bench schedule``: effects of each admission order on requests and tenants."""
+"""The picture of ``octavo bench schedule``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ OVER_TIME = {
 
 
 def plot(outcomes: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None:
-    """Draw times to first token, fairness, waits and preemptions, with a line for each outcome. An outcome
-    has ``ttft_s`` of all requests. It also has ``at_s``, the time after each step, and the values named in
-    ``OVER_TIME`` at these times."""
+    """Draw times to first token, fairness, waits and preemptions, with a line for each outcome."""
     with picture(path, columns=2, rows=2) as axes:
         for label, lines in outcomes.items():
             times = sorted(lines["ttft_s"])

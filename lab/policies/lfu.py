@@ -10,15 +10,17 @@ from octavo.block_manager.types import Digest, PageId
 
 @register("lfu")
 class LFU:
-    """Evicts the least frequently used page and, among equals, the least recently released. The count of an
-    evicted page is forgotten. Counts stop at ``MOST``, so that the smallest is found without a search."""
+    """Evicts the least frequently used page and, among equals, the least recently released.
+
+    The count of an evicted page is forgotten. Counts stop at ``MOST``.
+    """
 
     MOST = 63
 
     def __init__(self, num_pages: int = 0) -> None:  # noqa: ARG002
         self._idle: list[OrderedDict[PageId, None]] = [OrderedDict() for _ in range(self.MOST + 1)]
         self._num_idle = 0
-        self._num_uses: dict[PageId, int] = {}  # by page, until it is evicted
+        self._num_uses: dict[PageId, int] = {}
 
     def __len__(self) -> int:
         return self._num_idle

@@ -1,4 +1,1 @@
-"""Synthetic documents with questions that they answer, for training the demo model and comparing formats.
-
-Standard library only; a seed always gives the same document.
-"""
+"""Synthetic ledgers with questions about them; a seed always gives the same document."""

@@ -1,4 +1,4 @@
-"""Ledgers with questions, used to train, test and show the demo model."""
+"""Ledgers with questions, to train, test and show the demo model."""
 
 from __future__ import annotations
 
@@ -83,7 +83,6 @@ def make_ledger(
 
 
 def _prefix(body: str, placement: float) -> str:
-    """Return the start of a chat: the ledger as a system message, as plain text, or before a question."""
     if placement < 0.3:
         return f"{START}system\n{body}{STOP}\n{START}user\n"
     if placement < 0.45:
@@ -99,7 +98,7 @@ def _turn(rng: Random, source: Kind, cards: list[Card], absent_rate: float) -> T
 
 
 def held_out(length: int, count: int, *, seed: int = 1) -> list[Ledger]:
-    """Return ledgers that training did not use: 70 % records, then questions, ``length`` tokens in all."""
+    """Return ledgers that training did not use, ``length`` tokens each with their questions."""
     return [
         make_ledger(
             Random(f"held-out:{seed}:{length}:{index}"), length, share=0.7, kind=KINDS[index % len(KINDS)]

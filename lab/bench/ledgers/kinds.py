@@ -38,11 +38,11 @@ class Card:
 
 
 class KeysExhausted(ValueError):
-    """No unused key was found: the ledger has the most lines that its kind allows."""
+    """The ledger has the most lines that its kind allows."""
 
 
 class Kind(ABC):
-    """A ledger that is being written; it draws its style first, then keys and cards."""
+    """A ledger that is being written."""
 
     title: str
 
@@ -52,11 +52,11 @@ class Kind(ABC):
 
     @abstractmethod
     def key(self) -> str:
-        """Draw a key, which may be in use."""
+        """Draw a random key, which may be in use."""
 
     @abstractmethod
     def card(self, key: str) -> Card:
-        """Draw the facts about a key."""
+        """Draw random facts about a key."""
 
     def absent(self, key: str) -> str:
         """Return the answer to a question about a key without a line."""
@@ -106,7 +106,7 @@ class Codes(Kind):
 
 
 class People(Kind):
-    """Base of the kinds whose keys are persons."""
+    """Base of the kinds with persons as keys."""
 
     def __init__(self, rng: Random) -> None:
         super().__init__(rng)

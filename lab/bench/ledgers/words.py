@@ -1,8 +1,7 @@
 """Words and random numbers for all texts of the demo model.
 
-Nothing is downloaded: names come from these lists or are spelled from random syllables, and all numbers are
-random, so questions can be answered only from the context. The order of the draws must not change, because it
-determines the documents.
+All numbers are random, so questions can be answered only from the context. The order of the draws must not
+change, because it determines the documents.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from random import Random
 
 END, START, STOP = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
-# A segment of training text with the weight of its tokens in the loss. Segments end at special tokens or
-# follow "assistant\n", so encoding them separately gives the ids of the whole text.
+# A segment of training text with the weight of its tokens in the loss. Segments end at special tokens,
+# so encoding them separately gives the ids of the whole text.
 Segment = tuple[str, float]
 CONTEXT_WEIGHT, PROSE_WEIGHT, ANSWER_WEIGHT = 0.1, 0.4, 1.0
 

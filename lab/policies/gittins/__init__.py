@@ -1,4 +1,4 @@
-"""An eviction policy that ranks pages by the hits per time expected from keeping them."""
+"""An eviction policy that ranks pages by expected hits per time."""
 
 from .policy import Gittins
 

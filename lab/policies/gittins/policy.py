@@ -11,15 +11,14 @@ from octavo.block_manager.types import Digest, PageId
 
 from .shadow_lru import ShadowLRU
 
-ENDS = kind_of(uses=0, num_new=0, gap=0)  # kind of the ends of sequences, which have no new pages behind them
+ENDS = kind_of(uses=0, num_new=0, gap=0)  # kind of the last pages of sequences
 UNKNOWN = -1  # number of uses of an unknown page
 MIN_GHOSTS = 32_768  # fewest evicted pages to remember, about 150 bytes each
 RERANK_FIRST, RERANK_LAST = 16, 512  # releases between two rankings, at first and later
 
 
 class _Batch:
-    """Pages of one kind that were released together. Eviction begins at the end of ``pages``. A reused page
-    stays in ``pages`` until eviction; only ``Gittins._batch_of`` tells that the page has left the batch."""
+    """Pages of one kind that were released together."""
 
     __slots__ = (
         "age", "behind", "num_awaited", "num_live", "pages", "released_at", "seen", "serial", "uses",
@@ -33,29 +32,24 @@ class _Batch:
         self.seen = seen  # histogram of the batch's kind
         self.uses = uses  # uses of each page so far
         self.released_at = released_at
-        self.behind = behind  # batch of the pages behind these, useless without them
+        self.behind = behind  # batch of the next pages in the sequence
         self.age = 0
-        self.num_live = self.num_awaited = len(pages)  # listed pages; with evicted ones that are remembered
+        self.num_live = self.num_awaited = len(pages)
         self.weight = 1 / len(pages)  # weight of a page in statistics
         self.value = 0.0
-        self.serial = 0  # serial number of the batch's valid heap entry
+        self.serial = 0
 
 
 class Gittins:
     """Evicts the page with the fewest expected hits for its space.
 
-    A page's value is its Gittins index: the most hits per time that keeping the page for a while can give
-    (J. Gittins, "Bandit processes and dynamic allocation indices", J. R. Statist. Soc. B 41, 1979; the hit
-    density of Beckmann, Chen and Cidon's LHD, NSDI 2018, is the same with a fixed horizon). It follows from
-    the chances that pages of the same kind are reused at this age and later; ``HitStatistics`` defines kinds.
-    The policy remembers evicted pages for a while, so that it counts misses, too.
-
-    A page is worth at least as much as the pages behind it in its sequence, which are useless without it. So
-    heads outlive tails. Before anything is learned, and while LRU would find more (``ShadowLRU``), the policy
-    evicts older pages first.
-
-    Time is the number of releases. All operations take O(1) per page. Each batch of pages is visited up to
-    ``NUM_AGES`` times as it ages, in O(log n), and all batches are ranked again from time to time.
+    A page's value is its Gittins index: the most hits per time that keeping it for a while can give (J.
+    Gittins,
+    "Bandit processes and dynamic allocation indices", J. R. Statist. Soc. B 41, 1979; compare LHD of
+    Beckmann, Chen
+    and Cidon, NSDI 2018). Evicted pages are remembered for a while, so that misses are counted, too. While
+    LRU would
+    find more (``ShadowLRU``), the policy evicts older pages first. All operations take O(1) per page.
 
     num_ghosts   number of evicted pages to remember
     """
@@ -63,13 +57,13 @@ class Gittins:
     def __init__(self, num_pages: int, num_ghosts: int) -> None:
         self._num_ghosts = num_ghosts
         self._ghosts: OrderedDict[Digest, _Batch] = OrderedDict()
-        self._batch_of: list[_Batch | None] = [None] * num_pages  # None: the page may not be evicted
+        self._batch_of: list[_Batch | None] = [None] * num_pages
         self._uses = [UNKNOWN] * num_pages
-        self._gaps = [0] * num_pages  # mean time between uses of each page, as a class of ``GAPS``
+        self._gaps = [0] * num_pages
         self._num_listed = 0
-        self._digests: abc.Sequence[Digest | None] = ()  # digests of the pool
+        self._digests: abc.Sequence[Digest | None] = ()
         self._now = 0
-        self._due: dict[int, list[_Batch]] = {}  # by time: batches due for their next age; tails before heads
+        self._due: dict[int, list[_Batch]] = {}
         self._heap: list[tuple[float, int, int, _Batch]] = []  # value, time of release, serial number, batch
         self._serial = 0
         self._statistics = HitStatistics()
@@ -101,19 +95,18 @@ class Gittins:
                 run, last = by_uses.setdefault(uses, []), uses
             run.append(page)
             if uses:
-                gap = gaps[page]  # gap of the deepest page that was reused
+                gap = gaps[page]
         self._list(by_uses, gap)
         if self._shadow.release(len(pages)):
             self._rerank()
 
     def _list(self, by_uses: dict[int, list[PageId]], gap: int) -> None:
-        """Make a batch of the sequence's pages for each number of uses; ``by_uses`` has the head first."""
         num_new = len(by_uses.get(0, ()))
         kinds = {uses: kind_of(uses=uses, num_new=num_new, gap=gap) for uses in by_uses}
         behind: _Batch | None = None
         for uses, pages in reversed(by_uses.items()):
             body = pages if uses else pages[:-1]
-            if not uses:  # the end of a sequence changes between turns more than the pages before it
+            if not uses:
                 behind = self._add(pages[-1:], ENDS, 0, behind)
             if body:
                 behind = self._add(body, kinds[uses], uses, behind)
@@ -168,7 +161,6 @@ class Gittins:
         return evicted
 
     def _shrink(self, batch: _Batch, num_pages: int) -> list[PageId]:
-        """Evict up to ``num_pages`` pages of a batch, and remember them."""
         batch_of, all_uses, gaps, digests = self._batch_of, self._uses, self._gaps, self._digests
         if batch.num_live != len(batch.pages):
             batch.pages = [page for page in batch.pages if batch_of[page] is batch]
@@ -187,7 +179,6 @@ class Gittins:
         return pages
 
     def _recall(self, page: PageId, digest: Digest | None) -> int:
-        """Return the uses of a page that is new, or was evicted and recomputed."""
         assert digest is not None, "released without a digest"
         batch = self._ghosts.pop(digest, None)
         uses = 0
@@ -201,7 +192,6 @@ class Gittins:
         return uses
 
     def _grow_older(self, batches: abc.Iterable[_Batch]) -> None:
-        """Move batches to their next age; drop batches whose pages were all reused or forgotten."""
         due, heap = self._due, self._heap
         for batch in batches:
             if not batch.num_awaited:
@@ -215,9 +205,6 @@ class Gittins:
                 heappush(heap, (batch.value, batch.released_at, batch.serial, batch))
 
     def _value(self, batch: _Batch) -> None:
-        """Compute the value of a batch from statistics and the batch behind it, which must have its value.
-        Older heap entries of the batch become invalid.
-        """
         self._serial += 1
         batch.serial = self._serial
         value = 0.0 if self._shadow.follow_lru else self._statistics.indices(batch.seen.kind)[batch.age]
@@ -230,13 +217,12 @@ class Gittins:
         batch.value = value
 
     def _rerank(self) -> None:
-        """Compute all values again from the statistics learned since."""
         self._rerank_at = self._now + min(max(self._now // 8, RERANK_FIRST), RERANK_LAST)
         self._statistics.refresh(self._now)
         live = [
             (serial, batch) for _, _, serial, batch in self._heap if batch.serial == serial and batch.num_live
         ]
-        live.sort()  # serials are distinct, and tails have lower ones
+        live.sort()
         for _, batch in live:
             self._value(batch)
         self._heap = [(batch.value, batch.released_at, batch.serial, batch) for _, batch in live]
@@ -245,5 +231,5 @@ class Gittins:
 
 @register("gittins")
 def make_gittins(num_pages: int) -> Gittins:
-    """Return the policy for a pool of ``num_pages`` pages, with a suitable memory of evicted pages."""
+    """Return the policy for a pool of ``num_pages`` pages."""
     return Gittins(num_pages, max(MIN_GHOSTS, 2 * num_pages))

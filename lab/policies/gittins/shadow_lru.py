@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-MARGIN = 0.001  # share of all released pages by which a policy may fall behind LRU,
-SLACK = 1 / 12  # plus this share of the pool, because learning costs hits at first
+MARGIN = 0.001  # share of all released pages by which a policy may fall behind LRU
+SLACK = 1 / 12  # additional allowance as a share of the pool, because learning costs hits at first
 HALF_LIFE = 8192  # releases after which an observation counts half
 
 
 class ShadowLRU:
     """Compares the hits that LRU would have with the hits of the policy.
 
-    An LRU pool has the pages released last, which are all pages released after a certain time. This class
-    tracks that time. It errs in favour of LRU, by part of one release, and takes O(1) per page.
+    An LRU pool has all pages released after a certain time, which this class tracks.
 
     num_pages     size of the pool
-    follow_lru    whether the policy should act like LRU: at first, until twice the time has passed in which
-                  the pool fills; later, if the policy is behind LRU by more than its allowance (``MARGIN``
-                  and ``SLACK``), until it is behind by at most half of the allowance
+    follow_lru    whether the policy should act like LRU, because it is new or finds too few pages
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -41,7 +38,7 @@ class ShadowLRU:
             self._lead += found and not self.follow_lru
 
     def release(self, num_pages: int) -> bool:
-        """Count a release of ``num_pages`` pages, one unit of time; return whether ``follow_lru`` changed."""
+        """Count a release of ``num_pages`` pages; return whether ``follow_lru`` changed."""
         self._now += 1
         self._total += num_pages
         released = self._released
@@ -67,7 +64,7 @@ class ShadowLRU:
         return -self._lead > (most / 2 if self.follow_lru else most)
 
     def clear(self) -> None:
-        """Forget all pages. Called when the policy has evicted all its pages, so LRU has none either."""
+        """Forget all pages, because the policy has evicted all its pages."""
         self._released.clear()
         self._num_recent = 0
         self._since = self._now + 1

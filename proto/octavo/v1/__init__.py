@@ -1,1 +1,1 @@
-"""Messages and stubs, generated from the .proto files beside them."""
+"""Messages and stubs, generated from the .proto files in this folder."""
