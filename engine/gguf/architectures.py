@@ -1,7 +1,6 @@
-"""Model configurations and tensor names for the architectures of GGUF files.
+"""Model configurations and tensor names for GGUF architectures.
 
-Source of the metadata keys and tensor names: the GGUF specification and the constants of the package
-``gguf``.
+Source of the names: the GGUF specification and the constants of the package ``gguf``.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _LLAMA_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_KNOWN_KEYS = {  # keys of every architecture, without its name
+_KNOWN_KEYS = {
     "attention.head_count", "attention.head_count_kv", "attention.key_length",
     "attention.layer_norm_rms_epsilon", "attention.value_length", "block_count", "context_length",
     "embedding_length", "feed_forward_length", "rope.dimension_count", "rope.freq_base",
@@ -40,7 +39,7 @@ _KNOWN_KEYS = {  # keys of every architecture, without its name
 
 
 class Metadata:
-    """Metadata of one GGUF file, read by key. ``of`` adds the prefix of keys of the file's architecture."""
+    """Metadata of one GGUF file."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = values
@@ -50,8 +49,6 @@ class Metadata:
         return self.values.get(key, default)
 
     def of(self, key: str, default: Any = None) -> Any:
-        """Return the value of a key of the architecture. A list must have the same number for all layers.
-        Raises ModelLoadError for other lists, and if the key is missing and has no default."""
         name = f"{self.architecture}.{key}"
         value = self.values.get(name, default)
         if value is None:
@@ -81,7 +78,7 @@ class Architecture:
 
 
 def _granite(meta: Metadata) -> dict[str, Any]:
-    if not meta.of("rope.scaling.finetuned", True):  # then llama.cpp does not rotate in granite
+    if not meta.of("rope.scaling.finetuned", True):
         raise ModelLoadError(
             f"{meta.architecture}.rope.scaling.finetuned must be true, got false: mlx-lm's model always "
             "rotates; give a folder of the model in safetensors"
@@ -117,7 +114,7 @@ def _qwen3_moe(meta: Metadata) -> dict[str, Any]:
 
 def _gemma3(meta: Metadata) -> dict[str, Any]:
     heads, width = meta.of("attention.head_count"), meta.of("embedding_length")
-    is_27b = meta.of("block_count") == 62  # its queries are scaled by width / heads, as in gemma.cpp
+    is_27b = meta.of("block_count") == 62
     return {
         "sliding_window": meta.of("attention.sliding_window"),
         "sliding_window_pattern": 6,
@@ -151,12 +148,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         _gemma3,
         frozenset({"attention.sliding_window"}),
         norm_offset=1.0,
-        dtype="bfloat16",  # its activations exceed float16's largest number
+        dtype="bfloat16",  # activations exceed float16's largest number
     ),
     "phi3": Architecture(
         "phi3",
         {**_LLAMA_NAMES, "attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
-        # llama.cpp and mlx-lm both attend to all positions, whatever the window
         keys=frozenset({"attention.sliding_window"}),
     ),
     "smollm3": Architecture("smollm3", permuted=True),
@@ -172,8 +168,6 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 
 def architecture_of(meta: Metadata) -> Architecture:
-    """Return the architecture of a file. Raises ModelLoadError if it, or one of its settings, is not
-    supported."""
     name = meta.architecture
     if name not in ARCHITECTURES:
         raise ModelLoadError(
@@ -272,8 +266,7 @@ def _rope_scaling(
 
 
 def _llama3(factors: npt.NDArray[Any], config: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of Llama 3's rotary scaling that give these frequency divisors, because GGUF stores
-    only divisors. Meta's published settings explain all files seen."""
+    """Return the settings of Llama 3's rotary scaling. GGUF stores only the frequency divisors."""
     dims = 2 * len(factors)
     wavelengths = 2 * np.pi * config["rope_theta"] ** (np.arange(0, dims, 2) / dims)
     factor, low, high, trained = float(round(factors.max())), 1.0, 4.0, 8192
@@ -294,7 +287,6 @@ def _llama3(factors: npt.NDArray[Any], config: dict[str, Any]) -> dict[str, Any]
 
 
 def tensor_name(architecture: Architecture, name: str) -> str:
-    """Return mlx-lm's name of a tensor. Raises ModelLoadError for an unknown one."""
     *place, stem, kind = name.split(".")
     if not place and stem in _OUTSIDE:
         return f"{_OUTSIDE[stem]}.{kind}"

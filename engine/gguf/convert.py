@@ -1,8 +1,7 @@
-"""Conversion of a GGUF file to a model folder, once, into the user's cache.
+"""Conversion of a GGUF file to a model folder in the user's cache.
 
-A block of Q4_0, Q4_1, Q5_0, Q5_1 or Q8_0 holds 32 codes and one scale (and minimum) in float16: that is an
-affine group of 32, so these tensors keep their values exactly. Everything else becomes 16-bit floats. Source
-of the layouts: ggml's ``ggml-common.h``.
+Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 become affine groups of 32 with equal values.
+Other formats become 16-bit floats. Source of the layouts: ggml's ``ggml-common.h``.
 """
 
 from __future__ import annotations
@@ -35,7 +34,8 @@ class Affine(NamedTuple):
     """Weight = scale * code + bias, a scale and a bias per 32 codes.
 
     weight  packed codes, uint32 [..., inputs * bits / 32]
-    scales  float16 [..., inputs / 32]; biases alike
+    scales  float16 [..., inputs / 32]
+    biases  float16 [..., inputs / 32]
     """
 
     weight: Array
@@ -44,7 +44,7 @@ class Affine(NamedTuple):
 
 
 def affine(kind: str, blocks: Array) -> Affine:
-    """Return a tensor's blocks, uint8 [..., bytes of a row], as affine groups. ``kind`` is one of AFFINE."""
+    """Return blocks, uint8 [..., bytes of a row], as affine groups."""
     bits = AFFINE[kind]
     has_minimum, halves = kind.endswith("_1"), 2 if kind.endswith("_1") else 1
     size = 2 * halves + (4 if bits == 5 else 0) + (16 if bits < 8 else 32)
@@ -63,8 +63,7 @@ def affine(kind: str, blocks: Array) -> Affine:
 
 
 def _pack(codes: Array, bits: int) -> Array:
-    """Return codes, uint8 [..., groups, 32], as one little-endian stream of bits, uint32 [..., groups *
-    bits]."""
+    """Return codes, uint8 [..., groups, 32], packed as uint32 [..., groups * bits]."""
     flat = codes.reshape(*codes.shape[:-2], -1)
     if bits == 8:
         return np.ascontiguousarray(flat).view("<u4")
@@ -77,19 +76,17 @@ def _pack(codes: Array, bits: int) -> Array:
 
 
 def is_exact(tensor: Affine) -> bool:
-    """Whether every bias fits into float16: 128 times a scale above 511 does not."""
     return bool(np.isfinite(tensor.biases).all())
 
 
 def deinterleaved(array: Array, num_heads: int) -> Array:
-    """Return rows [heads * dim, ...] in the order of mlx-lm's rotary embedding (halves) from llama.cpp's
-    (pairs)."""
+    """Return rows [heads * dim, ...] in mlx-lm's rotary order (halves) from llama.cpp's (pairs)."""
     rows = array.reshape(num_heads, -1, 2, *array.shape[1:])
     return np.ascontiguousarray(rows.swapaxes(1, 2).reshape(array.shape))
 
 
 def as_dtype(array: Array, dtype: str) -> Array:
-    """Return ``array`` as float16, or as the bits of bfloat16, rounded to nearest even."""
+    """Return ``array`` as float16, or as bfloat16 bits rounded to nearest even."""
     if dtype == "float16":
         return array.astype(np.float16)
     bits = array.astype(np.float32).view(np.uint32)
@@ -98,16 +95,15 @@ def as_dtype(array: Array, dtype: str) -> Array:
 
 log = logging.getLogger(__name__)
 
-_VERSION = 2  # version of the conversion; folders of another version are not used
-_SHARD = 1 << 30  # bytes of tensors per file, so that one file's tensors are in memory at a time
+_VERSION = 2
+_SHARD = 1 << 30  # bytes of tensors per file
 
 
 def model_folder(file: Path) -> Path:
-    """Return the folder with the model of a GGUF file, converting it unless that was done before.
+    """Return the folder of the converted model; convert the GGUF file at the first call.
 
-    Folders lie under ``$XDG_CACHE_HOME/octavo/gguf`` (``~/.cache`` by default) and take about the file's
-    size, more for formats that are stored in 16 bits. Raises ModelLoadError if the file cannot be read or
-    its model is not served.
+    Folders lie under ``$XDG_CACHE_HOME/octavo/gguf`` (``~/.cache`` by default).
+    Raises ModelLoadError if the file cannot be read or its model is not supported.
     """
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo" / "gguf"
     facts = file.resolve(), file.stat().st_size, file.stat().st_mtime_ns, _VERSION
@@ -127,7 +123,7 @@ def model_folder(file: Path) -> Path:
         _convert(reader, made)
         made.rename(folder)
     except OSError as error:
-        if not folder.is_dir():  # another process may have made it at the same time
+        if not folder.is_dir():
             raise ModelLoadError(
                 f"{file} cannot be converted into {home}: {error}; free space there"
             ) from error
@@ -146,7 +142,7 @@ def _open(file: Path) -> Any:
 
     try:
         reader = GGUFReader(file)
-    except Exception as error:  # a damaged file may make the reader raise anything
+    except Exception as error:  # a damaged file may raise anything
         raise ModelLoadError(f"{file} is not a readable GGUF file ({error}); download it again") from error
     if reader.byte_order == "S":
         raise ModelLoadError(
@@ -222,7 +218,6 @@ def _convert(reader: Any, folder: Path) -> None:
 def _arrays(
     tensor: Any, architecture: Architecture, heads: Mapping[str, int], dtype: str
 ) -> Iterator[tuple[str, npt.NDArray[Any], int | None]]:
-    """Yield the arrays that a tensor becomes: name, array and, for packed codes, the number of bits."""
     named, kind = tensor_name(architecture, tensor.name), tensor.tensor_type.name
     stem = tensor.name.split(".")[-2]
     num_heads = heads.get(stem) if architecture.permuted else None
@@ -249,12 +244,11 @@ def _arrays(
 
 
 def _floats(tensor: Any) -> npt.NDArray[Any]:
-    """Return a tensor's values, float32, outermost dimension first."""
     from gguf.quants import dequantize
 
     try:
         values: npt.NDArray[Any] = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-    except RuntimeError as error:  # the package raises this for unsupported types
+    except RuntimeError as error:
         raise ModelLoadError(
             f"tensor {tensor.name!r} has the unsupported type {tensor.tensor_type.name}; give a file in "
             "another quantization"
@@ -263,7 +257,6 @@ def _floats(tensor: Any) -> npt.NDArray[Any]:
 
 
 def _write_shards(folder: Path, arrays: Iterator[tuple[str, str, npt.NDArray[Any]]]) -> None:
-    """Write tensors into files of about a gigabyte, and the index that names them."""
     from safetensors import TensorSpec, serialize_file
 
     places: dict[str, str] = {}

@@ -1,8 +1,4 @@
-"""A GGUF file's tokenizer as ``tokenizer.json`` and ``tokenizer_config.json``.
-
-Two kinds exist: byte-level BPE ("gpt2"), whose pattern for splitting text is known by a name
-(``tokenizer.ggml.pre``), and SentencePiece BPE ("llama"), whose merges follow from the scores of its pieces.
-"""
+"""Conversion of a GGUF file's tokenizer to ``tokenizer.json`` and ``tokenizer_config.json``."""
 
 from __future__ import annotations
 
@@ -34,7 +30,7 @@ def _cased(digits: str, ending: str) -> str:
 
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_PATTERNS: dict[str, tuple[str, ...]] = {  # tokenizer.ggml.pre -> patterns, applied one after the other
+_PATTERNS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("gpt-2", "default", "phi-2"), (_GPT2,)),
     **dict.fromkeys(("smollm", "refact", "starcoder", "command-r", "exaone"), (r"\p{N}", _GPT2)),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "dbrx"), (_words(r"\p{N}{1,3}"),)),
@@ -42,15 +38,15 @@ _PATTERNS: dict[str, tuple[str, ...]] = {  # tokenizer.ggml.pre -> patterns, app
     "tekken": (_cased(r"\p{N}", ""),),
     "gpt-4o": (_cased(r"\p{N}{1,3}", f"{_CONTRACTION}?"),),
 }
-_WHOLE_TOKENS_FIRST = {"llama-bpe", "llama3", "llama-v3", "tekken"}  # a word that is a token is taken whole
-_END_OF_TURN = {  # tokens that end an answer whatever eos_token_id says, as in llama.cpp
+_WHOLE_TOKENS_FIRST = {"llama-bpe", "llama3", "llama-v3", "tekken"}
+_END_OF_TURN = {
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>",
     "<|return|>", "<EOT>",
 }  # fmt: skip
 
 
 def tokenizer_of(meta: Metadata) -> Tokenizer:
-    """Return the tokenizer. Raises ModelLoadError for a kind or a pattern that is unknown here."""
+    """Return the tokenizer. Raises ModelLoadError for an unsupported kind or pattern."""
     kind = meta.get("tokenizer.ggml.model")
     tokens: list[str] = meta.get("tokenizer.ggml.tokens") or []
     if not tokens:
@@ -80,7 +76,7 @@ def tokenizer_of(meta: Metadata) -> Tokenizer:
 
 
 def settings_of(meta: Metadata) -> dict[str, Any]:
-    """Return tokenizer_config.json's content: special tokens and chat templates."""
+    """Return the content of tokenizer_config.json: special tokens and chat templates."""
     tokens: Sequence[str] = meta.get("tokenizer.ggml.tokens")
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     for key, name in (("bos", "bos"), ("eos", "eos"), ("unknown", "unk"), ("padding", "pad")):
@@ -167,7 +163,6 @@ def _sentence_piece(meta: Metadata, tokens: Sequence[str], types: Sequence[int])
 
 
 def _splits(pieces: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield the ways to split a piece in two."""
     for piece in pieces:
         for place in range(1, len(piece)):
             if piece[:place] in pieces and piece[place:] in pieces:
@@ -175,7 +170,6 @@ def _splits(pieces: set[str]) -> Iterator[tuple[str, str]]:
 
 
 def _add_frame(built: Tokenizer, meta: Metadata, tokens: Sequence[str]) -> None:
-    """Make the tokenizer add the begin and end tokens that the file requests."""
     is_sentence_piece = meta.get("tokenizer.ggml.model") == "llama"
     begin, end = (
         tokens[id] if asked and id is not None and 0 <= id < len(tokens) else None

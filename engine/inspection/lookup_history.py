@@ -1,4 +1,4 @@
-"""History of prefix-cache look-ups of the latest requests."""
+"""History of the latest requests' prefix-cache look-ups."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ MOST_TOKENS = 1_000_000  # tokens of ended requests (4 MB)
 class LookupRecord:
     """Prefix-cache look-up of one request's prompt.
 
-    num_tokens   tokens of the prompt; num_hit: tokens that were found
-    misses       tokens that were not found, by reason; miss: first missing page
-    at           time in seconds of the engine's clock
+    num_tokens   tokens of the prompt
+    num_hit      prompt tokens found in the cache
+    misses       tokens not found, by reason
+    miss         first missing page
+    at           seconds of the engine's clock
     """
 
     num_tokens: int
@@ -32,33 +34,31 @@ class LookupRecord:
 
 @dataclass(slots=True)
 class HistoryEntry:
-    """A request in the history: its look-up and its tokens."""
+    """Look-up and tokens of one request."""
 
     lookup: LookupRecord
     salt: bytes
-    source: Sequence | array[int]  # the sequence while it runs, its tokens when it has ended
+    source: Sequence | array[int]
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """The prompt and the first sample's output so far."""
         source = self.source
         return tuple(source.tokens if isinstance(source, Sequence) else source)
 
 
 class LookupHistory:
-    """The latest requests by id, with a limit on their number and tokens."""
+    """Latest requests by id, with a limit on their number and tokens."""
 
     def __init__(self, *, most_requests: int = MOST_REQUESTS, most_tokens: int = MOST_TOKENS) -> None:
         self._most_requests = most_requests
         self._most_tokens = most_tokens
         self._latest: OrderedDict[str, HistoryEntry] = OrderedDict()
-        self._num_tokens = 0  # tokens of ended requests
+        self._num_tokens = 0
 
     def __len__(self) -> int:
         return len(self._latest)
 
     def add(self, request_id: str, lookup: Lookup, *, now: float) -> None:
-        """Record a look-up. A repeated id refers to its latest request."""
         sequence = lookup.sequence
         self._forget(request_id)
         found = LookupRecord(lookup.num_tokens, lookup.num_hit, lookup.misses, lookup.miss, now)
@@ -67,12 +67,11 @@ class LookupHistory:
             self._forget(next(iter(self._latest)))
 
     def ended(self, request_id: str) -> None:
-        """Called when a request has ended. Its tokens are stored compactly from now on."""
         remembered = self._latest.get(request_id)
         if remembered is None or not isinstance(remembered.source, Sequence):
             return
         if remembered.source.status is not Status.FINISHED:
-            return  # another request with this id
+            return
         remembered.source = array("I", remembered.source.tokens)
         self._num_tokens += len(remembered.source)
         while self._num_tokens > self._most_tokens and len(self._latest) > 1:

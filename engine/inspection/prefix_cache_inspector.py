@@ -19,7 +19,7 @@ from .reuse_tree import ReusedPrefix, ReusedPrefixes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheTotals:
-    """Totals of the cache since the start, in tokens unless named otherwise."""
+    """Totals of the cache since the start."""
 
     enabled: bool
     page_size: int
@@ -34,20 +34,14 @@ class CacheTotals:
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """Number of positions that a pin keeps, and number of pages that all pins keep."""
+    """Result of a pin."""
 
     num_tokens: int
     pinned_pages: int
 
 
 class PrefixCacheInspector:
-    """What operators want to know about the prefix cache. Used only on the engine's thread.
-
-    is_watched  whether events are announced to watchers
-    lookups     the latest requests, by the engine's request id
-    reused      reused prefixes with their numbers of hits
-    log_id      name of this engine's event log; event numbers are only valid within one log
-    """
+    """Inspection of the prefix cache for operators. Used only on the engine's thread."""
 
     def __init__(self, blocks: BlockManager) -> None:
         self.blocks = blocks
@@ -59,10 +53,9 @@ class PrefixCacheInspector:
         self._num_query = self._num_hit = 0
         self._misses: Counter[str] = Counter()
         self.is_watched = False
-        self._announced = 1  # number of the next event at the last announcement
+        self._announced = 1
 
     def record(self, request_id: str, lookup: Lookup) -> None:
-        """Record the look-up of a request's prompt."""
         self.lookups.add(request_id, lookup, now=time.monotonic())
         self._num_query += lookup.num_tokens
         self._num_hit += lookup.num_hit
@@ -72,7 +65,6 @@ class PrefixCacheInspector:
 
     @property
     def num_pinned(self) -> int:
-        """Number of pages that pins hold."""
         return self._pins.num_pages
 
     def totals(self) -> CacheTotals:
@@ -90,11 +82,10 @@ class PrefixCacheInspector:
         )
 
     def prefixes(self, salt_prefix: bytes) -> list[ReusedPrefix]:
-        """Return the reused prefixes of salts that begin with ``salt_prefix``."""
         return [prefix for prefix in self.reused if prefix.salt.startswith(salt_prefix)]
 
     def remembered(self, request_id: str) -> HistoryEntry:
-        """Return a request's look-up and tokens. Raises NotFound unless the request is among the latest."""
+        """Return a request's look-up and tokens. Raises NotFound for older requests."""
         remembered = self.lookups.get(request_id)
         if remembered is None:
             raise NotFound(
@@ -104,8 +95,10 @@ class PrefixCacheInspector:
         return remembered
 
     def pin(self, name: str, tokens: Sequence[int], *, salt: bytes, limit: PinLimit | None = None) -> Pinned:
-        """Pin the cached pages of these tokens. Raises NotConfigured if pins are off, Overloaded beyond a
-        limit, and NotFound if nothing is cached. After an error nothing has changed."""
+        """Pin the cached pages of these tokens.
+
+        Raises NotConfigured if pins are off, Overloaded beyond a limit, and NotFound if nothing is cached.
+        """
         most = self.blocks.max_pinned
         if not most:
             raise NotConfigured("pins are turned off; start the server with --max-pinned-pages N")
@@ -132,36 +125,31 @@ class PrefixCacheInspector:
         return Pinned(kept, self._pins.num_pages)
 
     def unpin(self, name: str, *, shown: str) -> int:
-        """Release a pin; return how many pages other pins hold. A NotFound error calls the pin ``shown``."""
+        """Release a pin; return the number of pages that are still pinned."""
         if not self._pins.unpin(name):
             raise NotFound(f"no pin is called {shown!r}; `octavo cache stats` lists the pins")
         return self._pins.num_pages
 
     def pins(self, owner: str | None = None) -> dict[str, int]:
-        """Return the number of positions that each pin of ``owner`` keeps, by name (None: of all owners)."""
         return self._pins.kept(owner)
 
     def flush(self) -> int:
-        """Discard every cached page that nothing holds; return how many were discarded."""
+        """Discard every cached page that is not in use; return the number of discarded pages."""
         return self.blocks.flush()
 
     def watch(self, *, tokens: bool = False) -> int:
-        """Announce events from now on; return the number of the next one.
-
-        tokens   keep the tokens of pages that are published from now on
-        """
+        """Start recording page events; return the number of the next event."""
         self.is_watched = True
         if tokens:
             self.blocks.keep_tokens()
         return self.blocks.events.next_number
 
     def has_news(self) -> bool:
-        """Whether events occurred since the last call."""
         if not self.is_watched or self._announced == self.blocks.events.next_number:
             return False
         self._announced = self.blocks.events.next_number
         return True
 
     def events(self, number: int, limit: int) -> list[PageEvent]:
-        """Return at most ``limit`` events from ``number`` on. Raises EventsLost if one of them is gone."""
+        """Return at most ``limit`` events, starting at ``number``. Raises EventsLost if an event is gone."""
         return self.blocks.events.since(number, limit)

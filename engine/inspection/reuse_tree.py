@@ -1,4 +1,4 @@
-"""Tree of reused prefixes and the tokens that they saved, from a bounded record of recent hits."""
+"""Tree of reused prefixes and the tokens that they saved."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from octavo.block_manager import Digest
 from octavo.scheduler import Sequence
 
-MOST_PAGES = 16_384  # pages of all prefixes; 128 bytes each with 32 tokens per page
+MOST_PAGES = 16_384  # pages of all prefixes
 
 
 @dataclass(slots=True)
 class ReusedPrefix:
-    """A prefix that was found in the cache, and its number of hits."""
+    """Prefix found in the cache, with its number of hits."""
 
     salt: bytes
     tokens: array[int]
@@ -23,8 +23,7 @@ class ReusedPrefix:
 
 
 class ReusedPrefixes:
-    """Record of the latest hits; iterating yields copies. Recording a hit takes constant time, except the
-    first hit of a prefix, whose tokens are copied."""
+    """Record of the latest prefix-cache hits."""
 
     def __init__(self, page_size: int, *, most_pages: int = MOST_PAGES) -> None:
         self._page_size = page_size
@@ -36,7 +35,6 @@ class ReusedPrefixes:
         return iter([ReusedPrefix(p.salt, p.tokens, p.num_hits) for p in self._latest.values()])
 
     def add(self, sequence: Sequence, num_hit: int) -> None:
-        """Record that the first ``num_hit`` tokens of a sequence were found."""
         assert sequence.table is not None
         last = sequence.table.digests[num_hit // self._page_size - 1]
         prefix = self._latest.get(last)
@@ -53,11 +51,11 @@ class ReusedPrefixes:
 
 @dataclass(frozen=True, slots=True)
 class ReuseNode:
-    """Positions ``[start, end)`` of prefixes that share these and all earlier positions.
+    """Positions ``[start, end)`` shared by several prefixes.
 
-    parent         index of the parent node in the list of ``ReuseTree.best``; None for a root
-    tokens         first tokens of this node
-    num_hits       hits that reached the node's end
+    parent     index of the parent node in ``ReuseTree.best``; None for a root
+    tokens     first tokens of this node
+    num_hits   hits that reached the node's end
     """
 
     parent: int | None
@@ -68,7 +66,6 @@ class ReuseNode:
 
     @property
     def tokens_saved(self) -> int:
-        """Number of tokens of this node that were not recomputed, over all hits."""
         return self.num_hits * (self.end - self.start)
 
 
@@ -87,7 +84,7 @@ class _Node:
 
 
 class ReuseTree:
-    """Tree of shared prefixes, built once and queried often.
+    """Tree of shared prefixes.
 
     preview   number of tokens that a node shows
     """
@@ -98,8 +95,7 @@ class ReuseTree:
         self._nodes = sorted(nodes, key=lambda node: -node.saved)
 
     def best(self, most: int) -> list[ReuseNode]:
-        """Return at most ``most`` nodes: those that saved the most tokens, and their ancestors. Each node
-        comes after its parent; the best come first."""
+        """Return at most ``most`` nodes: those that saved the most tokens, and their ancestors."""
         chosen = self._choose(most)
         listed: list[ReuseNode] = []
         index: dict[_Node, int] = {}
@@ -115,7 +111,6 @@ class ReuseTree:
         return listed
 
     def _choose(self, most: int) -> set[_Node]:
-        """Return the best nodes with their ancestors, up to ``most`` nodes."""
         chosen: set[_Node] = set()
         for node in self._nodes:
             if len(chosen) == most:
@@ -127,7 +122,6 @@ class ReuseTree:
 
 
 def _grow(prefixes: list[ReusedPrefix], page_size: int) -> list[_Node]:
-    """Build trees with a node per page; prefixes with equal salt and tokens share nodes. Return the roots."""
     roots: dict[tuple[bytes, bytes], _Node] = {}
     for prefix in prefixes:
         node: _Node | None = None
@@ -143,8 +137,6 @@ def _grow(prefixes: list[ReusedPrefix], page_size: int) -> list[_Node]:
 
 
 def _compressed(root: _Node, preview: int) -> list[_Node]:
-    """Return the nodes from ``root`` on. A node is merged with its only successor if all hits continue there;
-    tokens are kept for the preview."""
     nodes, waiting = [], [root]
     while waiting:
         node = waiting.pop()

@@ -1,11 +1,7 @@
-"""Publishes KV events over ZMQ in vLLM's schema, which Dynamo, llm-d, AIBrix and others read.
+"""Publisher of KV events over ZMQ in vLLM's schema.
 
-Source of the format: vllm/distributed/kv_events.py of vLLM. A message has three frames: topic, sequence
-number (8 bytes, big-endian), and msgpack of a batch with a time, events and the data-parallel rank. vLLM
-wrote structures as arrays until 2026 and writes maps since; readers of one form do not read the other.
-
-A block of vLLM is a page here. Its hash, the last 8 bytes of the page's digest, finds the page but does not
-prove its contents. Sequence numbers come from the engine's event log; they begin at 0 with each server.
+A message has three frames: topic, sequence number (8 bytes, big-endian) and a msgpack batch.
+Source of the format: vllm/distributed/kv_events.py of vLLM.
 """
 
 from __future__ import annotations
@@ -32,10 +28,10 @@ from ..grpc.page_events import PageEventHub
 
 logger = logging.getLogger(__name__)
 
-MEDIUM = "GPU"  # vLLM's name of the pool that attention reads, on every device
+MEDIUM = "GPU"  # vLLM's name of the KV cache's memory
 REPLAY_MESSAGES = 10_000  # vLLM's buffer_steps
 REPLAY_BYTES = 64 * 2**20
-REPLAY_BURST = 16  # messages after which a replay lets other tasks run
+REPLAY_BURST = 16
 HEARTBEAT_S = 60.0
 END = (-1).to_bytes(8, "big", signed=True)
 
@@ -51,7 +47,7 @@ class KvEventOptions:
 
 
 class KvEventPublisher:
-    """Publishes every change of the prefix cache from ``start`` until ``close``.
+    """Publisher of every change of the prefix cache.
 
     The sockets are open to every reader, and events carry the token ids of all tenants' prompts.
     """
@@ -96,7 +92,7 @@ class KvEventPublisher:
         return socket
 
     def start(self, engine: Engine, hub: PageEventHub) -> None:
-        """Begin to publish. Call it before requests are served, because pages cached earlier are left out."""
+        """Begin to publish. Call it before the first request."""
         self._tasks.append(asyncio.create_task(self._publish(engine, hub)))
         if self._router is not None:
             self._tasks.append(asyncio.create_task(self._serve_replays()))
@@ -116,12 +112,11 @@ class KvEventPublisher:
                     except FellBehind as error:
                         logger.warning("KV events: %s; readers get the whole cache again", error)
         except EngineDead:
-            pass  # the server reports it
+            pass
         except Exception:
             logger.exception("KV events are published no longer")
 
     async def _follow(self, engine: Engine, hub: PageEventHub) -> None:
-        """Send the pages cached now, then every change."""
         contents = await engine.ask(GetCachedContents())
         if self._sent or contents.pages:
             events = await asyncio.to_thread(_snapshot, contents)
@@ -151,11 +146,10 @@ class KvEventPublisher:
         return self._encode([now, [[tag, *fields.values()] for tag, fields in structures], 0])
 
     async def _serve_replays(self) -> None:
-        """Answer replay requests: each kept message from the requested number on, then an empty one."""
         assert self._router is not None
         while True:
             frames = await self._router.recv_multipart()
-            await asyncio.sleep(0)  # ZMQ's calls may return without letting other tasks run
+            await asyncio.sleep(0)
             if len(frames) != 3:
                 logger.warning("KV events: a request for a replay must have 3 frames, got %d", len(frames))
                 continue
@@ -173,7 +167,6 @@ def _frame(sequence: int) -> bytes:
 
 
 def _snapshot(contents: CachedContents) -> list[PageEvent]:
-    """Return events that list exactly the cached pages whose whole prefix is known."""
     number = contents.number
     stored = [
         PageEvent(number, "stored", (digest,), page.parent, page.salt, (page.tokens,))
@@ -183,7 +176,6 @@ def _snapshot(contents: CachedContents) -> list[PageEvent]:
 
 
 def _structure(event: PageEvent, page_size: int, names: Mapping[bytes, str]) -> tuple[str, dict[str, Any]]:
-    """Return vLLM's name and fields of an event, in vLLM's order; ``names``: adapter names by variant."""
     if event.kind == "cleared":
         return "AllBlocksCleared", {}
     hashes = [_block_hash(digest) for digest in event.digests]
@@ -207,8 +199,6 @@ def _structure(event: PageEvent, page_size: int, names: Mapping[bytes, str]) -> 
 def _extra_keys(
     event: PageEvent, salt: bytes, page_size: int
 ) -> list[list[str | list[str | int]] | None] | None:
-    """Return, for each page, what its hash covers besides tokens: on a sequence's first page the salt, and
-    for each image with rows in the page the digest and start of the image."""
     keys: list[list[str | list[str | int]]] = [
         [[image.hex(), start] for image, start in media_in(contents, page_size)]
         for contents in event.contents
