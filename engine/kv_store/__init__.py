@@ -1,1 +1,1 @@
-"""Pages on disk: a cache that survives restarts. No MLX; see README.md."""
+"""Pages on disk: a cache that survives restarts. Does not import MLX."""

@@ -1,7 +1,4 @@
-"""A ``KVConnector`` that keeps pages in a folder on disk.
-
-Published pages are copied for the writer. A prompt with pages on disk waits until the reader has loaded them.
-"""
+"""A ``KVConnector`` that keeps pages in a folder on disk."""
 
 from __future__ import annotations
 
@@ -25,12 +22,12 @@ from .writer import ShardWriter
 
 QUEUE_BYTES = 256 * 1024**2  # limit of queued pages to be written, and also of pages read ahead
 STEP_BYTES = 64 * 1024**2  # bytes put into the pool per step
-REFRESH_S = 5.0  # seconds between searches for pages of other servers
-CLOSE_S = 10.0  # seconds to write queued pages at the end
+REFRESH_S = 5.0  # seconds
+CLOSE_S = 10.0  # seconds
 
 
 class DiskTier:
-    """A ``KVConnector`` that only the engine's thread uses, except for ``counts``."""
+    """Pages on disk. Used only on the engine's thread, except for ``counts``."""
 
     def __init__(
         self,
@@ -47,12 +44,12 @@ class DiskTier:
         self._blocks = blocks
         self._kind = access.page_layout_key
         self._page_bytes = self._kind.part_bytes
-        self._states = len(blocks.groups)  # index of the group of snapshots, if there are any
+        self._states = len(blocks.groups)
         self._folder = ShardFolder(root_folder, self._kind, max_bytes=max_bytes)
         blocks.miss_reasons.in_other_format = self._folder.has_of_other_kind
         self._counters = StoreCounters()
         self._wake = _nobody
-        queue_bytes = max(QUEUE_BYTES, *self._page_bytes, 0)  # a single state may be larger
+        queue_bytes = max(QUEUE_BYTES, *self._page_bytes, 0)
         self._writer = ShardWriter(self._folder, self._counters, queue_bytes=queue_bytes)
         self._reader = ShardReader(
             self._folder, blocks.parts, self._counters, staged_bytes=QUEUE_BYTES, wake=self._news
@@ -96,8 +93,6 @@ class DiskTier:
         return True
 
     def keep(self, sequence: Sequence, token_s: float | None) -> None:  # noqa: ARG002
-        """Copy the sequence's pages that were not copied when they were published, because the disk was busy.
-        Another thread writes them."""
         last = min(sequence.num_written // self._blocks.page_size, len(sequence.digests))
         self._save(sequence, 0, last)
         if self._blocks.states is not None:
@@ -122,7 +117,6 @@ class DiskTier:
         return ready
 
     def save(self, step: SchedulerOutput) -> None:
-        """Copy the pages that the step has filled and that are not on disk."""
         page_size = self._blocks.page_size
         for item in step.work:
             sequence = item.sequence
@@ -134,13 +128,11 @@ class DiskTier:
                 self._save_states(sequence, first, last)
 
     def close(self) -> None:
-        """Write queued pages for at most ``CLOSE_S`` seconds, and end the threads."""
         self._closing.set()
         self._reader.close()
         self._writer.close(CLOSE_S)
 
     def _refresh(self) -> None:
-        """Find pages of other servers, on a thread of its own, because the disk may be slow."""
         while not self._closing.wait(REFRESH_S):
             self._folder.refresh()
 
@@ -148,7 +140,6 @@ class DiskTier:
         self._wake()
 
     def _is_quicker(self, fetch: PrefetchJob, token_s: float) -> bool:
-        """Whether reading a prompt's pages is expected to be faster than computing them."""
         parts, has = self._blocks.parts, self._folder.has
         num_bytes = sum(self._page_bytes[group] for group, _ in fetch.plan(parts, has))
         gained = fetch.gain(parts, has) * self._blocks.page_size
@@ -157,8 +148,6 @@ class DiskTier:
     def _may_be_there(
         self, digests: abc.Sequence[Digest], known: abc.Sequence[abc.Sequence[bool]], found: int
     ) -> bool:
-        """Whether pages on disk may help the prompt. After page ``found``, the first page that a group lacks
-        in memory must be on disk. If states are needed, memory or disk must have a later state."""
         for states in known[self._states :]:
             indices = range(found, len(digests))
             if not any(states[i] or self._folder.has(digests[i], self._states) for i in indices):
@@ -170,8 +159,6 @@ class DiskTier:
         return True
 
     def _save_states(self, sequence: Sequence, first: int, last: int, *, is_end: bool = False) -> None:
-        """Copy the snapshots of the prompt, and when the sequence ends or is preempted, its last snapshot.
-        Other snapshots are replaced one page later, and may be as large as hundreds of pages."""
         assert self._blocks.states is not None
         if not self._blocks.states.every_page:
             last = min(last, sequence.num_prompt // self._blocks.page_size)
@@ -192,7 +179,6 @@ class DiskTier:
                 self._copy_out(sequence, wanted, group)
 
     def _wanted(self, sequence: Sequence, first: int, last: int, group: int) -> list[_Wanted]:
-        """Return pages ``[first, last)`` of a group that are still cached and neither on disk nor queued."""
         wanted: list[_Wanted] = []
         for index in range(first, last):
             digest = sequence.digests[index]
@@ -220,11 +206,8 @@ class DiskTier:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """A page of the pool to be written, with its index in the sequence."""
-
     index: int
     page: int
 
 
-def _nobody() -> None:
-    """Do nothing; used until ``on_news`` sets a function."""
+def _nobody() -> None: ...

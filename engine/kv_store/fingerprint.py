@@ -1,4 +1,4 @@
-"""Fingerprint of a model's computation, so that K and V of one model are never used for another."""
+"""Fingerprint of a model, so that its K and V are never used for another model."""
 
 from __future__ import annotations
 
@@ -25,15 +25,7 @@ Stamp = list[int]
 
 
 def model_fingerprint(path: Path, *, weights: str, exact: bool, remembered: Path | None = None) -> str:
-    """Return a hexadecimal SHA-256 over ``config.json`` and every byte of every weight file, so that any edit
-    makes another model.
-
-    Files are hashed on several threads. The digest of a file is stored, and reused until the file changes.
-
-    weights, exact   settings that change the linear layers. The backend is left out: its results differ only
-                     by rounding
-    remembered       file of stored digests; None: in the user's cache folder
-    """
+    """Return a hexadecimal SHA-256 over ``config.json`` and every byte of every weight file."""
     remembered = _default_memory() if remembered is None else remembered
     total = hashlib.sha256(f"octavo model 2\0{weights}\0{exact}\0".encode())
     total.update((path / "config.json").read_bytes())
@@ -56,7 +48,7 @@ class _Digests:
         self._path = path
         self._known: dict[str, tuple[Stamp, str]] = {}
         self._has_changed = False
-        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # else all files are hashed
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
             for name, (stamp, digest) in json.loads(path.read_bytes()).items():
                 self._known[str(name)] = (list(stamp), str(digest))
 
@@ -66,7 +58,7 @@ class _Digests:
         if known is not None and known[0] == stamp:
             return known[1].encode()
         digest = _hash_file(file)
-        if _stamp(file) == stamp:  # otherwise the file changed while it was read
+        if _stamp(file) == stamp:
             self._known[name] = (stamp, digest)
             self._has_changed = True
         return digest.encode()
@@ -95,7 +87,6 @@ def _stamp(file: Path) -> Stamp:
 
 
 def _hash_file(file: Path) -> str:
-    """Return the SHA-256 over the BLAKE2b digests of the file's chunks, which several threads hash."""
     descriptor = os.open(file, os.O_RDONLY)
     try:
         size = os.fstat(descriptor).st_size

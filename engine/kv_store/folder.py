@@ -2,10 +2,8 @@
 
     FOLDER/<kind of pages>/<first two digits>/<digest>.safetensors
 
-The pages of each group of layers are of their own kind, and so are snapshots of recurrent state.
-
-Several servers can share a folder, so the index in memory (``ShardIndex``) is only a hint. A shard is written
-under a temporary name and renamed. It never changes afterwards, and removing it does not disturb its readers.
+Several servers can share a folder. The index in memory (``ShardIndex``) may be out of date.
+A shard is written under a temporary name, then renamed, and never changes afterwards.
 """
 
 from __future__ import annotations
@@ -28,26 +26,22 @@ from .page_runs import PageLayoutKey, PageRun
 
 KIND = re.compile(r"[0-9a-f]{32}")
 SHARD = re.compile(r"([0-9a-f]{64})\.safetensors")
-SETTLED_NS = 2 * 10**9  # ns: a folder read this long after its last change is not read again until it changes
+SETTLED_NS = 2 * 10**9  # ns
 
 _Part = tuple[Path, str]  # (folder of a kind, first two digits)
 
 
 class ShardIndex:
-    """Index of the shards' names. Writers update it, and ``refresh`` finds changes of other processes. The
-    index may be out of date, so readers must handle missing shards."""
+    """Index of the shards' names. It may be out of date: a listed shard may be missing."""
 
     def __init__(self, root: Path, own: Sequence[Path]) -> None:
-        """Read the index. ``own``: for each KV-cache group, the folder with pages in this server's format."""
         self._root = root
         self._own = list(own)
         self._lock = threading.Lock()
         self._parts: dict[_Part, set[str]] = {}
-        self._others: list[Path] = []  # folders of other kinds of pages
-        self._read_ns: dict[_Part, int] = {}  # time of the folder's last change, at its last read
-        self._changes: dict[
-            tuple[Path, str], bool
-        ] = {}  # shards added (True) or removed since a refresh began
+        self._others: list[Path] = []
+        self._read_ns: dict[_Part, int] = {}
+        self._changes: dict[tuple[Path, str], bool] = {}
         self._doubted: set[tuple[Path, str]] = set()
 
     def has(self, name: str, group: int) -> bool:
@@ -58,7 +52,6 @@ class ShardIndex:
         return any(name in self._parts.get((kind, name[:2]), ()) for kind in self._others)
 
     def add(self, name: str, group: int) -> None:
-        """Called when a shard was written."""
         folder = self._own[group]
         with self._lock:
             self._parts.setdefault((folder, name[:2]), set()).add(name)
@@ -66,21 +59,19 @@ class ShardIndex:
             self._doubted.discard((folder, name))
 
     def discard(self, name: str, folder: Path) -> None:
-        """Called when a shard does not exist any more."""
         with self._lock:
             self._parts.get((folder, name[:2]), set()).discard(name)
             self._changes[folder, name] = False
             self._doubted.discard((folder, name))
 
     def doubt(self, names: Sequence[str], group: int) -> None:
-        """Treat shards that may be damaged as missing until they are written again."""
         folder = self._own[group]
         with self._lock:
             there = (name for name in names if name in self._parts.get((folder, name[:2]), ()))
             self._doubted.update((folder, name) for name in there)
 
     def refresh(self) -> None:
-        """Read the folders that have changed. Takes as long as the disk does, so steps must not call it."""
+        """Read the folders that have changed. Steps must not call it, because the disk may be slow."""
         with self._lock:
             self._changes.clear()
         kinds = [path for path in _folders(self._root) if KIND.fullmatch(path.name)]
@@ -113,7 +104,6 @@ def _folders(path: Path) -> list[Path]:
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether an entry is a folder and not a link; False if the disk cannot tell."""
     try:
         return entry.is_dir(follow_symlinks=False)
     except OSError:
@@ -129,8 +119,8 @@ def entries(path: Path) -> list[os.DirEntry[str]]:
         return []
 
 
-STALE_S = 600.0  # seconds: older temporary files were abandoned
-KEPT_SHARE = 0.9  # share of the budget left after pruning, so that not every write prunes
+STALE_S = 600.0  # seconds
+KEPT_SHARE = 0.9  # share of the budget left after pruning
 _UNFINISHED = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{16}\.tmp")
 
 
@@ -150,7 +140,7 @@ class Pruned:
 
 
 class ShardFolder:
-    """Reads and writes shards of one model's pages. All shards in the folder share one budget of bytes."""
+    """Reader and writer of one model's pages. All shards share one budget of bytes."""
 
     def __init__(self, root: Path, kind: PageLayoutKey, *, max_bytes: int) -> None:
         """Open the folder, creating it if needed. Raises OSError if that fails."""
@@ -170,29 +160,22 @@ class ShardFolder:
         return self._folders[group] / name[:2] / f"{name}{SUFFIX}"
 
     def has(self, digest: Digest, group: int = 0) -> bool:
-        """Whether the index has such a shard; does not access the disk."""
+        """Whether the index has the shard; does not access the disk."""
         return self._index.has(digest.hex(), group)
 
     def has_of_other_kind(self, digest: Digest) -> bool:
-        """Whether the index has a page of these tokens in another format or of another model; does not access
-        the disk."""
         return self._index.has_of_other_kind(digest.hex())
 
     def doubt(self, digests: Sequence[Digest], group: int) -> None:
-        """Treat these shards as missing until they are written again, because a page next to them is
-        damaged."""
         self._index.doubt([digest.hex() for digest in digests], group)
 
     def refresh(self) -> None:
-        """Update the index with changes of other processes. Takes as long as the disk does."""
         self._index.refresh()
 
     def put(self, digest: Digest, run: PageRun, group: int = 0) -> int:
-        """Write the shard of one page; return its size in bytes. ``run`` has the page, in the layout of the
-        group. Raises OSError if the shard cannot be written.
+        """Write the shard of one page; return its size in bytes. Raises OSError.
 
-        The file is not synced. A crash of the machine may lose or damage the latest shards, which reading
-        detects. A sudden end of the process loses only unwritten pages.
+        The file is not synced: a crash of the machine may damage it, and ``get`` detects the damage.
         """
         path = self.path(digest, group)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -209,10 +192,10 @@ class ShardFolder:
         return num_bytes
 
     def get(self, digest: Digest, *, parent: Digest, token_ids: tuple[int, ...], group: int = 0) -> PageBytes:
-        """Return the bytes [page_bytes] of the page with this digest, parent and tokens.
+        """Return the bytes [page_bytes] of a page.
 
-        Raises FileNotFoundError if there is no shard, OSError if it cannot be read, and BadPages, after
-        removing the shard, if it is invalid.
+        Raises FileNotFoundError if there is no shard, and OSError if it cannot be read.
+        Removes an invalid shard and raises BadPages.
         """
         path = self.path(digest, group)
         try:
@@ -234,17 +217,12 @@ class ShardFolder:
         return page
 
     def touch(self, digest: Digest) -> None:
-        """Record a use of the page in the times of its shards in all groups; missing shards are ignored."""
         for group in range(len(self._folders)):
             with contextlib.suppress(OSError):
                 os.utime(self.path(digest, group))
 
     def prune(self, *, is_full: bool = False) -> Pruned:
-        """Count the bytes of all shards; if they exceed the budget, remove the shards used longest ago.
-        Abandoned temporary files are removed, too. Other files are left alone.
-
-        is_full   the disk is full, so no more than the present shards fit
-        """
+        """Remove the least recently used shards until the rest fits the budget."""
         files = sorted(self._scan(), key=lambda file: file.used_ns)
         total, removed = sum(file.num_bytes for file in files), 0
         budget = min(total, self.max_bytes) if is_full else self.max_bytes

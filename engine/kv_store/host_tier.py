@@ -22,18 +22,15 @@ STEP_BYTES = 64 * 1024**2  # bytes put into the pool per step
 
 @dataclass(slots=True)
 class _Return:
-    """The load job of a preempted sequence, and its pages that are still to be copied."""
-
     fetch: PrefetchJob
-    missing: deque[tuple[int, int]]  # (group, index) of pages still to be copied
+    missing: deque[tuple[int, int]]  # (group, page index)
 
 
 class HostTier:
-    """A ``KVConnector`` that is asked before another one, ``behind``. Pages are found by digest, so any
-    sequence with the same prefix may use them, and no page is copied twice.
+    """Copies of pages in host memory, found by digest.
 
-    max_bytes   limit of the copies; the copies used longest ago are evicted
-    behind      connector that is asked for pages that are not in host memory
+    max_bytes   limit of the copies; the least recently used are evicted
+    behind      second connector, for pages that are not in host memory
     """
 
     def __init__(
@@ -46,7 +43,7 @@ class HostTier:
         behind: KVConnector | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises InvalidConfig if ``max_bytes`` are not free now, although they are allocated only later."""
+        """Raises InvalidConfig if ``max_bytes`` exceed the free memory."""
         if max_bytes > (free := available_memory()):
             raise InvalidConfig(
                 f"swap_memory must be at most the {format_size(free)} of free memory, got "
@@ -60,7 +57,7 @@ class HostTier:
         self._clock = clock
         self._pages: OrderedDict[tuple[Digest, int], PageBytes] = OrderedDict()  # by (digest, group)
         self._num_bytes = 0
-        self._page_bytes = [0] * len(blocks.parts)  # by group; 0 until a page was copied
+        self._page_bytes = [0] * len(blocks.parts)
         self._returns: dict[Sequence, _Return] = {}
         self._out, self._in = Rate(), Rate()
         self._num_out = self._num_in = 0
@@ -85,7 +82,7 @@ class HostTier:
         count = self._blocks.num_findable(digests)
         needed = self._needed(count)
         if (num_bytes := self._bytes_of(needed)) > self._max_bytes:
-            most = count * self._max_bytes // num_bytes  # keep only the first pages that fit
+            most = count * self._max_bytes // num_bytes
             count = self._blocks.num_findable(digests[:most])
             needed = self._needed(count)
         new = [part for part in needed if (digests[part[1]], part[0]) not in self._pages]
@@ -119,7 +116,7 @@ class HostTier:
             while each.missing and left > 0:
                 group, index = each.missing.popleft()
                 data = self._pages.get((each.fetch.digests[index], group))
-                if data is None:  # evicted for other copies
+                if data is None:
                     each.missing.clear()
                     break
                 left -= data.nbytes
@@ -149,7 +146,6 @@ class HostTier:
         return (digest, group) in self._pages
 
     def _needed(self, count: int) -> list[tuple[int, int]]:
-        """Return (group, index) of the pages that a sequence needs to continue after ``count`` pages."""
         return [
             (group, index)
             for group in range(len(self._blocks.parts))

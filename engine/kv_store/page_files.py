@@ -1,27 +1,23 @@
 """Files of pages: consecutive pages of one sequence, with the data needed to check them.
 
-A file is a ``.safetensors`` file. It has one uint8 tensor [n, page_bytes] for each group of layers, named
-``pages.0``, ``pages.1``, ..., in the layout of ``octavo.kernels.page_bytes``. The metadata are:
+A file has one uint8 tensor [n, page_bytes] per group of layers, named ``pages.0``, ``pages.1``, ...
+The layout of a page is in ``octavo.kernels.page_bytes``. Metadata:
 
     octavo      "pages 3": this format
-    model       fingerprint of the model that computed the pages
+    model       fingerprint of the model
     context     other settings on which K and V depend
-    page_size
+    page_size   positions per page
     formats     JSON, per group: [k_format, v_format]
-    states      JSON, for models with recurrent layers: [[name, shape, dtype], ...] of a state's arrays. The
-                file then has one more tensor, with the states after some of the pages
+    states      JSON: [[name, shape, dtype], ...] of recurrent states, which are one more tensor
     layers      JSON, per group: [[num_kv_heads, head_dim, value_dim, window, keep], ...]
-    indices     JSON, per tensor: for each of its pages, the index among all pages of this file, ascending. A
-                group with a window may have only a few of the pages
+    indices     JSON, per tensor: ascending index of each page in the sequence part
     parent      digest of the page before the first one, hexadecimal
-    token_ids   JSON: the token ids of all pages of this file, page_size ids per page
-    salt        hexadecimal; absent if only the parent's digest is known
+    token_ids   JSON: page_size token ids per page
+    salt        hexadecimal; absent if unknown
     checksum    SHA-256 over the other metadata (JSON, keys sorted) and the pages
 
-The checksum detects files that were cut, overwritten or edited. The file format is
-https://huggingface.co/docs/safetensors. This module writes and reads it itself, because the library blocks
-Python's other threads meanwhile. Files are read instead of mapped, because a mapped file that is cut or fails
-ends the process with SIGBUS.
+Source of the file format: https://huggingface.co/docs/safetensors. Files are not mapped,
+because reading a truncated mapped file ends the process with SIGBUS.
 """
 
 from __future__ import annotations
@@ -43,7 +39,7 @@ from octavo.kernels.page_bytes import PageBytes
 from .page_runs import VERSION, PageLayoutKey, PagePart, PageRun, StateKind
 
 SUFFIX = ".safetensors"
-ALIGNMENT = 64  # bytes: alignment of the pages in the file
+ALIGNMENT = 64  # bytes
 _MALFORMED = (
     ValueError,
     TypeError,
@@ -57,11 +53,11 @@ _MALFORMED = (
 
 
 class BadPages(Exception):
-    """An unusable file. ``reason`` is a label for counting.
+    """An unusable file.
 
     torn      the file is incomplete
-    altered   the file is complete, but changed since it was written
-    foreign   written by another program or version
+    altered   the file is complete, but its checksum does not match
+    foreign   another program or version wrote the file
     """
 
     def __init__(self, reason: str, message: str) -> None:
@@ -70,8 +66,7 @@ class BadPages(Exception):
 
 
 def write_run(path: Path, run: PageRun) -> None:
-    """Write a run to a new file. Raises OSError if that fails. The file is incomplete until this returns, so
-    write under a temporary name and rename the file."""
+    """Write a run to a new file. Raises OSError. Not atomic: write under a temporary name, then rename."""
     metadata = run.kind.metadata() | {
         "indices": json.dumps([part.indices for part in run.parts]),
         "parent": run.parent.hex(),
@@ -101,7 +96,6 @@ def _tensor(group: int) -> str:
 
 
 def sync(path: Path) -> None:
-    """Flush a file's or folder's contents to the medium."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -124,12 +118,11 @@ def read_run(path: Path) -> PageRun:
         raise BadPages("altered", f"{path} has changed since it was written: its checksum does not match")
     try:
         return _parse(metadata, parts)
-    except _MALFORMED as error:  # probably written by another program
+    except _MALFORMED as error:
         raise BadPages("foreign", f"{path} has an invalid description of its pages: {error}") from None
 
 
 def _read(file: BufferedReader) -> tuple[dict[str, str], list[PageBytes]]:
-    """Return metadata and pages. Raises OSError, or one of _MALFORMED for an incomplete file."""
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
     if not 0 < length <= size - 8:
@@ -138,7 +131,7 @@ def _read(file: BufferedReader) -> tuple[dict[str, str], list[PageBytes]]:
     metadata: dict[str, str] = header.pop("__metadata__")
     num_bytes, start = size - 8 - length, 0
     data = np.empty(num_bytes, np.uint8)
-    if (num_read := file.readinto(data.data)) != num_bytes:  # the file was cut meanwhile
+    if (num_read := file.readinto(data.data)) != num_bytes:
         raise ValueError(f"only {num_read} of {num_bytes} bytes of pages could be read")
     parts = []
     for group in range(len(header)):
@@ -155,7 +148,6 @@ def _read(file: BufferedReader) -> tuple[dict[str, str], list[PageBytes]]:
 
 
 def _parse(metadata: Mapping[str, str], parts: Sequence[PageBytes]) -> PageRun:
-    """Return the run. Raises one of _MALFORMED for inconsistent metadata."""
     states = None
     pages_of_groups = list(parts)
     if "states" in metadata:
@@ -206,7 +198,6 @@ def _entries(text: str) -> tuple[tuple[str, tuple[int, ...], str], ...]:
 
 
 def _check_part(run: PageRun, page_bytes: int, part: PagePart) -> None:
-    """Raise ValueError unless these are pages of the run."""
     if part.pages.shape != (len(part.indices), page_bytes):
         raise ValueError(f"{part.pages.shape} are not {len(part.indices)} pages of {page_bytes} bytes")
     rising = all(a < b for a, b in pairwise((-1, *part.indices, run.num_pages)))

@@ -1,4 +1,4 @@
-"""Pages outside of a pool: their layout, their tokens and their bytes."""
+"""Pages outside of a pool: their layout, tokens and bytes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ VERSION = "pages 3"
 
 @dataclass(frozen=True, slots=True)
 class StateKind:
-    """Properties that must be equal for two engines to exchange recurrent states.
+    """Layout of recurrent states. Engines exchange states only if it is equal.
 
-    page_size   positions per page; snapshots are taken at page ends
-    entries     name, shape and dtype of every array of a slot, in the order of its bytes
+    page_size   positions between snapshots
+    entries     name, shape and dtype of each array, in the order of a snapshot's bytes
     nbytes      bytes of a snapshot
     """
 
@@ -34,13 +34,12 @@ class StateKind:
 
 @dataclass(frozen=True, slots=True)
 class PageLayoutKey:
-    """Properties that must be equal for two engines to exchange pages unchanged.
+    """Layout of pages. Engines exchange pages unchanged only if it is equal.
 
     model     fingerprint of the model
-    specs     specification of each group's pool; the number of pages does not matter
-    context   other settings on which K and V depend; for the pages of one group, the key of all groups
-    states    layout of recurrent states, if any. They count as one more group at the end, whose pages are
-              snapshots of the state at the end of a page
+    specs     specification of each group's pool; the number of pages is ignored
+    context   other settings on which K and V depend
+    states    layout of recurrent states, if any
     """
 
     model: str
@@ -57,12 +56,11 @@ class PageLayoutKey:
 
     @property
     def part_bytes(self) -> tuple[int, ...]:
-        """Bytes of one page in each group, and then bytes of a state snapshot, if there are states."""
+        """Bytes of one page in each group; then bytes of a state snapshot, if there are states."""
         states = () if self.states is None else (self.states.nbytes,)
         return tuple(spec.page_bytes for spec in self.specs) + states
 
     def group(self, index: int) -> PageLayoutKey:
-        """Return the layout of one group's pages; its ``context`` is the key of all groups."""
         if len(self.part_bytes) == 1:
             return self
         if index == len(self.specs):
@@ -70,12 +68,10 @@ class PageLayoutKey:
         return PageLayoutKey(self.model, (self.specs[index],), context=self.key)
 
     def matches(self, other: PageLayoutKey) -> bool:
-        """Whether pages of this layout can be put unchanged into pools of the layout ``other``."""
         same = (self.model, self.context) == (other.model, other.context)
         return same and _unsized(self) == _unsized(other) and self.states == other.states
 
     def describe(self) -> str:
-        """Return format and page size as text."""
         spec = self.specs[0]
         name = spec.k_format if spec.k_format == spec.v_format else f"{spec.k_format}/{spec.v_format}"
         return f"{name} pages of {spec.page_size} tokens"
@@ -106,7 +102,7 @@ class PageLayoutKey:
 
 @dataclass(frozen=True, slots=True)
 class PagePart:
-    """The pages of a run that one group of layers has, or the recurrent states after pages of the run.
+    """Pages of one group of layers in a run.
 
     indices   ascending indices of these pages in the run
     pages     [len(indices), page_bytes]
@@ -120,9 +116,9 @@ class PagePart:
 class PageRun:
     """Consecutive full pages of one sequence.
 
-    parent      digest of the page before the first one; at a sequence's start, the root digest of its salt
-    token_ids   token ids of the pages' positions
-    parts       one ``PagePart`` per group of layers, and then one for recurrent states, if any
+    parent      digest of the page before the first one
+    token_ids   token ids of all positions
+    parts       a ``PagePart`` per group of layers; then one for recurrent states, if any
     salt        salt of the sequence; None if unknown
     """
 
@@ -134,7 +130,6 @@ class PageRun:
 
     @property
     def num_pages(self) -> int:
-        """Number of pages that the run's tokens fill; a group may have fewer."""
         return len(self.token_ids) // self.kind.page_size
 
 
@@ -144,7 +139,7 @@ def _unsized(kind: PageLayoutKey) -> list[PoolSpec]:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Consecutive pages of a sequence. Other sequences may branch off only after its last page.
+    """Consecutive pages of a sequence.
 
     parent    digest of the page before the first one; None at a sequence's start
     tokens    tokens of these pages
@@ -157,9 +152,10 @@ class Chain:
 
 
 def chains(entries: Mapping[Digest, PageContents], max_pages: int, *, page_size: int) -> list[Chain]:
-    """Return the pages whose whole prefix is in ``entries``, as chains of at most ``max_pages`` pages. Each
-    page is in one chain; earlier pages of a sequence come first. Pages with images, and pages after them, are
-    left out, because a page in a file is identified by tokens alone."""
+    """Return the pages whose whole prefix is in ``entries``, in chains of at most ``max_pages``.
+
+    Pages with images are left out, and so are the pages after them.
+    """
     children: dict[Digest | None, list[Digest]] = {}
     for digest, entry in entries.items():
         if not media_in(entry.tokens, page_size):
@@ -181,8 +177,7 @@ def chains(entries: Mapping[Digest, PageContents], max_pages: int, *, page_size:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Pages ``first``, ``first + 1``, ... of a sequence in one group of layers; or the state after
-    ``first``."""
+    """Consecutive pages of a sequence in one group of layers."""
 
     group: int
     first: int
@@ -190,8 +185,7 @@ class Segment:
 
 
 def segments(run: PageRun, kind: PageLayoutKey, start: int) -> Iterator[Segment]:
-    """Yield the segments of a run for pools of layout ``kind``, group by group. The run begins at position
-    ``start``. Raises InvalidRequest if the run cannot be converted."""
+    """Yield the segments of a run for pools of layout ``kind``, group by group. Raises InvalidRequest."""
     same, old, new = run.kind.matches(kind), run.kind.page_size, kind.page_size
     end = start + len(run.token_ids)
     num_groups = len(run.kind.specs)
@@ -210,7 +204,7 @@ def segments(run: PageRun, kind: PageLayoutKey, start: int) -> Iterator[Segment]
                 pages = _converted(run, kind, group, pages, skip=at * new - position)
             if len(pages):
                 yield Segment(group, at, pages)
-    if run.kind.states is not None:  # states are not converted; only those at a page end of ``kind`` fit
+    if run.kind.states is not None:
         for index, state in zip(run.parts[-1].indices, run.parts[-1].pages, strict=True):
             position = start + (index + 1) * old
             if position % new == 0:
@@ -218,7 +212,6 @@ def segments(run: PageRun, kind: PageLayoutKey, start: int) -> Iterator[Segment]
 
 
 def _consecutive(indices: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Yield (first, stop) in ``indices`` of each run of consecutive numbers."""
     first = 0
     for at in range(1, len(indices) + 1):
         if at == len(indices) or indices[at] != indices[at - 1] + 1:

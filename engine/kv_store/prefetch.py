@@ -1,4 +1,4 @@
-"""Loading of one prompt's pages from disk: which pages to read, in which order."""
+"""Loading of one prompt's pages from disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .transfer import PageTransfer
 
 @dataclass(frozen=True, slots=True)
 class FetchedPage:
-    """Page ``index`` of the prompt in one group of layers, or the state after it."""
+    """Page ``index`` of the prompt in one group of layers."""
 
     group: int
     index: int
@@ -30,15 +30,15 @@ Parts = Sequence[KVGroupSpec | RecurrentState]
 
 
 class PrefetchJob:
-    """The pages of one prompt that are to be read.
+    """Pages of one prompt to be read from disk.
 
     tokens     tokens of the whole prompt
     media      images of the prompt
-    digests    digests of the prompt's pages, as many as may be needed
+    digests    digests of the prompt's pages
     root       digest before the first page
     known      for each group, whether each page is in memory already
-    found      number of pages after which the prompt could continue without the disk
-    needed     function of (group, number of pages): pages needed to continue after that number, last first
+    found      number of prefix pages in memory
+    needed     function of (group, number of prefix pages) to the page indices needed after them, last first
     """
 
     def __init__(
@@ -56,17 +56,15 @@ class PrefetchJob:
         self.media = media
         self.digests = digests
         self.root = root
-        self.pages: deque[FetchedPage] = deque()  # read pages that were not taken yet
-        self.ended = False  # no more pages will arrive
+        self.pages: deque[FetchedPage] = deque()
+        self.ended = False
         self.known = [list(group) for group in known]
         self._found = found
         self._needed = needed
-        # Whether a page is in memory or on disk; None: not checked.
         self._there: list[list[bool | None]] = [[True if k else None for k in group] for group in known]
 
     @classmethod
     def of(cls, sequence: Served, blocks: BlockManager) -> PrefetchJob:
-        """Return a job for the pages of a prompt that the pool lacks now; complete the sequence's digests."""
         tokens, salt, media = sequence.tokens, sequence.salt, sequence.media
         digests = blocks.name_pages(tokens, sequence.digests, salt=salt, media=media)
         return cls(
@@ -86,19 +84,12 @@ class PrefetchJob:
         return self.digests[index - 1] if index else self.root
 
     def present(self, group: int, index: int) -> None:
-        """Called when a page was read."""
         self.known[group][index] = True
 
     def absent(self, group: int, index: int) -> None:
-        """Called when a page could not be read."""
         self._there[group][index] = False
 
     def plan(self, groups: Parts, has: Callable[[Digest, int], bool]) -> list[tuple[int, int]]:
-        """Return (group, index) of the pages to read, so that the prompt can continue after as many pages as
-        memory and disk allow; empty if none are needed or useful.
-
-        has   function: whether a page of a group is on disk
-        """
         end = self._reachable(groups, has)
         if end <= self._found:
             return []
@@ -110,13 +101,13 @@ class PrefetchJob:
         ]
 
     def gain(self, groups: Parts, has: Callable[[Digest, int], bool]) -> int:
-        """Return how many more pages the prompt could skip once the pages of ``plan`` are read."""
+        """Return how many more pages the prompt can skip after the pages of ``plan`` are read."""
         return max(0, self._reachable(groups, has) - self._found)
 
     def _reachable(self, groups: Parts, has: Callable[[Digest, int], bool]) -> int:
         end = len(self.digests)
         for number, group in enumerate(groups):
-            if group.needs_every_page:  # from the front; the first missing page ends it
+            if group.needs_every_page:
                 end = next((i for i in range(end) if not self._is_there(number, i, has)), end)
         while True:
             missing = next(
@@ -131,7 +122,7 @@ class PrefetchJob:
             )
             if missing is None:
                 return end
-            end = missing  # every longer prefix needs that page, too
+            end = missing
 
     def _is_there(self, group: int, index: int, has: Callable[[Digest, int], bool]) -> bool:
         there = self._there[group][index]
@@ -143,8 +134,6 @@ class PrefetchJob:
 def adopt(
     transfer: PageTransfer, fetch: PrefetchJob, pages: Sequence[FetchedPage], salt: bytes
 ) -> tuple[int, bool]:
-    """Insert a prompt's next pages into the pools as cached pages that nothing holds. Return the number of
-    new pages, and whether more can follow: not if free pages are short or an earlier page is gone."""
     num_new = 0
     for run in _runs(pages):
         group, first = run[0].group, run[0].index
@@ -164,7 +153,6 @@ def adopt(
 
 
 def _runs(pages: Sequence[FetchedPage]) -> list[list[FetchedPage]]:
-    """Split pages into runs of consecutive pages of one group."""
     runs: list[list[FetchedPage]] = []
     for page in pages:
         last = runs[-1][-1] if runs else None
@@ -175,8 +163,8 @@ def _runs(pages: Sequence[FetchedPage]) -> list[list[FetchedPage]]:
     return runs
 
 
-FADING = 0.98  # each transfer scales the weights of earlier ones by this; the mean spans some 50 transfers
-HOPE = 0.9  # each refused transfer multiplies the measured time by this, so that a transfer is tried again
+FADING = 0.98  # weight of a transfer relative to the next one; the mean spans about 50 transfers
+HOPE = 0.9
 
 
 class Rate:
@@ -186,17 +174,14 @@ class Rate:
         self._seconds = self._bytes = 0.0
 
     def observe(self, num_bytes: int, seconds: float) -> None:
-        """Record a transfer."""
         self._seconds = FADING * self._seconds + seconds
         self._bytes = FADING * self._bytes + num_bytes
 
     def seconds(self, num_bytes: int) -> float:
-        """Return the expected seconds for ``num_bytes``; 0 before the first transfer, so that it is tried."""
+        """Return the expected seconds for ``num_bytes``; 0 before the first transfer."""
         return num_bytes * self._seconds / self._bytes if self._bytes else 0.0
 
     def is_within(self, num_bytes: int, limit_s: float) -> bool:
-        """Whether ``num_bytes`` are expected to take less than ``limit_s``. If not, the estimate is lowered a
-        little, so that a slow store is tried again."""
         if self.seconds(num_bytes) < limit_s:
             return True
         self._seconds *= HOPE

@@ -1,4 +1,4 @@
-"""A thread that reads and checks shards, the page files of the cache folder."""
+"""Thread that reads and checks shards, the page files of the cache folder."""
 
 from __future__ import annotations
 
@@ -17,33 +17,31 @@ from .prefetch import FetchedPage, Parts, PrefetchJob, Rate
 
 logger = logging.getLogger(__name__)
 
-STALL_S = 1.0  # seconds to read one page; a read that takes longer is given up
-WAIT_S = 10.0  # seconds that a prompt waits for its pages; then the rest is computed
+STALL_S = 1.0  # seconds to read one page
+WAIT_S = 10.0  # seconds that a prompt waits for its pages
 MAX_STUCK = 2  # number of hanging threads at which reading stops
 CHECK_S = 0.1
 CLOSE_S = 1.0
 
 
 class _Worker:
-    """A reading thread and its current read."""
-
     def __init__(self, run: Callable[[_Worker], None]) -> None:
-        self.is_stuck = False  # abandoned: the result of its read is dropped
+        self.is_stuck = False
         self.fetch: PrefetchJob | None = None
-        self.began: float | None = None  # start of the current read
+        self.began: float | None = None
         self.thread = threading.Thread(target=run, args=(self,), name="octavo-store-reader", daemon=True)
         self.thread.start()
 
 
 class ShardReader:
-    """Reads pages ahead, one prompt after the other, until ``staged_bytes`` wait to be taken.
+    """Reader of pages, one prompt after the other.
 
-    A read that hangs delays its prompt by ``STALL_S``. Then its thread is abandoned, and another one
-    continues. If ``MAX_STUCK`` threads hang, nothing is read until one returns.
+    A read that hangs for ``STALL_S`` seconds is abandoned, and another thread continues.
+    If ``MAX_STUCK`` threads hang, reading stops until one returns.
 
     rate     speed of reading
-    groups   specifications of the groups of layers and of states, as ``BlockManager.parts``
-    wake     function that a reader's thread calls when pages are available
+    groups   specifications, as ``BlockManager.parts``
+    wake     called when pages are available
     """
 
     def __init__(
@@ -63,7 +61,7 @@ class ShardReader:
         self._wake = wake
         self._changed = threading.Condition()
         self._queue: deque[PrefetchJob] = deque()
-        self._started: dict[PrefetchJob, float] = {}  # start times of jobs that have not ended
+        self._started: dict[PrefetchJob, float] = {}
         self._num_staged = 0
         self._num_stuck = 0
         self._closing = False
@@ -73,11 +71,9 @@ class ShardReader:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether nothing can be read now."""
         return self._worker is None
 
     def start(self, fetch: PrefetchJob) -> None:
-        """Start reading a prompt's pages."""
         with self._changed:
             self._queue.append(fetch)
             self._started[fetch] = time.monotonic()
@@ -96,7 +92,6 @@ class ShardReader:
         return pages
 
     def cancel(self, fetch: PrefetchJob) -> None:
-        """Stop reading pages that are no longer needed."""
         with self._changed:
             self._end(fetch)
         while self.take(fetch, self._staged_bytes):
@@ -112,7 +107,6 @@ class ShardReader:
         self._watch.join(CLOSE_S)
 
     def _watch_disk(self) -> None:
-        """Give up reads that take too long."""
         while True:
             with self._changed:
                 while not (self._started or self._closing):
@@ -126,7 +120,6 @@ class ShardReader:
                 self._wake()
 
     def _give_up(self, now: float) -> bool:
-        """End jobs that have waited too long, and abandon a stuck thread; return whether any job ended."""
         late = [fetch for fetch, since in self._started.items() if now - since > WAIT_S]
         worker = self._worker
         if worker is not None and worker.began is not None and now - worker.began > STALL_S:
@@ -149,7 +142,6 @@ class ShardReader:
         return bool(late)
 
     def _end(self, fetch: PrefetchJob) -> None:
-        """Mark a job as ended: no more pages of the job will arrive."""
         self._started.pop(fetch, None)
         fetch.ended = True
         if fetch in self._queue:
@@ -170,7 +162,6 @@ class ShardReader:
             self._wake()
 
     def _come_back(self, worker: _Worker) -> bool:
-        """Called when an abandoned thread has finished its read; return whether it is needed again."""
         self._num_stuck -= 1
         if self._worker is not None:
             return False
@@ -188,8 +179,6 @@ class ShardReader:
             return worker.fetch
 
     def _read_all(self, fetch: PrefetchJob, worker: _Worker) -> None:
-        """Read a job's pages. A page that cannot be read counts as missing, and the rest is planned again,
-        because a shorter prefix may need other pages."""
         while plan := fetch.plan(self._groups, self._folder.has):
             for group, index in plan:
                 if fetch.ended:
@@ -221,12 +210,10 @@ class ShardReader:
         except BadPages as error:
             self._counters.drop(error.reason)
             logger.warning("an invalid page in the cache folder is ignored: %s", error)
-        # The prompt is computed from here on, which writes the following pages again without reading them.
         self._folder.doubt(fetch.digests[index + 1 :], group)
         return None
 
     def _stage(self, fetch: PrefetchJob, page: FetchedPage) -> bool:
-        """Hand over one page once ``staged_bytes`` allow it; return False if the page is no longer needed."""
         num_bytes = page.data.nbytes
         with self._changed:
             while self._num_staged and self._num_staged + num_bytes > self._staged_bytes:

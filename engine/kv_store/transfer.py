@@ -1,4 +1,4 @@
-"""Copies of pages between the pools and memory, on the engine's thread, and the tokens of cached pages."""
+"""Copies of pages between the pools and memory, on the engine's thread."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from .page_runs import PageLayoutKey, PagePart
 
 
 class PageAccess(Protocol):
-    """A model's pools as bytes. ``group`` counts the groups of layers, and then the slots of recurrent state.
-    Called from the engine's thread, between steps."""
+    """A model's pools as bytes. Called only on the engine's thread, between steps."""
 
     @property
     def page_layout_key(self) -> PageLayoutKey: ...
@@ -36,11 +35,10 @@ class Inserted:
 
 @dataclass(frozen=True, slots=True)
 class CachedPrefix:
-    """The longest cached prefix of a sequence. It is not held, so it may be evicted at once.
+    """Longest cached prefix of a sequence. Its pages may be evicted at any step.
 
-    num_pages   number of full pages after which a sequence could continue
-    needed      for each group of layers, ascending indices of the pages that the sequence would read; then,
-                for states, the index of the page after which a state is needed
+    num_pages   number of full prefix pages
+    needed      page indices to read: a tuple per group of layers, then one for states
     """
 
     num_pages: int
@@ -48,7 +46,7 @@ class CachedPrefix:
 
 
 class PageTransfer:
-    """Reads and inserts pages of a core's pool.
+    """Reader and writer of a pool's cached pages.
 
     remember   keep the tokens of published pages for ``list_pages``
     """
@@ -65,19 +63,17 @@ class PageTransfer:
 
     @property
     def kind(self) -> PageLayoutKey:
-        """The layout of this pool's pages. Raises NotConfigured without a prefix cache."""
+        """Layout of this pool's pages. Raises NotConfigured without a prefix cache."""
         self._check()
         return self._access.page_layout_key
 
     def _check(self) -> None:
-        """Raise NotConfigured without a prefix cache."""
         if not self._blocks.prefix_cache:
             raise NotConfigured(
                 "the prefix cache is off, so no page can be saved; leave --no-prefix-cache out"
             )
 
     def find_prefix(self, digests: Sequence[Digest]) -> CachedPrefix:
-        """Return how much of a sequence with these pages is cached."""
         self._check()
         blocks = self._blocks
         count, groups = blocks.num_findable(digests), range(len(blocks.parts))
@@ -87,8 +83,10 @@ class PageTransfer:
     def read(
         self, digests: Sequence[Digest], wanted: Sequence[Sequence[int]] | None = None
     ) -> tuple[PagePart, ...]:
-        """Return copies of cached pages: one ``PagePart`` per group of layers, and then one for states.
-        ``wanted``: indices into ``digests`` for each of these (None: all). Missing pages are left out."""
+        """Return copies of the pages that are cached: one ``PagePart`` per group, then one for states.
+
+        wanted   for each part, indices into ``digests``; None: all
+        """
         parts = []
         for group in range(len(self._blocks.parts)):
             indices = range(len(digests)) if wanted is None else wanted[group]
@@ -108,10 +106,9 @@ class PageTransfer:
         digests: list[Digest] | None = None,
         media: tuple[MediaSpan, ...] = (),
     ) -> Inserted:
-        """Insert pages ``first``, ``first + 1``, ... of a sequence into the cache, all or none, in free
-        pages. They must have this pool's layout. A group without a window must have the earlier pages.
+        """Insert pages ``first``, ``first + 1``, ... of a sequence into the cache: all or none.
 
-        digests   digests of the sequence's pages up to the last of these, if known
+        digests   digests of the sequence's pages up to the last inserted page, if known
         """
         blocks, count = self._blocks, len(pages)
         end = first + count
@@ -127,5 +124,4 @@ class PageTransfer:
         return Inserted(new, count - new, 0)
 
     def list_pages(self) -> dict[Digest, PageContents]:
-        """Return the known contents of cached pages and of the pages before them."""
         return self._blocks.page_index.worth_keeping()

@@ -1,4 +1,4 @@
-"""A thread that writes shards, so that steps never wait for a disk."""
+"""Thread that writes shards, so that steps never wait for a disk."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .page_runs import PageRun
 
 logger = logging.getLogger(__name__)
 
-MAX_QUEUED = 65_536  # limit of queued pages; without attention, pages have no bytes to limit
-MAX_USES = 65_536  # limit of digests whose use is not recorded yet; further uses are dropped
-FULL_DISK_S = 1.0  # seconds between prunings of a full disk, as others may fill it again at once
-STALL_S = 2.0  # seconds without a written page after which closing stops waiting
-COUNTS_PER_BUDGET = 16  # the shards are counted this often while as many bytes as the budget are written
+MAX_QUEUED = 65_536  # queued pages; a bound on bytes is not enough, because pages without attention have none
+MAX_USES = 65_536  # digests with an unrecorded use; further uses are dropped
+FULL_DISK_S = 1.0  # seconds between prunings of a full disk
+STALL_S = 2.0  # seconds without a written page after which ``close`` gives up
+COUNTS_PER_BUDGET = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,7 @@ class _Page:
 
 
 class ShardWriter:
-    """A bounded queue of pages in memory, and the thread that writes them. ``put`` and ``used`` are called
-    from one thread and return at once."""
+    """Bounded queue of pages, and the thread that writes them."""
 
     def __init__(self, folder: ShardFolder, counters: StoreCounters, *, queue_bytes: int) -> None:
         self._folder = folder
@@ -43,13 +42,13 @@ class ShardWriter:
         self._changed = threading.Condition()
         self._pages: deque[_Page] = deque()
         self._uses: deque[Digest] = deque()
-        self._queued: set[tuple[Digest, int]] = set()  # (digest, group) of pages not yet on disk
-        self._num_queued = 0  # bytes of queued pages
+        self._queued: set[tuple[Digest, int]] = set()  # (digest, group)
+        self._num_queued = 0  # bytes
         self._closing = False
         self._failing = False
-        self._next_prune = 0.0  # time of the next pruning of a full disk, by the monotonic clock
-        self._num_done = 0  # pages processed, written or not
-        self._uncounted = 0  # bytes written since the last count of shards
+        self._next_prune = 0.0
+        self._num_done = 0  # pages
+        self._uncounted = 0  # bytes
         self.num_bytes = 0
         self._thread = threading.Thread(target=self._main, name="octavo-store-writer", daemon=True)
         self._thread.start()
@@ -58,11 +57,9 @@ class ShardWriter:
         return (digest, group) in self._queued
 
     def has_room(self, num_bytes: int) -> bool:
-        """Whether ``put`` would accept ``num_bytes``."""
         return self._num_queued + num_bytes <= self._queue_bytes and len(self._pages) < MAX_QUEUED
 
     def put(self, digest: Digest, group: int, run: PageRun) -> None:
-        """Queue one page of a group."""
         with self._changed:
             self._queued.add((digest, group))
             self._num_queued += run.parts[0].pages.nbytes
@@ -70,13 +67,12 @@ class ShardWriter:
             self._changed.notify_all()
 
     def used(self, digests: Sequence[Digest]) -> None:
-        """Record a use of these pages, so that those on disk are kept longer."""
         with self._changed:
             self._uses.extend(digests[: max(0, MAX_USES - len(self._uses))])
             self._changed.notify_all()
 
     def close(self, timeout: float) -> None:
-        """Write queued pages for at most ``timeout`` seconds, while the disk responds."""
+        """Write queued pages for at most ``timeout`` seconds."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -86,7 +82,7 @@ class ShardWriter:
             self._thread.join(max(0.0, min(STALL_S, end - time.monotonic())))
         with self._changed:
             self._counters.drop("queue_full", len(self._pages))
-            self._pages.clear()  # a thread that is writing ends after its page
+            self._pages.clear()
 
     def _main(self) -> None:
         self._prune()
@@ -94,7 +90,6 @@ class ShardWriter:
             self._write(page)
 
     def _next(self) -> _Page | None:
-        """Wait for the next page to write and return it; None to end. Record uses while there is no page."""
         while True:
             with self._changed:
                 while not (self._pages or self._uses or self._closing):
@@ -112,7 +107,7 @@ class ShardWriter:
             num_bytes = self._folder.put(page.digest, page.run, page.group)
         except OSError as error:
             self._counters.drop("write_failed")
-            if not self._failing:  # warn once instead of per page
+            if not self._failing:
                 logger.warning("pages cannot be written to the cache folder: %s", error)
             self._failing = True
             if error.errno in (errno.ENOSPC, errno.EDQUOT) and time.monotonic() >= self._next_prune:
