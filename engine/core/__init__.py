@@ -1,1 +1,1 @@
-"""The engine loop on its thread: plan, build the batch, run, commit, publish."""
+"""The engine loop: plan, build batch, run, commit, publish."""

@@ -1,4 +1,4 @@
-"""The step part for LoRA adapters: selects the adapter of each row, and admits sequences by free slots."""
+"""Step part for LoRA adapters."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ from ..executor.base import Adapters
 from .request import Request, Sample
 from .step_parts import PartRows, StepPart
 
-ROWS_INPUT = "adapters"  # name of the row input in adapted layers
+ROWS_INPUT = "adapters"
 
 
 class AdapterPart(StepPart, Resource):
-    """Tells every step which adapter each row uses. A running sequence holds its adapter's slot."""
+    """Tells every step the adapter of each row. A running sequence holds its adapter's slot."""
 
     def __init__(self, adapters: Adapters, max_loras: int) -> None:
-        """``max_loras``: number of slots in ``adapters``."""
         self._adapters = adapters
         self._max_loras = max_loras
-        self._running: Counter[str] = Counter()  # by adapter: running sequences, each of which holds its slot
+        self._running: Counter[str] = Counter()  # running sequences by adapter
         self._names: WeakKeyDictionary[Sequence, str] = WeakKeyDictionary()
-        self.samples: Counter[str] = Counter()  # by adapter: unfinished samples
+        self.samples: Counter[str] = Counter()  # unfinished samples by adapter
 
     def load(self, name: str, folder: Path, *, replace: bool = False) -> AdapterInfo:
-        """Load an adapter; see ``AdapterSlots.load``. Raises InvalidRequest if requests use the old one."""
+        """Load an adapter. Raises InvalidRequest while requests use the adapter that it replaces."""
         if replace:
             self._check_unused(name)
         return self._adapters.load(name, folder, replace=replace)
@@ -54,7 +53,7 @@ class AdapterPart(StepPart, Resource):
         return self._adapters.infos()
 
     def usage(self) -> AdapterLoad:
-        """Return the names of adapters with running requests, and of adapters with waiting requests."""
+        """Return the adapters with running requests, and the adapters with waiting requests."""
         running = tuple(self._running)
         waiting = tuple(name for name, count in self.samples.items() if count > self._running.get(name, 0))
         return AdapterLoad(self._max_loras, running, waiting)

@@ -45,7 +45,7 @@ from .gauge_source import GaugeSource
 from .image_part import ImagePart
 from .request import Request
 
-CACHE_DIR_BYTES = 10 * 1024**3  # default size limit of the cache folder
+CACHE_DIR_BYTES = 10 * 1024**3  # bytes: default limit of the cache folder
 
 
 def build_core(
@@ -53,13 +53,9 @@ def build_core(
     observer: Observer | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> EngineCore:
-    """Build the core, with its model and tokenizer, on the thread that will run the steps. ``clock`` returns
-    seconds, for timing steps.
-
-    Raises ModelLoadError or InvalidConfig with a message of one line.
-    """
+    """Build the core with its model and tokenizer. Raises ModelLoadError or InvalidConfig."""
     if config.chat_template is not None:
-        read_chat_template(config.chat_template)  # raises before anything slow
+        read_chat_template(config.chat_template)
     check_parsers(config.reasoning_parser, config.tool_call_parser)
 
     @functools.cache
@@ -96,8 +92,7 @@ def build_core(
 
 
 def load_draft_model(config: EngineConfig, runner: ModelRunner, tokenizer: Tokenizer) -> DraftModel:
-    """Load the draft model for the model of ``runner``, with as many pages as that model has. Raises
-    InvalidConfig if the draft model does not suit the other."""
+    """Load the draft model. Raises InvalidConfig if it does not suit the target model."""
     assert config.draft_model is not None
     own = draft_config(config, num_pages=runner.info.num_pages)
     drafter = load_runner(own, is_draft=True)
@@ -109,12 +104,12 @@ def load_draft_model(config: EngineConfig, runner: ModelRunner, tokenizer: Token
                 f"{difference}; choose one with the same tokenizer"
             )
         states = drafter.info.states
-        if states is not None:  # its prefix cache is off then, so no slots are needed for snapshots
+        if states is not None:
             states = replace(states, num_drafted=states.num_slots - 1)
         blocks = BlockManager(
             drafter.info.groups or drafter.info.num_pages,
             drafter.info.page_size,
-            prefix_cache=config.prefix_cache and states is None,  # it takes no snapshots of states
+            prefix_cache=config.prefix_cache and states is None,
             max_chunk=config.max_step_tokens,
             states=states,
         )
@@ -134,7 +129,7 @@ def assemble(
     draft_model: BatchDrafter | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> EngineCore:
-    """Build an engine around a loaded runner. ``clock`` returns seconds, for timing steps and page copies."""
+    """Build an engine around a loaded model runner."""
     info = runner.info
     try:
         blocks = BlockManager(
@@ -145,7 +140,7 @@ def assemble(
             max_chunk=config.max_step_tokens,
             states=info.states,
         )
-    except ValueError as error:  # the pool is so small that pins would leave no pages
+    except ValueError as error:
         raise InvalidConfig(str(error)) from error
     limits = Limits(
         max_step_tokens=config.max_step_tokens,
@@ -196,17 +191,14 @@ def assemble(
 
 
 def drafts_by(config: EngineConfig, info: EngineInfo) -> Speculate:
-    """Return the source of drafts from text for requests that choose none; "off" if a model drafts."""
+    """Return the default source of drafts from text."""
     if config.speculate == "auto":
-        # Drafts are on by default only where measurements showed that they cost almost nothing and change no
-        # result. On a GPU, steps in flight would wait for drafts. Recurrent layers need extra states. MLX's
-        # own operations may round differently with more rows.
+        # By default only where drafts cost almost nothing and change no result.
         return "ngram" if info.batch_invariant and info.states is None else "off"
     return cast("Speculate", config.speculate) if config.speculate in get_args(Speculate) else "off"
 
 
 def waiting_queue(config: EngineConfig, blocks: BlockManager) -> WaitingQueue:
-    """Return the configured queue of waiting sequences."""
     weights = config.tenant_weight_by_name
     if config.schedule_policy == "vtc":
         return FairQueue(weights, head_start=config.max_step_tokens * PROMPT_COST)
@@ -216,7 +208,6 @@ def waiting_queue(config: EngineConfig, blocks: BlockManager) -> WaitingQueue:
 
 
 def _target_itl(config: EngineConfig) -> float | Literal["auto"] | None:
-    """Return the latency target in seconds; None for no target."""
     if config.target_itl == "off":
         return None
     return "auto" if config.target_itl == "auto" else config.target_itl / 1e3
@@ -235,7 +226,7 @@ def _disk_tier(
 
 
 def _make_folder(name: str, folder: Path) -> None:
-    """Create a folder. Raises InvalidConfig at start, instead of at first use, if it is not writable."""
+    """Create a folder. Raises InvalidConfig if it is not writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -263,13 +254,12 @@ the red key?" he asked. "Under the third stone," said Ines, "as you wrote. And t
 
 
 def text_ids(tokenizer: Tokenizer, *, vocab_size: int, max_model_len: int) -> list[int]:
-    """Return the tokens of ``TEXT``, as many as fit into the model's length."""
     ids = [token for token in tokenizer.encode(TEXT.replace("\n", " ")) if token < vocab_size]
     return ids[: max_model_len - 1]
 
 
 def score_tokens(core: EngineCore, tokenizer: Tokenizer, token_ids: list[int]) -> list[TokenLogprob]:
-    """Return the likeliest tokens at each position of a prompt except the first; empty if not available."""
+    """Return the likeliest tokens at each position of a prompt except the first."""
     params = SamplingParams(max_tokens=1, prompt_logprobs=MAX_LOGPROBS, ignore_eos=True)
     request = Request(
         "text", token_ids, params, max_tokens=1, tokenizer=tokenizer, vocab_size=core.info.vocab_size,

@@ -1,9 +1,7 @@
-"""Commands that the engine's thread executes between steps, such as cache statistics and page transfers.
+"""Commands that the engine's thread executes between steps.
 
-A command is a frozen record of plain data, and so is its answer. Both can be pickled, so callers work
-unchanged with an engine in another process. The engine's thread executes commands one at a time between two
-steps. A command delays the next step, so it must be short. The caller splits longer work into several
-commands, or does the work itself.
+Commands and answers are picklable, because the engine may run in another process.
+A command delays the next step, so it must be short.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ AnswerT_co = TypeVar("AnswerT_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class CommandTarget:
-    """Parts of one core that commands may use on the engine's thread: prefix cache, pages and adapters."""
+    """Parts of the core that commands may use."""
 
     cache: PrefixCacheInspector
     transfer: PageTransfer
@@ -42,7 +40,7 @@ class CommandTarget:
 
 @dataclass(frozen=True, slots=True)
 class Command(ABC, Generic[AnswerT_co]):
-    """Work for the engine's thread between two steps; ``AnswerT_co`` is the type of its answer.
+    """Work for the engine's thread between two steps.
 
     changes_pages   whether gauges must be measured again before the answer is returned
     """
@@ -51,12 +49,12 @@ class Command(ABC, Generic[AnswerT_co]):
 
     @abstractmethod
     def execute(self, core: CommandTarget) -> AnswerT_co:
-        """Execute the command, on the engine's thread."""
+        """Execute the command on the engine's thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """Totals of the prefix cache, and the number of positions that each requested pin keeps, by its name."""
+    """Totals of the prefix cache, and the number of positions that each pin keeps."""
 
     totals: CacheTotals
     pins: Mapping[str, int]
@@ -64,7 +62,7 @@ class CacheStats:
 
 @dataclass(frozen=True, slots=True)
 class RequestTokens:
-    """A request's prompt with its first sample's output so far, and its cache salt."""
+    """Tokens of a request so far, and its cache salt."""
 
     tokens: tuple[int, ...]
     salt: bytes
@@ -74,9 +72,9 @@ class RequestTokens:
 class EventLogState:
     """State of the log of page events.
 
-    number         number of the next event in log ``log_id``, which began at ``log_began`` (seconds since
-                   the epoch)
-    tokens_since   number of the first event that has tokens; equal to ``number`` if tokens are not kept
+    number         number of the next event
+    log_began      seconds since the epoch
+    tokens_since   number of the first event that has tokens
     """
 
     number: int
@@ -87,10 +85,10 @@ class EventLogState:
 
 @dataclass(frozen=True, slots=True)
 class CachedContents:
-    """The cached pages whose tokens are known.
+    """Cached pages with known tokens.
 
     number    number of the last event included
-    unknown   how many events came before tokens were kept; the pages that they stored are left out
+    unknown   number of earlier events without tokens; their pages are left out
     """
 
     number: int
@@ -98,12 +96,9 @@ class CachedContents:
     pages: Mapping[Digest, PageContents]
 
 
-# --- The prefix cache for operators
-
-
 @dataclass(frozen=True, slots=True)
 class GetCacheStats(Command[CacheStats]):
-    """Return the cache's totals and the pins of ``pin_owner`` (None: of all owners)."""
+    """Return the cache's totals and the pins of ``pin_owner``; None: pins of all owners."""
 
     pin_owner: str | None = None
 
@@ -123,7 +118,7 @@ class ListReusedPrefixes(Command[list[ReusedPrefix]]):
 
 @dataclass(frozen=True, slots=True)
 class ExplainRequest(Command[LookupRecord]):
-    """Return what a request found in the cache. Raises NotFound unless the request is among the latest."""
+    """Return the look-up of a request. Raises NotFound for older requests."""
 
     request_id: str
 
@@ -133,7 +128,7 @@ class ExplainRequest(Command[LookupRecord]):
 
 @dataclass(frozen=True, slots=True)
 class GetRequestTokens(Command[RequestTokens]):
-    """Return a request's tokens so far. Raises NotFound unless the request is among the latest."""
+    """Return a request's tokens so far. Raises NotFound for older requests."""
 
     request_id: str
 
@@ -144,10 +139,10 @@ class GetRequestTokens(Command[RequestTokens]):
 
 @dataclass(frozen=True, slots=True)
 class PinPrefix(Command[Pinned]):
-    """Pin the cached pages of these tokens. Pins nothing if it raises NotConfigured, Overloaded or NotFound.
+    """Pin the cached pages of these tokens. Raises NotConfigured, Overloaded or NotFound.
 
     owner      owner of the pin
-    max_pages  limit for all pins of this owner (None: only the total limit)
+    max_pages  limit for all pins of this owner; None: only the total limit
     """
 
     changes_pages: ClassVar[bool] = True
@@ -165,7 +160,7 @@ class PinPrefix(Command[Pinned]):
 
 @dataclass(frozen=True, slots=True)
 class UnpinPrefix(Command[int]):
-    """Release a pin; return how many pages the other pins hold. A NotFound error calls the pin ``shown``."""
+    """Release a pin; return the number of pages that are still pinned."""
 
     changes_pages: ClassVar[bool] = True
 
@@ -178,7 +173,7 @@ class UnpinPrefix(Command[int]):
 
 @dataclass(frozen=True, slots=True)
 class FlushCache(Command[int]):
-    """Discard every cached page that no sequence and no pin holds; return how many were discarded."""
+    """Discard every cached page that is not in use; return the number of discarded pages."""
 
     changes_pages: ClassVar[bool] = True
 
@@ -186,12 +181,9 @@ class FlushCache(Command[int]):
         return core.cache.flush()
 
 
-# --- Page events
-
-
 @dataclass(frozen=True, slots=True)
 class SubscribeEvents(Command[EventLogState]):
-    """Start announcing page events; the next ``UnsubscribeEvents`` stops the announcements.
+    """Start announcing page events.
 
     tokens   keep the tokens of pages that are published from now on
     """
@@ -215,7 +207,7 @@ class UnsubscribeEvents(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class PageEventsSince(Command[list[PageEvent]]):
-    """Return at most ``limit`` events from event ``number`` on. Raises EventsGone if one of them is gone."""
+    """Return at most ``limit`` events, starting at ``number``. Raises EventsGone if an event is gone."""
 
     number: int
     limit: int
@@ -229,7 +221,7 @@ class PageEventsSince(Command[list[PageEvent]]):
 
 @dataclass(frozen=True, slots=True)
 class GetCachedContents(Command[CachedContents]):
-    """Return the contents of cached pages whose tokens are known."""
+    """Return the contents of cached pages with known tokens."""
 
     def execute(self, core: CommandTarget) -> CachedContents:
         blocks = core.cache.blocks
@@ -237,12 +229,9 @@ class GetCachedContents(Command[CachedContents]):
         return CachedContents(blocks.events.next_number - 1, unknown, blocks.cached_contents())
 
 
-# --- Transfer of pages out of the pools and into them
-
-
 @dataclass(frozen=True, slots=True)
 class GetPageLayout(Command[PageLayoutKey]):
-    """Return the layout of the pages in this engine's pools. Raises NotConfigured without a prefix cache."""
+    """Return the layout of the engine's pages. Raises NotConfigured without a prefix cache."""
 
     def execute(self, core: CommandTarget) -> PageLayoutKey:
         return core.transfer.kind
@@ -250,7 +239,7 @@ class GetPageLayout(Command[PageLayoutKey]):
 
 @dataclass(frozen=True, slots=True)
 class FindPrefix(Command[CachedPrefix]):
-    """Return the longest cached prefix of a sequence with these pages. The prefix is not held."""
+    """Return the longest cached prefix of a sequence with these pages."""
 
     digests: tuple[Digest, ...]
 
@@ -260,10 +249,10 @@ class FindPrefix(Command[CachedPrefix]):
 
 @dataclass(frozen=True, slots=True)
 class ReadPages(Command[tuple[PagePart, ...]]):
-    """Return copies of cached pages: one ``PagePart`` for each group of layers, and one for states, if any.
+    """Return copies of cached pages: one ``PagePart`` per group of layers, then one for states.
 
     digests   digests of pages
-    wanted    for each ``PagePart``, the ascending indices into ``digests`` of the pages to read; None: all
+    wanted    for each part, ascending indices into ``digests``; None: all
     """
 
     digests: tuple[Digest, ...]
@@ -277,7 +266,7 @@ class ReadPages(Command[tuple[PagePart, ...]]):
 class InsertPages(Command[Inserted]):
     """Cache pages ``first``, ``first + 1``, ... of a sequence in one group of layers.
 
-    tokens   tokens of the sequence up to the end of the last of these pages
+    tokens   tokens of the sequence up to the end of the last page
     """
 
     changes_pages: ClassVar[bool] = True
@@ -294,14 +283,10 @@ class InsertPages(Command[Inserted]):
 
 @dataclass(frozen=True, slots=True)
 class ListPages(Command[dict[Digest, PageContents]]):
-    """Return the contents of every cached page and of the pages before it. Empty unless the engine records
-    tokens (``save_dir``)."""
+    """Return the contents of every cached page. Empty unless ``save_dir`` is set."""
 
     def execute(self, core: CommandTarget) -> dict[Digest, PageContents]:
         return core.transfer.list_pages()
-
-
-# --- Adapters
 
 
 def _adapters(core: CommandTarget) -> AdapterPart:
@@ -314,8 +299,7 @@ def _adapters(core: CommandTarget) -> AdapterPart:
 
 @dataclass(frozen=True, slots=True)
 class LoadAdapter(Command[AdapterInfo]):
-    """Load an adapter from a folder. ``replace`` allows replacing an adapter of the same name. Raises
-    InvalidRequest if the adapter cannot be served."""
+    """Load an adapter from a folder. Raises InvalidRequest if the adapter is not supported."""
 
     name: str
     folder: str

@@ -1,4 +1,4 @@
-"""The step part for speculative decoding: drafts from text, a draft model, or the model's own MTP head."""
+"""Step part for speculative decoding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .step_parts import PartResults, PartRows, StepPart
 class DraftPart(StepPart):
     """Gives samples the drafts that their next step verifies.
 
-    model   draft model or MTP head, which drafts for requests that choose no other source
+    model   draft model or MTP head, used by requests without another source of drafts
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class DraftPart(StepPart):
         self.guesses = ModelGuesses(model, clock)
         self._scheduler = scheduler
         self._drafting: set[Sample] = set()
-        self._to_notify: list[Sample] = []  # ended samples whose drafters do not know it yet
+        self._to_notify: list[Sample] = []
 
     @property
     def is_live(self) -> bool:
@@ -52,7 +52,6 @@ class DraftPart(StepPart):
                 self.guesses.begin(sample)
 
     def rows(self, step: SchedulerOutput) -> PartRows | None:
-        """Return the rows whose hidden states the model's MTP head reads."""
         hidden = None if self.model is None else self.model.rows_of(step)
         return None if hidden is None else PartRows(hidden=hidden)
 
@@ -62,7 +61,6 @@ class DraftPart(StepPart):
         self.model.record(results.hidden)
 
     def may_overlap(self, going_on: Sequence[Sample]) -> bool:
-        """Whether no sample in ``going_on`` has draft tokens or uses a draft model."""
         return not any(
             sample.drafting is not None and (sample.sequence.drafts or sample.drafting.by_model is not None)
             for sample in going_on
@@ -87,7 +85,7 @@ class DraftPart(StepPart):
                 self._to_notify.append(sample)
 
     def observe(self, step: SchedulerOutput, seconds: float) -> None:
-        """Report the step's duration to the scheduler, less the time that the draft model took."""
+        """Report the step's duration, without drafting, to the scheduler."""
         if self.model is not None:
             seconds = self.guesses.time_without(seconds)
         self._scheduler.observe(step, seconds)

@@ -1,4 +1,4 @@
-"""The interface of the engine for its front end; the engine runs on a thread or in another process."""
+"""Interface of the engine for its front end."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ class Listener(Protocol):
     """Receives the engine's messages on an engine thread. Its methods must be quick and must not raise."""
 
     def ready(self) -> None:
-        """Called once when the engine accepts requests. From then on the client's properties can be read."""
+        """Called once, when the engine accepts requests."""
         ...
 
     def news(self, news: list[News]) -> None: ...
 
     def cache_changed(self) -> None:
-        """Called when there are new page events for watchers."""
+        """Called when there are new page events."""
         ...
 
     def ended(self, error: BaseException | None) -> None:
-        """Called when the engine is about to end: after ``stop`` (None), or because of ``error``."""
+        """Called when the engine is about to end: after ``stop`` (None) or because of ``error``."""
         ...
 
 
 class GrammarCompiler(Protocol):
-    """Compiles grammars for requests; see ``GrammarDesk``."""
+    """Compiler of grammars for requests."""
 
     def begin(self, structured: StructuredOutput, tenant: str = "") -> Future[int]: ...
 
@@ -44,12 +44,11 @@ class GrammarCompiler(Protocol):
 
 
 class EngineClient(Protocol):
-    """An engine that sends news to a ``Listener``. Methods may be called from any thread and do not wait for
-    a step.
+    """Engine that sends messages to a ``Listener``. All methods are thread-safe and return at once.
 
     capacity      positions that the page pool has for one sequence
     gauges        gauges after the last step
-    step_seconds  how long the current step has taken so far
+    step_seconds  seconds that the current step has taken
     """
 
     @property
@@ -77,16 +76,15 @@ class EngineClient(Protocol):
     def add(self, request: EngineRequest) -> None: ...
 
     def abort(self, number: int) -> None:
-        """End the request with this number, if it still runs. Its pages are released before the next step."""
+        """End the request with this number. Its pages are released before the next step."""
         ...
 
     def ask(self, command: Command[AnswerT]) -> Future[AnswerT]:
-        """Queue a command for execution between two steps; return a future of the answer. The future fails
-        with the command's error, or with EngineStopping if the engine ends first."""
+        """Queue a command. The future fails with the command's error, or with EngineStopping."""
         ...
 
     def stop(self) -> None:
-        """Let the engine end after the current step and abort all running requests."""
+        """Abort all running requests and end the engine after the current step."""
         ...
 
     def join(self) -> None:

@@ -1,4 +1,4 @@
-"""The engine's loop on one thread, without await: plan, build batch, submit, commit, publish."""
+"""The engine's loop: plan, build batch, submit, commit, publish."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .step_stats import StepStats
 
 
 class _InFlight(NamedTuple):
-    """A submitted step that is not committed. ``draws``: its sampled sequences and drafts."""
+    """Submitted step that is not committed."""
 
     step: SchedulerOutput
     draws: Draws
@@ -40,16 +40,14 @@ class _InFlight(NamedTuple):
 
 
 class EngineCore:
-    """Serves requests on the thread that built its runner. Not thread-safe, except for reading ``gauges`` and
-    ``step_seconds``. Commands are executed between steps.
+    """Serves requests on one thread. Not thread-safe, except for ``gauges`` and ``step_seconds``.
 
-    An error of one request ends that request. Any other error leaves ``step`` as an exception, after which
-    the core must not be used.
+    An error of one request ends that request. After an exception of ``step`` the core must not be used.
 
-    parts      step parts in addition to those for prompt scores, embeddings, drafts and grammars
-    adapters   the step part for LoRA adapters; None if the engine serves none
-    images     the step part for images in prompts; None if the model takes none
-    overlaps   whether a step may be submitted before the previous one is resolved, see overlap.py
+    parts      additional step parts
+    adapters   step part for LoRA adapters, if any
+    images     step part for images in prompts, if any
+    overlaps   whether a step may be submitted before the previous step is resolved, see overlap.py
     """
 
     def __init__(
@@ -72,7 +70,7 @@ class EngineCore:
         self.tokenizer = tokenizer
         self.cache = PrefixCacheInspector(blocks)
         self.transfer = transfer
-        self.passed: Callable[[str], None] = lambda _: None  # called at the end of each phase of a step
+        self.passed: Callable[[str], None] = lambda _: None
         self._runner = runner
         self._blocks = blocks
         self._scheduler = scheduler
@@ -86,10 +84,10 @@ class EngineCore:
         self._parts = StepParts((PromptScores(), PromptEmbeddings(), *parts, self.drafts, grammars))
         self._live = LiveSamples(scheduler, self._parts, self._stats, clock)
         self._overlaps = overlaps
-        self._in_flight: _InFlight | None = None  # step in flight between two calls of ``step``
+        self._in_flight: _InFlight | None = None
         self._gauge_source = gauge_source or GaugeSource(blocks, scheduler, clock=clock)
         self.gauges = self._gauge_source.measure()
-        self._step_began: float | None = None  # start of the current step, by ``clock``
+        self._step_began: float | None = None
 
     @property
     def info(self) -> EngineInfo:
@@ -97,22 +95,21 @@ class EngineCore:
 
     @property
     def capacity(self) -> int:
-        """Number of positions that one sequence can have, even if pins hold as many pages as they may."""
+        """Number of positions that one sequence can have, even if all allowed pins are in use."""
         return self._blocks.capacity
 
     @property
     def has_work(self) -> bool:
-        """Whether ``step`` would do something."""
         return bool(self._live.updates or self._in_flight or self._scheduler.has_work)
 
     @property
     def step_seconds(self) -> float:
-        """Seconds that the current step has taken so far; 0 between steps."""
+        """Seconds that the current step has taken; 0 between steps."""
         began = self._step_began
         return 0.0 if began is None else self._clock() - began
 
     def on_news(self, wake: Callable[[], None]) -> None:
-        """Set the function that another thread calls when ``has_work`` has become true without a call."""
+        """Set the function that another thread calls when ``has_work`` becomes true."""
         self._scheduler.on_news(wake)
 
     def add(self, request: Request) -> None:
@@ -120,7 +117,7 @@ class EngineCore:
         self._live.add(request)
 
     def abort(self, request: Request) -> None:
-        """End the remaining samples of a request; its pages are released when this returns."""
+        """End the remaining samples of a request and release its pages."""
         self._live.abort(request)
 
     def step(self) -> list[Update]:
@@ -132,8 +129,7 @@ class EngineCore:
         return self._publish(flight, began)
 
     def settle(self) -> None:
-        """Resolve the step in flight, if any, so that the pages have what the page tables promise. The next
-        call of ``step`` returns the updates."""
+        """Resolve the step in flight, so that its pages are written. ``step`` returns the updates."""
         flight, self._in_flight = self._in_flight, None
         if flight:
             began = self._clock()
@@ -169,7 +165,6 @@ class EngineCore:
         return _InFlight(step, draws, batch, pending, asked)
 
     def _submit_ahead(self, flight: _InFlight | None) -> _InFlight | None:
-        """Submit the step after the one in flight; return None if that one must be resolved first."""
         if not (flight and self._overlaps and flight.pending.feeds):
             return None
         if flight.asked.expects_results or not may_overlap(self._parts, self._live.going_on(flight.draws)):
@@ -207,7 +202,6 @@ class EngineCore:
         return updates
 
     def measure(self) -> None:
-        """Measure ``gauges`` again."""
         left = self._live.progress.measure()
         self.gauges = self._gauge_source.measure(pages_pinned=self.cache.num_pinned, prompts_left=left)
 
@@ -219,7 +213,7 @@ class EngineCore:
         return self._publish(None, self._clock())
 
     def close(self) -> None:
-        """Free the model and its pool. No step may follow."""
+        """Free the model and its page pool."""
         self._in_flight = None
         self._scheduler.close()
         self._parts.close()
@@ -227,4 +221,4 @@ class EngineCore:
         self._runner.close()
 
 
-HELD_S = 0.002  # seconds: pause when every sequence waits for something that is not a step
+HELD_S = 0.002  # seconds: pause while all sequences wait

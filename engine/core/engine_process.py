@@ -1,8 +1,4 @@
-"""Runs the engine in a child process, as an ``EngineClient``.
-
-Both sides exchange pickled data over one private pipe. The child runs an ``EngineThread`` until it gets the
-message to stop, or until the parent ends, which closes the pipe.
-"""
+"""Runs the engine in a child process. Parent and child exchange pickled messages over a pipe."""
 
 from __future__ import annotations
 
@@ -51,8 +47,6 @@ class _Ready:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """Result or error of the call with this number."""
-
     number: int
     value: Any = None
     error: BaseException | None = None
@@ -60,7 +54,7 @@ class _Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call ``method(*arguments)`` of the engine; calls with a number get an answer."""
+    """Call of a method of the engine. Calls with a number get an answer."""
 
     method: str
     arguments: tuple[Any, ...] = ()
@@ -72,12 +66,10 @@ class _Ended:
     error: BaseException | None
 
 
-class _CacheChanged:
-    """Message that there are new page events."""
+class _CacheChanged: ...
 
 
 def _pickled(message: object) -> bytes:
-    """Return a message as bytes; read-only mappings are sent as copies."""
     data = io.BytesIO()
     pickler = pickle.Pickler(data)
     pickler.dispatch_table = _DISPATCH
@@ -93,7 +85,7 @@ _DISPATCH = {**copyreg.dispatch_table, MappingProxyType: lambda view: (_view, (d
 
 
 class _Pipe:
-    """An end of the pipe. Any thread may send; one thread receives. Messages to a closed end are dropped."""
+    """End of the pipe. Any thread may send; one thread receives."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -105,12 +97,11 @@ class _Pipe:
             self._connection.send_bytes(data)
 
     def receive(self) -> Any:
-        """Return the next message. Raises EOFError or OSError after the last one."""
         return pickle.loads(self._connection.recv_bytes())
 
 
 class EngineProcess:
-    """An ``EngineClient`` for a child process, which loads the model of ``config``."""
+    """An ``EngineClient`` for an engine in a child process."""
 
     def __init__(self, config: EngineConfig, listener: Listener, observer: Observer | None = None) -> None:
         self._config = config
@@ -174,7 +165,6 @@ class EngineProcess:
         return self._answered("ask", command)
 
     def begin(self, structured: StructuredOutput, tenant: str = "") -> Future[int]:
-        """Compile a grammar in the child; see ``GrammarDesk.begin``."""
         return self._answered("begin", structured, tenant)
 
     def drop(self, ticket: int | None) -> None:
@@ -185,14 +175,12 @@ class EngineProcess:
         with contextlib.suppress(EngineStopping):
             self._answered("prepare").result()
 
-    def close(self) -> None:
-        """Do nothing: the child closes its compiler when it ends."""
+    def close(self) -> None: ...
 
     def stop(self) -> None:
         self._call("stop")
 
     def join(self) -> None:
-        """Wait a bounded time for the child to end; then kill it."""
         assert self._process is not None
         try:
             self._process.wait(JOIN_TIMEOUT_S)
@@ -277,8 +265,6 @@ class EngineProcess:
 
 
 class _Child:
-    """The child's side: sends the reports of the engine's thread to the parent, and executes its calls."""
-
     def __init__(self, pipe: _Pipe) -> None:
         self._pipe = pipe
         self._calls: dict[int, Future[Any]] = {}
@@ -299,11 +285,9 @@ class _Child:
     def step(self, record: StepRecord) -> None:
         self._pipe.send(record)
 
-    def rejected(self, reason: str) -> None:
-        """Do nothing, because the parent refuses requests."""
+    def rejected(self, reason: str) -> None: ...
 
     def serve(self) -> None:
-        """Execute the parent's messages until the parent sends "stop" or ends."""
         while True:
             try:
                 call: _Call = self._pipe.receive()
@@ -349,7 +333,6 @@ class _Child:
 
 
 def _portable(error: BaseException | None) -> BaseException | None:
-    """Return an error that can be pickled, with the same text."""
     try:
         pickle.loads(_pickled(error))
     except Exception:
@@ -358,12 +341,10 @@ def _portable(error: BaseException | None) -> BaseException | None:
 
 
 def main() -> None:
-    """Run the child process; ``sys.argv[1]`` is the file descriptor of the child's end of the pipe."""
+    """Run the child process; ``sys.argv[1]`` is the file descriptor of the pipe."""
     from .build import build_core  # loads MLX
 
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # ignore the terminal's Ctrl-C, because the parent ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles the terminal's Ctrl-C
     os.set_inheritable(int(sys.argv[1]), False)
     pipe = _Pipe(Connection(int(sys.argv[1])))
     child = _Child(pipe)

@@ -1,4 +1,4 @@
-"""The engine's thread: loads the model, runs the loop, and sends news to its listener."""
+"""The engine's thread: loads the model and runs the loop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .request import Request, Update
 logger = logging.getLogger(__name__)
 
 EXIT_TIMEOUT_S = 10.0
-COMMANDS_PER_STEP = 16  # maximum between two steps, so that many commands do not delay requests
+COMMANDS_PER_STEP = 16  # limit between two steps, so that commands do not delay requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,7 @@ class _Abort:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wake:
-    """Message that there may be work which did not come through the inbox."""
+class _Wake: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +50,6 @@ class _Stop:
 
 
 class _PendingCommand:
-    """A queued command and the future of its answer."""
-
     def __init__(self, command: Command[Any]) -> None:
         self.command = command
         self.answer: Future[Any] = Future()
@@ -63,8 +60,7 @@ class _PendingCommand:
 
 
 class EngineThread:
-    """An ``EngineClient`` that runs the core on one thread, which also builds and closes it. The methods only
-    put messages into an inbox, so any thread may call them."""
+    """An ``EngineClient`` that runs the core on one thread."""
 
     def __init__(self, make_core: Callable[[], EngineCore], listener: Listener) -> None:
         self._make_core = make_core
@@ -73,13 +69,12 @@ class EngineThread:
         self._inbox: queue.SimpleQueue[_Add | _Abort | _Wake | _Stop] = queue.SimpleQueue()
         self._commands: deque[_PendingCommand] = deque()
         self._has_ended = threading.Event()
-        self._open: dict[int, Request] = {}  # unfinished requests, by number
+        self._open: dict[int, Request] = {}
         # A daemon thread, so that a program can end without stopping its engine.
         self._thread = threading.Thread(target=self._main, name="octavo-engine", daemon=True)
 
     @property
     def core(self) -> EngineCore:
-        """The core, once it was made. Other threads may read its ``gauges`` and ``info``."""
         assert self._core is not None, "the engine is not ready"
         return self._core
 
@@ -115,12 +110,9 @@ class EngineThread:
         self._inbox.put(_Add(request))
 
     def abort(self, number: int) -> None:
-        """End the request with this number. Its pages are released before the engine's next step."""
         self._inbox.put(_Abort(number))
 
     def ask(self, command: Command[AnswerT]) -> Future[AnswerT]:
-        """Queue a command for execution between two steps; return a future of the answer. The future fails
-        with the command's error, or with EngineStopping if the thread ends first."""
         pending = _PendingCommand(command)
         self._commands.append(pending)
         if self._has_ended.is_set():
@@ -130,20 +122,16 @@ class EngineThread:
         return pending.answer
 
     def wake(self) -> None:
-        """Wake the thread, because the core may have work that did not come through the inbox."""
         self._inbox.put(_Wake())
 
     def stop(self) -> None:
-        """Let the thread end after the current step and abort all running requests."""
         self._inbox.put(_Stop())
 
     def join(self) -> None:
-        """Wait until the thread has ended."""
         self._thread.join()
         atexit.unregister(self._stop_at_exit)
 
     def _stop_at_exit(self) -> None:
-        """End the thread before the interpreter shuts down, so that no step is running then."""
         self.stop()
         self._thread.join(timeout=EXIT_TIMEOUT_S)
 
@@ -180,7 +168,6 @@ class EngineThread:
         self._tell(core.finish())
 
     def _tell(self, updates: list[Update]) -> None:
-        """Send news to the listener, and drop requests that have ended."""
         for request, delta in updates:
             if delta.finish_reason is not None and request.finish_reason is not None:
                 self._open.pop(request.number, None)
@@ -188,7 +175,6 @@ class EngineThread:
             self._listener.news([News(request.number, delta) for request, delta in updates])
 
     def _read_inbox(self, core: EngineCore) -> bool:
-        """Execute all messages, or wait for one if there is no other work. Return False to end the loop."""
         while True:
             try:
                 note = self._inbox.get(block=not (core.has_work or self._commands))
@@ -204,14 +190,12 @@ class EngineThread:
                     return False
 
     def _execute_commands(self, core: EngineCore, parts: CommandTarget) -> None:
-        """Execute the oldest commands; later ones wait for the next step."""
         if self._commands:
             core.settle()
         for _ in range(min(len(self._commands), COMMANDS_PER_STEP)):
             _answer(self._commands.popleft(), core, parts)
 
     def _refuse_commands(self) -> None:
-        """Fail the remaining commands, because the engine has ended."""
         while self._commands:
             try:
                 pending = self._commands.popleft()
@@ -223,7 +207,7 @@ class EngineThread:
         try:
             built = core.builder.build(request)
             core.add(built)
-        except (ValueError, OctavoError) as error:  # unexpected, because admission checks the same rules
+        except (ValueError, OctavoError) as error:
             logger.exception("request %s was admitted and then refused", request.request_id)
             self._listener.news([News(request.number, delta) for delta in _refusals(request, str(error))])
         else:
@@ -244,8 +228,7 @@ def _answer(pending: _PendingCommand, core: EngineCore, parts: CommandTarget) ->
 
 
 def _leave_mlx() -> None:
-    """Release this thread's MLX streams. Otherwise the process aborts at exit ("terminate called without an
-    active exception")."""
+    """Release this thread's MLX streams; otherwise the process aborts at exit."""
     mlx = sys.modules.get("mlx.core")
     if mlx is not None:
         try:

@@ -11,11 +11,11 @@ from octavo.scheduler import Scheduler
 from ..api.stats import NO_PROMPTS, AdapterLoad, Gauges, TenantLoad
 from ..api.store_counters import StoreCounts, SwapCounts
 
-MEASURED_EVERY_S = 1.0  # seconds, because measuring examines every sequence
+MEASURED_EVERY_S = 1.0  # seconds
 
 
 class TenantLoads:
-    """Running and waiting sequences of named tenants: at most a second old, or current if there are none."""
+    """Running and waiting sequences by tenant, at most a second old."""
 
     def __init__(self, scheduler: Scheduler, clock: Callable[[], float]) -> None:
         self._scheduler = scheduler
@@ -24,7 +24,6 @@ class TenantLoads:
         self._measured_at: float | None = None
 
     def measure(self) -> Mapping[str, TenantLoad]:
-        """Return the loads; the same object as before unless they were measured again."""
         scheduler, now, before = self._scheduler, self._clock(), self._measured_at
         left_over = self._loads and not (scheduler.num_running or scheduler.num_waiting)
         if before is None or now - before >= MEASURED_EVERY_S or left_over:

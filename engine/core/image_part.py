@@ -1,4 +1,4 @@
-"""The step part for images in prompts."""
+"""Step part for images in prompts."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ from ..executor.batch import RowInput
 from .request import Request, Sample
 from .step_parts import PartRows, StepPart
 
-IS_IMAGE, FEATURES, DEEPSTACK = "image_rows", "image_features", "image_deepstack"  # names of model inputs
+IS_IMAGE, FEATURES, DEEPSTACK = "image_rows", "image_features", "image_deepstack"
 AXES = ("position_t", "position_h", "position_w")
 
 
 class ImagePart(StepPart):
-    """Adds the features of images to their rows, and positions to the rows in and after images. An image is
-    encoded when a step computes its first uncached row; if all its rows are cached, it is never encoded. The
-    result is kept until the image's last row is computed."""
+    """Adds the features of images to their rows. Images with cached rows only are not encoded."""
 
     def __init__(self, images: Images) -> None:
         self._images = images
@@ -43,7 +41,7 @@ class ImagePart(StepPart):
         self._prompts.pop(sample.sequence, None)
 
     def rows(self, step: SchedulerOutput) -> PartRows | None:
-        """Return the inputs of image rows and, if the model has three axes, three positions for each row."""
+        """Return the inputs of image rows, and three positions per row for models with M-RoPE."""
         prompts = [(item, self._prompts.get(item.sequence)) for item in step.work]
         if not any(prompt for _, prompt in prompts):
             return None
@@ -72,7 +70,6 @@ class ImagePart(StepPart):
         return PartRows(inputs=inputs | _laid_out(row, found), last=last if sees_later else None)
 
     def _encoded(self, item: ScheduledChunk, prompt: _Prompt) -> list[tuple[int, _Part]]:
-        """Return the parts of images that a chunk computes, each with the position of its first token."""
         parts = []
         for image in prompt.images:
             first, last = max(item.start, image.start), min(item.stop, image.start + image.length)
@@ -86,8 +83,7 @@ class ImagePart(StepPart):
 
 
 class _Prompt(NamedTuple):
-    """The images of a prompt. ``axes``: positions of its tokens, if the model has three axes. ``held``:
-    encoded images whose rows take several steps, by the position of their first token."""
+    """Images of a prompt."""
 
     images: tuple[PromptImage, ...]
     axes: Axes | None
@@ -104,7 +100,6 @@ class _Part(NamedTuple):
 
 
 def _laid_out(count: int, parts: list[tuple[int, _Part]]) -> dict[str, RowInput]:
-    """Return the inputs of ``count`` rows. Each image part begins at the row that comes with it."""
     sample = parts[0][1].encoded
     inputs: dict[str, RowInput] = {
         IS_IMAGE: np.zeros(count, np.int32),
@@ -122,9 +117,10 @@ def _laid_out(count: int, parts: list[tuple[int, _Part]]) -> dict[str, RowInput]
 
 
 class Axes:
-    """Positions of a sequence's tokens in time, height and width (M-RoPE). For text, the three positions are
-    equal and count up. All tokens of an image have the same time, from which their height and width count up.
-    Text after an image continues after its longer side."""
+    """Positions of a sequence's tokens in time, height and width (M-RoPE).
+
+    The three positions of a text token are equal. All tokens of an image have an equal time.
+    """
 
     def __init__(self, num_prompt: int, images: tuple[PromptImage, ...]) -> None:
         axes = _plain(0, num_prompt)
@@ -136,10 +132,10 @@ class Axes:
             behind = begin + max(image.rows, image.columns)
             axes[:, stop:] = behind + np.arange(num_prompt - stop, dtype=np.int32)
         self._prompt = axes
-        self._shift = int(axes.max()) + 1 - num_prompt  # position minus index of generated tokens
+        self._shift = int(axes.max()) + 1 - num_prompt
 
     def of(self, start: int, stop: int) -> Ints:
-        """Return the positions of tokens [start, stop) on the three axes, int32 [3, stop - start]."""
+        """Return the positions of tokens [start, stop), int32 [3, stop - start]."""
         positions = _plain(start, stop)
         positions += np.int32(self._shift)
         known = self._prompt[:, start:stop]

@@ -1,4 +1,4 @@
-"""Bookkeeping of unfinished samples: their new tokens, their ends, and the updates of their requests."""
+"""Unfinished samples: their new tokens, their ends, and the updates of their requests."""
 
 from __future__ import annotations
 
@@ -17,18 +17,16 @@ from .step_stats import StepStats
 
 
 class PromptProgress:
-    """Remaining prompt tokens of every admitted request. The first measurement after a request's end still
-    includes the request, because its last update is delivered with it."""
+    """Remaining prompt tokens of every admitted request."""
 
     def __init__(self) -> None:
         self._begun: dict[Request, None] = {}
-        self._in_prompt: dict[Request, None] = {}  # requests without a first token
+        self._in_prompt: dict[Request, None] = {}
         self._ended: list[Request] = []
         self._changed = False
         self._left: Mapping[int, int | None] = {}
 
     def begin(self, request: Request) -> None:
-        """Called before a request's prompt is computed for the first time."""
         self._begun[request] = self._in_prompt[request] = None
 
     def end(self, request: Request) -> None:
@@ -36,7 +34,6 @@ class PromptProgress:
             self._ended.append(request)
 
     def measure(self) -> Mapping[int, int | None]:
-        """Return ``Gauges.prompts_left``; the same mapping as before if nothing has changed."""
         if self._in_prompt or self._ended or self._changed:
             self._left = {request.number: self._left_of(request) for request in self._begun}
             self._changed = bool(self._ended)
@@ -58,13 +55,12 @@ class PromptProgress:
 
 logger = logging.getLogger(__name__)
 
-Draws = list[tuple[Sequence, tuple[int, ...]]]  # see ``SchedulerOutput.draws``
+Draws = list[tuple[Sequence, tuple[int, ...]]]
 
 
 class LiveSamples:
-    """Gives samples the tokens that steps sampled for them. An error of one request ends only that request.
+    """Gives samples the tokens that steps sampled. An error of one request ends only that request.
 
-    by_sequence   the unfinished samples
     updates       updates that the core has not collected yet
     progress      remaining prompt tokens of unfinished requests
     """
@@ -75,7 +71,7 @@ class LiveSamples:
         self.by_sequence: dict[Sequence, Sample] = {}
         self.updates: list[Update] = []
         self.progress = PromptProgress()
-        self._ended: list[str] = []  # ids of requests that have ended since the last ``take_ended``
+        self._ended: list[str] = []
         self._scheduler = scheduler
         self._parts = parts
         self._stats = stats
@@ -90,7 +86,7 @@ class LiveSamples:
         self._parts.begin(request)
 
     def abort(self, request: Request) -> None:
-        """End the remaining samples of a request; its pages are released when this returns."""
+        """End the remaining samples of a request and release its pages."""
         self._end(request, Sample.abort)
 
     def requests(self) -> list[Request]:
@@ -102,17 +98,14 @@ class LiveSamples:
         return [sample for each, _ in draws if (sample := found(each)) is not None]
 
     def got_tokens(self, draws: Draws, results: list[SampleResult]) -> list[Sample]:
-        """Return the samples of a step that have not ended and whose rows are not computed again."""
         return self.going_on([draw for draw, result in zip(draws, results, strict=True) if not result.void])
 
     def states(self, draws: Draws, *, is_ahead: bool) -> list[SampleState]:
-        """Return the sampling state for each token that a step samples. ``is_ahead``: whether the preceding
-        tokens are still unknown."""
         samples, states = self.by_sequence, list[SampleState]()
         for sequence, drafts in draws:
             state = samples[sequence].state
             if is_ahead:
-                state = state.after((0,))  # 0 stands for the unknown token, see ``SampleState.is_foreseen``
+                state = state.after((0,))
             states.append(state)
             if drafts:
                 states += [state.after(drafts[: count + 1]) for count in range(len(drafts))]
@@ -126,7 +119,6 @@ class LiveSamples:
         return ended
 
     def note_started(self, step: SchedulerOutput, now: float) -> None:
-        """Record ``now`` as the start of the requests whose prompts this step is the first to compute."""
         for item in step.work:
             if item.start < item.sequence.num_prompt:
                 request = self.by_sequence[item.sequence].request
@@ -141,9 +133,7 @@ class LiveSamples:
         drawn = iter(output.samples)
         for index, (sequence, drafts) in enumerate(draws):
             sample = self.by_sequence.get(sequence)
-            if (
-                sample is None or index in output.void
-            ):  # the sample ended while the step was in flight, or its row is computed again
+            if sample is None or index in output.void:
                 next(drawn)
                 results.append(SampleResult(None, void=True))
                 continue
@@ -159,7 +149,6 @@ class LiveSamples:
         return results
 
     def _accept(self, sample: Sample, sampled: Sampled, now: float) -> SampleResult:
-        """Give a sample its next token."""
         delta = _advance(sample, sampled)
         failed = delta.error is not None
         if not failed:
@@ -170,12 +159,11 @@ class LiveSamples:
     def _accept_drafts(
         self, sample: Sample, drafts: tuple[int, ...], drawn: list[Sampled], now: float
     ) -> SampleResult:
-        """Give a sample its next token, and one more token after each accepted draft."""
         tokens: list[int] = []
         last = SampleResult(None)
         for draft, sampled in zip((*drafts, None), drawn, strict=True):
             if tokens and (sampled.invalid or sampled.is_late):
-                break  # the next step samples this token again and reports the error
+                break
             last = self._accept(sample, sampled, now)
             if last.token is None:
                 break
@@ -186,11 +174,7 @@ class LiveSamples:
         return last if last.token is None else SampleResult(tokens[0], last.finished, tuple(tokens[1:]))
 
     def fail_unsampled(self, step: SchedulerOutput, batch: Batch, failed_rows: tuple[int, ...]) -> None:
-        """End requests for which K or V was not finite in a chunk before the prompt's last token.
-
-        No page of this step is in the prefix cache yet. A sequence that sampled a token is ended by its
-        failed sample instead.
-        """
+        """End requests with K or V that is not finite in a chunk before the prompt's last token."""
         ends = batch.attention.q_start[1:].tolist()
         failed = {next(index for index, end in enumerate(ends) if row < end) for row in failed_rows}
         for item in (step.work[index] for index in sorted(failed)):
@@ -199,7 +183,7 @@ class LiveSamples:
                 self._fail(request, "the model computed NaN or infinity for this prompt")
 
     def fail_stuck(self) -> None:
-        """End the requests that the scheduler cannot serve, so that later ones are served."""
+        """End the requests that the scheduler cannot serve."""
         stuck = self._scheduler.stuck()
         if not stuck:
             return
@@ -213,7 +197,7 @@ class LiveSamples:
         self._end(request, lambda sample: sample.fail(message))
 
     def _end(self, request: Request, how: Callable[[Sample], Delta]) -> None:
-        for sample in reversed(request.samples):  # the first one last, or another would replace it
+        for sample in reversed(request.samples):
             if sample.sequence in self.by_sequence:
                 self._scheduler.abort(sample.sequence)
                 self._tell(sample, how(sample))
@@ -231,7 +215,6 @@ class LiveSamples:
 
 
 def _advance(sample: Sample, sampled: Sampled) -> Delta:
-    """Return ``sample.accept(sampled)``; if building its output fails, end that request."""
     try:
         return sample.accept(sampled)
     except Exception as error:

@@ -14,10 +14,7 @@ from .step_parts import PartResults, PartRows, StepPart
 
 
 class _PromptPart(StepPart):
-    """Base of step parts that need results of prompt tokens. A request that is preempted within its prompt
-    collects these results again from the start."""
-
-    _param: str  # sampling parameter of the requests that need this part
+    _param: str
 
     def __init__(self) -> None:
         self._unfinished: dict[Sequence, Request] = {}
@@ -34,7 +31,6 @@ class _PromptPart(StepPart):
         self._unfinished.pop(sample.sequence, None)
 
     def _finish(self, request: Request) -> None:
-        """Finish a request in this part; from now on the request may use the prefix cache again."""
         for sample in request.samples:
             sample.sequence.skip_prefix_cache = False
             self.end(sample)
@@ -47,7 +43,7 @@ class PromptScores(_PromptPart):
 
     def __init__(self) -> None:
         super().__init__()
-        self._owners: list[tuple[Request, int]] = []  # (request, position of the scored token) of each row
+        self._owners: list[tuple[Request, int]] = []
 
     def rows(self, step: SchedulerOutput) -> PartRows | None:
         """Return the rows to score: the row before each prompt token, which predicts that token."""
@@ -70,7 +66,6 @@ class PromptScores(_PromptPart):
         return PartRows(scored=scored)
 
     def deliver(self, results: PartResults) -> None:
-        """Store the scores in their requests."""
         for (request, position), score in zip(self._owners, results.scores, strict=True):
             request.prompt_scores[position] = score
             if position == request.num_prompt - 1:
@@ -84,10 +79,9 @@ class PromptEmbeddings(_PromptPart):
 
     def __init__(self) -> None:
         super().__init__()
-        self._owners: list[tuple[Request, int, int]] = []  # (request, its first position in this step, rows)
+        self._owners: list[tuple[Request, int, int]] = []
 
     def rows(self, step: SchedulerOutput) -> PartRows | None:
-        """Return the rows of the prompts whose hidden states are needed."""
         self._owners = []
         rows: list[int] = []
         first = 0
@@ -103,7 +97,6 @@ class PromptEmbeddings(_PromptPart):
         return PartRows(hidden=np.array(rows, np.int32)) if rows else None
 
     def deliver(self, results: PartResults) -> None:
-        """Add the hidden states to their requests; a request whose prompt is complete gets its embedding."""
         assert results.hidden is not None
         first = 0
         for request, start, count in self._owners:
@@ -118,11 +111,9 @@ class PromptEmbeddings(_PromptPart):
 
 
 class Grammars(StepPart):
-    """Starts computing the next grammar masks after all tokens of a step were accepted, because a constraint
-    accepts no token while its mask is being computed."""
+    """Starts the computation of grammar masks after the tokens of a step are accepted."""
 
     def __init__(self, *, may_be_late: bool) -> None:
-        """Begin without samples. ``may_be_late``: whether a row whose mask is late may be computed again."""
         self._samples: set[Sample] = set()
         self._may_be_late = may_be_late
 

@@ -27,15 +27,13 @@ if TYPE_CHECKING:
 class Request:
     """A prompt, its sampling parameters, and its ``params.n`` samples.
 
-    Built and used only by the engine's thread.
-
-    number       number of the ``EngineRequest`` from which this was built
-    adapter      name of its adapter
-    images       images of its prompt
-    max_tokens   number of tokens that each sample may generate, limited by the model's length
+    number       number of the ``EngineRequest``
+    adapter      name of the adapter
+    images       images of the prompt
+    max_tokens   number of tokens that each sample may generate
     end_ids      tokens that end a sample
-    arrived_at   time of submission, in seconds of the engine's clock
-    started_at   time of the first step that computed a part of the prompt, by the same clock
+    arrived_at   seconds of the engine's clock
+    started_at   seconds of the engine's clock at the first step of the prompt
     """
 
     def __init__(
@@ -67,10 +65,10 @@ class Request:
         self.arrived_at = arrived_at
         self.started_at: float | None = None
         self.first_token_at: float | None = None
-        self.invalid = False  # whether a sample failed because of the request's own parameters
+        self.invalid = False
         self.prompt_ids = prompt_ids
-        self.prompt_scores: dict[int, TokenLogprob] = {}  # prompt scores by position, if requested
-        self.pooled: Any = 0.0  # sum of hidden states so far, if requested
+        self.prompt_scores: dict[int, TokenLogprob] = {}  # by position
+        self.pooled: Any = 0.0  # sum of hidden states
         self.embedding: tuple[float, ...] | None = None
         seed = secrets.randbits(64) if params.seed is None else params.seed
         bad_ids = tokenizer.ids_of_words(params.bad_words) if params.bad_words else ()
@@ -97,7 +95,7 @@ class Request:
                         else arrived_at + params.target_ttft / 1e3,
                     ),
                 ),
-                # Each of the n samples has its own seed, because they would otherwise be equal.
+                # Samples with equal seeds would be equal.
                 SampleState(
                     params,
                     seed=(seed + index) % 2**64,
@@ -114,12 +112,10 @@ class Request:
 
     @property
     def num_cached(self) -> int:
-        """Number of prompt tokens found in the prefix cache."""
         return self.samples[0].sequence.history.num_cached or 0
 
     @property
     def prompt_logprobs(self) -> PromptLogprobs | None:
-        """The requested log probabilities of the prompt, once it is computed."""
         if self.params.prompt_logprobs is None:
             return None
         scores = tuple(self.prompt_scores[position] for position in range(1, self.num_prompt))
@@ -140,7 +136,7 @@ class Request:
 
 
 class Sample:
-    """One of a request's n outputs: its sequence and the text so far."""
+    """Output of a request: a sequence and its text so far."""
 
     __slots__ = (
         "_detokenizer",
@@ -175,7 +171,6 @@ class Sample:
 
     @property
     def room(self) -> int:
-        """Number of tokens that the sample may still get."""
         return self.request.max_tokens - self.num_tokens
 
     def accept(self, sampled: Sampled) -> Delta:
@@ -208,12 +203,10 @@ class Sample:
         return self._delta(text, token, sampled.logprob, reason=reason, match=match)
 
     def fail(self, message: str, *, invalid: bool = False) -> Delta:
-        """End this sample with an error; other samples continue. ``invalid``: because of its parameters."""
         self.request.invalid = self.request.invalid or invalid
         return self._delta(self._stops.flush(), reason=FinishReason.ERROR, error=message)
 
     def abort(self) -> Delta:
-        """End this sample because it is no longer wanted."""
         return self._delta(self._stops.flush(), reason=FinishReason.ABORT)
 
     def _delta(
@@ -245,15 +238,14 @@ class Sample:
 
 
 class Update(NamedTuple):
-    """An update of a request. It holds the request itself, because ids may be reused after its end."""
+    """Update of a request."""
 
     request: Request
     delta: Delta
 
 
 class RequestBuilder:
-    """Builds requests for one model. ``grammars`` compiles the constraints on their output; any thread may
-    use it."""
+    """Builder of requests for one model. Thread-safe."""
 
     def __init__(self, info: EngineInfo, tokenizer: Tokenizer, adapters: Adapters | None = None) -> None:
         self._adapters = adapters
@@ -265,7 +257,7 @@ class RequestBuilder:
             self._marks = ReasoningMarks(reasoning, tokenizer, vocab_size=info.vocab_size)
 
     def build(self, request: EngineRequest) -> Request:
-        """Return the request with the state of its samples. Raises NotFound if its adapter is not loaded."""
+        """Return a new request. Raises NotFound if its adapter is not loaded."""
         if request.adapter is not None and (
             self._adapters is None
             or self._adapters.info(request.adapter).variant != request.namespace.variant
@@ -291,7 +283,6 @@ class RequestBuilder:
         )
 
     def _constraint(self, request: EngineRequest) -> AnyConstraint | None:
-        """Return the constraint on the output: the grammar, from the end of the model's reasoning on."""
         params = request.params
         grammar = None if request.grammar is None else self.grammars.take(request.grammar)
         if self._marks is None or (grammar is None and params.max_reasoning_tokens is None):

@@ -1,8 +1,6 @@
-"""Saves cached prompts or the whole prefix cache to files, and loads such files into this or another engine.
+"""Saves cached prompts or the whole prefix cache to files, and loads the files into an engine.
 
-This code runs on its own thread, because it reads and writes files. It requests pages from the engine's
-thread in portions and holds no page in between, so saving takes no pages from requests. Pages that are
-evicted before they are read are left out, and the answer counts them.
+Pages are copied in portions between steps and are not held. Evicted pages are counted and left out.
 """
 
 from __future__ import annotations
@@ -29,24 +27,23 @@ from ..kv_store.page_runs import Chain, PageLayoutKey, PagePart, PageRun, chains
 from ..kv_store.transfer import CachedPrefix, Inserted
 from .commands import AnswerT, Command, FindPrefix, GetPageLayout, InsertPages, ListPages, ReadPages
 
-MAX_NAME_BYTES = 200  # longest part of a path; file systems allow 255, but unfinished files have longer names
+MAX_NAME_BYTES = 200  # file systems allow 255; temporary files have longer names
 PART_BYTES = 64 * 1024**2  # bytes of pages copied between two steps
-PART_PAGES = 65_536  # pages per copy for a model without attention, whose pages have no bytes
-MOST_TRIES = 3  # attempts to read a prompt whose pages are being evicted
+PART_PAGES = 65_536  # pages copied between two steps for a model without attention
+MOST_TRIES = 3  # attempts to read a prompt while its pages are evicted
 
 
 class Ask(Protocol):
-    """Function that sends a command to the engine's thread, waits, and returns the answer."""
+    """Function that sends a command to the engine's thread and waits for the answer."""
 
     def __call__(self, command: Command[AnswerT], /) -> AnswerT: ...
 
 
 @dataclass(frozen=True, slots=True)
 class SavedPages:
-    """How much was saved. Pages are counted in the group of layers without a window, if there is one; the
-    groups with an attention window have pages for a few of the same positions.
+    """Result of saving.
 
-    num_missing_pages   pages that were evicted before they could be read, and are left out
+    num_missing_pages   pages that were evicted before they could be read
     """
 
     num_pages: int
@@ -57,14 +54,13 @@ class SavedPages:
 
 @dataclass(frozen=True, slots=True)
 class LoadedPages:
-    """How much was loaded, in pages of this engine's size, counted as in ``SavedPages``.
+    """Result of loading, in pages of this engine's size.
 
     num_pages          pages that became cached
-    num_tokens         positions in the newly cached pages
+    num_tokens         positions of the newly cached pages
     num_known_pages    pages that were cached already
-    num_skipped_pages  pages that did not fit into a group, or begin inside a page of this engine's size
-    converted          the conversion, such as "bf16 pages of 32 tokens to fp4 pages of 16 tokens"; empty if
-                       the bytes were taken unchanged. Pages of another format are quantized again
+    num_skipped_pages  pages that did not fit
+    converted          description of the conversion; empty for pages of an equal layout
     """
 
     num_pages: int
@@ -75,8 +71,7 @@ class LoadedPages:
 
 
 def below(folder: Path, path: str, *, what: str) -> Path:
-    """Return ``folder / path`` for a path from a client. Raises InvalidRequest if the path leads out of the
-    folder. ``what`` describes the path in error messages."""
+    """Return ``folder / path``. Raises InvalidRequest if the path leads out of the folder."""
     parts = path.split("/")
     if not path.isprintable() or "\\" in path or any(part in ("", ".", "..") for part in parts):
         raise InvalidRequest(f"{what} {path!r} must be a path below the server's --save-dir, like a/b")
@@ -99,7 +94,7 @@ def save_prompt(ask: Ask, path: Path, tokens: list[int], salt: bytes) -> SavedPa
     """Write the cached full pages of a prompt to one file.
 
     Raises NotFound if no page is cached, InvalidRequest if the file exists, NotConfigured without a prefix
-    cache, and RequestFailed, without leaving a file, if writing fails.
+    cache, and RequestFailed if writing fails.
     """
     if path.suffix != SUFFIX:
         raise InvalidRequest(
@@ -121,11 +116,7 @@ def save_prompt(ask: Ask, path: Path, tokens: list[int], salt: bytes) -> SavedPa
 
 
 def save_all(ask: Ask, path: Path) -> SavedPages:
-    """Write every cached page to a new folder. Each file has consecutive pages of one sequence; files with
-    earlier pages of the sequence come first. Pages evicted meanwhile are left out.
-
-    Raises the errors of ``save_prompt``.
-    """
+    """Write every cached page to a new folder. Raises as ``save_prompt`` does."""
     _check_new(path)
     num_pages = num_tokens = num_bytes = num_missing = 0
     kind = ask(GetPageLayout())
@@ -145,11 +136,10 @@ def save_all(ask: Ask, path: Path) -> SavedPages:
 
 
 def load(ask: Ask, path: Path) -> LoadedPages:
-    """Insert the pages that ``save_prompt`` or ``save_all`` wrote into the prefix cache, under the same
-    salts. Pages of another format or page size are converted.
+    """Insert the pages that ``save_prompt`` or ``save_all`` wrote into the prefix cache.
 
-    All files are checked before the first page is inserted. Raises InvalidRequest, and inserts nothing, if a
-    file is damaged or of another model; NotFound if there is no file.
+    Pages of another format or page size are converted. Raises NotFound if there is no file, and
+    InvalidRequest, before any page is inserted, if a file is damaged or from another model.
     """
     kind = ask(GetPageLayout())
     files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
@@ -167,7 +157,6 @@ def load(ask: Ask, path: Path) -> LoadedPages:
 def _insert(
     ask: Ask, kind: PageLayoutKey, tokens: list[int], run: PageRun, total: LoadedPages
 ) -> LoadedPages:
-    """Insert a run of pages in portions, groups without a window first. ``tokens`` ends with the run."""
     size = kind.page_size
     start = len(tokens) - len(run.token_ids)
     new = known = skipped = 0
@@ -193,8 +182,7 @@ def _insert(
 
 
 def _sequences(files: list[Path], kind: PageLayoutKey) -> Iterator[tuple[list[int], PageRun]]:
-    """Yield each file's run, with all tokens from the sequence's beginning to the run's end."""
-    ends: dict[tuple[Digest, bytes], list[int]] = {}  # tokens up to a file's last page, by digest and salt
+    ends: dict[tuple[Digest, bytes], list[int]] = {}  # tokens before the end of each file, by digest and salt
     for file in files:
         run = _read(file, kind)
         salt = run.salt or b""
@@ -242,15 +230,11 @@ def _read(file: Path, kind: PageLayoutKey) -> PageRun:
 
 @dataclass(frozen=True, slots=True)
 class _PromptPages:
-    """The pages of a prompt that were read, and how many were evicted before they could be read."""
-
     run: PageRun
     num_missing_pages: int
 
 
 def _read_prompt(ask: Ask, tokens: list[int], salt: bytes) -> _PromptPages:
-    """Return the cached pages of a prompt. If pages are evicted meanwhile, try the shorter prefix that is
-    still cached. After the last try, return the pages before the first missing one."""
     kind = ask(GetPageLayout())
     size, count = kind.page_size, len(tokens) // kind.page_size
     digests = tuple(sha256_chain(root(salt), pack(tokens[: count * size]), size * TOKEN_BYTES))
@@ -269,7 +253,6 @@ def _read_prompt(ask: Ask, tokens: list[int], salt: bytes) -> _PromptPages:
 def _read_parts(
     ask: Ask, kind: PageLayoutKey, digests: tuple[Digest, ...], prefix: CachedPrefix
 ) -> tuple[PagePart, ...]:
-    """Return the pages that sequences need to continue after a prefix, as far as they are still cached."""
     read: list[list[PagePart]] = [[] for _ in prefix.needed]
     for first in range(0, prefix.num_pages, portion := _part(kind)):
         stop = min(first + portion, prefix.num_pages)
@@ -286,7 +269,6 @@ def _read_parts(
 
 
 def _first_gap(run: PageRun, prefix: CachedPrefix) -> int:
-    """Return the index of the first needed page that was not read; ``prefix.num_pages`` if all were read."""
     gone = (
         set(needed).difference(part.indices) for needed, part in zip(prefix.needed, run.parts, strict=True)
     )
@@ -294,7 +276,6 @@ def _first_gap(run: PageRun, prefix: CachedPrefix) -> int:
 
 
 def _shortened(run: PageRun, num_pages: int) -> PageRun:
-    """Return the first ``num_pages`` of a run."""
     parts = []
     for part in run.parts:
         count = bisect_left(part.indices, num_pages)
@@ -316,9 +297,8 @@ def _insert_part(
 
 
 def _part(kind: PageLayoutKey) -> int:
-    """Return the number of pages to copy between two steps."""
     num_bytes = sum(spec.page_bytes for spec in kind.specs)
-    if kind.states is not None and kind.states.nbytes <= num_bytes:  # a snapshot may follow every page
+    if kind.states is not None and kind.states.nbytes <= num_bytes:
         num_bytes += kind.states.nbytes
     return min(max(1, PART_BYTES // max(num_bytes, 1)), PART_PAGES)
 
@@ -329,12 +309,10 @@ def _check_new(path: Path) -> None:
 
 
 def _publish(unfinished: Path, path: Path) -> None:
-    """Rename an unfinished save to its final path. Raises InvalidRequest if another save has created that
-    path meanwhile, because ``rename`` would replace it."""
     try:
         if unfinished.is_dir():
             path.mkdir(mode=0o700)
-            unfinished.rename(path)  # a rename of a folder may replace an empty one
+            unfinished.rename(path)  # a rename of a folder may replace an empty folder
         else:
             os.link(unfinished, path)
     except FileExistsError:
@@ -343,7 +321,6 @@ def _publish(unfinished: Path, path: Path) -> None:
 
 @contextlib.contextmanager
 def _new(path: Path) -> Iterator[Path]:
-    """Yield a temporary path that becomes ``path`` on success, and is removed otherwise."""
     unfinished = path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,9 +1,4 @@
-"""The interface of step parts: optional features, such as adapters or prompt scores, that add to steps.
-
-The core knows no feature by name. It reports every request to every part. Apart from that, it calls only the
-parts that some request needs now. A part may ask for results of a step's rows, which the core delivers to the
-part. Parts are called in a fixed order.
-"""
+"""Interface of step parts: optional features, such as adapters or prompt scores, that add to steps."""
 
 from __future__ import annotations
 
@@ -27,12 +22,12 @@ States = npt.NDArray[np.float32]
 
 
 class PartRows(NamedTuple):
-    """What one part adds to a step.
+    """Additions of one part to a step.
 
-    scored   prompt tokens whose probability the part needs
-    hidden   [P] rows whose hidden states the part needs, ascending
+    scored   prompt tokens with their rows, to be scored
+    hidden   [P] ascending rows for which the part needs hidden states
     inputs   named inputs of all rows, see ``Batch.inputs``
-    last     for each row of the step, the last position that the row attends to, see ``StepRows``
+    last     for each row of the step, the last position that the row attends to
     """
 
     scored: ScoredRows | None = None
@@ -42,15 +37,14 @@ class PartRows(NamedTuple):
 
 
 class PartResults(NamedTuple):
-    """The results of the rows that one part asked for, in the order of the rows."""
+    """Results of the rows that one part requested, in the order of the rows."""
 
     scores: tuple[TokenLogprob, ...] = ()
     hidden: States | None = None
 
 
 class StepPart:
-    """A feature that some requests use. Between ``rows`` and ``deliver`` a part remembers the requests of its
-    rows. So a step with results for a part is resolved before the next step is submitted."""
+    """Feature that some requests use."""
 
     @property
     def is_live(self) -> bool:
@@ -72,21 +66,21 @@ class StepPart:
         """Called with the results of the rows that ``rows`` returned last."""
 
     def may_overlap(self, going_on: Sequence[Sample]) -> bool:  # noqa: ARG002
-        """Whether the next step may be submitted before the one in flight gives a token to these samples."""
+        """Whether the next step may be submitted before these samples get their token."""
         return True
 
     def prepare(self, going_on: Sequence[Sample]) -> None:
-        """Called after a step was committed, to prepare for the next tokens of these samples."""
+        """Called after a step, to prepare for the next tokens of these samples."""
 
     def end(self, sample: Sample) -> None:
         """Called when a sample has ended."""
 
     def close(self) -> None:
-        """Free all resources; no step follows."""
+        """Free all resources."""
 
 
 class AskedRows(NamedTuple):
-    """The additions of all parts to one step."""
+    """Additions of all parts to one step."""
 
     parts: tuple[tuple[StepPart, PartRows], ...]
 
@@ -96,14 +90,13 @@ class AskedRows(NamedTuple):
 
     @property
     def hidden(self) -> Ints | None:
-        """Rows whose hidden states are needed, ascending and without repeats; None for no rows."""
+        """Ascending rows for which hidden states are needed; None for no rows."""
         wanted = [rows.hidden for _, rows in self.parts if rows.hidden is not None]
         if len(wanted) > 1:
             return np.unique(np.concatenate(wanted))
         return wanted[0] if wanted else None
 
     def added_to(self, batch: Batch) -> Batch:
-        """Return the batch with all parts' rows."""
         scored = [rows.scored for _, rows in self.parts if rows.scored is not None]
         assert len(scored) < 2, "one part scores prompts"
         inputs: dict[str, RowInput] = {}
@@ -115,7 +108,6 @@ class AskedRows(NamedTuple):
         return batch._replace(scored=scored[0] if scored else None, hidden=self.hidden, inputs=inputs)
 
     def deliver(self, output: RunOutput) -> None:
-        """Give every part the results of its own rows."""
         every = self.hidden
         for part, rows in self.parts:
             hidden = None
@@ -130,13 +122,11 @@ NONE_HELD: Set[Served] = frozenset()
 
 
 class StepParts:
-    """The parts of one core."""
+    """All step parts of an engine core."""
 
     def __init__(self, parts: Iterable[StepPart]) -> None:
         self._parts = tuple(parts)
-        self.live: list[
-            StepPart
-        ] = []  # parts that were live after the last ``begin``, ``end`` or ``prepare``
+        self.live: list[StepPart] = []
 
     def begin(self, request: Request) -> None:
         for part in self._parts:
@@ -156,16 +146,13 @@ class StepParts:
             part.close()
 
     def held(self) -> Set[Served]:
-        """Return the sequences that are left out of the next step."""
         return frozenset().union(*(part.held() for part in self.live))
 
     def ask(self, step: SchedulerOutput) -> AskedRows:
-        """Collect the live parts' rows of a step."""
         asked = [(part, rows) for part in self.live if (rows := part.rows(step)) is not None]
         return AskedRows(tuple(asked)) if asked else NOTHING_ASKED
 
     def prepare(self, going_on: Sequence[Sample]) -> None:
-        """Let the live parts prepare for these samples' next tokens."""
         for part in self.live:
             part.prepare(going_on)
         self._find_live()

@@ -1,4 +1,4 @@
-"""Statistics of a step, collected so that observers are called once per step."""
+"""Statistics of a step."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ logger = logging.getLogger(__name__)
 
 
 class StepStats:
-    """Collects the statistics of a step. ``now`` is the time of an event in seconds of the engine's clock."""
+    """Collects the statistics of a step. ``now`` is in seconds of the engine's clock."""
 
     def __init__(self, observer: Observer | None) -> None:
         self._observer = observer
-        self._num_evicted = 0  # evictions of the pool up to the last step
+        self._num_evicted = 0
         self._num_generated = 0
         self._ttft_s: list[float] = []
         self._inter_token_s: list[float] = []
@@ -36,16 +36,13 @@ class StepStats:
         self._tenant_outputs.clear()
 
     def drafted(self, num_drafts: int, num_accepted: int) -> None:
-        """Record how many drafts of a sample were computed and how many were accepted."""
         self._drafted.append(DraftRecord(num_drafts, num_accepted))
 
     def started(self, request: Request, now: float) -> None:
-        """Called before a request's prompt is computed for the first time."""
         request.started_at = now
         self._queue_s.append(now - request.arrived_at)
 
     def token(self, sample: Sample, now: float) -> None:
-        """Called when a sample got a token."""
         self._num_generated += 1
         if tenant := sample.sequence.tenant:
             self._tenant_outputs[tenant] += 1
@@ -58,7 +55,6 @@ class StepStats:
         sample.last_token_at = now
 
     def ended(self, request: Request, reason: FinishReason, now: float) -> None:
-        """Called when every sample of a request has ended."""
         begun = now if request.started_at is None else request.started_at
         first = request.first_token_at
         self._ended.append(
@@ -76,7 +72,6 @@ class StepStats:
         )
 
     def publish(self, step: SchedulerOutput | None, seconds: float, gauges: Gauges, num_evicted: int) -> None:
-        """Report the step, and requests that ended outside of a step, to the observer."""
         if self._observer is not None and (step is not None or self._ended):
             record = self._record(step, seconds, gauges, num_evicted - self._num_evicted)
             try:

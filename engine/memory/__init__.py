@@ -1,1 +1,1 @@
-"""Memory of a model, its pages and its workspace: budget, sizing, planning. No MLX."""
+"""Memory of a model, its pages and its workspace. Does not import MLX."""

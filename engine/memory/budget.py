@@ -1,4 +1,4 @@
-"""Bytes of pages, of weights on disk, and of the machine. No MLX."""
+"""Bytes of pages, of weights on disk, and of the machine."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ def format_size(size: int) -> str:
 
 
 def page_bytes(layers: Sequence[LayerSpec], *, page_size: int, k_format: str, v_format: str) -> int:
-    """Return the bytes of one page over all layers, K and V. Raises InvalidConfig if a format does not fit
-    the layers."""
+    """Return the bytes of one page over all layers, K and V. Raises InvalidConfig."""
     try:
         return sum(
             page_format(name).page_bytes(dim, page_size=page_size, num_kv_heads=layer.num_kv_heads)
@@ -53,8 +52,7 @@ def workspace_bytes(
     vocab_size: int,
     activation_bytes: int = 2,
 ) -> int:
-    """Return an estimate of a step's largest arrays: four of a layer's widest activations, and twice the
-    logits of all running sequences."""
+    """Return an estimate of the bytes of a step's largest arrays."""
     flat = text_config(config)
     hidden = int(flat.get("hidden_size") or flat.get("n_embd") or 4096)
     inner = int(flat.get("intermediate_size") or 4 * hidden)
@@ -64,7 +62,7 @@ def workspace_bytes(
 
 
 def available_memory() -> int:
-    """Return the bytes that this process may still use: free memory, or the rest of its control group."""
+    """Return the bytes that this process may still use; respects its control group."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             fields = dict(line.split(":", 1) for line in file)
@@ -86,7 +84,7 @@ def available_memory() -> int:
 
 
 def weights_bytes(path: Path) -> int:
-    """Return the bytes of all tensors in the folder's safetensors files, from their headers."""
+    """Return the bytes of all tensors in the folder's safetensors files."""
     return sum(
         tensor["data_offsets"][1] - tensor["data_offsets"][0]
         for file in weight_files(path)

@@ -1,4 +1,4 @@
-"""Reading of a config.json of any version, as transformers does. No MLX."""
+"""Reading of config.json files written by any version of transformers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ _WHOLE_NUMBERS = re.compile(
     r"(num|n)_\w+|\w+_(size|dim|rank|layers?|heads?|experts?|id|positions|embeddings|window|len|length|ctx|inner)"
 )
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_seq_len")
-_SCALED_ALREADY = ("gemma3", "gemma3_text")  # their max_position_embeddings already includes the RoPE scaling
-_KINDS_BY_LENGTH = ("llama3", "yarn", "longrope")  # types of RoPE scaling that need the unscaled length
+_SCALED_ALREADY = ("gemma3", "gemma3_text")  # max_position_embeddings already includes the RoPE scaling
+_KINDS_BY_LENGTH = ("llama3", "yarn", "longrope")  # RoPE scalings that need the unscaled length
 _WINDOWS_IF_ASKED = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 _WINDOWS_IN_ALL_LAYERS = (*_WINDOWS_IF_ASKED, "mistral", "mixtral", "phi3", "phimoe", "starcoder2")
-_ROPE_BY_LAYER = ("gemma4", "gemma4_text", "laguna", "mellum")  # ``rope_parameters`` only by layer type
+_ROPE_BY_LAYER = ("gemma4", "gemma4_text", "laguna", "mellum")
 _OWN_OF_ROPE = ("rope_theta", "partial_rotary_factor", "rope_type", "type")
-# Defaults of transformers that change a model's results, where mlx-lm's differ and shapes do not show it.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 256},
     "phimoe": {"rms_norm_eps": 1e-5},
@@ -33,14 +32,12 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def normalized(config: Mapping[str, Any], origin: str) -> dict[str, Any]:
-    """Return the configuration in one form.
+    """Return the configuration with integer counts, top-level rotary settings and transformers' defaults.
 
-    Whole numbers are integers, rotary settings are top-level keys, and transformers' defaults replace
-    mlx-lm's. Raises ModelLoadError with ``origin`` and the first invalid key.
+    Raises ModelLoadError with ``origin`` and the first invalid key.
     """
     found = {name: _whole(name, value) for name, value in config.items()}
     if isinstance(nested := found.get("text_config"), dict):
-        # The language model is nested; the keys next to it belong to other parts.
         found["text_config"] = normalized(nested, origin)
         if "quantization" in nested:
             found.setdefault("quantization", nested["quantization"])
@@ -51,7 +48,7 @@ def normalized(config: Mapping[str, Any], origin: str) -> dict[str, Any]:
         and {"group_size", "bits"} <= settings.keys()
         and "quant_method" not in settings
     ):
-        found.setdefault("quantization", settings)  # MLX's own settings under transformers' name
+        found.setdefault("quantization", settings)
     for name in ("rope_scaling", "rope_parameters"):
         if not isinstance(value := found.get(name) or None, dict | None):
             raise ModelLoadError(f"{name} in {origin} must be an object or null, got {value!r}; correct it")
@@ -64,7 +61,6 @@ def normalized(config: Mapping[str, Any], origin: str) -> dict[str, Any]:
 
 
 def _whole(name: str, value: Any) -> Any:
-    """Return a float as an integer if its name is that of a count, size or id."""
     if isinstance(value, list):
         return [_whole(name, one) for one in value]
     is_whole = isinstance(value, float) and value.is_integer() and _WHOLE_NUMBERS.fullmatch(name)
@@ -72,10 +68,7 @@ def _whole(name: str, value: Any) -> Any:
 
 
 def rope_settings(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the rotary settings by kind of layer, under "" if all layers have the same; empty if none.
-
-    ``rope_scaling`` takes precedence over ``rope_parameters``; base and length may also be top-level keys.
-    """
+    """Return the rotary settings by layer type; the key "" means all layers. Empty if none."""
     given = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(given, dict):
         return {}
@@ -98,7 +91,6 @@ def rope_settings(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _put_rope_at_the_top(config: dict[str, Any], origin: str) -> None:
-    """Write the rotary settings of all layers, or of those with full attention, as keys of ``config``."""
     settings = rope_settings(config)
     if not settings:
         return
@@ -132,9 +124,7 @@ def _is_number(value: object) -> bool:
 
 
 def sliding_windows(config: Mapping[str, Any]) -> list[int | None]:
-    """Return the configured window of each attention layer, None for full attention; empty if not configured.
-    Without ``layer_types``, all layers have the window, or layers from ``max_window_layers`` on if
-    ``use_sliding_window``."""
+    """Return the window of each attention layer, None for full attention; empty if not configured."""
     flat = text_config(config)
     window, kinds = flat.get("sliding_window"), flat.get("layer_types")
     if not isinstance(window, int) or isinstance(window, bool) or window <= 0:
@@ -152,12 +142,10 @@ def sliding_windows(config: Mapping[str, Any]) -> list[int | None]:
 
 
 def lengths_of(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the model's default length and its largest allowed length in positions; None if not configured.
+    """Return the model's default and largest length in positions; None if not configured.
 
-    YaRN multiplies the unscaled length by ``factor``, even if ``max_position_embeddings`` is that length.
-    Linear scaling may multiply ``max_position_embeddings`` by ``factor``, which some checkpoints have done
-    already. With dynamic scaling, a model is served up to ``max_position_embeddings``, because beyond it
-    written pages would change. With other kinds, ``max_position_embeddings`` is the scaled length.
+    With YaRN, ``factor`` applies to the unscaled length. With dynamic scaling, the largest length is
+    ``max_position_embeddings``, because longer sequences would change pages that are already written.
     """
     flat = text_config(config)
     limit = next((flat[key] for key in _LENGTH_KEYS if isinstance(flat.get(key), int)), None)

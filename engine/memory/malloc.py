@@ -1,4 +1,4 @@
-"""Return of freed memory to the system, which the C library would keep."""
+"""Return of freed memory to the operating system."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import sys
 
 
 def give_memory_back() -> None:
-    """Make the C library return freed memory (malloc_trim(3)): glibc keeps memory below any block in use.
-    This takes some milliseconds."""
+    """Make the C library return freed memory (malloc_trim(3)). Takes some milliseconds."""
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError, OSError):  # another C library lacks the function
             ctypes.CDLL(None).malloc_trim(0)

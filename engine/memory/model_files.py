@@ -1,4 +1,4 @@
-"""Location of a model, and a check that its folder can be read. No MLX."""
+"""Location of a model, and a check that its folder can be read."""
 
 from __future__ import annotations
 
@@ -25,11 +25,9 @@ DEFAULT_MODEL_LEN = 4096
 
 
 def resolve_model(name: str, revision: str | None = None) -> Path:
-    """Return the folder of a model: one of ``EMBEDDED``, an existing folder, or a Hugging Face id.
+    """Return the folder of a model: a name in ``EMBEDDED``, a folder, a GGUF file or a Hugging Face id.
 
-    Hugging Face models are downloaded unless cached; ``revision`` applies to these. A GGUF file, a folder
-    with one, or ``ID/FILE.gguf`` of Hugging Face is converted, see ``gguf.model_folder``.
-
+    ``revision`` applies to Hugging Face models. GGUF files are converted.
     Raises ModelLoadError unless the folder has a readable config.json and undamaged weights.
     """
     path = EMBEDDED.get(name) or Path(name).expanduser()
@@ -57,7 +55,6 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
 
 
 def _converted(path: Path) -> Path:
-    """Return the converted folder of a GGUF file, or of the only one in a folder; other paths unchanged."""
     if path.is_dir() and not (path / "config.json").exists():
         files = sorted(path.glob("*.gguf"))
         if len(files) > 1:
@@ -74,8 +71,7 @@ def _converted(path: Path) -> Path:
 
 
 def served_name(name: str) -> str:
-    """Return a model's name for clients, which is never a path of this machine. It is a folder's name, the
-    Hugging Face id of a folder in its cache, or another name unchanged."""
+    """Return a model's name for clients: never a path."""
     path = Path(name).expanduser()
     if name in EMBEDDED or not path.exists():
         return name
@@ -88,7 +84,6 @@ def served_name(name: str) -> str:
 
 @functools.lru_cache
 def _download(name: str, revision: str | None) -> Path:
-    """Return the folder of a Hugging Face model. A process asks once, so it always gets the same snapshot."""
     from huggingface_hub import hf_hub_download, snapshot_download
     from huggingface_hub.errors import (
         EntryNotFoundError,
@@ -128,16 +123,14 @@ def _download(name: str, revision: str | None) -> Path:
 
 
 def _hub_answers(name: str, revision: str | None) -> bool:
-    """Whether Hugging Face answers within its library's time limit for small requests, 10 s by default.
-    ``snapshot_download`` itself waits without a limit."""
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     try:
         HfApi().model_info(name, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-    except (HfHubHTTPError, OfflineModeIsEnabled):  # snapshot_download reports it, or uses its cache
+    except (HfHubHTTPError, OfflineModeIsEnabled):
         return True
-    except Exception:  # of its HTTP client; an invalid name is refused later
+    except Exception:
         return False
     return True
 
@@ -150,7 +143,7 @@ def _unreachable(name: str) -> ModelLoadError:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Return the folder's config.json, ``normalized``; it must have a ``model_type``."""
+    """Return the ``normalized`` config.json of the folder. Raises ModelLoadError."""
     file = path / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
@@ -174,8 +167,7 @@ def model_length(
     setting: str = "max_model_len",
     max_kv_size: int | None = None,
 ) -> int:
-    """Return the largest length of a sequence: ``wanted``, or the model's length, or 4,096 if unknown. Raises
-    InvalidConfig for more than the model's length; with ``max_kv_size``, that number is checked instead."""
+    """Return the largest length of a sequence in positions. Raises InvalidConfig for ``wanted`` above it."""
     lengths = lengths_of(config)
     seen, setting = (wanted, setting) if max_kv_size is None else (max_kv_size, "max_kv_size")
     if seen is not None and lengths is not None and seen > lengths[1]:

@@ -1,5 +1,4 @@
-"""Computes what fits into a memory budget. Pages take the same bytes as in the engine. No MLX: the caller
-provides the model's caches."""
+"""Computation of the pages and sequences that fit into a memory budget."""
 
 from __future__ import annotations
 
@@ -25,13 +24,16 @@ from .model_files import model_length, read_config, resolve_model
 from .sizing import Sizing, head_layer, sizing, with_max_kv_size, with_windows
 from .state_sizing import draft_state_bytes, plan_states
 
-ADAPTER_VALUE_BYTES = 2  # bytes of one value of an adapter in native kernels, for 16-bit models
+ADAPTER_VALUE_BYTES = 2  # bytes per value, for 16-bit models
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedCaches:
-    """Observed caches of a model. ``slot_bytes``: bytes of one sequence's recurrent state;
-    ``adapter_values``: how many values an adapter of rank 1 has in all layers."""
+    """Observed caches of a model.
+
+    slot_bytes       bytes of one sequence's recurrent state
+    adapter_values   values of an adapter of rank 1, over all layers
+    """
 
     layers: tuple[LayerSpec, ...]
     slot_bytes: int = 0
@@ -51,15 +53,13 @@ def plan(
     adapters: Mapping[str, Any] | None = None,
     observe: Callable[[Path], ObservedCaches],
 ) -> dict[str, Any]:
-    """Return, for each page format, how many pages and sequences fit into ``memory`` bytes besides weights
-    and workspace.
+    """Return the pages and sequences that fit into ``memory`` bytes, for each page format.
 
-    Sequences have ``context`` positions (None: the model's length). "refused" has the reasons why formats
-    cannot hold this model's rows. ``residual``: settings of the 16-bit residual window, as in EngineConfig,
-    like ``max_kv_size`` and ``speculate``. Weights and pages of a draft model, or pages of an MTP head, count
-    too. ``adapters``: settings of adapters. ``observe``: function that observes the caches of a model folder.
+    memory     bytes for weights, workspace and pages
+    context    positions per sequence; None: the model's length
+    observe    function that observes the caches of a model folder
 
-    Raises InvalidConfig or ModelLoadError. ``fits`` is false if there is not even one page.
+    Other settings are as in EngineConfig. Raises InvalidConfig or ModelLoadError.
     """
     path = resolve_model(model)
     config = read_config(path)
@@ -129,15 +129,13 @@ def plan(
 
 
 class _Drafts:
-    """Memory of a drafter: another model, or the MTP head of the planned model."""
-
     def __init__(
         self,
         settings: EngineConfig,
         layers: Sequence[LayerSpec],
         observe: Callable[[Path], ObservedCaches],
     ) -> None:
-        self.weights_bytes = 0  # a head's weights are part of the model's
+        self.weights_bytes = 0
         self._settings = settings
         self._layers: tuple[LayerSpec, ...] = ()
         self._state_bytes = 0
@@ -154,9 +152,7 @@ class _Drafts:
             self._layers = (replace(head_layer(layers), window=None),)
 
     def beside(self, pair: FormatPair) -> Callable[[int], int]:
-        """Return a function that maps a number of pages to the bytes of the drafter's pages and states.
-        Raises InvalidConfig if the drafter cannot use the format."""
-        if not self._layers:  # a draft model with only recurrent states
+        if not self._layers:
             return lambda _: self._state_bytes
         size = sizing(
             self._layers,
@@ -171,7 +167,6 @@ class _Drafts:
 
 
 def _residual(pair: FormatPair, given: Mapping[str, Any]) -> ResidualSpec | None:
-    """Return the residual window of pages in this format; None for 16-bit pages."""
     if {pair.k, pair.v} <= set(SIXTEEN_BITS):
         return None
     return EngineConfig(kv_format=str(pair), **given).residual
@@ -180,9 +175,6 @@ def _residual(pair: FormatPair, given: Mapping[str, Any]) -> ResidualSpec | None
 def _format_plan(
     size: Sizing, budget: int, positions: int, settings: EngineConfig, observed: ObservedCaches
 ) -> dict[str, Any]:
-    """Return the plan for one format. Pages are those of the first group. "per page" and "per token" are
-    bytes of all groups for sequences within their windows, without residual windows. Slots of recurrent
-    states are in the same budget."""
     states = None
     if observed.slot_bytes and budget:
         states = plan_states(
@@ -234,7 +226,6 @@ def _seen(group: Mapping[str, Any]) -> str:
 
 
 def render(result: Mapping[str, Any]) -> str:
-    """Return a plan as a table."""
     width = max(map(len, ("format", *result["formats"]))) + 2
     drafts = f"draft model {format_size(result['draft_weights_bytes'])}, "
     lines = [
@@ -297,7 +288,6 @@ def render(result: Mapping[str, Any]) -> str:
 
 
 def _adapters(result: Mapping[str, Any]) -> str:
-    """Describe the memory of adapters, if any."""
     if not result["adapter_bytes"]:
         return ""
     rank = result["max_lora_rank"]
@@ -312,7 +302,6 @@ def _layers(number: int) -> str:
 
 
 def _of_formats(remarks: Iterable[tuple[str, str]]) -> list[str]:
-    """Return a line for each different remark, which names all formats with that remark."""
     names: dict[str, list[str]] = {}
     for name, remark in remarks:
         names.setdefault(remark, []).append(name)
@@ -325,8 +314,11 @@ _BYTES = 2  # bytes of a 16-bit value
 
 @dataclass(frozen=True, slots=True)
 class LatentCaches:
-    """Layers that cache MLA latents: bytes per token of the latents in 16 bits, and ("dense") of the K and V
-    of every head, which the latents replace."""
+    """Layers that cache MLA latents.
+
+    bytes_per_token         bytes of the latents
+    dense_bytes_per_token   bytes of K and V of every head, without latents
+    """
 
     layers: int
     bytes_per_token: int
@@ -334,8 +326,6 @@ class LatentCaches:
 
 
 def latent_caches(layers: Sequence[LayerSpec], config: Mapping[str, Any]) -> LatentCaches | None:
-    """Return the latent caches of observed layers; None if no layer caches latents, or config.json lacks the
-    sizes of its heads."""
     flat = text_config(config)
     shape = (flat.get("kv_lora_rank"), flat.get("qk_rope_head_dim"))
     latent = [spec for spec in layers if spec.num_kv_heads == 1 and (spec.head_dim, spec.value_dim) == shape]

@@ -1,4 +1,4 @@
-"""Sizes of page pools: division of one budget of bytes between groups of layers. No MLX."""
+"""Sizes of page pools: division of a budget of bytes between groups of layers."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from .budget import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
-    """Groups of layers with their page bytes, from which pools are computed for a budget.
+    """Groups of layers with their page bytes.
 
     groups        groups of layers
-    residual      groups of residual windows, if any; they come last in the tuples below
-    specs         specification of each group, with the largest useful pool as ``num_pages``
+    residual      groups of 16-bit residual windows, if any
+    specs         specification of each group, with the largest useful pool
     group_bytes   bytes of a page in each group
-    needs         function: useful pages of a residual window for a number of pages of the first group
-    beside        function: bytes that a drafter with as many pages takes from the same budget
+    needs         function from pages of the first group to useful pages of a residual window
+    beside        function from pages of the first group to bytes of the draft model
     """
 
     groups: tuple[LayerGroup, ...]
@@ -44,17 +44,15 @@ class Sizing:
 
     @property
     def all_groups(self) -> tuple[LayerGroup, ...]:
-        """The groups, then their residual windows."""
         return self.groups + self.residual
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page of every group together, without residual windows."""
+        """Bytes of one page of every group, without residual windows."""
         return sum(self.group_bytes[: len(self.groups)])
 
     def pages(self, num_pages: int) -> tuple[int, ...]:
-        """Return the number of pages of each group, if groups that grow with a sequence's length have
-        ``num_pages``. Residual windows get as many pages as sequences with ``num_pages`` pages need."""
+        """Return the number of pages of each group, if the first group has ``num_pages``."""
         return tuple(
             min(
                 num_pages,
@@ -64,24 +62,23 @@ class Sizing:
         )
 
     def pages_per_sequence(self, index: int, num_tokens: int) -> int:
-        """Return how many pages of one group a decoding sequence of ``num_tokens`` positions holds."""
+        """Return the number of pages of one group for a decoding sequence of ``num_tokens`` positions."""
         return self.specs[index].decode_pages(num_tokens, self.page_size)
 
     def bytes_for(self, num_pages: int) -> int:
-        """Return the bytes of all groups and of the drafter, if the first group has ``num_pages``."""
+        """Return the bytes of all groups and of the draft model, if the first group has ``num_pages``."""
         return self.own_bytes_for(num_pages) + self.beside(num_pages)
 
     def own_bytes_for(self, num_pages: int) -> int:
-        """Return the bytes of all groups, without the drafter, if the first group has ``num_pages``."""
+        """Return the bytes of all groups without the draft model, if the first group has ``num_pages``."""
         return sum(pages * size for pages, size in zip(self.pages(num_pages), self.group_bytes, strict=True))
 
     def pages_within(self, budget: int) -> int:
-        """Return the largest number of pages whose bytes, with those of the other groups, fit the budget."""
+        """Return the largest ``num_pages`` whose bytes, with all groups, fit the budget."""
         first = self.group_bytes[0] or sum(self.group_bytes)
         return bisect_right(range(1, budget // first + 1), budget, key=self.bytes_for)
 
     def page_groups(self, num_pages: int) -> tuple[KVGroupSpec, ...]:
-        """Return the specification of each group, with the size of its pool for ``num_pages``."""
         return tuple(
             replace(spec, num_pages=pages)
             for spec, pages in zip(self.specs, self.pages(num_pages), strict=True)
@@ -89,13 +86,11 @@ class Sizing:
 
 
 def head_layer(layers: Sequence[LayerSpec]) -> LayerSpec:
-    """Return the K/V specification of a model's MTP head: that of the last layer without a window."""
     return next((layer for layer in reversed(layers) if layer.window is None), layers[-1])
 
 
 def with_max_kv_size(layers: Sequence[LayerSpec], *, max_kv_size: int) -> tuple[LayerSpec, ...]:
-    """Add a window to layers that have none, as mlx-lm's ``make_prompt_cache(model, max_kv_size)`` does. A
-    token sees ``max_kv_size`` positions, including the first ``KEPT_TOKENS`` of the sequence."""
+    """Add a window to layers that have none, as mlx-lm's ``make_prompt_cache(model, max_kv_size)`` does."""
     return tuple(
         replace(layer, window=max_kv_size - KEPT_TOKENS, keep=KEPT_TOKENS) if layer.window is None else layer
         for layer in layers
@@ -103,8 +98,7 @@ def with_max_kv_size(layers: Sequence[LayerSpec], *, max_kv_size: int) -> tuple[
 
 
 def with_windows(layers: Sequence[LayerSpec], windows: Sequence[int | None]) -> tuple[LayerSpec, ...]:
-    """Return the layers with the configured windows, if no layer computes a window of its own. Raises
-    ModelLoadError if the model computes windows in other layers than configured."""
+    """Return the layers with the configured windows. Raises ModelLoadError if the model's windows differ."""
     if len(windows) != len(layers):
         return tuple(layers)
     if any(layer.window is not None for layer in layers):
@@ -131,15 +125,13 @@ def sizing(
     residual: ResidualSpec | None = None,
     sequence_tokens: int = DEFAULT_SEQUENCE_TOKENS,
 ) -> Sizing:
-    """Return the sizing. Raises InvalidConfig if a format does not fit a layer's rows. Residual windows get
-    the pages for as many sequences of ``sequence_tokens`` as fill the other pages. At most ``max_running`` of
-    these sequences run; the others are cached prefixes."""
+    """Return the sizing of a model's pools. Raises InvalidConfig if a format does not fit a layer's rows."""
     groups = group_layers(layers, max_model_len) or (LayerGroup(window=None, keep=0, members=()),)
     beside = () if residual is None else residual_groups(groups, residual, page_size)
     specs = [_spec(group) for group in groups]
     after = 0 if residual is None else residual.quantize_after
     specs += [_residual_spec(own, index, specs[index], after) for index, own in enumerate(beside)]
-    bounded = groups[0].window is None  # otherwise all layers have windows
+    bounded = groups[0].window is None
     formats = [(k_format, v_format)] * len(groups) + [("bf16", "bf16")] * len(beside)  # same size as fp16
 
     def sized(spec: KVGroupSpec) -> KVGroupSpec:
@@ -178,7 +170,6 @@ def sizing(
 
 
 def _spec(group: LayerGroup) -> KVGroupSpec:
-    """Return the specification of a group of layers without its pool's size."""
     if group.window is None:
         return FullAttention(num_pages=UNBOUNDED)
     return SlidingWindow(num_pages=UNBOUNDED, window=group.window, keep=group.keep)
@@ -205,11 +196,11 @@ def num_pages_for(
     max_model_len: int,
     available: int,
 ) -> int:
-    """Return the number of pages of the first group's pool; the others follow, see ``Sizing.pages``.
+    """Return the number of pages of the first group's pool.
 
-    If ``num_pages`` or ``kv_memory`` is given, it decides. Otherwise the pages hold 2,048 tokens per running
-    sequence, or one sequence of the model's full length if that is more. They take at most 2 GiB, and at most
-    a quarter of the available memory. Raises InvalidConfig if not even one page fits.
+    Without ``num_pages`` and ``kv_memory``, the pages hold 2,048 tokens per running sequence, or one
+    sequence of the model's full length. They take at most 2 GiB and a quarter of the available memory.
+    Raises InvalidConfig if not even one page fits.
     """
     if num_pages is not None:
         return num_pages

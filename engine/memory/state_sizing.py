@@ -1,4 +1,4 @@
-"""Number of slots for recurrent states. No MLX."""
+"""Number of slots for recurrent states."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ..api.config import EngineConfig
 from ..api.errors import InvalidConfig
 from .budget import DEFAULT_KV_MEMORY, format_size
 
-MIN_SLOTS = 2  # one for a running sequence and one for a snapshot
-NUM_DRAFTING = 8  # drafting sequences at a time; with more, drafts hardly pay
-NUM_GUESSED_FOR = 4  # sequences at a time for which a recurrent draft model drafts
-TOKENS_OF_A_TURN = 512  # tokens of a short turn; longer turns are classified by powers of two of it
-TOKENS_PER_SNAPSHOT = 16_384  # tokens of K/V per snapshot: as good on a recorded trace as 12,288 to 24,576
+MIN_SLOTS = 2
+NUM_DRAFTING = 8  # drafting sequences at a time
+NUM_GUESSED_FOR = 4  # sequences at a time that a recurrent draft model drafts for
+TOKENS_OF_A_TURN = 512  # tokens of a short turn
+TOKENS_PER_SNAPSHOT = 16_384  # tokens of K/V per snapshot, chosen on a recorded trace
 
 
 def plan_states(
@@ -24,10 +24,8 @@ def plan_states(
 ) -> RecurrentState | None:
     """Return the slots of a model with ``slot_bytes`` of state per sequence; None for models without states.
 
-    If ``state_memory`` is given, it decides. Otherwise there are one slot for each running sequence and as
-    many for snapshots, or more if the pages hold more conversations. ``speculate`` adds slots for drafts. All
-    slots take at most half of ``kv_memory``, or of its default. If a slot is no bigger than a page
-    (``page_bytes``), every page of the pool may have a slot. Raises InvalidConfig if two slots do not fit.
+    Without ``state_memory``, each running sequence has one slot and one snapshot. All slots take at most
+    half of ``kv_memory``. Raises InvalidConfig if two slots do not fit.
     """
     if not slot_bytes:
         return None
@@ -65,13 +63,11 @@ def plan_states(
 
 
 def draft_state_bytes(config: EngineConfig, slot_bytes: int) -> int:
-    """Return the bytes of a draft model's states, for a few sequences, each with states after its drafts."""
+    """Return the bytes of a draft model's recurrent states."""
     return (1 + config.draft_tokens) * min(config.max_running, NUM_GUESSED_FOR) * slot_bytes
 
 
 def _num_conversations(config: EngineConfig, num_bytes: int, snapshot_bytes: int, page_bytes: int) -> int:
-    """Return how many conversations, with K/V and a snapshot, fit into ``num_bytes``; 0 for models without
-    K/V."""
     if config.num_pages is not None:
         return config.num_pages * config.page_size // TOKENS_PER_SNAPSHOT
     kv_bytes = TOKENS_PER_SNAPSHOT * page_bytes // config.page_size
@@ -79,6 +75,5 @@ def _num_conversations(config: EngineConfig, num_bytes: int, snapshot_bytes: int
 
 
 def _num_drafts(config: EngineConfig) -> int:
-    """Return the number of slots for states after drafts."""
     drafts = config.speculate not in ("off", "auto")
     return config.draft_tokens * min(config.max_running, NUM_DRAFTING) if drafts else 0

@@ -1,4 +1,4 @@
-"""Safetensors files of a folder that hold the model's weights. No MLX."""
+"""Safetensors files that hold a model's weights."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ _OTHER_FORMATS = ("*.bin", "*.pth", "*.pt", "*.gguf", "*.npz", "*.h5", "*.msgpac
 
 
 def weight_files(path: Path) -> list[Path]:
-    """Return the files to read: those in the index, else ``model.safetensors`` or all shards.
+    """Return the weight files: those in the index, else ``model.safetensors`` or all shards.
 
-    As in transformers, an index is stale if it does not name an existing ``model.safetensors``, or if its
-    files are missing and another complete set of shards exists. Without a valid index, files such as
-    ``model-mtp.safetensors`` belong to the weights. ModelLoadError names a missing file.
+    A stale index is ignored, as in transformers. Raises ModelLoadError for a missing file.
     """
     whole = path / WHOLE
     named = indexed_files(path)
@@ -82,7 +80,6 @@ def indexed_files(path: Path) -> list[str]:
 
 
 def _numbered(path: Path) -> dict[int, list[Path]]:
-    """Return the shards, grouped by the total number of shards that their names give."""
     sets: dict[int, list[Path]] = {}
     for file in sorted(path.glob("model*.safetensors")):
         if _SHARD.fullmatch(file.name):
@@ -97,7 +94,6 @@ def _parts(file: Path) -> tuple[str, int, str]:
 
 
 def _beside(path: Path) -> list[Path]:
-    """Return the ``model*.safetensors`` files that are neither the whole model nor shards."""
     files = sorted(path.glob("model*.safetensors"))
     return [file for file in files if file.name != WHOLE and not _SHARD.fullmatch(file.name)]
 

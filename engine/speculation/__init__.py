@@ -1,1 +1,1 @@
-"""Speculative decoding: sources of draft tokens, and how many drafts a step verifies."""
+"""Speculative decoding: sources of draft tokens, and the number of drafts that a step verifies."""

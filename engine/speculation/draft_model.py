@@ -1,8 +1,4 @@
-"""A small model with the same tokenizer that drafts the next tokens of many sequences at once.
-
-It has its own pages and a block manager with a prefix cache. Positions of accepted tokens are kept, and K and
-V after the first rejected draft are overwritten. Only committed tokens are published.
-"""
+"""A small model with the target's tokenizer that drafts tokens for many sequences at once."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ from .draft_tables import Ask, BatchDrafter, Guesses
 
 
 class _Row(NamedTuple):
-    """A sample in a forward pass. ``place``: index of its ``Ask``; ``most``: maximum number of drafts."""
+    """Sample in a forward pass."""
 
     place: int
     ask: Ask
@@ -28,11 +24,10 @@ class _Row(NamedTuple):
 
 
 class DraftModel(BatchDrafter):
-    """Drafts tokens for samples of another model. Called only on the engine's thread.
+    """Drafts tokens for samples of another model. Used only on the engine's thread.
 
-    max_tokens   maximum number of rows in a forward pass. A longer prompt is read over several calls, during
-                 which its sample gets no drafts
-    vocab_size   vocabulary of the target model: other ids are not drafted
+    max_tokens   maximum number of rows in a forward pass; a longer prompt is split
+    vocab_size   vocabulary of the target model; larger ids are not drafted
     """
 
     def __init__(
@@ -77,13 +72,11 @@ class DraftModel(BatchDrafter):
         self._runner.close()
 
     def _begin(self, ask: Ask, busy: set[Guesses]) -> bool:
-        """Prepare a sample's page table: drop the positions of wrong tokens, and reserve pages for new ones.
-        Return False if the sample gets no drafts."""
         guesses, tokens = ask.guesses, ask.tokens
         end = len(tokens) + ask.count - 1
         served = guesses.served
         new = tokens if served is None else tokens[served.num_written :]
-        if max(new) >= self._runner.info.vocab_size:  # the token is outside of the draft model's vocabulary
+        if max(new) >= self._runner.info.vocab_size:  # outside of the draft model's vocabulary
             guesses.failed = True
         if guesses.failed or end > self._max_model_len:
             self.close(guesses)
@@ -104,8 +97,6 @@ class DraftModel(BatchDrafter):
         return self.reserve(guesses, end, busy)
 
     def _keep_state(self, row: _Row, given: list[int]) -> _Row:
-        """Keep the recurrent states after this row and after the next one, because either may be needed. If
-        no state slot is free, this row is the sample's last one."""
         table = row.work.sequence.table
         assert table is not None
         if table.state is None or not row.work.samples or len(given) + 1 >= row.most:
@@ -116,7 +107,6 @@ class DraftModel(BatchDrafter):
         return row
 
     def _round(self, rows: list[_Row], given: dict[int, list[int]]) -> list[_Row]:
-        """Compute one forward; return the rows of the next one."""
         rows = [self._keep_state(row, given[row.place]) for row in rows]
         step = SchedulerOutput(tuple(row.work for row in rows))
         states = [row.ask.state.guessing(given[row.place]) for row in rows if row.work.samples]
@@ -151,14 +141,11 @@ class DraftModel(BatchDrafter):
 
 
 def _stands_at(table: PageTable, position: int, *, num_fed: int) -> bool:
-    """Whether a table with ``num_fed`` computed positions can continue after ``position``. K and V allow any
-    position; recurrent states only one at which a state was kept."""
     state = table.state
     return state is None or position == num_fed or any(position == kept for kept, _ in state.drafted)
 
 
 def _num_common(fed: Sequence[int], tokens: Sequence[int], *, start: int) -> int:
-    """Return how many leading tokens are equal; the first ``start`` are known to be equal."""
     count, most = start, min(len(fed), len(tokens))
     while count < most and fed[count] == tokens[count]:
         count += 1

@@ -24,17 +24,17 @@ States = npt.NDArray[np.float32]
 
 @dataclass(slots=True, eq=False)
 class Guesses:
-    """The state of one sample in a drafter: its page table, and the tokens that the drafter was fed."""
+    """State of one sample in a drafter."""
 
     sequence: Served
-    served: Served | None = None  # holds a table of the drafter's pages
-    failed: bool = False  # whether the drafter cannot compute this text
+    served: Served | None = None
+    failed: bool = False
     fed: list[int] = field(default_factory=list)  # tokens fed to the drafter, followed by its drafts
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Request for ``count`` drafts after ``tokens``, sampled with ``state``, as the next tokens will be."""
+    """Request for ``count`` drafts after ``tokens``."""
 
     guesses: Guesses
     tokens: Sequence[int]
@@ -43,7 +43,7 @@ class Ask:
 
 
 class Average:
-    """Exponential mean of times: the latest weighs a tenth; 0 before the first."""
+    """Exponential moving average of times."""
 
     def __init__(self) -> None:
         self.value = 0.0
@@ -53,38 +53,35 @@ class Average:
 
 
 class BatchDrafter(ABC):
-    """A drafter for many samples at once, with its own pages. Called only on the engine's thread.
+    """Drafter for many samples at once, with its own pages. Used only on the engine's thread.
 
-    If pages are short, the sample whose drafts were requested longest ago loses its page table.
+    If pages are short, the least recently used sample loses its page table.
 
     blocks    block manager of the drafter's pages
-    round_s   mean seconds of a forward pass that computes one more draft for each sample
+    round_s   mean seconds of a forward pass
     """
 
     def __init__(self, blocks: BlockManager) -> None:
         self.blocks = blocks
         self.round_s = Average()
-        self._asked: dict[Guesses, None] = {}  # samples with pages, the last requested at the end
+        self._asked: dict[Guesses, None] = {}
 
     def rows_of(self, step: SchedulerOutput) -> Ints | None:  # noqa: ARG002
         """Return the ascending rows of a step whose hidden states the drafter reads; None for no rows."""
         return None
 
     def record(self, states: States) -> None:
-        """Called with the hidden states [P, D] of the rows that ``rows_of`` returned."""
+        """Record the hidden states [P, D] of the rows that ``rows_of`` returned."""
         raise AssertionError(f"{len(states)} hidden states for a drafter that reads none")
 
     def begin(self, sequence: Served) -> Guesses:
-        """Return the state of a new sample, which ends with ``close``."""
         return Guesses(sequence)
 
     @abstractmethod
     def guess(self, asks: Iterable[Ask]) -> list[tuple[int, ...]]:
-        """Return as many drafts as requested for each sample. A sample gets fewer drafts while its text is
-        being read, if pages are short, or after an error."""
+        """Return drafts for each sample; fewer than requested if pages are short or after an error."""
 
     def close(self, guesses: Guesses) -> None:
-        """Release the pages of a sample; published ones stay cached."""
         self.close_table(guesses)
 
     def close_table(self, guesses: Guesses) -> None:
@@ -94,12 +91,10 @@ class BatchDrafter(ABC):
         guesses.served = None
 
     def shut_down(self) -> None:
-        """Release all pages and the model."""
         for guesses in list(self._asked):
             self.close(guesses)
 
     def open_table(self, guesses: Guesses, tokens: Sequence[int]) -> PageTable:
-        """Return the table of a sample, with the cached pages of ``tokens`` if it is new."""
         if guesses.served is None:
             salt = guesses.sequence.salt
             guesses.served = Served("draft", list(tokens), 1, salt=salt)
@@ -110,8 +105,6 @@ class BatchDrafter(ABC):
         return guesses.served.table
 
     def reserve(self, guesses: Guesses, num_tokens: int, busy: Container[Guesses]) -> bool:
-        """Reserve pages for ``num_tokens`` positions of a sample. If pages are short, close tables of samples
-        that are not ``busy``; if that is not enough, close this sample's table and return False."""
         assert guesses.served is not None
         assert guesses.served.table is not None
         while not self.blocks.reserve(guesses.served.table, num_tokens):
@@ -123,7 +116,7 @@ class BatchDrafter(ABC):
 
 
 class Guessed(Protocol):
-    """A sample for which a model may draft."""
+    """Sample for which a model may draft."""
 
     drafting: Drafting | None
 
@@ -134,26 +127,23 @@ class Guessed(Protocol):
     def state(self) -> SampleState: ...
 
     @property
-    def room(self) -> int:
-        """Number of tokens that the sample may still get."""
-        ...
+    def room(self) -> int: ...
 
 
 class ModelGuesses:
-    """Requests from ``model`` as many drafts as are worth their time; does nothing without a model."""
+    """Requests for drafts from ``model``; without a model nothing is drafted."""
 
     def __init__(self, model: BatchDrafter | None, clock: Callable[[], float]) -> None:
         self._model = model
         self._clock = clock
         self._guesses: dict[Guessed, Guesses] = {}
-        self._guessing_s = 0.0  # seconds that the drafter took in this step
-        self._step_s = Average()  # seconds of a step without the drafter
+        self._guessing_s = 0.0  # seconds
+        self._step_s = Average()  # seconds
 
     def __len__(self) -> int:
         return len(self._guesses)
 
     def begin(self, sample: Guessed) -> None:
-        """Register a new sample; ``end`` is called at its end."""
         if sample.drafting is not None and sample.drafting.by_model is not None:
             assert self._model is not None
             self._guesses[sample] = self._model.begin(sample.sequence)
@@ -163,8 +153,6 @@ class ModelGuesses:
             self._model.close(guesses)
 
     def guess(self, going_on: Sequence[Guessed], draft_cost: Callable[[int], float]) -> None:
-        """Compute drafts for these samples, all of which got a token from the last step, and give them to
-        their drafters. ``draft_cost``: cost of a draft by number of sequences, see ``DraftTimes.cost``."""
         if self._model is None:
             return
         began = self._clock()
@@ -187,7 +175,6 @@ class ModelGuesses:
         self._guessing_s = self._clock() - began
 
     def time_without(self, seconds: float) -> float:
-        """Return the duration of a step without drafting; called once per step."""
         seconds, self._guessing_s = seconds - self._guessing_s, 0.0
         self._step_s.add(seconds)
         return seconds

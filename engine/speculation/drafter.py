@@ -1,4 +1,4 @@
-"""The interface of drafters."""
+"""Interface of drafters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .hold_rates import MODEL
 
 
 class Proposal(NamedTuple):
-    """Draft tokens, and how many of the preceding tokens match the text that they were copied from."""
+    """Draft tokens, and the length of the match that they were copied from."""
 
     tokens: Sequence[int] = ()
     match: int = 0
@@ -19,13 +19,12 @@ class Drafter(Protocol):
     """Drafts the next tokens of one sequence. Drafts affect only speed, not the output."""
 
     def propose(self, tokens: Sequence[int], most: int) -> Proposal:
-        """Return at most ``most`` drafts after ``tokens``, which must extend the tokens of every earlier
-        call; no drafts without a match."""
+        """Return at most ``most`` drafts after ``tokens``. Later calls must extend ``tokens``."""
         ...
 
 
 class ModelDrafter:
-    """A ``Drafter`` that returns ``guesses``, which ``ModelGuesses`` sets before each call of ``propose``."""
+    """A ``Drafter`` whose drafts come from a draft model."""
 
     def __init__(self) -> None:
         self.guesses: tuple[int, ...] = ()

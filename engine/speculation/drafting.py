@@ -1,4 +1,4 @@
-"""Drafting for samples, with as many drafts as are worth their rows in a step."""
+"""Drafting for samples, and the choice of the number of drafts per step."""
 
 from __future__ import annotations
 
@@ -14,29 +14,24 @@ from .recent_outputs import Histories, RecentOutputs
 from .suffix import NgramDrafter, SuffixDrafter
 
 _TRY_EVERY = 64  # steps between trials of drafts that seem too expensive, at first
-_TRY_SELDOM = 4096  # maximum of steps between trials, while drafts stay too expensive
+_TRY_SELDOM = 4096  # steps: longest time between trials
 _TRY_TOKENS = 32  # tokens of a sample between trials of a draft model
-_CHEAP = 0.1  # a trial assumes that a draft costs this share of a step of one sequence
-_TRY_GAIN = 1.3  # factor by which a trial must raise tokens per second at that cost
+_CHEAP = 0.1  # assumed cost of a draft in a trial, relative to a step of one sequence
+_TRY_GAIN = 1.3  # expected speed-up that justifies a trial
 
 
 class Grammar(Protocol):
     """Constraint on a sample's output."""
 
     def completed(self, drafts: Sequence[int], most: int) -> tuple[int, ...]:
-        """Return ``drafts`` up to the first forbidden one, followed by tokens that the grammar forces; at
-        most ``most``."""
+        """Return ``drafts`` up to the first forbidden token, followed by tokens that the grammar forces."""
         ...
 
 
 class Drafting:
-    """A sample's drafter, and the number of drafts that are worth their rows.
+    """Drafter of one sample, and the number of drafts per step.
 
-    Every proposal is compared with the next tokens, whether its drafts were computed or not. So the
-    acceptance rate of a sample without computed drafts is also known, and the sample begins to draft again
-    when that pays. A proposal is compared with all later tokens until the next proposal.
-
-    A grammar filters the drafts, and extends them while it allows only one token.
+    Acceptance rates are learned from every proposal, even if its drafts were not computed.
     """
 
     __slots__ = (
@@ -60,8 +55,6 @@ class Drafting:
         num_prompt: int = 0,
         recent: RecentOutputs | None = None,
     ) -> None:
-        """Begin a sample. ``recent`` records the output after ``num_prompt`` tokens, once it is ``finished``.
-        ``engine``: acceptance rates of all samples."""
         self._num_prompt = num_prompt
         self._recent = recent
         self._drafter = drafter
@@ -69,25 +62,22 @@ class Drafting:
         self._most = most
         self._hold = HoldRates(engine)
         self._last = Proposal()
-        self._num_tokens = 0  # number of tokens when the proposal was made
+        self._num_tokens = 0
 
     def look(self, tokens: Sequence[int], room: int) -> float:
-        """Search for drafts after ``tokens``, which at most ``room`` tokens may follow. Return the acceptance
-        probability of the first draft; 0 without drafts. ``wish`` returns the drafts."""
+        """Search for drafts; return the acceptance probability of the first draft, 0 without drafts."""
         self._compare(tokens)
-        most = min(self._most, room - 1)  # a token is sampled after the last draft in any case
+        most = min(self._most, room - 1)  # the last token of a step is sampled, not drafted
         self._last = last = self._proposed(tokens, most) if most > 0 else Proposal()
         self._num_tokens = len(tokens)
         return self._hold[last.match] if last.tokens else 0.0
 
     def wish(self) -> tuple[tuple[int, ...], list[float]]:
-        """Return the latest drafts, each with its acceptance probability, given that the one before it is
-        accepted."""
+        """Return the latest drafts with their acceptance probabilities, if the draft before is accepted."""
         tokens, match = self._last
         return tuple(tokens), self._hold.of_run(match, len(tokens))
 
     def finished(self, tokens: Sequence[int]) -> None:
-        """Add the tokens of the ended sample to the recent outputs."""
         if self._recent is not None:
             self._recent.add(tokens[max(0, self._num_prompt - NGRAM) :])
 
@@ -101,13 +91,9 @@ class Drafting:
 
     @property
     def by_model(self) -> ModelDrafter | None:
-        """The drafter if it gets its drafts from a draft model; otherwise None."""
         return self._drafter if isinstance(self._drafter, ModelDrafter) else None
 
     def num_guesses(self, tokens: Sequence[int], room: int, *, cost: float, others: int = 0) -> int:
-        """Return how many drafts a draft model should compute; call ``look`` next. ``cost``: as in
-        ``num_drafts``, including the draft model's time. Now and then the result is 1 although no draft pays,
-        because only computed drafts show the acceptance rate."""
         self._compare(tokens)
         most = min(self._most, room - 1)
         if most < 1:
@@ -116,7 +102,6 @@ class Drafting:
         return worth or int(len(tokens) % _TRY_TOKENS == 0)
 
     def _compare(self, tokens: Sequence[int]) -> None:
-        """Learn from the tokens that were added since the last proposal."""
         if not self._last.tokens:
             return
         (drafts, match), self._last = self._last, Proposal()
@@ -128,9 +113,11 @@ class Drafting:
 
 
 def num_drafts(hold: float, *, most: int, cost: float, others: int) -> int:
-    """Return the number of drafts that gives the most tokens per second. Each draft is accepted with
-    probability ``hold`` if the one before it is, and costs a share ``cost`` of the step. The result is 0 if
-    the gain is negligible."""
+    """Return the number of drafts that gives the most tokens per second; 0 if the gain is negligible.
+
+    hold   acceptance probability of each draft, if the draft before it is accepted
+    cost   time of one draft, relative to the step
+    """
     ratios = [(number, 1 + cost * number) for number in range(1, most + 1)]
     return allot([[hold] * most], 1 + others, ratios)[0]
 
@@ -140,14 +127,14 @@ Ratios = Sequence[tuple[int, float]]
 
 
 class Drafted(Protocol):
-    """A sequence that may have draft tokens; ``drafts``: those that the next step computes."""
+    """Sequence that may have draft tokens."""
 
     tokens: list[int]
     drafts: tuple[int, ...]
 
 
 class Drafts(Protocol):
-    """A sample that has not ended."""
+    """Sample that has not ended."""
 
     drafting: Drafting | None
 
@@ -155,27 +142,22 @@ class Drafts(Protocol):
     def sequence(self) -> Drafted: ...
 
     @property
-    def room(self) -> int:
-        """Number of tokens that the sample may still get."""
-        ...
+    def room(self) -> int: ...
 
 
 class StepTimes(Protocol):
-    """Measured step times by number of sequences, each of which gets one token per step."""
+    """Measured step times by number of sequences."""
 
     def ratios(self, num_sequences: int) -> Ratios:
-        """Return numbers of drafts with relative step times; the same object until something is learned."""
+        """Return numbers of drafts with relative step times."""
         ...
 
 
 class Speculation:
-    """Drafting of one engine: gives each new sample a drafter, and decides which drafts a step computes.
+    """Drafting of one engine: drafters for new samples, and the drafts of each step.
 
-    speculate   source of drafts for requests that do not choose one; "draft": a draft model
+    speculate   source of drafts for requests that do not choose one
     most        largest number of drafts of a sequence in one step
-
-    A search takes 4 to 31 us (``tests/bench/bench_drafting.py``). Samples search after every step, unless
-    even drafts that are certain to be accepted would not pay.
     """
 
     def __init__(self, speculate: Speculate | Literal["draft"], *, most: int) -> None:
@@ -185,7 +167,9 @@ class Speculation:
         self._hold = EngineRates()
         self._untried = 0  # steps since drafts were computed
         self._try_every = _TRY_EVERY
-        self._bounds: dict[int, tuple[Ratios, float]] = {}  # by number of sequences: smallest useful rate
+        self._bounds: dict[
+            int, tuple[Ratios, float]
+        ] = {}  # number of sequences -> (ratios, smallest useful acceptance rate)
 
     def begin(
         self,
@@ -195,12 +179,7 @@ class Speculation:
         num_prompt: int,
         owner: Hashable,
     ) -> list[Drafting | None]:
-        """Return a drafter for each of a request's samples; None if the request does not draft.
-
-        grammars     one for each sample
-        num_prompt   tokens of the prompt, which is indexed once for all samples
-        owner        owner of the recent outputs that suffix decoding searches and extends
-        """
+        """Return a drafter for each of a request's samples; None if the request does not draft."""
         drafts_by = speculate or self._speculate
         if drafts_by == "off":
             return [None] * len(grammars)
@@ -227,7 +206,6 @@ class Speculation:
         return made
 
     def allot(self, drafting: Sequence[Drafts], plain: int, times: StepTimes) -> None:
-        """Set the drafts of the samples in ``drafting``; ``plain`` samples get a token from the next step."""
         self._untried += 1
         ratios = times.ratios(plain)
         may_gain = self._untried >= self._try_every or self._bound(plain, ratios) < 1
@@ -248,7 +226,6 @@ class Speculation:
     def _share_out(
         self, looked: list[tuple[Drafted, Drafting]], likeliest: float, plain: int, ratios: Ratios
     ) -> None:
-        """Set the drafts of the samples that found some; ``plain``: number of all samples in the step."""
         tries = self._untried >= self._try_every
         if not tries and likeliest < self._bound(plain, ratios):
             return
@@ -259,8 +236,7 @@ class Speculation:
             self._untried, self._try_every = 0, _TRY_EVERY
         elif tries:
             self._untried = 0
-            # The cost of a row is learned only from steps with drafts, so a cost estimated too high would
-            # stay. Each failed trial doubles the time to the next, because the estimate may be right.
+            # A failed trial doubles the time to the next one, because the estimated cost may be right.
             cheap = [(number, 1 + _CHEAP / plain * number) for number, _ in ratios]
             counts = allot(wishes, plain, cheap, least=_TRY_GAIN)
             if any(counts):
@@ -270,7 +246,6 @@ class Speculation:
                 sequence.drafts = drafts[:count]
 
     def _bound(self, plain: int, times: Ratios) -> float:
-        """Return the acceptance rate that the likeliest draft needs to be useful with ``plain`` sequences."""
         known = self._bounds.get(plain)
         if known is None or known[0] is not times:
             known = self._bounds[plain] = times, least_hold(plain, times)
@@ -289,17 +264,14 @@ def allot(
     *,
     least: float = LEAST_GAIN,
 ) -> list[int]:
-    """Return how many drafts of each sequence to compute; all 0 if the gain is negligible.
+    """Return the number of drafts of each sequence to compute; all 0 if the gain is negligible.
 
-    wishes   for each sequence, the probability of each draft to be accepted if the one before it is
-    plain    number of sequences that get a token from the step in any case
+    wishes   for each sequence, the acceptance probability of each draft if the draft before it is accepted
+    plain    number of sequences in the step
     ratios   ascending numbers of drafts, each with the step's relative time
-    least    smallest factor of tokens per second that is worth drafts
-
-    The drafts most likely to be accepted come first, whatever their sequence. One more draft is useful if it
-    raises the step's expected tokens by a larger share than the step's time.
+    least    smallest speed-up that justifies drafts
     """
-    # The next draft of each sequence, the likeliest on top; later drafts of a sequence are less likely.
+    # Each sequence's next draft, the likeliest on top; later drafts of a sequence are less likely.
     heap = [(-holds[0], index, 1) for index, holds in enumerate(wishes) if holds and holds[0] > 0]
     heapq.heapify(heap)
     order: list[int] = []
@@ -326,6 +298,5 @@ def allot(
 
 
 def least_hold(plain: int, ratios: Sequence[tuple[int, float]]) -> float:
-    """Return the smallest acceptance probability at which ``allot`` would choose any draft, if all drafts
-    had the same probability."""
+    """Return the smallest acceptance probability at which ``allot`` chooses any draft."""
     return min((plain * (LEAST_GAIN * ratio - 1) / number for number, ratio in ratios), default=1.0)

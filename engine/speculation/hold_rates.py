@@ -1,4 +1,4 @@
-"""Acceptance rates of drafts, by the length of the match that supports them."""
+"""Acceptance rates of drafts, by the length of the match that they were copied from."""
 
 from __future__ import annotations
 
@@ -8,24 +8,21 @@ MODEL = 10**5
 FORCED = 10**6
 """In place of a match length, for tokens that a grammar forces."""
 
-_BOUNDS = (4, 5, 6, 8, 16, MODEL, FORCED)  # smallest match length of each kind of drafts but the first
+_BOUNDS = (4, 5, 6, 8, 16, MODEL, FORCED)  # smallest match length of each kind but the first
 _HOLD = (0.2, 0.2, 0.3, 0.3, 0.5, 0.8, 0.5, 0.9)  # acceptance rates by kind before any observation
-_NUM_LENGTHS = 6  # number of kinds that depend on the length of the match
-_SHORT = tuple(
-    sum(match >= bound for bound in _BOUNDS) for match in range(_BOUNDS[4])
-)  # kinds by length of the match
-_PRIOR = 2.0  # the engine's rate counts as much as this many drafts of the sample
-_MEMORY = 20.0  # a sample's rate of a kind follows about its last 20 drafts
-_ENGINE_LEARNING = 0.02  # final weight of the latest draft of any sample
+_NUM_LENGTHS = 6
+_SHORT = tuple(sum(match >= bound for bound in _BOUNDS) for match in range(_BOUNDS[4]))
+_PRIOR = 2.0  # drafts: weight of the engine's rate in a sample's rate
+_MEMORY = 20.0  # drafts: a sample's rate is a moving average over about this number
+_ENGINE_LEARNING = 0.02
 
 
 def kind_of(match: int) -> int:
-    """Return the kind of a draft supported by ``match`` tokens, earlier drafts included."""
     return _SHORT[match] if match < len(_SHORT) else sum(match >= bound for bound in _BOUNDS)
 
 
 class EngineRates:
-    """Recent acceptance rates of all samples' drafts by kind, if the draft before was accepted."""
+    """Recent acceptance rates of all samples' drafts."""
 
     def __init__(self) -> None:
         self.rates: list[float] = list(_HOLD)
@@ -37,14 +34,9 @@ class EngineRates:
 
 
 class HoldRates:
-    """Acceptance rates of one sample, starting from its engine's, because requests are often similar.
+    """Acceptance rates of one sample. They start from the engine's rates.
 
-    A second draft counts as a first one with one more supporting token, because that is what it becomes if
-    the first is accepted. So if names of four tokens repeat but the text after them does not, the fourth
-    token is drafted after three, and nothing after it.
-
-    An unseen kind with a long match is not assumed to be better than an observed kind with a shorter match,
-    or than a new engine's prior. Quotations in other requests say little about a request with chance matches.
+    A second draft counts as a first draft with a match that is one token longer.
     """
 
     __slots__ = ("_engine", "_first", "_held", "_rates", "_seen")
@@ -54,7 +46,7 @@ class HoldRates:
         self._first = list(self._engine.rates)
         self._rates = list(self._first)
         self._seen = [0.0] * len(_HOLD)
-        self._held = [0.0] * len(_HOLD)  # acceptance rates of observed kinds
+        self._held = [0.0] * len(_HOLD)
 
     def __getitem__(self, match: int) -> float:
         return self._rates[kind_of(match)]

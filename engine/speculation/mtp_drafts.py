@@ -1,11 +1,7 @@
-"""Drafts of the model's own head for multi-token prediction (MTP).
+"""Drafts from the model's own head for multi-token prediction (MTP).
 
-For each position the head reads the model's hidden state and the next token. The head is fed with those rows
-of the model's steps whose tokens were accepted. Further drafts are computed from the head's own hidden
-states. The K and V of these drafts are overwritten when the model's hidden states are known.
-
-Its pages begin at the first hidden state: cached prefixes were not computed, so the head does not see them.
-Rotary positions count from there, because attention depends only on their differences.
+For each position the head reads the model's hidden state and the next token. Further drafts use the
+head's own hidden states. The head's KV cache begins at the first hidden state, so it omits cached prefixes.
 """
 
 from __future__ import annotations
@@ -32,11 +28,11 @@ are requested."""
 
 @dataclass(slots=True, eq=False)
 class _Reader:
-    """The head's input for one sample.
+    """Input of the head for one sample.
 
-    first    position of the sample that is position 0 of the head
-    num_fed  positions fed so far
-    waiting  [n, D]  hidden states of later positions
+    first     position of the sample that is position 0 of the head
+    num_fed   positions fed
+    waiting   [n, D] hidden states of later positions
     """
 
     guesses: Guesses
@@ -46,13 +42,10 @@ class _Reader:
 
     @property
     def has_pages(self) -> bool:
-        """Whether all fed positions are still in pages, which other samples may have taken."""
         served = self.guesses.served
         return self.num_fed == (0 if served is None else served.num_written)
 
     def add(self, position: int, states: States) -> bool:
-        """Add hidden states from ``position`` on, some of which may be known; return False, and add nothing,
-        if earlier ones are missing."""
         known = self.first + self.num_fed + len(self.waiting)
         if not (self.has_pages and self.first <= position <= known):
             return False
@@ -60,24 +53,25 @@ class _Reader:
         return True
 
     def begin(self, position: int) -> None:
-        """Start again: the next hidden states are those from ``position`` on."""
         self.first, self.num_fed = position, 0
         self.waiting.clear()
 
     def keep(self, num_positions: int) -> None:
-        """Keep only the first ``num_positions`` of the sample; later ones had rejected tokens."""
         del self.waiting[max(0, num_positions - self.first - self.num_fed) :]
 
 
 class MTPDrafts(BatchDrafter):
-    """``BatchDrafter`` with an MTP head. ``max_tokens``: maximum number of rows in a forward pass."""
+    """Drafter with an MTP head.
+
+    max_tokens   maximum number of rows in a forward pass
+    """
 
     def __init__(self, head: HeadRunner, blocks: BlockManager, *, max_tokens: int) -> None:
         super().__init__(blocks)
         self._head = head
         self._max_tokens = max_tokens
         self._readers: dict[Sequence, _Reader] = {}
-        self._owners: list[tuple[list[Sequence], int, int]] = []  # (samples, first position, count) of rows
+        self._owners: list[tuple[list[Sequence], int, int]] = []
 
     def begin(self, sequence: Sequence) -> Guesses:
         guesses = super().begin(sequence)
@@ -89,7 +83,6 @@ class MTPDrafts(BatchDrafter):
         self._readers.pop(guesses.sequence, None)
 
     def rows_of(self, step: SchedulerOutput) -> Ints | None:
-        """Return ascending rows of the step whose hidden states the head reads; None: no rows."""
         self._owners = []
         rows: list[int] = []
         first = 0
@@ -103,7 +96,6 @@ class MTPDrafts(BatchDrafter):
         return np.array(rows, np.int32) if rows else None
 
     def record(self, states: States) -> None:
-        """Called with the hidden states [P, D] of the rows that ``rows_of`` returned."""
         first = 0
         for sharing, position, count in self._owners:
             own = states[first : first + count]
@@ -115,8 +107,7 @@ class MTPDrafts(BatchDrafter):
                     reader.add(position, own)
 
     def guess(self, asks: Iterable[Ask]) -> list[tuple[int, ...]]:
-        """Return drafts as ``BatchDrafter.guess``; ``asks`` must have every sample that got tokens from the
-        step of the last hidden states, because only the samples' tokens show which drafts were rejected."""
+        """Return drafts. ``asks`` must have every sample that got tokens from the last step."""
         asks = list(asks)
         for ask in asks:
             self._readers[ask.guesses.sequence].keep(len(ask.tokens) - 1)
@@ -130,13 +121,11 @@ class MTPDrafts(BatchDrafter):
 
 
 class _Rounds:
-    """The forwards of one call of ``guess``; each gives every remaining sample one token."""
+    """Forward passes of one call of ``guess``."""
 
     def __init__(self, drafts: MTPDrafts, asks: list[Ask]) -> None:
         self.given: list[list[int]] = [[] for _ in asks]
-        self.rows: list[
-            tuple[ScheduledChunk, int | None, list[States]]
-        ] = []  # (work, index of the request, hidden states)
+        self.rows: list[tuple[ScheduledChunk, int | None, list[States]]] = []
         self._drafts = drafts
         self._asks = asks
         budget = drafts._max_tokens
@@ -153,7 +142,6 @@ class _Rounds:
                 budget -= count
 
     def _begin(self, reader: _Reader, index: int | None, budget: int) -> ScheduledChunk | None:
-        """Return the next chunk of a sample to read, with reserved pages; None if pages are short."""
         guesses, start = reader.guesses, reader.num_fed
         stop = start + min(len(reader.waiting), budget)
         asked = 0 if index is None or stop < start + len(reader.waiting) else self._asks[index].count
@@ -171,7 +159,6 @@ class _Rounds:
         return ScheduledChunk(served, start, stop, asked > 0)
 
     def compute(self) -> None:
-        """Compute one forward; ``rows`` become those of the next one."""
         step = SchedulerOutput(tuple(work for work, _, _ in self.rows))
         states: list[SampleState] = []
         for work, index, _ in self.rows:
@@ -194,7 +181,7 @@ class _Rounds:
                 drawn += 1
             own, first = range(first, stop), stop
             if failed.intersection(own) or (work.samples and sampled is None):
-                continue  # after a gap the head starts again
+                continue
             self._read(work, index)
             if index is None or sampled is None:
                 continue
@@ -207,7 +194,6 @@ class _Rounds:
                 )
 
     def _read(self, work: ScheduledChunk, index: int | None) -> None:
-        """Commit rows that were computed from the model's hidden states, but not rows of drafts."""
         if index is not None and self.given[index]:
             return
         assert work.sequence.table is not None

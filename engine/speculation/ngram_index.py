@@ -1,11 +1,7 @@
 """Finds earlier positions at which the last tokens of a text occurred.
 
-Short texts are searched: tokens are kept as 4 bytes each, and ``bytearray.rfind`` scans SEARCHED tokens in
-about a microsecond. Indexing one token would take half as long, and indexing a prompt many times as long.
-
-Longer texts get an index: a hash table of the latest position of each n-gram, and links to earlier positions
-with the same hash. Callers compare the matches, so hashes may collide. The index takes at most 20 bytes per
-token. A token is indexed once; a prompt is indexed as a whole by NumPy, once for all samples of a request.
+Short texts are searched with ``bytearray.rfind``. Longer texts get a hash table of n-gram positions.
+Hashes may collide, so callers compare the matches. The index takes at most 20 bytes per token.
 """
 
 from __future__ import annotations
@@ -23,24 +19,23 @@ NGRAM = 3
 SEARCHED = 4096
 """Largest number of tokens of a text that is searched; longer texts get an index."""
 
-_FACTORS = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)  # large odd factors; products with tokens stay below 2**63
+_FACTORS = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)  # products with tokens stay below 2**63
 _FOLD = 17
 _LEAST_SIZE = 256
 _Ids = TypeVar("_Ids", int, NDArray[np.int64])
 _BYTES = array("i").itemsize
-_BULK = 64  # number of new tokens from which on NumPy is faster
+_BULK = 64  # number of new tokens above which NumPy is faster
 
 
 class NgramIndex:
-    """Positions of n-grams that end at ``start`` or later, in a growing list of tokens."""
+    """Positions of n-grams in a growing list of tokens."""
 
     def __init__(self, start: int = 0) -> None:
         self._start = start
         self._heads = array("i", [-1]) * _LEAST_SIZE  # latest end position of an n-gram, by hash
-        self._before = array("i")  # previous position with the same hash, by position from start
+        self._before = array("i")  # previous position with an equal hash, by position
 
     def __len__(self) -> int:
-        """Return the number of indexed tokens."""
         return len(self._before)
 
     @property
@@ -48,7 +43,7 @@ class NgramIndex:
         return self._heads.itemsize * (len(self._heads) + len(self._before))
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Index the new tokens of ``tokens``, which extend those of the last call."""
+        """Index the new tokens at the end of ``tokens``."""
         start, stop = self._start + len(self._before), len(tokens)
         if stop - self._start > len(self._heads):
             size = 1 << (2 * (stop - self._start) - 1).bit_length()
@@ -66,13 +61,13 @@ class NgramIndex:
             heads[place] = end
 
     def places(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Return at most ``most`` end positions of earlier n-grams with the same hash as the last n-gram of
-        ``tokens``, which are indexed. The latest comes first."""
+        """Return at most ``most`` earlier positions whose n-gram may equal the last one of ``tokens``; latest
+        first."""
         last = len(tokens) - 1 - self._start
         return self._chain(self._before[last], most) if len(tokens) >= NGRAM and last >= 0 else []
 
     def places_of(self, ngram: Sequence[int], most: int) -> list[int]:
-        """Return at most ``most`` end positions of n-grams with the same hash as ``ngram``, latest first."""
+        """Return at most ``most`` end positions of n-grams that may equal ``ngram``; latest first."""
         a, b, c = ngram
         return self._chain(self._heads[_place(a, b, c, len(self._heads) - 1)], most)
 
@@ -89,12 +84,10 @@ class NgramIndex:
         self._before.extend([-1] * (first - start))
         ids = np.array(tokens[first - NGRAM + 1 : stop], np.int64)
         places = _place(ids[:-2], ids[1:-1], ids[2:], len(self._heads) - 1)
-        heads = np.frombuffer(self._heads, np.int32)  # a view, dropped before the array grows
+        heads = np.frombuffer(self._heads, np.int32)
         order = np.argsort(places, kind="stable")
         ordered = places[order]
-        links: NDArray[np.int32] = heads[
-            ordered
-        ].copy()  # links of the first position for each hash; the others follow
+        links: NDArray[np.int32] = heads[ordered].copy()
         same = ordered[1:] == ordered[:-1]
         links[1:][same] = order[:-1][same] + first
         before = np.empty(len(order), np.int32)
@@ -105,18 +98,16 @@ class NgramIndex:
 
 
 class TextIndex:
-    """Positions of n-grams in a sample's tokens. For a long text, all samples of a request share one index of
-    the prompt, which the first sample fills. Each sample has its own index of later tokens."""
+    """Positions of n-grams in a sample's tokens. Samples of a request share the index of a long prompt."""
 
     def __init__(self, prompt: NgramIndex | None = None, num_prompt: int = 0) -> None:
-        """Begin empty. ``prompt``: shared index, empty or of a prompt of ``num_prompt`` tokens."""
         self._prompt = prompt
         self._num_prompt = num_prompt
-        self._text = bytearray()  # tokens of a short text
-        self._own: NgramIndex | None = None  # index of a long text
+        self._text = bytearray()
+        self._own: NgramIndex | None = None
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Add the new tokens of ``tokens``, which extend those of the last call."""
+        """Add the new tokens at the end of ``tokens``."""
         if len(tokens) <= SEARCHED:
             self._text += array("i", tokens[len(self._text) // _BYTES :])
             return
@@ -127,8 +118,8 @@ class TextIndex:
         self._own.extend(tokens)
 
     def places(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Return at most ``most`` end positions of earlier n-grams that may equal the last n-gram of
-        ``tokens``. The latest comes first."""
+        """Return at most ``most`` earlier positions whose n-gram may equal the last one of ``tokens``; latest
+        first."""
         if self._own is None:
             return self._found(most)
         ends = self._own.places(tokens, most)
@@ -141,7 +132,7 @@ class TextIndex:
         ends: list[int] = []
         if len(text) < size:
             return ends
-        ngram, stop = text[-size:], len(text) - _BYTES  # latest end of an earlier match
+        ngram, stop = text[-size:], len(text) - _BYTES
         for _ in range(2 * most):
             if len(ends) == most or (at := text.rfind(ngram, 0, stop)) < 0:
                 break
@@ -154,6 +145,5 @@ class TextIndex:
 
 
 def _place(a: _Ids, b: _Ids, c: _Ids, mask: int) -> _Ids:
-    """Return the slot of the n-gram (a, b, c) in the hash table."""
     x = a * _FACTORS[0] ^ b * _FACTORS[1] ^ c * _FACTORS[2]
     return (x ^ x >> _FOLD) & mask

@@ -1,8 +1,4 @@
-"""Recent outputs of a tenant, which suffix decoding searches, too.
-
-Each tenant has at most RECENT_TOKENS tokens, with 24 bytes each for the index. Only the latest tenants are
-kept.
-"""
+"""Recent outputs of a tenant, which suffix decoding also searches."""
 
 from __future__ import annotations
 
@@ -18,8 +14,7 @@ BETWEEN = -1  # separator between two outputs
 
 
 class RecentOutputs:
-    """The outputs of one tenant, concatenated with BETWEEN as separator. ``generation`` changes when old
-    outputs are dropped, because positions change then."""
+    """Outputs of one tenant, concatenated. ``generation`` changes when old outputs are dropped."""
 
     def __init__(self, capacity: int = RECENT_TOKENS) -> None:
         self.tokens = array("i")
@@ -32,7 +27,6 @@ class RecentOutputs:
         return self.tokens.itemsize * len(self.tokens) + self.index.num_bytes
 
     def add(self, output: Sequence[int]) -> None:
-        """Add an output, or the end of a very long one. When full, drop the older half of all outputs."""
         latest = array("i", output[-(self._capacity // 2) + 1 :])
         if len(latest) <= NGRAM:
             return
@@ -44,21 +38,19 @@ class RecentOutputs:
         self.tokens.extend(latest)
 
     def places(self, ngram: Sequence[int], most: int) -> list[int]:
-        """Return at most ``most`` end positions of an n-gram, latest first; hash collisions may add others.
-        New outputs are indexed at the first query."""
+        """Return at most ``most`` end positions of n-grams that may equal ``ngram``; latest first."""
         self.index.extend(self.tokens)
         return self.index.places_of(ngram, most)
 
 
 class Histories:
-    """Recent outputs of several tenants; the least recently used one is dropped."""
+    """Recent outputs of several tenants; the least recently used tenant is dropped."""
 
     def __init__(self, max_tenants: int = MAX_TENANTS) -> None:
         self._of: OrderedDict[Hashable, RecentOutputs] = OrderedDict()
         self._max_tenants = max_tenants
 
     def of(self, owner: Hashable) -> RecentOutputs:
-        """Return the recent outputs of an owner, which all requests of the owner may search."""
         found = self._of.setdefault(owner, RecentOutputs())
         self._of.move_to_end(owner)
         while len(self._of) > self._max_tenants:

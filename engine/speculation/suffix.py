@@ -1,10 +1,8 @@
 """Drafts from text: the tokens that followed earlier occurrences of the last tokens.
 
-``NgramDrafter`` is prompt lookup (Saxena, Prompt Lookup Decoding, 2023; vLLM's "ngram"), for outputs that
-repeat the input: edits of code or text, quotations, forms. ``SuffixDrafter`` is suffix decoding (Oliaro et
-al., SuffixDecoding, 2024). It also searches recent outputs. Instead of suffix trees, hash chains of n-grams
-find earlier places of the last tokens with a few bytes per token. While a found place predicts the new
-tokens, it moves on with them, so its match grows without a new comparison.
+``NgramDrafter`` is prompt lookup (Saxena, Prompt Lookup Decoding, 2023; vLLM's "ngram").
+``SuffixDrafter`` is suffix decoding (Oliaro et al., SuffixDecoding, 2024) with hash chains of n-grams
+instead of suffix trees.
 """
 
 from __future__ import annotations
@@ -16,12 +14,12 @@ from .drafter import Proposal
 from .ngram_index import NGRAM, TextIndex
 from .recent_outputs import BETWEEN, RecentOutputs
 
-MAX_SEARCHED = 8  # maximum number of earlier places to compare
-MAX_MATCH = 32  # maximum length of a match
+MAX_SEARCHED = 8  # earlier positions to compare
+MAX_MATCH = 32  # tokens
 
 
 class NgramDrafter:
-    """A ``Drafter`` that copies what followed the longest match with earlier tokens; the latest wins ties."""
+    """Drafts the continuation of the longest match with earlier tokens; the latest match wins ties."""
 
     def __init__(self, index: TextIndex | None = None) -> None:
         self._index = index or TextIndex()
@@ -31,7 +29,6 @@ class NgramDrafter:
         last = len(tokens) - 1
         best, longest = -1, NGRAM - 1
         for end in self._index.places(tokens, MAX_SEARCHED):
-            # A longer match must match at this token, too, so it is checked first.
             if end < longest or tokens[end - longest] != tokens[last - longest]:
                 continue
             length = common(tokens, end, tokens, last)
@@ -42,13 +39,13 @@ class NgramDrafter:
         if best < 0:
             return Proposal()
         drafts = [*tokens[best + 1 : best + 1 + most]]
-        while len(drafts) < most:  # at the end of the text, repeat the period
+        while len(drafts) < most:
             drafts.append(drafts[best - last])
         return Proposal(drafts, longest)
 
 
 def common(text: Sequence[int], end: int, tokens: Sequence[int], last: int) -> int:
-    """Return the length of the match of ``text`` up to ``end`` with ``tokens`` up to ``last``, at most
+    """Return the length of the longest match that ends at ``text[end]`` and ``tokens[last]``, at most
     MAX_MATCH."""
     most = min(end + 1, last + 1, MAX_MATCH)
     length = 0
@@ -57,16 +54,15 @@ def common(text: Sequence[int], end: int, tokens: Sequence[int], last: int) -> i
     return length
 
 
-MAX_PLACES = 4  # places followed in the sequence, and as many in recent outputs
+MAX_PLACES = 4  # per source: the sequence and the recent outputs
 TOKENS_PER_MATCH = 2  # drafts per token of the longest match
 _LEAST_SHARE = 0.3  # smallest share of the places that must predict a draft
 
-_Place = tuple[int, int]  # earlier occurrence of the last tokens: (its end, its length)
+_Place = tuple[int, int]  # (end position, length) of an earlier occurrence of the last tokens
 
 
 class SuffixDrafter:
-    """A ``Drafter`` that drafts the tokens that most of the places with the longest matches predict. Longer
-    matches give more drafts."""
+    """Drafts the tokens that most of the longest matches predict. Longer matches give more drafts."""
 
     def __init__(self, index: TextIndex | None = None, recent: RecentOutputs | None = None) -> None:
         self._index = index or TextIndex()
@@ -111,7 +107,6 @@ class SuffixDrafter:
 
 
 def _repeated(tokens: Sequence[int], at: int, count: int) -> list[int]:
-    """Return ``count`` tokens from ``at`` on; at the end of the text, repeat the tokens from ``at`` on."""
     said, period = list(tokens[at : at + count]), len(tokens) - at
     while len(said) < count:
         said.append(said[-period])
@@ -124,8 +119,6 @@ def _until_between(recent: array[int], at: int, count: int) -> list[int]:
 
 
 def _majority(said: list[list[int]]) -> list[int]:
-    """Return the tokens that most places predict, while enough places agree; ``said``: tokens that each place
-    predicts. In a tie the first place decides. Places that predicted another token are dropped."""
     drafts: list[int] = []
     needed = _LEAST_SHARE * len(said)
     while len(said) > 1:
@@ -147,7 +140,6 @@ def _majority(said: list[list[int]]) -> list[int]:
 
 
 def _followed(places: list[_Place], text: Sequence[int], new: Sequence[int]) -> list[_Place]:
-    """Return those of ``places`` that predicted the ``new`` tokens, moved on past them."""
     for token in new:
         if not places:
             break
@@ -161,7 +153,6 @@ def _followed(places: list[_Place], text: Sequence[int], new: Sequence[int]) -> 
 def _found(
     places: list[_Place], text: Sequence[int], ends: list[int], tokens: Sequence[int], last: int
 ) -> list[_Place]:
-    """Add places at ``ends`` to ``places``; return those with the longest matches first."""
     known = dict(places)
     for end in ends:
         if end not in known and (length := common(text, end, tokens, last)) >= NGRAM:
