@@ -1,7 +1,6 @@
 """Octavo's engine: ``LLM`` for batches, ``AsyncEngine`` for streams.
 
-Names are imported when first used, so that ``octavo.engine.api.config`` and the other modules that
-need no model stay light: importing this package imports neither MLX nor NumPy.
+Importing this package imports neither MLX nor NumPy; each name is loaded when first used.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Types of the engine's interface: configuration, sampling parameters, outputs, errors, statistics."""
+"""Configuration, sampling parameters, outputs, errors and statistics of the engine."""

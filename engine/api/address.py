@@ -1,4 +1,4 @@
-"""Addresses to listen on: "HOST:PORT". Port 0 stands for any free port."""
+"""TCP addresses in the form "HOST:PORT". Port 0 means any free port."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EVERYWHERE = {"0.0.0.0", "::", ""}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A host (name, IPv4, or IPv6 without brackets) and a TCP port."""
+    """Host (name, IPv4, or IPv6 without brackets) and TCP port."""
 
     host: str
     port: int
@@ -24,11 +24,9 @@ class Address:
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach the address."""
         return self.host == "localhost" or self.host.startswith("127.") or self.host == "::1"
 
     def clashes_with(self, other: Address) -> bool:
-        """Whether two sockets cannot listen on both addresses at once."""
         hosts = {self.host, other.host}
         return bool(self.port) and self.port == other.port and (len(hosts) == 1 or bool(hosts & EVERYWHERE))
 
@@ -37,7 +35,7 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """Return the address in "HOST:PORT" or "[IPv6]:PORT". Raises InvalidConfig for other text."""
+    """Parse "HOST:PORT" or "[IPv6]:PORT". Raises InvalidConfig for other text."""
     host, colon, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -51,7 +49,6 @@ def parse_address(text: str) -> Address:
 
 
 def port_in_use(address: Address, flag: str) -> InvalidConfig:
-    """Return the error for an address that cannot be listened on."""
     return InvalidConfig(
         f"cannot listen on {address}: the port is in use or the host is not of this machine; "
         f"choose another {flag}, or port 0 for a free one"
@@ -68,7 +65,7 @@ def check_distinct(addresses: Mapping[str, Address | None]) -> None:
 
 
 def bound_socket(address: Address, flag: str) -> socket.socket:
-    """Return a TCP socket that is bound to ``address``. Raises InvalidConfig if that is not possible."""
+    """Return a TCP socket bound to ``address``. Raises InvalidConfig if binding fails."""
     bound = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -80,5 +77,5 @@ def bound_socket(address: Address, flag: str) -> socket.socket:
 
 
 def check_free(address: Address, flag: str) -> None:
-    """Raise InvalidConfig if the address cannot be listened on now. Called before slow work."""
+    """Raise InvalidConfig if the address is in use."""
     bound_socket(address, flag).close()

@@ -1,4 +1,4 @@
-"""Configuration of an engine: frozen, with keyword arguments only, and validated as a whole."""
+"""Engine configuration: frozen, keyword-only, and validated when created."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ CHOSEN_FROM = (
     "fp5/fp4",
     "int8/fp4",
     "int8",
-)  # page formats that auto tries, the smallest first
+)  # formats that "auto" tries, smallest first
 Backend = Literal["auto", "metal", "cpu", "reference"]
 Weights = Literal["keep", "bf16", "int8", "w8a8", "int4", "w4a8"]
 SchedulePolicy = Literal["fcfs", "lpm", "vtc", "dlpm"]
 
-MAX_WAITING_TOKENS = 2**20  # prompt tokens in the queue; a single prompt is always accepted
-KEPT_TOKENS = 4  # first positions that stay visible under max_kv_size, as attention sinks
+MAX_WAITING_TOKENS = 2**20  # limit on prompt tokens in the queue
+KEPT_TOKENS = 4  # attention sinks: first positions that stay visible under max_kv_size
 DEFAULT_LORA_MEMORY = 1 << 30  # bytes
-MIN_TENANT_WEIGHT = 1e-12  # service counters are divided by weights and must stay finite
+MIN_TENANT_WEIGHT = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """All settings of an engine. Each is declared once, with default, type, range and help. The options of
-    ``octavo serve``, the checks and the reference are derived from these declarations (``setting.py``)."""
+    """All settings of an engine. Each has a default, a type, a range and a help text."""
 
     model: str = setting(
         "demo",
@@ -243,7 +242,6 @@ class EngineConfig:
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        """Raise InvalidConfig for the first setting, or pair of settings, that is not usable."""
         take_settings(self, InvalidConfig)
         if self.speculate not in (*get_args(Speculate), "auto", "mtp") and not self.draft_model:
             raise InvalidConfig(
@@ -311,18 +309,16 @@ class EngineConfig:
 
     @property
     def is_fair(self) -> bool:
-        """Whether the order of admission depends on how much service each tenant has received."""
         return self.schedule_policy in ("vtc", "dlpm")
 
     @property
     def draft_model(self) -> str | None:
-        """The draft model's path, or None if the engine drafts without one."""
         kind, _, path = self.speculate.partition(":")
         return path or None if kind == "draft" else None
 
     @property
     def tenant_weight_by_name(self) -> dict[str, float]:
-        """The ``tenant_weights`` as numbers. Raises InvalidConfig for an entry that is not NAME=WEIGHT."""
+        """Parse ``tenant_weights``. Raises InvalidConfig for an entry that is not NAME=WEIGHT."""
         weights = {}
         for part in filter(None, self.tenant_weights.split(",")):
             name, _, text = part.partition("=")
@@ -337,7 +333,7 @@ class EngineConfig:
 
     @property
     def lora_paths(self) -> dict[str, Path]:
-        """The folders of ``lora_modules`` by name. Raises InvalidConfig if a name comes twice."""
+        """Map each name in ``lora_modules`` to its folder. Raises InvalidConfig for a duplicate name."""
         paths: dict[str, Path] = {}
         for name, path in map(split_pair, self.lora_modules):
             if name in paths:
@@ -347,7 +343,7 @@ class EngineConfig:
 
     @property
     def lora_tenants_by_name(self) -> dict[str, tuple[str, ...]]:
-        """Return the tenants of ``lora_tenants`` by adapter."""
+        """Map each adapter in ``lora_tenants`` to its tenants."""
         tenants: dict[str, tuple[str, ...]] = {}
         for name, tenant in map(split_pair, self.lora_tenants):
             tenants[name] = (*tenants.get(name, ()), tenant)
@@ -355,7 +351,7 @@ class EngineConfig:
 
     @property
     def lora_bytes(self) -> int:
-        """Memory for adapters in bytes; 0 if the engine takes no adapters."""
+        """Memory for adapters in bytes; 0 if adapters are off."""
         if self.lora_memory is None and (self.lora_modules or self.lora_dir is not None):
             return DEFAULT_LORA_MEMORY
         return self.lora_memory or 0
@@ -370,7 +366,6 @@ class EngineConfig:
 
     @property
     def residual(self) -> ResidualSpec | None:
-        """The window of 16-bit pages kept next to quantized ones, or None if all pages are of one kind."""
         pages = self.residual_pages
         if pages is None:
             pages = default_residual_pages(self.page_formats.k, self.page_formats.v)
@@ -384,26 +379,21 @@ class EngineConfig:
 
     @property
     def residual_is_optional(self) -> bool:
-        """Whether no setting requires 16-bit pages, so that a model without KV pages can do without these."""
         return self.residual_pages is None and not (self.sink_pages or self.quantize_after)
 
     @property
     def has_exact_pages(self) -> bool:
-        """Whether the pages of both K and V have 16 bits."""
         return {self.page_formats.k, self.page_formats.v} <= set(SIXTEEN_BITS)
 
     def with_format(self, name: str) -> EngineConfig:
-        """Return this configuration with ``name`` as its page format."""
         kept = self.without_residual() if name in SIXTEEN_BITS else self
         return replace(kept, kv_format=name)
 
     def without_residual(self) -> EngineConfig:
-        """Return this configuration without 16-bit pages next to quantized ones."""
         return replace(self, sink_pages=0, residual_pages=0, quantize_after=0)
 
     @property
     def page_formats(self) -> FormatPair:
-        """Page formats of K and V in the pool; for ``auto``, the smallest formats that may be chosen."""
         name = CHOSEN_FROM[0] if self.kv_format == AUTO else self.kv_format
         return format_pair(name)
 
@@ -419,7 +409,6 @@ def checked(config: object) -> EngineConfig:
 
 
 def _positive(text: str) -> float | None:
-    """Return the text as a finite number above 0, or None if it is not such a number."""
     try:
         value = float(text)
     except ValueError:

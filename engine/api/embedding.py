@@ -1,4 +1,4 @@
-"""Embeddings: truncation and normalization of a pooled hidden state."""
+"""Truncation and normalization of embeddings."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from .setting_types import check_count
 
 
 def check_dimensions(dimensions: int | None) -> None:
-    """Raise InvalidRequest for a number of dimensions that no model has, before anything is computed."""
     check_count("dimensions", dimensions, "all")
 
 
 def finished(
     vector: Sequence[float], *, dimensions: int | None = None, normalize: bool = True
 ) -> list[float]:
-    """Return the first ``dimensions`` numbers of a vector (None: all), normalized to length 1 if asked. The
-    vector is truncated first (Matryoshka embeddings). Raises InvalidRequest if it is shorter."""
+    """Truncate a vector to ``dimensions`` (None: all), then optionally scale it to length 1. Raises
+    InvalidRequest if the vector is shorter."""
     if dimensions is not None and not 1 <= dimensions <= len(vector):
         raise InvalidRequest(
             f"dimensions must be between 1 and {len(vector)} for this model, got {dimensions}"

@@ -13,13 +13,13 @@ from .image import ImageRules
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBudget:
-    """Memory of the engine by use, in bytes. The page pool is allocated once and never grows.
+    """Memory of the engine by use, in bytes.
 
-    residual   16-bit pages next to quantized ones; part of ``pages``
-    drafts     KV pages of a draft model or head, taken from the same budget
-    unread     weights that no step reads; part of ``weights``
-    adapters   limit of the memory for adapters
-    vision     weights for images, and the limit of encoded images
+    residual   16-bit pages next to quantized ones; included in ``pages``
+    drafts     KV pages of a draft model
+    unread     weights that no step reads; included in ``weights``
+    adapters   limit on memory for adapters
+    vision     weights of the image encoder, plus the limit on cached images
     """
 
     weights: int
@@ -34,7 +34,7 @@ class MemoryBudget:
 
 
 class AdapterInfo(NamedTuple):
-    """A loaded adapter: its folder, the SHA-256 of its files, its largest rank, and its bytes."""
+    """Loaded LoRA adapter. ``digest`` is the SHA-256 of its files; ``rank`` is its largest rank."""
 
     name: str
     path: str
@@ -44,32 +44,28 @@ class AdapterInfo(NamedTuple):
 
     @property
     def variant(self) -> bytes:
-        """The variant that keeps cached pages of this adapter apart from pages of others."""
         return b"lora" + self.digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """Facts about a running engine, for clients, metrics and people.
+    """Facts about a running engine.
 
-    name           name for clients ("demo", a folder's name, a hub id, or the operator's choice)
-    embeds         whether embeddings are available, which needs a known output head
-    aliases        further names that the operator chose
-    chat_template  file of a template that replaces the model's
-    backend_reason reason for choosing this backend, as text
-    kv_format      page formats of K and V: "fp4", or "int8/fp4" where they differ
-    weights        number format of linear layers: "bf16", "int4", ...
-    num_pages      pages in the pool of layers that keep whole sequences
-    groups         if some layers have windows, the page groups of each kind of layer, and then those
-                   of residual windows (empty: all layers are of one kind)
-    row_tile       rows per tile of a matrix product; a partly filled tile takes as long as a full one
-    residual_pages  last pages of a sequence that are read in 16 bits (0: pages of one kind)
-    batch_invariant  whether native kernels compute every layer, so that the result of a row has the
-                   same bits in any batch
-    adapters       adapters that were loaded at start
-    images         how pictures become rows of prompts; None: prompts are text
-    states         slots of recurrent layers; None for models without recurrent layers
-    recurrent      number and kind of recurrent layers, as text; empty without recurrent layers
+    name             model name for clients
+    embeds           whether embeddings are available
+    aliases          further model names for clients
+    chat_template    file of a template that replaces the model's
+    backend_reason   why this backend was chosen
+    kv_format        page formats of K and V: "fp4", or "int8/fp4" if they differ
+    weights          number format of linear layers: "bf16", "int4", ...
+    num_pages        pages in the pool
+    row_tile         rows per tile of a matrix product
+    residual_pages   last pages of a sequence that are kept in 16 bits; 0 if none
+    batch_invariant  whether a row's result has the same bits in any batch
+    adapters         adapters that were loaded at start
+    images           preprocessing of images; None if the model takes only text
+    states           state slots of recurrent layers; None without recurrent layers
+    recurrent        number and kind of recurrent layers, as text
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Data that cross between front end and engine: requests in one direction, outputs in the other."""
+"""Messages between front end and engine: requests and their outputs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from .outputs import Delta
 from .sampling_params import SamplingParams
 
 _NUMBERS = itertools.count()
-_VARIANT = b"\xff"  # separates salt and variant; not valid UTF-8, so clients cannot send it
+_VARIANT = b"\xff"  # separates salt and variant; invalid in UTF-8, so clients cannot send it
 
 
 class CacheNamespace(NamedTuple):
-    """The owner of cached pages: only requests of the same namespace share pages.
+    """Key that limits the sharing of cached pages: only requests with equal namespaces share pages.
 
-    tenant    tenant of the request, if several share a server
-    salt      bytes that keep requests of one tenant apart
-    variant   name of anything else that changes K and V for equal tokens, such as an adapter
+    tenant    name of the tenant
+    salt      bytes that separate requests of one tenant
+    variant   anything else that changes K and V, such as an adapter
     """
 
     tenant: str = ""
@@ -29,7 +29,6 @@ class CacheNamespace(NamedTuple):
 
     @property
     def page_salt(self) -> bytes:
-        """The salt of page digests. It begins with ``salt``, which keeps tenants apart."""
         return self.salt + _VARIANT + self.variant if self.variant else self.salt
 
 
@@ -37,21 +36,19 @@ NO_NAMESPACE = CacheNamespace()
 
 
 def salt_and_variant(own: bytes) -> tuple[bytes, bytes]:
-    """Split a page's salt, without the tenant's prefix, into the salt of the request and the variant."""
     salt, _, variant = own.partition(_VARIANT)
     return salt, variant
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class EngineRequest:
-    """A checked request that can be queued: plain data, which can be pickled.
+    """A validated request, ready for the queue. It can be pickled.
 
-    number       unique in the life of a front end; request ids may be reused
-    prompt_ids   the prompt's tokens
-    max_tokens   maximum number of tokens per sample, within the model's length
-    arrived_at   seconds of the machine's monotonic clock
-    grammar      ticket for the compiled grammar, see ``GrammarDesk``
-    adapter      name of the adapter, whose digest is in the namespace
+    number       unique in one front end, while a request id may be reused
+    max_tokens   maximum number of tokens per sample
+    arrived_at   seconds of the monotonic clock
+    grammar      number of the compiled grammar
+    adapter      name of the LoRA adapter
     images       images of the prompt, by position
     """
 
@@ -73,7 +70,7 @@ class EngineRequest:
 
 
 class News(NamedTuple):
-    """The latest output of the request with this number."""
+    """Output delta of the request with this number."""
 
     number: int
     delta: Delta

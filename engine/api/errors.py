@@ -1,37 +1,37 @@
-"""Errors of Octavo, as one tree. Every message names the value, the rule and the remedy.
+"""Exceptions of Octavo, as one tree.
 
 OctavoError
-├── InvalidRequest      the caller's mistake: gRPC INVALID_ARGUMENT, exit code 2
-│   ├── RequestTooLong  can never fit the model or the page pool
-│   ├── Unauthenticated the call has no valid token: gRPC UNAUTHENTICATED
-│   └── Forbidden       this token does not permit the call: gRPC PERMISSION_DENIED
-├── NotFound            the named thing does not exist: gRPC NOT_FOUND
-├── NotConfigured       the engine lacks the feature: gRPC FAILED_PRECONDITION
+├── InvalidRequest      client error: gRPC INVALID_ARGUMENT, exit code 2
+│   ├── RequestTooLong  never fits the model or the page pool
+│   ├── Unauthenticated no valid token: gRPC UNAUTHENTICATED
+│   └── Forbidden       no permission: gRPC PERMISSION_DENIED
+├── NotFound            unknown name: gRPC NOT_FOUND
+├── NotConfigured       feature is off: gRPC FAILED_PRECONDITION
 ├── EventsGone          events expired or are in the future: gRPC OUT_OF_RANGE
-│   └── FellBehind      events expired while they were read: gRPC DATA_LOSS
-├── InvalidConfig       the operator's mistake: exit code 2
+│   └── FellBehind      events expired during reading: gRPC DATA_LOSS
+├── InvalidConfig       configuration error: exit code 2
 │   └── ModelLoadError  unreadable or unsupported model
-├── Overloaded          not now: gRPC RESOURCE_EXHAUSTED
-│   ├── QueueTimeout    ... because it has waited too long in the queue
-│   └── SlowReader      ... because the client does not read what it gets
-├── RequestFailed       this request only: gRPC INTERNAL
-└── EngineDead          the engine thread has ended: gRPC UNAVAILABLE, for everybody
-    └── EngineStopping  ... or is about to, on purpose (drain, shutdown)
+├── Overloaded          retry later: gRPC RESOURCE_EXHAUSTED
+│   ├── QueueTimeout    waited too long in the queue
+│   └── SlowReader      client reads its output too slowly
+├── RequestFailed       this request failed: gRPC INTERNAL
+└── EngineDead          engine thread has ended: gRPC UNAVAILABLE
+    └── EngineStopping  engine is draining or shutting down
 """
 
 from __future__ import annotations
 
 
 class OctavoError(Exception):
-    """Base of every error Octavo raises on purpose."""
+    """Base class of all errors that Octavo raises on purpose."""
 
 
 class InvalidRequest(OctavoError, ValueError):
-    """The request cannot be served as it is written."""
+    """The request is invalid."""
 
 
 class RequestTooLong(InvalidRequest):
-    """The request could never fit, even alone."""
+    """The request can never fit the model or the page pool."""
 
 
 class Unauthenticated(InvalidRequest):
@@ -59,18 +59,15 @@ class FellBehind(EventsGone):
 
 
 class InvalidConfig(OctavoError, ValueError):
-    """A setting, or a combination of settings, is not usable."""
+    """A setting, or a combination of settings, is invalid."""
 
 
 class ModelLoadError(InvalidConfig):
-    """The model folder cannot be read or the architecture cannot be served."""
+    """The model folder is unreadable, or its architecture is unsupported."""
 
 
 class Overloaded(OctavoError):
-    """The engine is full; a later attempt may succeed.
-
-    numbers   current values and limits, for programs
-    """
+    """The engine is full; retry later. ``numbers`` has the current values and limits."""
 
     def __init__(self, message: str, **numbers: int) -> None:
         super().__init__(message)
@@ -78,20 +75,20 @@ class Overloaded(OctavoError):
 
 
 class QueueTimeout(Overloaded):
-    """The request was not admitted within the time that it may wait."""
+    """The request waited in the queue for longer than its limit."""
 
 
 class SlowReader(Overloaded):
-    """The client has left too much output unread, or for too long."""
+    """The client read its output too slowly."""
 
 
 class RequestFailed(OctavoError):
-    """Computing this request failed; others go on."""
+    """Computing this request failed. Other requests continue."""
 
 
 class EngineDead(OctavoError):
-    """The engine thread has ended; ``__cause__`` has the reason."""
+    """The engine thread has ended; ``__cause__`` is the reason."""
 
 
 class EngineStopping(EngineDead):
-    """The engine is draining or shut down, and takes no new requests."""
+    """The engine is draining or shutting down, and accepts no new requests."""

@@ -1,4 +1,4 @@
-"""Images of a prompt, in the form in which the front end passes them to the engine."""
+"""Images of a prompt, as the front end passes them to the engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from octavo.block_manager import MediaSpan
 
 from .errors import InvalidRequest
 
-MAX_ASPECT = 200  # longest allowed ratio of sides, as in Qwen's own processor
+MAX_ASPECT = 200  # longest allowed ratio of the sides, as in Qwen's processor
 
 
 class Size(NamedTuple):
@@ -23,19 +23,20 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRules:
-    """Rules by which one model turns an image into rows of a prompt: embeddings of squares of the image.
+    """Preprocessing of images for one model. An image becomes rows of embeddings, one per square.
 
     token                    id of the placeholder token; a prompt has one for each row
     mark                     text that the chat template writes for each image
-    text                     text with one placeholder that replaces the mark; "": the mark is the placeholder
-    line_ends                ids after each line of rows, and after the last line; empty: none
-    is_whole                 each row of an image attends to all rows of the image
-    patch, temporal, merge   pixels of a patch's side, copies of a patch, and patches of a square's side
-    fit                      "area": whole squares, with min_pixels to max_pixels; "edge": sides of at most
-                             ``edge`` in addition, and a small image only grows to whole squares;
-                             "square": ``edge`` x ``edge`` pixels; "crop": the middle part of that size
-    min_pixels, max_pixels   limits for the pixels of a resized image
-    resample                 number of Pillow's filter for resizing
+    text                     text with one placeholder that replaces the mark
+    line_ends                token ids after each line of rows, and after the last line
+    is_whole                 whether each row attends to all rows of its image
+    patch                    side of a patch, in pixels
+    temporal                 copies of each patch in time
+    merge                    patches along one side of a square
+    fit                      method of resizing: "area", "edge", "square" or "crop"
+    edge                     longest allowed side, in pixels
+    min_pixels, max_pixels   range of the resized image's area, in pixels
+    resample                 number of Pillow's resampling filter
     mean, std                normalization of each channel, from 0 to 1
     """
 
@@ -57,13 +58,12 @@ class ImageRules:
 
     @property
     def side(self) -> int:
-        """Side of the image square that one row represents, in pixels."""
+        """Side of a square, in pixels."""
         return self.patch * self.merge
 
     def size_for(self, size: Size) -> Size:
-        """Return the size to which the model's own processor resizes an image. The size has whole squares, an
-        allowed number of pixels, and about the same aspect ratio. Raises InvalidRequest if the ratio is too
-        large."""
+        """Return the resized size: whole squares, with about the original aspect ratio. Raises InvalidRequest
+        for a ratio over ``MAX_ASPECT``."""
         aspect = max(size) / min(size)
         if aspect > MAX_ASPECT:
             raise InvalidRequest(
@@ -89,12 +89,12 @@ class ImageRules:
 class PromptImage(NamedTuple):
     """An image of a prompt.
 
-    start        prompt position of the first row
-    rows, columns  number of squares in each direction; each square is one row of the prompt
-    digest       SHA-256 of the pixels, their size and the rules
-    pixels       8 bits each of red, green and blue, line by line
-    has_ends     each line of rows is followed by one more token, which is not a row
-    is_whole     each row attends to the whole image, including later rows
+    start          prompt position of the first row
+    rows, columns  number of squares in each direction
+    digest         SHA-256 of the pixels, their size and the preprocessing
+    pixels         RGB, 8 bits per channel, line by line
+    has_ends       whether an extra token follows each line of rows
+    is_whole       whether each row attends to all rows of the image
     """
 
     start: int
@@ -107,14 +107,13 @@ class PromptImage(NamedTuple):
 
     @classmethod
     def of(cls, rules: ImageRules, size: Size, pixels: bytes) -> PromptImage:
-        """Return the image for pixels that were resized to ``size``. The caller sets ``start`` later."""
         digest = hashlib.sha256(f"octavo image\0{rules}\0{size}\0".encode() + pixels).digest()
         rows, columns = size.height // rules.side, size.width // rules.side
         return cls(0, rows, columns, digest, pixels, bool(rules.line_ends), rules.is_whole)
 
     @property
     def length(self) -> int:
-        """Number of prompt positions that the image takes."""
+        """Number of tokens that the image occupies in the prompt."""
         return self.rows * (self.columns + self.has_ends)
 
     @property

@@ -1,20 +1,17 @@
-"""Merging of a sample's output deltas, for slow readers, whole answers and batches."""
+"""Merging of consecutive output deltas of one sample."""
 
 from __future__ import annotations
 
 from .outputs import Completion, Delta, PromptLogprobs, TokenLogprob
 
-_DELTA_BYTES = 200  # size of an empty delta in CPython
-_NUMBER_BYTES = 32  # size of a float in a tuple
+_DELTA_BYTES = 200  # bytes of an empty delta in CPython
+_NUMBER_BYTES = 32  # bytes of a float in a tuple
 _TOKEN_BYTES = 40
-_LOGPROB_BYTES = 160  # size of a TokenLogprob, and of each pair of its ``top``
+_LOGPROB_BYTES = 160  # bytes of a TokenLogprob
 
 
 class OutputCollector:
-    """Collects the deltas of one sample, in order. Adding a delta takes constant time; ``take`` joins them.
-
-    num_bytes   estimated memory of the collected deltas
-    """
+    """Merges output deltas of one sample, in order. ``num_bytes`` estimates their memory."""
 
     __slots__ = (
         "_embedding",
@@ -29,7 +26,7 @@ class OutputCollector:
 
     def __init__(self) -> None:
         self.num_bytes = 0
-        self._only: Delta | None = None  # the only delta, if nothing has to be joined
+        self._only: Delta | None = None
         self._last: Delta | None = None
         self._token_ids: list[int] = []
         self._texts: list[str] = []
@@ -43,12 +40,9 @@ class OutputCollector:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the sample's last delta has been added."""
         return self._last is not None and self._last.finish_reason is not None
 
     def add(self, delta: Delta, *, counts_prompt: bool = True) -> None:
-        """Append the sample's next delta. ``counts_prompt``: add the memory of ``prompt_logprobs`` to
-        ``num_bytes``; samples of a request share it."""
         last = self._last
         assert last is None or last.finish_reason is None, f"{delta.request_id} has output after its end"
         self.num_bytes += delta_bytes(delta, counts_prompt=counts_prompt)
@@ -69,7 +63,7 @@ class OutputCollector:
         self._embedding = self._embedding or delta.embedding
 
     def take(self) -> Delta:
-        """Return all deltas since the last ``take`` as one delta, and drop them."""
+        """Return the collected deltas as one delta, and clear the collector."""
         last, only = self._last, self._only
         assert last is not None, "nothing was collected"
         taken = only or Delta(
@@ -91,7 +85,6 @@ class OutputCollector:
 
 
 def completion_of(delta: Delta) -> Completion:
-    """Return the merged delta of a whole sample as a finished output."""
     return Completion(
         index=delta.index,
         text=delta.text,
@@ -104,7 +97,7 @@ def completion_of(delta: Delta) -> Completion:
 
 
 def delta_bytes(delta: Delta, *, counts_prompt: bool = True) -> int:
-    """Return the estimated memory of a delta, with or without its ``prompt_logprobs``."""
+    """Return the estimated memory of a delta in bytes."""
     size = _DELTA_BYTES + _TOKEN_BYTES * len(delta.token_ids) + len(delta.text)
     if delta.logprobs:
         size += logprobs_bytes(delta.logprobs)
@@ -116,10 +109,9 @@ def delta_bytes(delta: Delta, *, counts_prompt: bool = True) -> int:
 
 
 def prompt_logprobs_bytes(num_prompt: int, num_alternatives: int) -> int:
-    """Return the estimated memory of a prompt's log probabilities."""
+    """Return the estimated memory of a prompt's log probabilities in bytes."""
     return _LOGPROB_BYTES * num_prompt * (1 + num_alternatives)
 
 
 def logprobs_bytes(entries: tuple[TokenLogprob, ...]) -> int:
-    """Return the memory of log probabilities; all entries have as many alternatives as the first."""
     return _LOGPROB_BYTES * len(entries) * (1 + len(entries[0].top)) if entries else 0

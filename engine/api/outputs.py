@@ -1,4 +1,4 @@
-"""Outputs of the engine: deltas while a request runs, and whole outputs."""
+"""Outputs of a request: deltas during generation, and complete outputs."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 
 
 class FinishReason(enum.StrEnum):
-    """Reason for which a sample ended."""
+    """Why a sample ended."""
 
     STOP = "stop"  # a stop string, a stop id or the model's end token
     LENGTH = "length"  # max_tokens, or the model's length
     ABORT = "abort"  # the caller aborted the request
-    ERROR = "error"  # this request failed; see the message
+    ERROR = "error"  # the request failed; see the error message
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Natural logarithms of the probabilities of the chosen token and of the likeliest tokens, after
-    penalties and bias, but before temperature and truncation."""
+    """Natural logarithms of the probabilities of the sampled token and the most likely tokens. They include
+    penalties and bias, but neither temperature nor truncation."""
 
     token_id: int
     logprob: float
@@ -27,8 +27,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Natural logarithms of the probabilities of a prompt's tokens, each given the tokens before it. The
-    first token has none."""
+    """Natural logarithms of the prompt tokens' probabilities. The first token has none."""
 
     first_id: int
     rest: tuple[TokenLogprob, ...]
@@ -36,18 +35,15 @@ class PromptLogprobs:
 
 @dataclass(slots=True, kw_only=True)
 class Delta:
-    """New tokens and text of one sample; its last delta has a finish reason.
+    """New tokens and text of one sample. The last delta has a finish reason.
 
-    Treat a delta as immutable. It is not a frozen dataclass, because one is built for every token and
-    freezing triples the time.
-
-    index           index of the sample, from 0 to n - 1
-    token_ids       new tokens, including stop and end tokens
-    text            new text, without the stop string or end token
-    stop_match      stop string or stop id that ended the sample
-    error           message if finish_reason is ERROR
-    prompt_logprobs log probabilities of the prompt, if requested; they come with each sample's first token
-    embedding       pooled hidden state as computed, if requested; it comes with the first token
+    index            index of the sample, from 0 to n - 1
+    token_ids        new tokens, including stop and end tokens
+    text             new text, without the stop string or end token
+    stop_match       stop string or stop id that ended the sample
+    error            message if finish_reason is ERROR
+    prompt_logprobs  log probabilities of the prompt, in each sample's first delta
+    embedding        pooled hidden state, in the first delta
     """
 
     request_id: str
@@ -66,8 +62,7 @@ class Delta:
 
 @dataclass(slots=True, kw_only=True)
 class ToolCall:
-    """A tool call. ``arguments``: JSON, as far as the model has written it; ``is_whole``: whether it is
-    complete."""
+    """A tool call. ``arguments`` is JSON text, which is incomplete unless ``is_whole``."""
 
     call_id: str
     name: str
@@ -77,7 +72,7 @@ class ToolCall:
 
 @dataclass(slots=True, kw_only=True)
 class ChatAnswer:
-    """A sample of a chat, split into its parts."""
+    """Chat output, split into reasoning, content and tool calls."""
 
     content: str = ""
     reasoning: str = ""
@@ -86,8 +81,7 @@ class ChatAnswer:
 
 @dataclass(slots=True, kw_only=True)
 class Completion:
-    """Finished sample. ``error`` has the reason if finish_reason is ERROR; ``answer`` has the parts of a
-    chat."""
+    """A finished sample. ``error`` is set if the sample failed; ``answer`` is set for chats."""
 
     index: int
     text: str = ""
@@ -101,7 +95,7 @@ class Completion:
 
 @dataclass(slots=True, kw_only=True)
 class RequestOutput:
-    """Finished request: its samples in order of index, and its timing in seconds."""
+    """A finished request: its samples by index, and its timing in seconds."""
 
     request_id: str
     outputs: list[Completion]

@@ -9,20 +9,20 @@ from typing import Any, TypeAlias
 from .errors import InvalidRequest
 from .image import PromptImage
 
-# Names that ``variables`` of a prompt cannot set: other fields set them, or templates never get them.
+# template variables that ``ChatPrompt.variables`` cannot set
 TAKEN = ("messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template")
 Message: TypeAlias = Mapping[str, Any]  # {"role": ..., "content": ...}
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """Chat messages and the other inputs of the chat template.
+    """Chat messages and other inputs of the chat template.
 
-    tools      functions that the model may call, in the form of the OpenAI API
-    variables  further variables of the template, such as enable_thinking; reserved names are refused
-    open_turn  end the prompt with the beginning of the assistant's turn
-    continue_final_message   end the prompt within the last message, which the output then continues
-    has_images   content parts may be {"type": "image"}; the template writes a mark for each
+    tools                   functions that the model may call, in OpenAI's format
+    variables               further template variables, such as enable_thinking
+    open_turn               end the prompt with the start of the assistant's turn
+    continue_final_message  end the prompt inside the last message, so the model continues it
+    has_images              whether messages may contain {"type": "image"} parts
     """
 
     messages: Sequence[Message]
@@ -37,7 +37,6 @@ class ChatPrompt:
 
 
 def check_variables(field: str, variables: Mapping[str, Any]) -> None:
-    """Raise InvalidRequest if the request's field ``field`` sets a reserved name."""
     for name in TAKEN:
         if variables.get(name) is not None:
             raise InvalidRequest(f"{field}.{name} must be left out: it is not a variable of the template")
@@ -45,7 +44,7 @@ def check_variables(field: str, variables: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A prompt that was encoded and checked: token ids, and the images among them."""
+    """A validated prompt: token ids and images."""
 
     ids: list[int]
     images: tuple[PromptImage, ...] = ()

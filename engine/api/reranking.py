@@ -1,4 +1,4 @@
-"""Reranking with a generative model: a document's score is the probability of yes against no."""
+"""Reranking with a generative model: the score is the probability of "yes" against "no"."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .outputs import TokenLogprob
 from .sampling_params import SamplingParams
 from .setting_types import check_count
 
-MAX_DOCUMENTS = 1000  # documents in a call
-MAX_ANSWER = 256  # characters; no answer token is longer
+MAX_DOCUMENTS = 1000  # documents per call
+MAX_ANSWER = 256  # characters per answer token
 PLACES = ("{instruction}", "{query}", "{document}")
 _PLACE = re.compile("|".join(map(re.escape, PLACES)))
-BIAS = 100.0  # largest logit bias; lifts both answers above all other tokens and keeps their difference
-# From Qwen3-Reranker's model card. The shared part comes first, so that it is computed once.
+BIAS = 100.0  # largest logit bias
+# from the model card of Qwen3-Reranker
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 TEMPLATE = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the "
@@ -32,12 +32,11 @@ Encode: TypeAlias = Callable[[str], list[int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RerankPrompt:
-    """Question about a document that the model answers with yes or no. The defaults are Qwen3-Reranker's.
+    """Yes-or-no question about a document. The defaults suit Qwen3-Reranker.
 
-    instruction   the task, which defines a good document
-    template      the prompt, with ``{query}`` and ``{document}`` once each, and ``{instruction}`` at most
-                  once. Documents share the cached pages of the part before ``{document}``
-    yes, no       the answers, each one token of the model
+    instruction   the task, which defines a relevant document
+    template      prompt with ``{query}``, ``{document}`` and optionally ``{instruction}``
+    yes, no       the two answers; each must be a single token
     """
 
     instruction: str = INSTRUCTION
@@ -46,7 +45,6 @@ class RerankPrompt:
     no: str = "no"
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequest for an unusable template or answer."""
         for place, least in zip(PLACES, (0, 1, 1), strict=True):
             if not least <= (count := self.template.count(place)) <= 1:
                 rule = "once" if least else "at most once"
@@ -61,22 +59,19 @@ class RerankPrompt:
                 )
 
     def prompts(self, query: str, documents: Sequence[str]) -> list[str]:
-        """Return a prompt for each document. Raise InvalidRequest for no documents, or for too many."""
+        """Return one prompt per document. Raises InvalidRequest if there are none or too many."""
         check_num_documents(len(documents))
         return [self.prompt(query, document) for document in documents]
 
     def prompt(self, query: str, document: str) -> str:
-        """Return the prompt for one document."""
         words = dict(zip(PLACES, (self.instruction, query, document), strict=True))
         return _PLACE.sub(lambda found: words[found[0]], self.template)
 
     def num_characters(self, query: str, document: str) -> int:
-        """Return an upper estimate of the length of ``prompt`` without building it."""
         return len(self.template) + len(self.instruction) + len(query) + len(document)
 
     def answers(self, encode: Encode) -> RerankAnswers:
-        """Return the token ids of both answers. ``encode`` turns text into ids, without special tokens.
-        Raises InvalidRequest unless the answers are single tokens that differ."""
+        """Return the token ids of both answers. Raises InvalidRequest unless each is one distinct token."""
         ids = []
         for name, text in (("yes", self.yes), ("no", self.no)):
             if len(found := encode(text)) != 1:
@@ -98,12 +93,12 @@ class RerankAnswers:
     no: int
 
     def params(self) -> SamplingParams:
-        """Sampling parameters that yield the log probabilities of both answers and nothing else."""
+        """Sampling parameters that return the log probabilities of both answers."""
         bias = {self.yes: BIAS, self.no: BIAS}
         return SamplingParams(max_tokens=1, ignore_eos=True, logprobs=2, logit_bias=bias)
 
     def score(self, logprobs: Sequence[TokenLogprob]) -> float:
-        """Return P(yes) / (P(yes) + P(no)) from the token sampled with ``params``."""
+        """Return P(yes) / (P(yes) + P(no))."""
         if not logprobs:
             raise RequestFailed("the request ended before its document was judged")
         of = dict(logprobs[0].top)
@@ -118,26 +113,20 @@ class RerankAnswers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedDocument:
-    """A document's place in the ranking.
-
-    index   position of the document in the request
-    score   probability of yes against no, between 0 and 1
-    """
+    """Position of a document in the request, and its score between 0 and 1."""
 
     index: int
     score: float
 
 
 def ranked(scores: Iterable[float], top_n: int | None = None) -> list[RankedDocument]:
-    """Return the ``top_n`` documents with the highest scores (None: all), the highest first. Equal scores
-    keep the given order. Raises InvalidRequest for an invalid ``top_n``."""
+    """Return the ``top_n`` documents with the highest scores, best first. None means all."""
     check_top_n(top_n)
     found = [RankedDocument(index=index, score=score) for index, score in enumerate(scores)]
     return sorted(found, key=lambda document: -document.score)[:top_n]
 
 
 def check_num_documents(count: int) -> None:
-    """Raise InvalidRequest if there are no documents, or too many for one call."""
     if not 1 <= count <= MAX_DOCUMENTS:
         raise InvalidRequest(
             f"between 1 and {MAX_DOCUMENTS} documents can be reranked in a call, got {count}; send several "
@@ -146,5 +135,4 @@ def check_num_documents(count: int) -> None:
 
 
 def check_top_n(top_n: int | None) -> None:
-    """Raise InvalidRequest unless ``top_n`` is None or a positive whole number."""
     check_count("top_n", top_n, "all documents")

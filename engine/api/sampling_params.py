@@ -20,15 +20,16 @@ MAX_BAD_WORDS = 128
 MAX_BAD_WORD_LENGTH = 128
 MAX_SAMPLES = 64
 MIN_REPETITION_PENALTY = 0.01  # logits are divided by the penalty and must stay finite in float32
-_FLOAT32_EPSILON = 2.0**-23  # gRPC carries 0.01 as a float32, which is slightly smaller
+_FLOAT32_EPSILON = (
+    2.0**-23
+)  # spacing of float32 at 1; gRPC sends 0.01 as a float32, which is slightly smaller
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Sampling parameters of one request, with the names, ranges and meanings of vLLM and the OpenAI API.
+    """Sampling parameters of one request, with the names and ranges of vLLM and the OpenAI API.
 
-    Each parameter is declared once, with default, type, range and help. The checks, the fields of both gRPC
-    services, the options of ``octavo generate`` and the reference are derived from that (``setting.py``).
+    Each parameter is declared once, with its default, type, range and help text.
     """
 
     max_tokens: int | None = parameter(
@@ -151,7 +152,6 @@ class SamplingParams:
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequest for the first value that is out of range."""
         take_settings(self, InvalidRequest)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
@@ -182,5 +182,5 @@ PARAMETERS: Mapping[str, tuple[Parameter, Any]] = settings_of(SamplingParams)
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:  # also refuses NaN
+    if not low <= value <= high:  # also rejects NaN
         raise InvalidRequest(f"{name} must be between {low} and {high}, got {value}")

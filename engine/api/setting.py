@@ -1,5 +1,4 @@
-"""Declarations of settings and sampling parameters, from which options, message fields, checks and the
-reference are derived."""
+"""Declarations of engine settings and sampling parameters."""
 
 from __future__ import annotations
 
@@ -19,26 +18,27 @@ from .setting_types import Kind, in_its_type
 _UNSET = (None, False, "off")
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 100
-_quoted = _REPR.repr  # repr of a value, shortened while it is built
-_UNITS = {"SECONDS": " seconds", "MS": " milliseconds"}  # metavar -> unit in messages
+_quoted = _REPR.repr
+_UNITS = {"SECONDS": " seconds", "MS": " milliseconds"}  # unit in error messages, by metavar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Description of a field besides its type and default.
+    """Declaration of one setting; the type and the default are on the dataclass field.
 
-    help       line of ``--help``, to which the default is added in brackets
-    shown      text of the default in ``--help`` (None: its value; "": no default)
-    more       further sentences of the reference
-    kind       how text becomes a value; "switch": two options without a value, --x and --no-x
+    help       text for ``--help``
+    shown      default as shown in ``--help`` (None: the value itself)
+    more       additional sentences for the reference page
+    kind       type of the value; "switch" has the options --x and --no-x
     metavar    placeholder of the value in ``--help``
     choices    allowed values (empty: any)
-    low, high  range of a number (None: unbounded); ``above`` excludes ``low`` itself
-    remedy     end of the error message about an unusable value
-    aliases    further names of the option, mostly vLLM's
-    exclusive  name of a group of settings that exclude each other
-    needs      setting without which this one has no effect
-    optional   whether None is allowed, by the field's annotation
+    low, high  inclusive range of a number (None: unbounded)
+    above      whether ``low`` itself is excluded
+    remedy     last words of the error message
+    aliases    alternative option names, mostly vLLM's
+    exclusive  name of a group of mutually exclusive settings
+    needs      setting that this setting depends on
+    optional   whether None is allowed
     """
 
     help: str
@@ -57,8 +57,7 @@ class Setting:
     optional: bool = False
 
     def taken(self, name: str, value: Any, default: Any) -> Any:
-        """Return the value in the setting's own type. Raises ValueError for a value of another type, outside
-        of the choices or out of range."""
+        """Convert and check a value. Raises ValueError if its type or range is wrong."""
         if value is default or (value is None and self.optional):
             return value
         remedy = self.remedy or ("leave it out for the default" if default is None or value is None else "")
@@ -73,7 +72,7 @@ class Setting:
                 "names",
                 "texts",
                 "pairs",
-            ):  # a text would be read letter by letter
+            ):  # a string would count as a list of letters
                 remedy = f"write ({value!r},)"
             raise ValueError(_refusal(name, str(kept), _quoted(value), remedy)) from None
         if self.low is not None and not self._holds(taken):
@@ -83,7 +82,7 @@ class Setting:
 
     def _holds(self, value: float) -> bool:
         assert self.low is not None
-        above = self.low < value if self.above else self.low <= value  # both are false for NaN
+        above = self.low < value if self.above else self.low <= value  # both comparisons are false for NaN
         return above and (value < math.inf if self.high is None else value <= self.high)
 
     def _range(self) -> str:
@@ -93,7 +92,7 @@ class Setting:
         return f"above {low} and at most {high}" if self.above else f"between {low} and {high}"
 
     def explained(self, default: Any) -> str:
-        """Return the help line, with the default."""
+        """Return the help text with the default."""
         shown = self.shown
         if shown is None:
             shown = f"{default:g}" if isinstance(default, float) else str(default)
@@ -102,11 +101,11 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter(Setting):
-    """A sampling parameter: a setting of one request.
+    """A setting of one request.
 
-    flag         option of ``octavo generate``, if not the parameter's name; "": none
-    vllm         field of vLLM's gRPC message, if not the parameter's name
-    recommended  whether a model's generation_config.json may set the default
+    flag         option of ``octavo generate``, if it differs from the name
+    vllm         field of vLLM's gRPC message, if it differs from the name
+    recommended  whether the model's generation_config.json may set the default
     """
 
     flag: str | None = None
@@ -115,26 +114,23 @@ class Parameter(Setting):
 
 
 def setting(default: Any, text: str, **said: Any) -> Any:
-    """Return a dataclass field that declares a setting; ``said``: other fields of its Setting."""
     return _field(default, Setting(help=text, **said))
 
 
 def parameter(default: Any, text: str, **said: Any) -> Any:
-    """Return a dataclass field that declares a sampling parameter; ``said``: fields of its Parameter."""
     return _field(default, Parameter(help=text, **said))
 
 
 def _field(default: Any, declared: Setting) -> Any:
     metadata = {"setting": declared}
-    if isinstance(default, Mapping):  # dataclasses refuse mappings as defaults
+    if isinstance(default, Mapping):  # dataclasses reject mappings as defaults
         return dataclasses.field(default_factory=lambda: default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
 @functools.cache
 def settings_of(config: type) -> dict[str, tuple[Any, Any]]:
-    """Return the settings of a configuration class (or parameters of a request), each with its default, by
-    name and in the order of declaration."""
+    """Return each setting with its default, by name, in order of declaration."""
     hints = typing.get_type_hints(config)
     return {
         field.name: (
@@ -149,8 +145,7 @@ def settings_of(config: type) -> dict[str, tuple[Any, Any]]:
 
 
 def take_settings(config: Any, error: type[InvalidConfig | InvalidRequest]) -> None:
-    """Convert every setting of a new configuration to its type; raise ``error`` for the first that is
-    unusable."""
+    """Convert and check every setting of ``config`` in place. Raises ``error`` for an invalid value."""
     for name, (declared, default) in settings_of(config.__class__).items():
         given = getattr(config, name)
         try:
@@ -164,7 +159,7 @@ def take_settings(config: Any, error: type[InvalidConfig | InvalidRequest]) -> N
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
-    """Return the default of a field; dataclasses.MISSING if it must be given."""
+    """Return the default, or dataclasses.MISSING if the field is required."""
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return field.default

@@ -1,7 +1,7 @@
-"""Python types of settings: the type in which each kind is kept, and the types that are accepted.
+"""Conversion of settings to their Python types.
 
-A size may be text as on the command line ("2GiB"), a path may be text, a tuple may be a list, and a number
-may be NumPy's. Nothing else is converted: "32" and True are not accepted as numbers.
+A size may be text ("2GiB"), a path may be text, and a tuple may be a list. NumPy numbers are accepted.
+Numbers in text ("32") and booleans are not accepted as numbers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _int(value: Any) -> int:
 
 def _float(value: Any) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return value  # an int is a float to Python's type checkers
+        return value
     if isinstance(value, bool | str | bytes):
         raise TypeError
     return float(value)
@@ -72,7 +72,7 @@ def _tuple_of(each: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def split_pair(text: str) -> tuple[str, str]:
-    """Split NAME=VALUE at the first ``=``. Raises ValueError if the name or the value is missing."""
+    """Split NAME=VALUE at the first ``=``. Raises ValueError if either part is missing."""
     name, _, value = text.partition("=")
     if not name.strip() or not name.isprintable() or not value:
         raise ValueError(f"must be NAME=VALUE with a name that can be printed, got {text!r:.100}")
@@ -109,7 +109,7 @@ _TYPES: Mapping[Kind, tuple[str, Callable[[Any], Any]]] = {
 
 
 def in_its_type(kind: Kind, value: Any) -> Any:
-    """Return the value in the type of its kind. Raises TypeError, with the rule, if it is invalid."""
+    """Convert a value to the Python type of ``kind``. Raises TypeError if it is invalid."""
     what, taken = _TYPES[kind]
     try:
         return taken(value)
@@ -118,7 +118,7 @@ def in_its_type(kind: Kind, value: Any) -> Any:
 
 
 def check_count(name: str, value: Any, all_of: str) -> None:
-    """Raise InvalidRequest unless the count is None (which means ``all_of``) or a whole number in range."""
+    """Raise InvalidRequest unless ``count`` is None or between 1 and 2^31 - 1."""
     if value is None:
         return
     try:

@@ -1,4 +1,4 @@
-"""Sizes in bytes as people write them."""
+"""Parsing of sizes in bytes, such as "2GiB"."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)\s*")
 
 
 def parse_size(text: str, *, least: int = 1) -> int:
-    """Return the bytes of "2GiB", "512MiB", "1.5G" (as GiB), "300MB" (decimal) or a plain number.
-
-    Raises InvalidConfig for other text, and for less than ``least`` bytes.
-    """
+    """Parse "2GiB", "512MiB", "1.5G" (GiB), "300MB" (decimal) or a plain number as bytes. Raises
+    InvalidConfig for other text and for sizes below ``least``."""
     match = _SIZE.fullmatch(text)
     if match is None or match[2].lower() not in _UNITS:
         raise InvalidConfig(f"size {text!r} is not a number with a unit such as MiB, GiB, MB or GB")

@@ -1,4 +1,4 @@
-"""Statistics of one step for observers (metrics, progress bars)."""
+"""Statistics of requests and steps, for metrics and progress bars."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from .store_counters import StoreCounts, SwapCounts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """A request that has ended, with all samples; times are in seconds. ``invalid``: the request failed
-    because of its own parameters, not because of the model or the engine."""
+    """A finished request with all its samples. Times are in seconds."""
 
     request_id: str
     finish_reason: FinishReason
@@ -30,28 +29,28 @@ class RequestRecord:
 
 
 class DraftRecord(NamedTuple):
-    """Draft tokens of one sequence in one step: how many were computed, and how many of these accepted."""
+    """Draft tokens of one sequence in one step: proposed and accepted."""
 
     num_drafts: int
     num_accepted: int
 
 
 class TenantLoad(NamedTuple):
-    """Numbers of one tenant's running and waiting sequences."""
+    """Running and waiting sequences of one tenant."""
 
     running: int
     waiting: int
 
 
 class TenantTokens(NamedTuple):
-    """Tokens of one tenant in one step: computed prompt tokens, and generated tokens."""
+    """Prompt tokens and generated tokens of one tenant in one step."""
 
     prompt: int
     output: int
 
 
 class AdapterLoad(NamedTuple):
-    """Largest number of adapters in a step, and names of adapters with running and with waiting requests."""
+    """LoRA adapters in use: the most in one step, and those with running or waiting requests."""
 
     max_loras: int
     running: tuple[str, ...]
@@ -63,16 +62,15 @@ NO_PROMPTS: Mapping[int, int | None] = MappingProxyType({})
 
 
 class Gauges(NamedTuple):
-    """Current gauges of the engine, in a named tuple because one is made after every step.
+    """Gauges of the engine after a step.
 
-    residual      16-bit pages next to quantized ones
-    states        slots of recurrent layers
-    store, swap   pages on disk and in ``swap_memory``, if the engine has these
-    pages_pinned  pages held by pins
+    residual      16-bit pages of sequences with quantized pages
+    states        state slots of recurrent layers
+    store, swap   pages on disk and in swap memory
+    pages_pinned  pages that pins hold
     tenants       loads of named tenants, at most a second old
-    prompts_left  number of a request that has begun -> prompt tokens still to compute; None if the request
-                  was preempted before its first token
-    adapters      adapters in use, if the engine may have some
+    prompts_left  uncomputed prompt tokens by request number; None if the request was preempted
+    adapters      LoRA adapters in use
     """
 
     num_running: int = 0
@@ -92,14 +90,17 @@ class Gauges(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """Record of one step: its work, its time, and its events.
+    """Statistics of one step.
 
-    hit_tokens, query_tokens   prompt tokens found, and looked up, in this step
-    miss_tokens                not found, by reason: "new", "last_token", "partial_page", "disabled", ...
-    ttft_s, inter_token_s, queue_s   one entry per event of this step
-    drafts                     one entry per sequence with drafts in this step
-    tenant_tokens              tokens of each tenant with a name
-    predicted_s                seconds that the scheduler expected; None without a latency target
+    hit_tokens       prompt tokens that were found in the prefix cache
+    query_tokens     prompt tokens that were looked up
+    miss_tokens      prompt tokens that were not found, by reason
+    ttft_s           times to first token, in seconds
+    inter_token_s    times between two tokens of one sequence, in seconds
+    queue_s          times in the queue, in seconds
+    drafts           one entry per sequence with draft tokens
+    tenant_tokens    tokens of each named tenant
+    predicted_s      predicted step time; None without a latency target
     """
 
     seconds: float
@@ -122,10 +123,10 @@ class StepRecord:
 
 
 class Observer(Protocol):
-    """Receiver of statistics. It is called on the engine thread, must be quick and must not raise."""
+    """Receiver of statistics. Its methods run on the engine thread and must not raise."""
 
     def step(self, record: StepRecord) -> None: ...
 
     def rejected(self, reason: str) -> None:
-        """Called when a request is refused on arrival: "too_long", "invalid", "overloaded", ..."""
+        """A request was refused on arrival: "too_long", "invalid", "overloaded", ..."""
         ...

@@ -1,4 +1,4 @@
-"""Counters of a page store, for metrics."""
+"""Counters of a page store on disk, for metrics."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ budget                     it was evicted, because other pages were used more re
 class StoreCounts:
     """Counts since the start, and the bytes on disk now.
 
-    hits, misses    requests whose first page that was not in memory was on disk, or was not
-    loaded, written pages read from and written to disk
-    dropped         pages by reason, see DROP_REASONS
-    num_bytes       bytes of all pages on disk now, as far as this server knows
+    hits, misses     requests that did or did not find their next page on disk
+    loaded, written  pages read from and written to disk
+    dropped          pages by reason, see DROP_REASONS
+    num_bytes        bytes of all pages on disk
     """
 
     hits: int = 0
@@ -36,7 +36,7 @@ class StoreCounts:
 
 
 class StoreCounters:
-    """Counts that several threads add to."""
+    """Thread-safe counters of a page store."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,7 +44,6 @@ class StoreCounters:
         self._dropped: Counter[str] = Counter()
 
     def add(self, name: str, count: int = 1) -> None:
-        """Add to the counter ``name``, a field of StoreCounts."""
         with self._lock:
             self._counts[name] += count
 
@@ -60,7 +59,7 @@ class StoreCounters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapCounts:
-    """Pages copied out of the pool, and back, since the start; bytes that copies take now."""
+    """Pages copied out of the pool and back, and the bytes of copies in memory."""
 
     num_out: int = 0
     num_in: int = 0

@@ -1,4 +1,4 @@
-"""Structured output: the form that a request's output must have."""
+"""Constraints on the output of a request."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ MAX_CHOICES = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutput:
-    """Form that the output must have. Exactly one field is set; their names are those of vLLM.
+    """Constraint on the output. Exactly one field must be set; the names are vLLM's.
 
-    json_schema      the output is JSON that validates against this schema (a mapping, or its text)
-    json_object      the output is any JSON object
-    regex            the whole output matches this pattern: the syntax of Rust's regex crate, which has
-                     neither look-around nor back-references
-    grammar          the output is derived from this context-free grammar: EBNF as in llama.cpp's GBNF
-                     (rules "root ::= ...") or Lark (rules "start: ..."), distinguished by their first rule
-    choice           the output is one of these strings
-    structural_tag   free text, in which whatever begins with a trigger is one of these tags:
+    json_schema      JSON that validates against this schema (a mapping or JSON text)
+    json_object      any JSON object
+    regex            full match of this pattern, without look-around or back-references
+    grammar          context-free grammar in GBNF ("root ::= ...") or Lark ("start: ...")
+    choice           exactly one of these strings
+    structural_tag   free text with tags; a trigger must start one of the listed tags:
                      {"type": "structural_tag", "triggers": ["<f="], "structures": [{"begin": "<f=a>",
                      "schema": {...}, "end": "</f>"}]}
     """
@@ -37,7 +35,6 @@ class StructuredOutput:
     structural_tag: str | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        """Raise InvalidRequest naming the missing, superfluous or unusable field."""
         given = [field.name for field in fields(self) if getattr(self, field.name) not in (None, (), False)]
         if self.json_schema is False:
             given.append("json_schema")
@@ -46,7 +43,7 @@ class StructuredOutput:
                 f"structured must have exactly one of {', '.join(f.name for f in fields(self))}, "
                 f"got {' and '.join(given) or 'none'}; give one"
             )
-        if isinstance(self.choice, str):  # would be read as one choice per letter
+        if isinstance(self.choice, str):  # a string would be read as one choice per letter
             raise InvalidRequest(
                 f"choice must be a tuple of strings, got {self.choice!r}; write ({self.choice!r},)"
             )
@@ -64,7 +61,6 @@ class StructuredOutput:
 
     @property
     def kind(self) -> str:
-        """The name of the field that is set."""
         if self.choice:
             return "choice"
         if self.json_object:
@@ -74,7 +70,7 @@ class StructuredOutput:
 
     @property
     def source(self) -> str:
-        """Return the given schema or grammar as text; empty for json_object."""
+        """Return the schema or grammar as text; empty for json_object."""
         if self.json_object:
             return ""
         return json.dumps(self.choice) if self.choice else str(getattr(self, self.kind))

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Client that shares a server with others.
+    """A tenant of the server.
 
-    name    "" on a server without tenants
-    share   largest part of shared resources (queue, pinned pages, watch streams) that this tenant may take
+    name    empty on a server without tenants
+    share   largest fraction of a shared resource that the tenant may use
     """
 
     name: str = ""
     share: float = 1.0
 
     def part_of(self, total: int) -> int:
-        """Return this tenant's part of ``total``: its share rounded down, but at least one."""
+        """Return ``share`` of ``total``, rounded down but at least 1."""
         return min(max(1, int(total * self.share)), total)
 
 
