@@ -1,1 +1,1 @@
-"""Command-line arguments that several commands share: model, page formats, addresses, credentials."""
+"""Command-line options that several commands share."""

@@ -1,4 +1,4 @@
-"""Options that several commands share: the engine's settings, logging, printing."""
+"""Options for engine settings and sampling parameters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .usage import checked, number, whole_number
 
 DEFAULTS = EngineConfig()
 _SETTINGS = settings_of(EngineConfig)
-_GROUPS = {  # first setting of each group of options -> the group's heading
+_GROUPS = {  # first setting of a group: heading of the group
     "model": "model",
     "kv_format": "KV cache",
     "max_model_len": "lengths",
@@ -43,8 +43,7 @@ _PARAMETERS = {
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add an option per setting of EngineConfig. Every default is None, so that a command can tell which
-    options were given; ``engine_config`` fills in the rest."""
+    """Add one option per setting of EngineConfig. All defaults are None."""
     names = list(_SETTINGS)
     starts = [names.index(name) for name in _GROUPS]
     for heading, (begin, end) in zip(
@@ -54,7 +53,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_settings(group: argparse._ActionsContainer, names: Iterable[str]) -> None:
-    """Add options for some settings of EngineConfig; all default to None."""
+    """Add options for the named settings of EngineConfig. All defaults are None."""
     exclusive: dict[str, argparse._ActionsContainer] = {}
     for name in names:
         declared, default = _SETTINGS[name]
@@ -67,18 +66,13 @@ def add_settings(group: argparse._ActionsContainer, names: Iterable[str]) -> Non
 
 
 def add_sampling_arguments(group: argparse._ActionsContainer, **defaults: Any) -> None:
-    """Add an option per sampling parameter that is not also an engine setting. All default to None;
-    ``sampling_arguments`` returns those given.
-
-    defaults   the command's own defaults, shown in the help
-    """
+    """Add one option per sampling parameter. All defaults are None; ``defaults`` appear in the help."""
     for name, (declared, default) in _PARAMETERS.items():
         told = dataclasses.replace(declared, shown=str(defaults[name])) if name in defaults else declared
         _add_option(group, declared.flag or _flag(name), name, told, default)
 
 
 def sampling_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the sampling parameters given on the command line."""
     given = {name: value for name in _PARAMETERS if (value := getattr(args, name)) is not None}
     return {
         name: dict(value) if _PARAMETERS[name][0].kind == "biases" else value for name, value in given.items()
@@ -111,7 +105,7 @@ def _add_option(
 
 
 class _Several(argparse.Action):
-    """Collects the values of an option that is repeated, or that takes several values."""
+    """Collects the values of an option that may be repeated."""
 
     def __call__(
         self,
@@ -127,7 +121,6 @@ class _Several(argparse.Action):
 
 
 def pair(text: str) -> str:
-    """Return NAME=VALUE unchanged. Raises ValueError for other text."""
     split_pair(text)
     return text
 
@@ -145,7 +138,7 @@ def _bias(text: str) -> tuple[int, float]:
 VLLM_FORMATS = {
     "bfloat16": "bf16",
     "float16": "fp16",
-}  # vLLM's names of formats, for --kv-cache-dtype
+}  # vLLM's names of page formats
 
 
 def _formats(name: str) -> str:
@@ -178,12 +171,11 @@ _PARSERS: dict[str, Callable[[str], Any] | None] = {
 
 
 def given_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the engine settings given on the command line."""
     return {name: value for name in _SETTINGS if (value := getattr(args, name)) is not None}
 
 
 def engine_flags(settings: Mapping[str, Any]) -> list[str]:
-    """Return the command line for these settings; the inverse of ``given_settings``."""
+    """Return command-line options for these settings; the inverse of ``given_settings``."""
     flags = []
     for name, value in settings.items():
         flag = "--" + name.replace("_", "-")
@@ -199,10 +191,8 @@ def engine_flags(settings: Mapping[str, Any]) -> list[str]:
 
 
 def engine_config(args: argparse.Namespace, **defaults: Any) -> EngineConfig:
-    """Return the engine's configuration. Raises InvalidConfig for an unusable setting.
-
-    defaults   the command's own defaults, for settings that were not given
-    """
+    """Build the engine configuration; ``defaults`` are for options not given. Raises InvalidConfig for an
+    invalid setting."""
     return EngineConfig(**defaults | given_settings(args))
 
 
@@ -227,7 +217,6 @@ def set_up_logging(args: argparse.Namespace) -> None:
 
 
 def _windows(info: EngineInfo) -> str:
-    """Return the pages of layers with a window, and 16-bit pages, as text."""
     return "".join(
         f"{group.num_pages} for windows of {group.window}, "
         if not isinstance(group, ResidualWindow)
@@ -237,7 +226,6 @@ def _windows(info: EngineInfo) -> str:
 
 
 def _states(info: EngineInfo) -> str:
-    """Return the slots of recurrent layers as text, if there are any."""
     from ..memory.budget import format_size
 
     if info.states is None:
@@ -247,19 +235,17 @@ def _states(info: EngineInfo) -> str:
 
 
 def print_json(value: Mapping[str, Any]) -> None:
-    """Print the last line of a command's output as JSON."""
     print(json.dumps(value), flush=True)
 
 
 def _drafts(info: EngineInfo) -> str:
-    """Return the memory of a drafter with its own pages as text, if there is one."""
     from ..memory.budget import format_size
 
     return f"as many for drafts {format_size(info.memory.drafts)}, " if info.memory.drafts else ""
 
 
 def budget_lines(info: EngineInfo) -> list[str]:
-    """Return lines that describe a started engine and its use of memory."""
+    """Return lines about a started engine and its memory."""
     from ..memory.budget import format_size
 
     memory = info.memory

@@ -1,4 +1,4 @@
-"""Options for TLS and tokens, of servers and of clients."""
+"""Options for TLS and bearer tokens, for servers and clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 
 def add_security_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the security options of a server."""
     add = parser.add_argument_group("security (SIGHUP makes the server read these files again)").add_argument
     add("--tls-cert", "--ssl-certfile", type=Path, metavar="F",
         help="PEM certificate chain of the server; gRPC and HTTP then accept only TLS")  # fmt: skip
@@ -27,7 +26,6 @@ def add_security_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_metrics_security_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the security options of a server's metrics port."""
     add = parser.add_argument_group(
         "security of the metrics port (SIGHUP makes the server read these files again)"
     ).add_argument
@@ -40,7 +38,7 @@ def add_metrics_security_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def metrics_tls_files(args: argparse.Namespace) -> TlsFiles | None:
-    """Return the TLS files of the metrics port. Raises InvalidConfig if only one of them is given."""
+    """Return the TLS files of the metrics port. Raises InvalidConfig unless both or neither are given."""
     from ..grpc.security import TlsFiles
 
     if (args.metrics_tls_cert is None) != (args.metrics_tls_key is None):
@@ -51,7 +49,7 @@ def metrics_tls_files(args: argparse.Namespace) -> TlsFiles | None:
 
 
 def tls_files(args: argparse.Namespace) -> TlsFiles | None:
-    """Return the server's TLS files. Raises InvalidConfig if only some of them are given."""
+    """Return the server's TLS files. Raises InvalidConfig if a required file is missing."""
     from ..grpc.security import TlsFiles
 
     if (args.tls_cert is None) != (args.tls_key is None):
@@ -64,7 +62,6 @@ def tls_files(args: argparse.Namespace) -> TlsFiles | None:
 
 
 def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the connection options of a client, besides --connect."""
     add = parser.add_argument_group("connection (with --connect)").add_argument
     add("--tls", action="store_true", help="connect to the server over TLS")
     add("--tls-ca", type=Path, metavar="F", help="PEM certificates of authorities to trust; implies --tls")
@@ -74,7 +71,7 @@ def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def credentials_of(args: argparse.Namespace) -> ClientCredentials:
-    """Return the client credentials of the options. Raises InvalidConfig if they come without --connect."""
+    """Return the client's credentials. Raises InvalidConfig if --connect is missing."""
     credentials = ClientCredentials(
         tls=args.tls, ca=args.tls_ca, cert=args.tls_cert, key=args.tls_key, token_file=args.auth_token_file
     )

@@ -1,8 +1,6 @@
-"""Options from the environment and from a file.
+"""Options from environment variables and a configuration file.
 
-An option of a command may be given in three places: the command line, which comes first, the variable
-``OCTAVO_<NAME>``, and the file of ``--config``. Options found in the last two are put before the command
-line, so that one parser checks all of them.
+The command line takes precedence, then the variable ``OCTAVO_<NAME>``, then the file of ``--config``.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ EPILOG = (
     "Every option can also be set by an environment variable (--kv-format: OCTAVO_KV_FORMAT) or in the "
     'file of --config (kv-format = "fp4"). The command line overrides variables, which override the file.'
 )
-DELETED = {  # deleted options, and their replacements
+DELETED = {  # removed options and their replacements
     "k-format": "give both formats as --kv-format K/V",
     "v-format": "give both formats as --kv-format K/V",
     "max-waiting-tokens": "leave it out; the queue holds at most 1048576 prompt tokens",
@@ -45,10 +43,7 @@ _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """The option that a name in the environment or in a file stands for.
-
-    action   argparse action of the option; ``negated``: a true value turns the option off
-    """
+    """Option with this name in the environment or in a file. ``negated``: a true value turns it off."""
 
     action: argparse.Action
     negated: bool = False
@@ -56,10 +51,10 @@ class _Name:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Options from the environment or a file, as a command line.
+    """Options from the environment or a file.
 
-    words    words of a command line with these options
-    origins  source of each option, for messages
+    words    the options as command-line words
+    origins  source of each option, for error messages
     """
 
     words: list[str]
@@ -67,8 +62,8 @@ class Found:
 
 
 def found_options(parser: argparse.ArgumentParser, argv: Sequence[str], environ: Mapping[str, str]) -> Found:
-    """Return the options that are set by the environment or the file but not in ``argv``. Raises
-    InvalidConfig for a mistake in the former."""
+    """Return options from the environment or the file that ``argv`` lacks. Raises InvalidConfig for an
+    invalid option."""
     names = option_names(parser)
     given = _given(parser, argv)
     found = Found([], {})
@@ -94,7 +89,7 @@ def found_options(parser: argparse.ArgumentParser, argv: Sequence[str], environ:
 
 
 def option_names(parser: argparse.ArgumentParser) -> dict[str, _Name]:
-    """Return all long options; keys are their names without the leading dashes."""
+    """Return all long options by name, without leading dashes."""
     names: dict[str, _Name] = {}
     for action in parser._actions:
         if isinstance(action, argparse._HelpAction):
@@ -114,7 +109,6 @@ def _variable(name: str) -> str:
 
 
 def _given(parser: argparse.ArgumentParser, argv: Sequence[str]) -> set[argparse.Action]:
-    """Return the options that the command line sets, and the options that exclude these."""
     words = {word.partition("=")[0] for word in argv if word.startswith("--")}
     actions = {action for action in parser._actions if words & set(action.option_strings)}
     return actions | {rival for action in actions for rival in _rivals(parser, action)}
@@ -126,7 +120,6 @@ def _rivals(parser: argparse.ArgumentParser, action: argparse.Action) -> set[arg
 
 
 def _by_kubernetes(name: str, text: str) -> bool:
-    """Whether Kubernetes set this variable: a Service named "octavo" gives its pods OCTAVO_PORT=tcp://..."""
     if name == "port" and "://" in text:
         logger.warning("%s=%s is the address of a Kubernetes service and is ignored", _variable(name), text)
         return True
@@ -134,8 +127,7 @@ def _by_kubernetes(name: str, text: str) -> bool:
 
 
 def warn_of_unknown(options: Callable[[], Iterable[str]], environ: Mapping[str, str]) -> None:
-    """Warn of variables with our prefix that set no option of ``octavo serve``, except those that Kubernetes
-    sets for services. ``options`` is called only if there are other variables."""
+    """Log a warning for each variable ``OCTAVO_...`` that sets no option."""
     ours = {name for name in environ if name.startswith(PREFIX)} - _READ_ELSEWHERE
     ours = {name for name in ours if not _OF_SERVICES.fullmatch(f"{name}={environ[name]}")}
     known = {_variable(name) for name in (options() if ours else ())} | _READ_ELSEWHERE
@@ -158,7 +150,6 @@ def _config_path(argv: Sequence[str], variables: Mapping[str, str]) -> Path | No
 
 
 def _read_file(path: Path, names: Mapping[str, _Name]) -> dict[str, Any]:
-    """Return the options in a TOML file. Keys are option names, in which dashes replace underscores."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -169,7 +160,7 @@ def _read_file(path: Path, names: Mapping[str, _Name]) -> dict[str, Any]:
         raise InvalidConfig(
             f"{CONFIG_FLAG} {path} must not nest values that deep; write each option at the top level"
         ) from error
-    except ValueError as error:  # invalid TOML, or text that is not UTF-8
+    except ValueError as error:  # invalid TOML or invalid UTF-8
         raise InvalidConfig(f"{CONFIG_FLAG} {path} is not TOML: {error}") from error
     values: dict[str, Any] = {}
     for key, value in content.items():
@@ -190,7 +181,6 @@ def _nearest(name: str, names: Iterable[str]) -> str:
 
 
 def _words(name: _Name, value: Any, origin: str) -> Iterator[str]:
-    """Yield the words of a command line that set ``value``."""
     option = name.action.option_strings[0]
     if name.action.nargs == 0:
         if _truth(value, origin) != name.negated:

@@ -1,4 +1,4 @@
-"""Error messages of the command line: one line on stderr."""
+"""Command-line parser with one-line errors."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ T = TypeVar("T")
 
 
 class Parser(argparse.ArgumentParser):
-    """An argparse parser with one-line errors and without abbreviations. A command's options are added when
-    its parser is first used, so that the modules of other commands are not imported."""
+    """An argparse parser with one-line errors and without abbreviations. Options are added on first use."""
 
     def __init__(
         self, *, fill: Callable[[argparse.ArgumentParser], None] | None = None, **settings: Any
@@ -26,21 +25,20 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**settings)
         self._fill = fill
         self._reads_sources = False
-        self.origins: dict[str, str] = {}  # option: the variable or file that gave it
+        self.origins: dict[str, str] = {}  # option: the variable or file that set it
 
     def complete(self) -> None:
-        """Add the options of this command now, as parsing does; a second call does nothing."""
+        """Add the options of this command. A second call has no effect."""
         fill, self._fill = self._fill, None
         if fill is not None:
             fill(self)
 
     def read_sources(self) -> None:
-        """Read options that are not on the command line from the environment and the file of --config."""
         self._reads_sources = True
         self.epilog = EPILOG
 
     def command(self, name: str) -> Parser:
-        """Return the parser of a subcommand with all of its options. Raises KeyError for an unknown one."""
+        """Return the complete parser of a subcommand. Raises KeyError for an unknown name."""
         self.complete()
         (commands,) = (action for action in self._actions if isinstance(action, argparse._SubParsersAction))
         found = commands.choices[name]
@@ -53,7 +51,7 @@ class Parser(argparse.ArgumentParser):
         if self._reads_sources and args and not {"-h", "--help"} & set(args[0]):
             args = (self._with_sources(args[0]), *args[1:])
         namespace, unknown = super().parse_known_args(*args, **kwargs)
-        if unknown:  # reported here, where the command's name and help are known
+        if unknown:
             option = unknown[0].partition("=")[0]
             if (now := DELETED.get(option.removeprefix("--"))) is not None:
                 self.error(f"{option} is not an option any more; {now}")
@@ -88,13 +86,12 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
 
 
 def say_error(command: str, error: object) -> None:
-    """Print a message as one line on stderr."""
+    """Print an error as one line on stderr."""
     where = f"octavo {command}".strip()
     print(f"{where}: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
 
 
 def checked(convert: Callable[[str], T]) -> Callable[[str], T]:
-    """Return ``convert`` for argparse, which then shows the message of its ValueError."""
 
     def converter(text: str) -> T:
         try:
@@ -106,12 +103,11 @@ def checked(convert: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def whole_number(text: str) -> int:
-    """Return the text as a whole number, for argparse."""
     return _read(int, text, "a whole number")
 
 
 def number(text: str) -> float:
-    """Return the text as a number, for argparse; infinity and NaN are allowed."""
+    """Parse a number for argparse; infinity and NaN are allowed."""
     return _read(float, text, "a number")
 
 
@@ -123,12 +119,10 @@ def _read(convert: Callable[[str], T], text: str, rule: str) -> T:
 
 
 def positive(text: str) -> int:
-    """Return the text as a whole number of at least 1, for argparse."""
     return _at_least(1, text)
 
 
 def from_zero(text: str) -> int:
-    """Return the text as a whole number of at least 0, for argparse."""
     return _at_least(0, text)
 
 
@@ -140,7 +134,7 @@ def _at_least(least: int, text: str) -> int:
 
 
 def counts(text: str) -> tuple[int, ...]:
-    """Return counts such as "1,8,32", ascending and without repeats, for argparse."""
+    """Parse counts such as "1,8,32"; return them sorted, without duplicates."""
     try:
         return tuple(sorted({positive(part) for part in text.split(",")}))
     except argparse.ArgumentTypeError:
@@ -148,17 +142,14 @@ def counts(text: str) -> tuple[int, ...]:
 
 
 def seconds(text: str) -> float:
-    """Return the text as a time of at least 0 seconds, for argparse."""
     return _number(text, "a number of seconds, 0 or more")
 
 
 def above_zero(text: str) -> float:
-    """Return the text as a number above 0, for argparse."""
     return _number(text, "a number above 0", may_be_zero=False)
 
 
 def not_negative(text: str) -> float:
-    """Return the text as a number of at least 0, for argparse."""
     return _number(text, "a number of at least 0")
 
 
@@ -173,7 +164,6 @@ def _number(text: str, rule: str, *, may_be_zero: bool = True) -> float:
 
 
 def token_ids(text: str) -> list[int]:
-    """Return token ids separated by commas as a list, for argparse."""
     try:
         return [int(part) for part in text.split(",")] if text.strip() else []
     except ValueError:
