@@ -1,1 +1,1 @@
-"""Parsing of chat models' answers, by marks such as <think>, into reasoning, content and tool calls."""
+"""Parsing of chat output into reasoning, content and tool calls."""

@@ -1,4 +1,4 @@
-"""Incremental parser of an answer: text in; reasoning, content and tool calls out."""
+"""Incremental parser of chat output: text in, events out."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from .text_source import Malformed, Steps, TextSource, Unfinished
 
 
 class AnswerReader:
-    """Parses one answer. Call ``add`` with each new piece of text, and ``finish`` at the end. Both return
-    events that later text cannot change. The pieces in which text arrives do not change the answer.
+    """Parses the output of one sample into events.
 
-    Events contain no marks. Incomplete calls are not completed: arguments are exactly what the model wrote.
+    Call ``add`` with each new piece of text, and ``finish`` at the end. Events contain no marks such as
+    <think>. Arguments of tool calls are exactly what the model wrote, even if they are incomplete.
     """
 
     def __init__(
@@ -35,9 +35,6 @@ class AnswerReader:
         tools: Tools = (),
         max_calls: int | None = None,
     ) -> None:
-        """Begin an answer. ``reasoning``: marks of reasoning, if the answer may have any; ``is_thinking``:
-        the prompt has begun the reasoning. ``tool_format``: notation of calls, if the answer may have any;
-        after ``max_calls`` calls, all text is dropped."""
         self._source = TextSource()
         self._reasoning = reasoning
         self._is_thinking = is_thinking
@@ -48,12 +45,12 @@ class AnswerReader:
         self._steps = self._answer()
 
     def add(self, text: str) -> list[Event]:
-        """Return the events that became certain with this piece of text."""
+        """Add a piece of text and return the new events."""
         self._source.rest += text
         return self._run()
 
     def finish(self, *, was_cut: bool) -> list[Event]:
-        """Return the remaining events. ``was_cut``: the output ended at a limit."""
+        """Return the remaining events. ``was_cut``: the output ended at a length limit."""
         self._source.is_closed, self._was_cut = True, was_cut
         return self._run()
 
@@ -114,7 +111,6 @@ class AnswerReader:
         return self._source.taken
 
     def _read_content(self) -> Steps[None]:
-        """Read text and the calls in it. White space between text and a call is dropped."""
         source, form = self._source, self._format
         if form is None:
             while source.rest or (yield from source.more()):
@@ -149,25 +145,23 @@ class AnswerReader:
                 source.take(len(source.rest) if at < 0 else at + len(form.end))
         except Unfinished:
             source.take(len(source.rest))
-            if self._was_cut:  # the call was cut, not malformed
+            if self._was_cut:
                 return
         yield CallMalformed(source.taken, calls.open_index)
         calls.give_up()
 
     def _last_text(self, marks: tuple[str, ...]) -> str:
-        """Return the remaining text; empty if it may be the beginning of a mark that the limit has cut."""
         is_torn = self._is_cut_within(marks)
         rest = self._source.take(len(self._source.rest))
         return "" if is_torn else rest
 
     def _is_cut_within(self, marks: tuple[str, ...]) -> bool:
-        """Whether the remaining text may be the beginning of one of ``marks`` that the limit has cut."""
         rest = self._source.rest.strip()
         return self._was_cut and any(mark.startswith(rest) for mark in marks)
 
 
 def whole_answer(reader: AnswerReader, text: str, *, was_cut: bool) -> ChatAnswer:
-    """Return the parts of a complete answer. Malformed calls are part of the content."""
+    """Parse complete output. Malformed tool calls stay in the content."""
     found = ChatAnswer()
     for event in [*reader.add(text), *reader.finish(was_cut=was_cut)]:
         match event:

@@ -1,4 +1,4 @@
-"""Grammars that force tool calls in a model's notation, with arguments of the tools' schemas."""
+"""Grammars that force tool calls whose arguments match the tools' schemas."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ AddedId: TypeAlias = Callable[[str], "int | None"]
 
 _ANY_TEXT = r"/(.|\n)*/"
 _SCALARS = ("integer", "number", "boolean", "null")
-_WHITESPACE = r"[ \n]?"  # white space between JSON elements, as in other structured output
+_WHITESPACE = r"[ \n]?"  # as in other structured output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """Notation of arguments that are written one by one. In ``before``, ``{key}`` stands for the name.
+    """Notation of arguments, one parameter at a time. ``before`` contains ``{key}`` for the name.
 
-    texts    form of text values: "raw" (unquoted), "json", or the quotation mark around them
-    nested   form of lists and objects: "json", or "bare" with unquoted keys and that quotation mark
+    texts    text values: "raw" (unquoted), "json", or a quotation mark
+    nested   lists and objects: "json", or "bare" (unquoted keys)
     """
 
     before: str
@@ -37,12 +37,11 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallShape:
-    """Notation in which a grammar makes the model write calls. ``call`` contains ``{name}``, and ``{index}``
-    if calls are numbered.
+    """Notation of calls in a grammar. ``call`` contains ``{name}``, and ``{index}`` if calls are numbered.
 
-    section      texts before and after all calls
-    call         texts before and after the arguments of one call
-    parameters   None: the arguments are one JSON object
+    section      text before and after all calls
+    call         text before and after the arguments of one call
+    parameters   None if the arguments are one JSON object
     """
 
     section: tuple[str, str] = ("", "")
@@ -53,11 +52,11 @@ class CallShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat(ABC):
-    """A notation of tool calls: ``start``, calls and ``end``.
+    """A notation of tool calls: ``start``, calls, ``end``.
 
-    shape     the notation in which a grammar makes the model write calls
-    id_style  form of generated ids, if the notation has no ids
-    is_bare   a call is a JSON object without marks; an object is a call only if it names a given tool
+    shape     notation for grammars
+    id_style  form of generated call ids
+    is_bare   whether a call is a JSON object without marks
     """
 
     start: str
@@ -68,7 +67,6 @@ class ToolFormat(ABC):
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """All marks of the notation."""
         return tuple(filter(None, (self.start, self.end, *self._inner_marks())))
 
     def _inner_marks(self) -> tuple[str, ...]:
@@ -76,7 +74,7 @@ class ToolFormat(ABC):
 
     @abstractmethod
     def read(self, source: TextSource, calls: CallWriter) -> Steps[None]:
-        """Read all calls. ``start`` has been consumed."""
+        """Read all calls after ``start``."""
 
 
 def call_grammar(
@@ -90,12 +88,13 @@ def call_grammar(
     with_text: bool = False,
     or_schema: Any = None,
 ) -> str:
-    """Return a Lark grammar for a call of one of the tools; for several calls with ``is_many``.
+    """Return a Lark grammar for tool calls in the notation ``shape``.
 
-    start       mark before calls; "" if calls are the whole answer
-    marks       marks of the notation, which may be special tokens
-    with_text   the answer may have text before and after calls, or only text
-    or_schema   the answer may be JSON of this schema instead of calls
+    start       mark before calls; empty if calls are the whole output
+    marks       all marks of the notation
+    is_many     whether several calls are allowed
+    with_text   whether text is allowed before and after calls
+    or_schema   JSON schema of output without calls
     """
     writer = _Writer(shape, marks, added_id)
     return writer.grammar(tools, start=start, is_many=is_many, with_text=with_text, or_schema=or_schema)
@@ -142,13 +141,11 @@ class _Writer:
         return "\n".join([starts, *self._rules]) + "\n"
 
     def _add_bare_rules(self) -> None:
-        """Add rules for values that are JSON except for unquoted keys and the notation's quotation mark."""
         assert self._shape.parameters is not None
         quote = self._shape.parameters.texts
         self._rules += [f"quoted: {self._texts(quote)} {self._text('quoted', quote)}", *_BARE_RULES]
 
     def _parts(self, text: str) -> list[str]:
-        """Return terminals for a text: special tokens as ids, other text as strings."""
         found, at = [], 0
         for match in self._splits.finditer(text):
             found += [json.dumps(text[at : match.start()])] if match.start() > at else []
@@ -169,7 +166,6 @@ class _Writer:
         return f"call_{index}"
 
     def _parameters(self, call: int, schema: Mapping[str, Any]) -> str:
-        """Return a rule with all required parameters in order, and then any of the others."""
         parameters = self._shape.parameters
         assert parameters is not None
         properties = schema.get("properties") or {}
@@ -177,7 +173,7 @@ class _Writer:
         shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
         ordered = sorted(
             properties, key=lambda key: key not in required
-        )  # required parameters come first; the first parameter has no separator
+        )  # required parameters come first, and no separator precedes the first
         parts = []
         for index, key in enumerate(ordered):
             rule = f"p_{call}_{index}"
@@ -192,7 +188,6 @@ class _Writer:
         return " ".join(parts)
 
     def _value(self, rule: str, parameters: Parameters, schema: Any, shared: Mapping[str, Any]) -> str:
-        """Return the rule for a parameter's value and the text behind it."""
         after = self._texts(parameters.after)
         schema = schema if isinstance(schema, Mapping) else {}
         if schema.get("type") == "string" and parameters.texts != "json":
@@ -206,7 +201,6 @@ class _Writer:
         return f"{_json({**shared, **schema})} {after}"
 
     def _text(self, rule: str, end: str) -> str:
-        """Return the rule for any text that ends with ``end``."""
         if not end:
             return _ANY_TEXT
         if self._splits.match(end.lstrip("\n")):  # a special token cannot be part of a text
@@ -224,7 +218,6 @@ _BARE_RULES = [
 
 
 def _parameters_of(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a tool's arguments; any object if ``strict`` is false."""
     found = function.get("parameters")
     if not isinstance(found, Mapping) or function.get("strict") is False:
         return {"type": "object"}

@@ -1,4 +1,4 @@
-"""Events of tool calls: numbers, ids and JSON arguments."""
+"""Events of tool calls, with numbers, ids and JSON arguments."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from typing import Any, Literal, TypeAlias
 from .events import CallArguments, CallBegin, CallEnd
 from .text_source import Malformed
 
-Tools: TypeAlias = Sequence[
-    Mapping[str, Any]
-]  # in the form of the OpenAI API: {"type": "function", "function": {...}}
+Tools: TypeAlias = Sequence[Mapping[str, Any]]  # in OpenAI's format: {"type": "function", "function": {...}}
 IdStyle: TypeAlias = Literal["call", "short"]
 _ALPHABET = string.ascii_letters + string.digits
 
 
 class CallWriter:
-    """Makes the events of the calls in one answer. ``name``: name of the call that has not ended."""
+    """Creates the events of the tool calls in one output. ``name`` is the open call's name."""
 
     def __init__(self, tools: Tools, id_style: IdStyle = "call") -> None:
         self.tools = tools
@@ -34,15 +32,14 @@ class CallWriter:
 
     @property
     def num_calls(self) -> int:
-        """Number of calls begun so far."""
         return self._index + 1
 
     def give_up(self) -> None:
-        """Forget the open call, which turned out to be malformed."""
+        """Drop the open call because it is malformed."""
         self.name = None
 
     def begin(self, name: str, call_id: str | None = None) -> CallBegin:
-        """Begin a call. Raises Malformed if it has no name."""
+        """Begin a call. Raises Malformed if the name is empty."""
         if not name:
             raise Malformed
         self._index += 1
@@ -54,7 +51,7 @@ class CallWriter:
         return CallArguments(self._index, text)
 
     def end(self) -> CallEnd:
-        """End a call. Raises Malformed if its arguments are not one JSON object."""
+        """End a call. Raises Malformed unless its arguments are one JSON object."""
         if not isinstance(self.loaded(), dict):
             raise Malformed
         self.name = None
@@ -70,7 +67,6 @@ class CallWriter:
     def whole(
         self, name: str, arguments: Any, call_id: str | None = None
     ) -> Iterator[CallBegin | CallArguments | CallEnd]:
-        """Yield the events of a complete call."""
         if not isinstance(arguments, Mapping):
             raise Malformed
         yield self.begin(name, call_id)
@@ -78,7 +74,7 @@ class CallWriter:
         yield self.end()
 
     def properties(self, name: str) -> Mapping[str, Any]:
-        """Return the schemas of the parameters of the tool ``name``; empty for an unknown tool."""
+        """Return the parameter schemas of a tool; empty for an unknown tool."""
         for tool in self.tools:
             function = tool.get("function", {})
             if function.get("name") == name:
@@ -92,12 +88,11 @@ class CallWriter:
 
 
 def new_id(style: IdStyle = "call") -> str:
-    """Return a new id for a call; "short": nine letters and digits, as Mistral's templates require."""
+    """Return a new call id. "short" has nine letters and digits, as Mistral's templates require."""
     if style == "short":
         return "".join(secrets.choice(_ALPHABET) for _ in range(9))
     return f"call_{secrets.token_hex(12)}"
 
 
 def as_json(value: Any) -> str:
-    """Return the value as JSON; letters that are not ASCII stay as they are."""
     return json.dumps(value, ensure_ascii=False)

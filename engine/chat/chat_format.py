@@ -1,4 +1,4 @@
-"""Formats of answers: the marks that one model uses."""
+"""Chat formats: the marks of reasoning and tool calls for one model."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatFormat:
-    """Marks of a model's answers. ``reasoning``: None for models without reasoning; ``tools``: None for
-    models without tool calls."""
+    """Marks in a model's output. ``reasoning`` or ``tools`` is None if the model lacks the feature."""
 
     reasoning: Reasoning | None = None
     tools: ToolFormat | None = None
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """All marks of the format."""
         reasoning, tools = self.reasoning, self.tools
         found = () if reasoning is None else (reasoning.start, reasoning.end, reasoning.direct)
         return tuple(filter(None, found + (() if tools is None else tools.marks)))
@@ -35,8 +33,8 @@ def chat_format_of(
     reasoning_parser: str = AUTO,
     tool_call_parser: str = AUTO,
 ) -> ChatFormat:
-    """Return the format of the named parsers. For "auto", the chat template and the vocabulary determine the
-    format. Raises InvalidConfig for unknown names."""
+    """Return the chat format. "auto" detects it from the chat template. Raises InvalidConfig for an unknown
+    parser name."""
     return ChatFormat(
         reasoning=reasoning_of(template, vocab)
         if reasoning_parser == AUTO

@@ -1,4 +1,4 @@
-"""Events of a parser: the parts of an answer, in the order in which they are generated."""
+"""Parts of a chat output, in generation order."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class ReasoningText:
-    """More of the model's reasoning."""
+    """New text of the model's reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ContentText:
-    """More of the content, which is the text for the user."""
+    """New text of the content."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallBegin:
-    """Begin of a call of the tool ``name``. ``index``: index of the call in the answer."""
+    """Begin of a tool call. ``index`` counts the calls of the output."""
 
     index: int
     call_id: str
@@ -31,7 +31,7 @@ class CallBegin:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """More of a call's arguments, as JSON text; all pieces together are one object."""
+    """New JSON text of a call's arguments."""
 
     index: int
     text: str
@@ -39,14 +39,14 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnd:
-    """End of a call: its arguments are complete."""
+    """End of a tool call: its arguments are complete."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class CallMalformed:
-    """Text that looked like a call but is malformed. ``index``: index of the call, if it has begun."""
+    """Text of a malformed tool call. ``index`` is None if the call has not begun."""
 
     text: str
     index: int | None

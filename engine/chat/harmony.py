@@ -1,7 +1,4 @@
-"""Answers of gpt-oss in OpenAI's Harmony format, a list of messages.
-
-A message has a channel and, if it is a call, a recipient.
-"""
+"""Output of gpt-oss in OpenAI's Harmony format: messages with a channel and a recipient."""
 
 from __future__ import annotations
 
@@ -27,8 +24,7 @@ _SHAPE = CallShape(call=(f"{_CHANNEL}commentary to=functions.{{name}} {_KIND}jso
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HarmonyCalls(ToolFormat):
-    """Calls in messages to functions; an answer has one call. An end token, which is never part of text, ends
-    the call. ``read_messages`` reads whole answers."""
+    """Tool calls in Harmony messages."""
 
     start: str = f"{_CHANNEL}commentary to="
     end: str = ""
@@ -39,15 +35,17 @@ class HarmonyCalls(ToolFormat):
         return (_START, _CHANNEL, _BODY, _END, _KIND)
 
     def read(self, source: TextSource, calls: CallWriter) -> Steps[None]:
-        """Read a call. The mark before the function's name has been consumed."""
         head, _ = yield from source.read_until(_BODY)
         yield from _read_call(source, calls, head.split(_KIND)[0].split()[0])
 
     def whole_grammar(
         self, tools: Tools, *, added_id: AddedId, is_forced: bool, or_schema: Any
     ) -> str | None:
-        """Return a grammar for an answer's messages: any analysis, then a call. Without ``is_forced``, text
-        (or JSON of ``or_schema``) may replace the call. None if the vocabulary lacks tokens for the marks."""
+        """Return a grammar for Harmony output with a tool call; None if the vocabulary lacks the marks.
+
+        is_forced   whether a call is required
+        or_schema   JSON schema of output without a call
+        """
         ids = {mark: added_id(mark) for mark in self.marks}
         if None in ids.values():
             return None
@@ -74,13 +72,11 @@ def read_messages(
     has_tools: bool,
     was_cut: Callable[[], bool],
 ) -> Steps[None]:
-    """Read the messages of one answer. Analysis is reasoning, messages to functions are calls.
+    """Read Harmony messages: analysis is reasoning, and messages to functions are tool calls.
 
-    Other messages are content.
-
-    is_thinking   the prompt has opened the analysis
-    has_tools     the request has tools; otherwise messages to functions are content
-    was_cut       whether the output was cut, once the text has ended
+    is_thinking   whether the prompt ends inside the analysis
+    has_tools     whether the request has tools
+    was_cut       returns whether the output ended at a length limit
     """
     has_content = False
     head = f"{_CHANNEL}analysis" if is_thinking else None
@@ -105,7 +101,6 @@ def read_messages(
 
 
 def _read_head(source: TextSource, was_cut: Callable[[], bool], *, is_first: bool) -> Steps[str | None]:
-    """Consume and return the header of the next message; None at the end of the text."""
     source.mark()
     yield from source.skip_space()
     space = source.taken
@@ -158,7 +153,6 @@ def _read_or_give_up(
 
 
 def _read_call(source: TextSource, calls: CallWriter, name: str) -> Steps[None]:
-    """Read the arguments of a call, and the mark that ends it."""
     yield calls.begin(name.removeprefix("functions."))
     yield from source.json_value(calls.arguments)
     yield calls.end()

@@ -45,7 +45,7 @@ def read_call_object(source: TextSource, calls: CallWriter) -> Steps[None]:
 
 
 def read_arguments(source: TextSource, calls: CallWriter) -> Steps[None]:
-    """Read the arguments of an open call incrementally. Arguments in a JSON string are read as a whole."""
+    """Read the arguments of an open call incrementally."""
     yield from source.skip_space()
     if (yield from source.starts_with('"')) is None:
         yield from source.json_value(calls.arguments)
@@ -61,15 +61,13 @@ def _loaded(text: str) -> object:
 
 
 def _unpacked(value: str) -> str:
-    """Return the text in a JSON string, or the value itself if it is no string."""
     loaded = _loaded(value)
     return loaded if isinstance(loaded, str) else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonCalls(ToolFormat):
-    """Calls as JSON objects between ``start`` and ``end``: one object, a list, or several with ``between`` in
-    between. Used by Hermes, Qwen2.5, Qwen3, Granite and Llama 3."""
+    """JSON tool calls between ``start`` and ``end``, as in Hermes, Qwen, Granite and Llama 3."""
 
     between: str = ""
 
@@ -93,7 +91,6 @@ class JsonCalls(ToolFormat):
 
 
 def _check_bare(source: TextSource, calls: CallWriter) -> Steps[None]:
-    """Raise Malformed unless the next text begins with a call of a given tool."""
     known = tuple(
         f'{{{kind}"name":"{name}"' for name in calls.tool_names for kind in ("", '"type":"function",')
     )
@@ -107,7 +104,6 @@ def _check_bare(source: TextSource, calls: CallWriter) -> Steps[None]:
 
 
 def end_mark(source: TextSource, end: str) -> Steps[None]:
-    """Consume the mark ``end``. At the end of the output it may be missing or incomplete."""
     yield from source.skip_space()
     if source.rest or not source.is_closed:
         found = yield from source.starts_with(end)
@@ -120,7 +116,6 @@ def end_mark(source: TextSource, end: str) -> Steps[None]:
 
 
 def read_each(source: TextSource, start: str, end: str, read: Callable[[], Steps[None]]) -> Steps[None]:
-    """Read one or more calls, each behind ``start``, until ``end`` or the end of the output."""
     is_first = True
     while True:
         yield from source.skip_space()
@@ -138,12 +133,12 @@ def read_each(source: TextSource, start: str, end: str, read: Callable[[], Steps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadedCalls(ToolFormat):
-    """A head with the tool's name, then JSON arguments. Used by DeepSeek, Kimi K2 and Mistral.
+    """Tool calls with a head and JSON arguments, as in DeepSeek, Kimi K2 and Mistral.
 
     call_start, call_end   marks around each call
-    separators   marks, one of which ends the head
-    name_of      function that returns the name and the id (None: no id) in a head
-    fence        optional marks around the arguments
+    separators             marks that can end the head
+    name_of                parser of the head; returns the tool's name and an optional id
+    fence                  optional marks around the arguments
     """
 
     call_start: str
@@ -170,7 +165,7 @@ class HeadedCalls(ToolFormat):
     def _one(self, source: TextSource, calls: CallWriter) -> Steps[None]:
         head, _ = yield from source.read_until(*self.separators)
         name, call_id = self.name_of(head)
-        if not name:  # DeepSeek's first form: "function", separator, name, a fence
+        if not name:  # the head is "function" in DeepSeek's first format, and the name follows the separator
             name = (yield from source.read_until("\n"))[0].strip()
         yield calls.begin(name, call_id)
         yield from source.skip_space()

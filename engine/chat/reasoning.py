@@ -10,11 +10,11 @@ from ..api.errors import InvalidConfig
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Marks around a model's reasoning. The answer follows ``end``.
+    """Marks around a model's reasoning.
 
-    header   optional text behind ``start``, which is not part of the reasoning ("thought" in Gemma 4)
-    direct   optional mark that begins an answer without reasoning
-    is_harmony   an answer is a list of messages, each with a header
+    header       optional text after ``start``, such as "thought" in Gemma 4
+    direct       optional mark at the start of output without reasoning
+    is_harmony   whether the output has the Harmony format
     """
 
     start: str
@@ -24,11 +24,11 @@ class Reasoning:
     is_harmony: bool = False
 
     def is_open(self, prompt_tail: str) -> bool:
-        """Whether the reasoning has begun in a prompt that ends with this text."""
+        """Whether a prompt that ends with this text is inside the reasoning."""
         return prompt_tail.rstrip().endswith((self.start, self.start + self.header))
 
     def is_closed(self, prompt_tail: str) -> bool:
-        """Whether the reasoning, which may be empty, has ended in a prompt that ends with this text."""
+        """Whether a prompt that ends with this text already contains finished reasoning."""
         return prompt_tail.rstrip().endswith(self.end)
 
 
@@ -62,7 +62,7 @@ REASONING_PARSERS: tuple[str, ...] = tuple(sorted(_NAMES))
 
 
 def reasoning_named(name: str) -> Reasoning | None:
-    """Return the named parser's marks; None for "none". Raises InvalidConfig for an unknown name."""
+    """Return the marks of the named parser; None for "none". Raises InvalidConfig for an unknown name."""
     if name in ("none", "off"):
         return None
     if name not in _NAMES:
@@ -74,8 +74,7 @@ def reasoning_named(name: str) -> Reasoning | None:
 
 
 def reasoning_of(template: str, vocab: Mapping[str, int]) -> Reasoning | None:
-    """Return the marks that the chat template contains, or that the vocabulary has as tokens; None for a
-    model without reasoning. In the template's generation prompt, ``start`` is enough."""
+    """Detect the reasoning marks from the chat template and the vocabulary; None if there are none."""
     for reasoning in _PAIRS.values():
         marks = (reasoning.start,) if reasoning.direct else (reasoning.start, reasoning.end)
         if all(mark in template for mark in marks) or all(mark in vocab for mark in marks):

@@ -1,5 +1,4 @@
-"""Tool calls with one tag per parameter (Qwen3-Coder, GLM, MiniMax, MiniCPM, LongCat), in Gemma's notation,
-which resembles JSON, and in notations that are read as a whole."""
+"""Tool calls with tags per parameter (Qwen3-Coder, GLM, MiniMax), and Gemma's notation."""
 
 from __future__ import annotations
 
@@ -20,7 +19,6 @@ _CDATA = "<![CDATA["
 
 
 def parsed_calls(parse: Parse, text: str, tools: Tools) -> list[Mapping[str, Any]]:
-    """Return the calls that mlx-lm's parser finds in a text. Raises Malformed if the parser fails."""
     try:
         found = parse(text, tools)
     except Exception:  # parsers may raise any error
@@ -35,14 +33,14 @@ def parsed_calls(parse: Parse, text: str, tools: Tools) -> list[Mapping[str, Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagCalls(ToolFormat):
-    """Calls between ``start`` and ``end``, with a pair of marks around each name and value.
+    """Tool calls with a pair of tags around each name and value.
 
-    call       marks around a call's name; None if the first parameter or ``end`` ends the name
-    key, value marks around a parameter's name, and around its value
-    call_end   mark after the last parameter
-    trim       white space removed from values: one line break at each side, or all
-    null_word  whether "null" means no value, even for text parameters
-    parse      mlx-lm's parser, which determines the types of values; called after each parameter
+    call        tags around the call's name
+    key, value  tags around a parameter's name and value
+    call_end    tag after the last parameter
+    trim        white space to remove from values
+    null_word   whether "null" means no value, even for text parameters
+    parse       mlx-lm's parser, which converts values to their types
     """
 
     parse: Parse
@@ -58,7 +56,6 @@ class TagCalls(ToolFormat):
 
     @property
     def is_wrapped(self) -> bool:
-        """Whether each call has marks of its own between ``start`` and ``end``."""
         return self.call is not None and self.call[0] != self.start
 
     def read(self, source: TextSource, calls: CallWriter) -> Steps[None]:
@@ -69,7 +66,6 @@ class TagCalls(ToolFormat):
         yield from read_each(source, opened, self.end, lambda: self._one(source, calls, opened))
 
     def _one(self, source: TextSource, calls: CallWriter, opened: str) -> Steps[None]:
-        """Read one call. ``opened``: beginning of the call, which was already consumed."""
         begun = len(source.taken) - len(opened)
         if self.call is not None:
             name = (yield from source.read_until(self.call[1]))[0].strip().strip("\"'")
@@ -95,18 +91,16 @@ class TagCalls(ToolFormat):
         yield calls.end()
 
     def _without_parameters(self, calls: CallWriter, text: str) -> Steps[None]:
-        """Read a call without parameters, or in another form that mlx-lm's parser knows."""
         if text in calls.tool_names:
             yield from calls.whole(text, {})
             return
         for call in parsed_calls(self.parse, text, calls.tools):
-            if "raw" in call["arguments"]:  # mlx-lm's parser did not understand it
+            if "raw" in call["arguments"]:  # mlx-lm's parser did not understand the text
                 raise Malformed
             yield from calls.whole(str(call["name"]), call["arguments"])
 
     @property
     def _outer_end(self) -> str:
-        """Return the mark that ends a call if mlx-lm's parser must not get it, else ""."""
         return self.call_end if self.call_end == self.end and self.call is None else ""
 
     def _parameter(self, source: TextSource, calls: CallWriter, name: str, begun: int) -> Steps[None]:
@@ -134,7 +128,7 @@ class TagCalls(ToolFormat):
 
 
 class _TextValue:
-    """Converts a text value to a JSON string incrementally. Text that later text may change is held back."""
+    """Converts a text value to a JSON string incrementally."""
 
     def __init__(self, calls: TagCalls) -> None:
         self._trim = calls.trim
@@ -161,7 +155,6 @@ class _TextValue:
 
 
 def _is_text(schema: object) -> bool:
-    """Whether the schema says that a parameter is text, so that its value need not be examined."""
     return isinstance(schema, Mapping) and schema.get("type") == "string" and "enum" not in schema
 
 
@@ -170,7 +163,7 @@ _WORD = re.compile(r"[^\s{}\[\],:<]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmaCalls(ToolFormat):
-    """Calls like ``call:NAME{key:<|"|>text<|"|>,number:1}``. Keys are unquoted; ``quote`` encloses texts."""
+    """Tool calls such as ``call:NAME{key:<|"|>text<|"|>,number:1}``, with unquoted keys."""
 
     parse: Parse
     quote: str
@@ -197,7 +190,6 @@ class GemmaCalls(ToolFormat):
         yield from end_mark(source, self.end)
 
     def _rest_of_object(self, source: TextSource, calls: CallWriter) -> Steps[None]:
-        """Read an object after its opening brace; yield it as JSON."""
         depth = 1
         while depth:
             if not source.rest:
@@ -219,7 +211,6 @@ def _escaping(calls: CallWriter) -> Wrap:
 
 
 def _word(source: TextSource) -> Steps[str]:
-    """Read an unquoted word. Return a key with JSON's quotation marks, and a value unchanged."""
     while (found := _WORD.match(source.rest)) is None or found.end() == len(source.rest):
         if found is None:
             raise Malformed
@@ -230,7 +221,7 @@ def _word(source: TextSource) -> Steps[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeCalls(ToolFormat):
-    """Calls that only mlx-lm's parser reads, once they are complete: LFM2, FunctionGemma, Kimi K3."""
+    """Complete tool calls, parsed by mlx-lm: LFM2, FunctionGemma, Kimi K3."""
 
     parse: Parse
     inner_marks: tuple[str, ...] = ()

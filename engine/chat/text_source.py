@@ -1,5 +1,4 @@
-"""Text that arrives in pieces, for parsers written as generators. They yield events, and None when they need
-more text."""
+"""Buffer of incoming text for parsers that are generators."""
 
 from __future__ import annotations
 
@@ -24,8 +23,8 @@ class Unfinished(Exception):
 class TextSource:
     """Buffer between incoming text and a parser.
 
-    rest       text that the parser has not consumed yet
-    is_closed  no more text will come
+    rest       text that was not consumed yet
+    is_closed  whether the text is complete
     """
 
     def __init__(self) -> None:
@@ -34,7 +33,6 @@ class TextSource:
         self._taken: list[str] = []
 
     def mark(self, opened: str = "") -> None:
-        """Let ``taken`` begin here, with the text ``opened``, which was consumed before."""
         self._taken = [opened]
 
     @property
@@ -44,19 +42,19 @@ class TextSource:
         return self._taken[0]
 
     def take(self, length: int) -> str:
-        """Consume the next characters."""
+        """Consume and return the next characters."""
         piece, self.rest = self.rest[:length], self.rest[length:]
         self._taken.append(piece)
         return piece
 
     def give_back(self, text: str) -> None:
-        """Undo the consumption of the latest text."""
+        """Return consumed text to the front of the buffer."""
         assert self.taken.endswith(text)
         self._taken = [self.taken.removesuffix(text)]
         self.rest = text + self.rest
 
     def more(self) -> Steps[bool]:
-        """Wait for more text; return False if there is none."""
+        """Wait for more text; return False at the end of the text."""
         length = len(self.rest)
         while len(self.rest) == length:
             if self.is_closed:
@@ -65,26 +63,25 @@ class TextSource:
         return True
 
     def require_more(self) -> Steps[None]:
-        """Wait for more text. Raises Unfinished if none comes."""
+        """Wait for more text. Raises Unfinished at the end of the text."""
         if not (yield from self.more()):
             raise Unfinished
 
     def skip_space(self) -> Steps[None]:
-        """Consume white space up to other text or the end."""
         while True:
             self.take(len(self.rest) - len(self.rest.lstrip()))
             if self.rest or not (yield from self.more()):
                 return
 
     def starts_with(self, *texts: str) -> Steps[str | None]:
-        """Return the longest of ``texts`` with which the remaining text begins, without consuming it."""
+        """Return the longest match among ``texts`` at the front of the buffer, without consuming it."""
         while any(text.startswith(self.rest) and text != self.rest for text in texts):
             if not (yield from self.more()):
                 break
         return max((text for text in texts if self.rest.startswith(text)), key=len, default=None)
 
     def comes(self, text: str) -> Steps[bool]:
-        """Consume ``text`` and return True if it comes next. Raises Unfinished at an end within it."""
+        """Consume ``text`` if it comes next. Raises Unfinished if the input ends inside it."""
         if (yield from self.starts_with(text)) is not None:
             self.take(len(text))
             return True
@@ -93,7 +90,7 @@ class TextSource:
         return False
 
     def expect(self, *texts: str) -> Steps[str]:
-        """Consume white space and one of ``texts``, and return the latter. Raises Malformed or Unfinished."""
+        """Consume optional white space and one of ``texts``. Raises Malformed or Unfinished."""
         yield from self.skip_space()
         found = yield from self.starts_with(*texts)
         if found is None:
@@ -104,9 +101,8 @@ class TextSource:
         return self.is_closed and any(text.startswith(self.rest) for text in texts)
 
     def stream_until(self, *marks: str, wrap: Wrap, holds_space: bool = False) -> Steps[str | None]:
-        """Yield the text before the first of ``marks`` in pieces; consume and return the mark, or return None
-        at the end. Text that may begin a mark is held back, and is left unconsumed at the end. With
-        ``holds_space``, white space is held back, too, and dropped before a mark."""
+        """Yield the text before the first mark in pieces, then consume and return the mark. Returns None if
+        no mark comes."""
         while True:
             found = self._first_of(marks)
             if found is not None:
@@ -125,7 +121,7 @@ class TextSource:
                 return None
 
     def read_until(self, *marks: str) -> Steps[tuple[str, str]]:
-        """Consume and return the text before the first of ``marks``, and the mark. Raises Unfinished."""
+        """Consume and return the text before the first mark, and the mark. Raises Unfinished."""
         while (found := self._first_of(marks)) is None:
             yield from self.require_more()
         at, mark = found
@@ -134,7 +130,6 @@ class TextSource:
         return text, mark
 
     def certain_length(self, marks: tuple[str, ...]) -> int:
-        """Return the number of leading characters that cannot belong to a mark."""
         longest = max(map(len, marks), default=0)
         for start in range(max(0, len(self.rest) - longest + 1), len(self.rest)):
             if any(mark.startswith(self.rest[start:]) for mark in marks):
@@ -142,7 +137,6 @@ class TextSource:
         return len(self.rest)
 
     def _first_of(self, marks: tuple[str, ...]) -> tuple[int, str] | None:
-        """Return the first mark's position, and the mark. Of two at one position, the longer counts."""
         found = [(self.rest.find(mark), -len(mark), mark) for mark in marks if mark in self.rest]
         if not found:
             return None
@@ -150,8 +144,8 @@ class TextSource:
         return at, mark
 
     def json_value(self, wrap: Wrap | None = None) -> Steps[str]:
-        """Consume white space and one JSON value, and return the value's text. With ``wrap``, also yield it
-        in pieces. Only the value's end is found; the value is not checked. Raises Malformed or Unfinished."""
+        """Consume a JSON value and return its text. The value's syntax is not checked. Raises Malformed or
+        Unfinished."""
         yield from self.skip_space()
         if not self.rest:
             raise Unfinished
@@ -170,7 +164,7 @@ class TextSource:
 
 
 class _ValueEnd:
-    """Finds the end of a JSON value that comes in pieces."""
+    """Finds the end of a JSON value that arrives in pieces."""
 
     def __init__(self) -> None:
         self._closers: list[str] = []
@@ -179,7 +173,6 @@ class _ValueEnd:
         self._is_scalar = False
 
     def end_in(self, text: str) -> int | None:
-        """Return how many characters of the next piece belong to the value; None if it goes on."""
         for position, character in enumerate(text):
             if self._in_string:
                 if self._is_escaped:

@@ -1,4 +1,4 @@
-"""Tools of a request: checks, and their effects on the prompt, on the output and on its parser."""
+"""Tools of a request: validation, and their effects on prompt and output."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .tool_formats import tool_format
 
 MAX_TOOLS = 512
 _NAME = re.compile(r"[\w.:/-]{1,128}")
-_FORCED_FORMAT = "json_tools"  # for models without a known notation; its grammar works without training
+_FORCED_FORMAT = "json_tools"  # for models without a known notation
 
 
 class ChatTokenizer(Protocol):
-    """The parts of a tokenizer that tools and reasoning need."""
+    """Tokenizer methods that tools and reasoning need."""
 
     @property
     def chat_format(self) -> ChatFormat: ...
@@ -35,11 +35,11 @@ class ChatTokenizer(Protocol):
         ...
 
     def added_id(self, text: str) -> int | None:
-        """Return the id of the added token with exactly this text; None if there is none."""
+        """Return the id of the added token with this text, or None."""
         ...
 
     def prompt_tail(self, prompt_ids: Sequence[int]) -> str:
-        """Return the text of a prompt's last tokens, including special tokens."""
+        """Return the text of the last prompt tokens, including special tokens."""
         ...
 
 
@@ -47,11 +47,11 @@ class ChatTokenizer(Protocol):
 class ToolUse:
     """Effects of a request's tools.
 
-    shown        tools that the chat template shows
-    structured   constraint on the answer after the reasoning; None: no constraint
-    is_whole     the constraint includes the reasoning, and applies from the first token
-    form         notation in which calls are read; None: calls are not read
-    max_calls    largest number of calls in an answer; None: no limit
+    shown        tools in the prompt
+    structured   constraint on the output after the reasoning
+    is_whole     whether the constraint also includes the reasoning
+    form         notation of the calls; None if calls are not parsed
+    max_calls    maximum number of calls; None for no limit
     """
 
     shown: Tools = ()
@@ -61,12 +61,11 @@ class ToolUse:
     max_calls: int | None = None
 
     def applied(self, params: SamplingParams) -> SamplingParams:
-        """Return the parameters with the constraint."""
+        """Return the sampling parameters with the constraint."""
         from_first = self.is_whole or params.structured_from_first_token
         return replace(params, structured=self.structured, structured_from_first_token=from_first)
 
     def reader(self, tokenizer: ChatTokenizer, prompt_ids: Sequence[int] | None) -> AnswerReader:
-        """Return a parser for an answer to the prompt; without ``prompt_ids``, reasoning is content."""
         reasoning = tokenizer.chat_format.reasoning
         is_thinking = False
         if reasoning is not None:
@@ -92,8 +91,7 @@ def tool_use(
     structured: StructuredOutput | None = None,
     is_bounded: bool = False,
 ) -> ToolUse:
-    """Return the effects of tools in the form of the OpenAI API. ``structured``: constraint on answers
-    without calls; ``is_bounded``: the reasoning has a budget. Raises InvalidRequest for bad combinations."""
+    """Validate the tools and return their effects. Raises InvalidRequest for invalid combinations."""
     if not tools:
         if choice not in (None, "none", "auto"):
             raise InvalidRequest(
@@ -132,7 +130,7 @@ def tool_use(
             return ToolUse(
                 shown=list(tools), structured=grammar, is_whole=True, form=form, max_calls=max_calls
             )
-        form = tool_format(_FORCED_FORMAT)  # calls are JSON in the final message, after the reasoning
+        form = tool_format(_FORCED_FORMAT)
         assert form is not None
     source = call_grammar(
         form.shape,
@@ -155,7 +153,6 @@ def _needs_grammar(tools: Tools, structured: StructuredOutput | None, *, is_forc
 
 
 def _schema_of(structured: StructuredOutput) -> Any:
-    """Return the JSON schema of an answer without calls. Raises InvalidRequest for other constraints."""
     if structured.kind not in ("json_schema", "json_object"):
         raise InvalidRequest(
             f"{structured.kind} must not come with tools whose calls are optional; give a JSON "
@@ -210,7 +207,6 @@ def _check_keys(where: str, given: Mapping[str, Any], known: Set[str]) -> None:
 def _named(
     tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any] | None
 ) -> list[Mapping[str, Any]] | None:
-    """Return a list of the tool that the choice names; None if it names none."""
     if choice is None or choice in ("none", "auto", "required"):
         return None
     function = choice.get("function") if isinstance(choice, Mapping) else None

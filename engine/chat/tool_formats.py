@@ -1,4 +1,4 @@
-"""Notations of tool calls by model family. Names are those of mlx-lm's parsers."""
+"""Notations of tool calls by model family, under the names of mlx-lm's parsers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .harmony import HarmonyCalls
 from .json_calls import HeadedCalls, JsonCalls
 from .tag_calls import GemmaCalls, Parse, TagCalls, WholeCalls
 
-ALIASES: Mapping[str, str] = {  # names that vLLM, SGLang and the SMG router use
+ALIASES: Mapping[str, str] = {  # names in vLLM, SGLang and the SMG router
     "hermes": "json_tools", "qwen": "json_tools", "qwen25": "json_tools", "json": "json_tools",
     "granite": "json_tools", "qwen3_xml": "qwen3_coder", "qwen_coder": "qwen3_coder", "qwen35": "qwen3_coder",
     "glm45": "glm47", "glm4_moe": "glm47", "glm45_moe": "glm47", "glm47_moe": "glm47", "laguna": "glm47",
@@ -27,7 +27,6 @@ ALIASES: Mapping[str, str] = {  # names that vLLM, SGLang and the SMG router use
 
 
 def _mlx_parser(name: str) -> Parse:
-    """Return mlx-lm's parser of this name. The parser is loaded when it is first called."""
 
     @functools.cache
     def module() -> Parse:
@@ -40,7 +39,6 @@ def _mlx_parser(name: str) -> Parse:
 
 
 def _kimi_name(head: str) -> tuple[str, str | None]:
-    """Return the name in ``functions.NAME:0``; the whole text is the call's id."""
     found = re.fullmatch(r"(?:functions\.)?(.+?):\d+", head.strip())
     return (found.group(1), head.strip()) if found else (head.strip(), None)
 
@@ -51,7 +49,6 @@ def _mistral_name(head: str) -> tuple[str, str | None]:
 
 
 def _deepseek_name(head: str) -> tuple[str, str | None]:
-    """Return the name in a head; empty for the first models, which write it on the next line."""
     return ("" if head.strip() == "function" else head.strip()), None
 
 
@@ -190,7 +187,7 @@ _MAKERS: Mapping[str, Callable[[], ToolFormat]] = {
 
 TOOL_PARSERS: tuple[str, ...] = tuple(sorted(_MAKERS))
 
-# Texts of chat templates -> parser. A template must contain all texts of a row; the first such row counts.
+# Texts in a chat template, and the parser to use. The first row with all its texts in the template wins.
 _SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<|channel|>commentary", "functions."), "harmony"),
     (("<minimax:tool_call>",), "minimax_m2"),
@@ -215,7 +212,7 @@ _SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
 
 
 def tool_format(name: str) -> ToolFormat | None:
-    """Return the named format; None for "none". Raises InvalidConfig for an unknown name."""
+    """Return the named notation; None for "none". Raises InvalidConfig for an unknown name."""
     if name in ("none", "off"):
         return None
     maker = _MAKERS.get(ALIASES.get(name, name))
@@ -228,7 +225,7 @@ def tool_format(name: str) -> ToolFormat | None:
 
 
 def tool_format_of(template: str) -> ToolFormat | None:
-    """Return the format that a chat template uses; None if the template has no tools."""
+    """Detect the notation of a chat template; None if the template has no tools."""
     for signs, name in _SIGNS:
         if all(sign in template for sign in signs):
             return tool_format(name)
