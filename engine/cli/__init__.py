@@ -1,7 +1,6 @@
 """The ``octavo`` command. Exit codes: 0 success, 2 wrong usage or input, 1 failure.
 
-Each command is a module with ``add_arguments(parser)`` and ``run(args) -> int``. Only the requested one is
-imported, so that ``octavo --help`` is fast.
+Only the module of the requested command is imported, so ``octavo --help`` is fast.
 """
 
 from __future__ import annotations
@@ -41,20 +40,19 @@ LAB = ("bench", "replay", "models")  # commands of the distribution octavo-lab
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit code for everything except bugs."""
+    """Run one command and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     _accept_any_encoding()
     if arguments[:1] == ["serve"] and threading.current_thread() is threading.main_thread():
-        # Install this handler first. As the first process of a container, which has no default actions, this
-        # process would otherwise ignore SIGTERM.
+        # As the first process of a container, the command would ignore SIGTERM without a handler.
         signal.signal(signal.SIGTERM, _leave_at_once)
-    # The container image blocks the signal until here, because without a handler it would be lost.
+    # The container image starts this process with SIGTERM blocked.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
     try:
         args = _parser().parse_args(arguments)
-        if args.command != "serve":  # which warns while it reads the variables
+        if args.command != "serve":
             warn_of_unknown(lambda: option_names(command_parser(["serve"])), os.environ)
-    except SystemExit as leave:  # argparse: after --help, --version or a usage error
+    except SystemExit as leave:  # raised by argparse for --help, --version and usage errors
         return leave.code if isinstance(leave.code, int) else 2
     try:
         code: int = args.run(args)
@@ -67,12 +65,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader of our output has left
+    except BrokenPipeError:  # the reader of the output has closed its pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise  # a bug, because errors of files are handled where they are used
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         say_error(args.command, f"cannot write {error.filename or 'the output'}: {error.strerror}; make room")
         return 1
@@ -80,8 +78,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _accept_any_encoding() -> None:
-    """Escape characters that the output's encoding lacks, and read UTF-8 if the input's encoding is ASCII,
-    instead of ending with a traceback."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
     if isinstance(sys.stdin, io.TextIOWrapper) and codecs.lookup(sys.stdin.encoding).name == "ascii":

@@ -1,4 +1,4 @@
-"""``python -m octavo.engine.cli``, for where the ``octavo`` script is not installed."""
+"""``python -m octavo.engine.cli``, which runs the ``octavo`` command."""
 
 import sys
 

@@ -14,7 +14,7 @@ from ..client.token_times import TokenTimes
 
 
 class Drafts:
-    """Observer that counts the drafts of an engine's steps."""
+    """Observer that counts draft tokens."""
 
     def __init__(self) -> None:
         self._records: list[DraftRecord] = []
@@ -23,11 +23,9 @@ class Drafts:
         self._records += record.drafts
 
     def rejected(self, reason: str) -> None:
-        """Do nothing: the request's own error is reported."""
+        """Ignore the refusal, because the request raises its own error."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the counts. ``mean_accepted_length``: mean number of tokens from a sequence's step with
-        drafts."""
         accepted = sum(record.num_accepted for record in self._records)
         return {
             "drafted": sum(record.num_drafts for record in self._records),
@@ -37,8 +35,7 @@ class Drafts:
 
 
 class Answer:
-    """Collects the samples of a request. A single sample is printed during generation; several samples are
-    printed at the end, to keep them apart."""
+    """Collects the samples of a request, and prints a single sample while it is generated."""
 
     def __init__(
         self,
@@ -47,7 +44,6 @@ class Answer:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin without samples. ``drafts``: counts of the engine, if available."""
         self._drafts = drafts
         self._clock = clock
         self.times = TokenTimes(clock())
@@ -65,7 +61,6 @@ class Answer:
             print(delta.text, end="", flush=True)
 
     def print_rest(self) -> None:
-        """End the streamed text's line, or print all samples."""
         if len(self.samples) == 1:
             print(flush=True)
             return
@@ -74,7 +69,6 @@ class Answer:
 
     @functools.cached_property
     def samples(self) -> list[Completion]:
-        """The finished samples. Must not be read before the last delta has been added."""
         return [
             Completion(index=index) if collector.is_empty else completion_of(collector.take())
             for index, collector in enumerate(self._collectors)
@@ -90,8 +84,7 @@ class Answer:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return the answer. ``tokens_per_s``: rate after the first message; if that is unknown, the rate of
-        the whole request."""
+        """Return the answer as JSON. ``tokens_per_s`` excludes the time to the first token if possible."""
         later = self.times.later_per_s
         found = {
             "outputs": [_sample_json(sample) for sample in self.samples],

@@ -1,4 +1,4 @@
-"""``octavo cache``: inspection and control of a running server's prefix cache."""
+"""``octavo cache``: inspect and control the prefix cache of a running server."""
 
 from __future__ import annotations
 
@@ -57,7 +57,6 @@ async def _run(args: argparse.Namespace) -> Result:
 
 
 def _as_json(message: Any) -> dict[str, Any]:
-    """Return a message's fields by name, without unset optional ones."""
     found: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         if field.has_presence and not message.HasField(field.name):
@@ -73,7 +72,6 @@ def _as_json(message: Any) -> dict[str, Any]:
 
 
 def _reason(number: int) -> str:
-    """Return the metric name of a miss reason."""
     from octavo.proto import cache_pb2
 
     return cache_pb2.MissReason.Name(number).removeprefix("MISS_REASON_").lower()

@@ -1,4 +1,4 @@
-"""``octavo doctor``: the kernels that this machine uses, and their self-test."""
+"""``octavo doctor``: show and test the kernels of this machine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     config = _model_config(args)
     if config is not None:
-        _prepare_device(config)  # before the self-test starts the device
+        _prepare_device(config)
     report = examine(args.backend, args.threads, exact=args.exact is True)
     print(f"octavo {octavo.__version__}, Python {platform.python_version()}, {platform.platform()}")
     print(", ".join(f"{name} {version}" for name, version in report["versions"].items()))
@@ -69,7 +69,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _model_config(args: argparse.Namespace) -> EngineConfig | None:
-    """Return the configuration for the named model. Raises InvalidConfig before anything else is done."""
     given = {name: v for name in ("weights", "exact") if (v := getattr(args, name)) is not None}
     if args.model is None:
         if "weights" in given:
@@ -91,7 +90,6 @@ def _prepare_device(config: EngineConfig) -> None:
 
 
 def _metal_lines(settings: dict[str, Any] | None) -> list[str]:
-    """Return lines about the settings of a server on an Apple GPU; nothing elsewhere."""
     if settings is None:
         return []
     buffers = ", ".join(
@@ -106,8 +104,7 @@ def _metal_lines(settings: dict[str, Any] | None) -> list[str]:
 
 
 def examine(backend_name: str, threads: int | None, *, exact: bool = False) -> dict[str, Any]:
-    """Return backend, instruction set, threads, versions and self-test in the form of ``--json``. ``exact``:
-    test native attention without 8-bit arithmetic."""
+    """Test the kernels and return a report. ``exact``: test attention without 8-bit arithmetic."""
     from octavo.kernels.backends import choose_backend, native_instructions
     from octavo.kernels.verify.selftest import run_selftest
 
@@ -133,7 +130,7 @@ def examine(backend_name: str, threads: int | None, *, exact: bool = False) -> d
         "batch_invariant_reason": why,
         "versions": {"octavo": octavo.__version__, "python": platform.python_version()} | _versions(),
         "self_test": [
-            # infinity means that the check has no number; JSON cannot express it, so it becomes null
+            # JSON cannot express infinity
             {"name": r.name, "max_error": r.max_error if r.max_error < float("inf") else None, "ok": r.ok}
             for r in results
         ],
@@ -142,7 +139,7 @@ def examine(backend_name: str, threads: int | None, *, exact: bool = False) -> d
 
 
 def batch_invariance(backend: str) -> tuple[bool, str]:
-    """Return whether a request's bits are independent of other requests, and the reason."""
+    """Return whether results are independent of other requests in a batch, and why."""
     reasons = {
         "cpu": "native kernels add in a fixed order; `octavo bench invariance` checks it",
         "metal": "not measured on Apple hardware, and MLX chooses kernels by the number of rows",

@@ -1,4 +1,4 @@
-"""``octavo generate``: completion of one prompt, in this process or on a server, with streamed text."""
+"""``octavo generate``: complete one prompt, locally or on a server."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidConfig(
             "--image needs a model in this process, for octavo.v1 takes no images; drop --connect"
         )
-    credentials = credentials_of(args)  # also raises if they are given without --connect
+    credentials = credentials_of(args)
     answer = asyncio.run(_generate(args, prompt, params, credentials))
     answer.print_rest()
     print(answer.summary(), file=sys.stderr)
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def prompt_of(args: argparse.Namespace) -> Prompt:
-    """Return text, token ids or a chat, as the options say. Raises InvalidRequest if the options conflict."""
+    """Return the prompt of the options. Raises InvalidRequest if the options conflict."""
     images = [{"type": "image", "image": file} for file in args.image or ()]
     chat = args.chat or args.system is not None or images
     if args.prompt_ids is not None:
@@ -109,7 +109,7 @@ def _read_stdin() -> str:
 
 
 def params_of(args: argparse.Namespace) -> SamplingParams:
-    """Return the sampling parameters. Raises InvalidRequest for the first value out of range."""
+    """Return the sampling parameters. Raises InvalidRequest for a value out of range."""
     given = {"max_tokens": MAX_TOKENS} | sampling_arguments(args)
     return SamplingParams(**given, structured=structured_of(args))
 
@@ -155,8 +155,7 @@ def add_structured_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def structured_of(args: argparse.Namespace) -> StructuredOutput | None:
-    """Return the structured output of the options. Raises InvalidRequest for conflicting options or an
-    unreadable file."""
+    """Return the output constraint. Raises InvalidRequest for conflicting options or an unreadable file."""
     if not (args.json_schema or args.json_object or args.regex is not None or args.grammar or args.choice):
         return None
     return StructuredOutput(

@@ -1,4 +1,4 @@
-"""The doctor's report on a model: parts that run natively or fused, and reasons for the others."""
+"""Report of ``octavo doctor`` on a model: native parts, fused parts, and fallbacks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from ..memory.budget import format_size
 
 
 def examine_model(config: EngineConfig) -> dict[str, Any]:
-    """Load a model, replace its parts and probe it, as ``serve`` does. Return results that are ready for
-    JSON. Raises ModelLoadError and InvalidConfig, as ``serve`` does."""
+    """Load a model and return a report for JSON. Raises ModelLoadError or InvalidConfig."""
     from ..executor.load.discover import discover_layout
     from ..executor.load.loader import load_model
     from ..executor.load.prepare import choose_device, make_ready, model_ops
@@ -61,7 +60,6 @@ def examine_model(config: EngineConfig) -> dict[str, Any]:
 
 
 def model_lines(model: dict[str, Any]) -> Iterator[str]:
-    """Yield the report as lines of text."""
     yield f"model {model['name']}: {model['architecture']}, {model['weights']} weights"
     error, limit = model["probe_error"], model["probe_limit"]
     yield f"  through pages: error {error:.2g} of {limit:.2g} allowed"

@@ -1,4 +1,4 @@
-"""``octavo plan``: pages and sequences that fit into a memory budget, without loading a model."""
+"""``octavo plan``: sequences that fit into a memory budget, without loading a model."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 if something fits, 1 if not even one page does."""
+    """Return 0 if at least one page fits, otherwise 1."""
     from ..memory.planner import plan, render
 
     result = plan(
@@ -63,8 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _observe(path: Path) -> ObservedCaches:
-    """Observe the caches of a model."""
-    from ..executor.load.loader import observe_caches  # imports MLX
+    from ..executor.load.loader import observe_caches  # imported here because MLX is slow to import
 
     return observe_caches(path)
 
@@ -74,7 +73,6 @@ def _residual(args: argparse.Namespace) -> dict[str, int]:
 
 
 def _formats(args: argparse.Namespace) -> list[FormatPair]:
-    """Return the configured pair, or all formats and the recommended pair."""
     if args.kv_format not in (None, AUTO):
         return [format_pair(args.kv_format)]
     return [format_pair(name) for name in (*FORMAT_NAMES, RECIPE)]

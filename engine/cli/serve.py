@@ -1,4 +1,4 @@
-"""``octavo serve``: an engine behind gRPC and HTTP, and its metrics, until a signal ends it."""
+"""``octavo serve``: run an engine with gRPC, HTTP and metrics until a signal."""
 
 from __future__ import annotations
 
@@ -41,31 +41,30 @@ __all__ = ["add_arguments", "run", "serve", "settle_interpreter"]
 
 logger = logging.getLogger(__name__)
 DEATH_LINGER_S = 10.0
-GRACE_S = 5.0  # seconds from the end of the drain timeout until the process is ended by force
+GRACE_S = 5.0  # seconds between the drain timeout and a forced exit
 LOADING_GRACE_S = 2.0
 EXPORT_GRACE_S = 2.0
-HANG_S = 120.0  # a step that takes longer counts as hanging
+HANG_S = 120.0  # seconds: a longer step counts as hanging
 SWITCH_INTERVAL_S = 0.0005
 
 
 def run(args: argparse.Namespace) -> int:
     set_up_logging(args)
     raise_descriptor_limit()
-    deadline = ExitDeadline()  # kept after the event loop, whose end waits for threads
+    deadline = ExitDeadline()
     deadline.code = asyncio.run(serve(engine_config(args, target_itl="auto"), serve_options(args), deadline))
     return deadline.code
 
 
 async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadline) -> int:
-    """Serve until SIGTERM or SIGINT (return 0), or until the engine dies (return 1). After a signal, the
-    process lasts at most for the drain timeout and ``GRACE_S``."""
+    """Serve until SIGTERM or SIGINT (returns 0), or until the engine fails (returns 1)."""
     stopping = _signal_event(lambda: deadline.start(options.drain_timeout + GRACE_S, 1))
     from ..frontend.async_engine import AsyncEngine
     from ..grpc.security import Security
     from ..grpc.tenant_salts import load_tenant_salts
     from ..observability.prometheus import Metrics, MetricsServer
 
-    check_free(options.listen, "--listen")  # before loading
+    check_free(options.listen, "--listen")
     if options.http is not None:
         check_free(options.http, "--http")
     for address in options.lora_listen.values():
@@ -131,7 +130,7 @@ async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadl
         if options.http is not None:
             server.security.warn_of_strangers(options.http)
             http_socket = stack.enter_context(bound_socket(options.http, "--http"))
-            http_socket.listen()  # connections wait until the HTTP modules are imported
+            http_socket.listen()
             http_address = options.http.with_port(http_socket.getsockname()[1])
         metrics_address = scrapes.address if scrapes else None
         _announce(engine.info, grpc_address, metrics_address, http_address, of_adapters)
@@ -149,7 +148,6 @@ async def _serve_http(
     reloads: list[Callable[[], None]],
     stack: contextlib.AsyncExitStack,
 ) -> None:
-    """Start the HTTP server, which the stack stops. gRPC is served while HTTP's modules are imported."""
     await asyncio.to_thread(importlib.import_module, "octavo.engine.http.server")
     from ..http.server import HttpServer
 
@@ -196,12 +194,10 @@ def _first_name(config: EngineConfig) -> str:
 
 
 def settle_interpreter() -> None:
-    """Prepare the interpreter for serving."""
-    # Loaded objects stay, so the garbage collector can skip them, which saves tens of milliseconds each time.
+    # The garbage collector skips objects of the start-up, which saves tens of milliseconds per run.
     gc.collect()
     gc.freeze()
-    # A step ends with a burst of messages on the event loop. The engine's thread must not wait 5 ms, the
-    # interpreter's default, until it may begin the next step.
+    # The default switch interval of 5 ms would delay the engine's thread.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
@@ -211,8 +207,6 @@ def _reload_on_hangup(
     metrics: MetricsSecurity | None = None,
     more: Sequence[Callable[[], None]] = (),
 ) -> None:
-    """Make SIGHUP reload certificates and tokens; without any, the signal is only logged. ``more``: further
-    functions that reload, to which the caller may add later."""
     loop = asyncio.get_running_loop()
     of_metrics = metrics is not None and metrics.has_files
     if security.tls is None and security.tokens is None and not of_metrics:
@@ -234,7 +228,6 @@ def _reload_on_hangup(
 
 
 async def _close_exporter(exporter: Tracing | GenAiMetrics) -> None:
-    """Send the remaining data, unless the collector is too slow."""
     try:
         await asyncio.wait_for(call_on_daemon(exporter.close, name="octavo-exporter"), EXPORT_GRACE_S)
     except TimeoutError:
@@ -245,28 +238,26 @@ async def _close_exporter(exporter: Tracing | GenAiMetrics) -> None:
 
 
 async def _load(engine: AsyncEngine, stopping: asyncio.Event, deadline: ExitDeadline) -> bool:
-    """Start the engine; return False if a signal came first. Raises the errors of loading."""
     start = asyncio.create_task(engine.start())
     stop = asyncio.create_task(stopping.wait())
     await asyncio.sleep(0)
-    importlib.import_module("octavo.engine.grpc.server")  # imported while the engine's thread loads
+    importlib.import_module("octavo.engine.grpc.server")
     await asyncio.wait((start, stop), return_when=asyncio.FIRST_COMPLETED)
     stop.cancel()
     if start.done():
         start.result()
         return True
-    deadline.start(LOADING_GRACE_S, 0)  # loading cannot be interrupted, so end the process; nothing is lost
+    deadline.start(LOADING_GRACE_S, 0)  # loading cannot be interrupted
     start.cancel()
     await asyncio.wait((start,))
     return False
 
 
 async def _serve_until_end(server: GrpcServer, stopping: asyncio.Event, drain_timeout: float) -> int:
-    """Wait for a signal, then drain; or wait for the engine's death, then return 1."""
     waits = [asyncio.create_task(event.wait()) for event in (stopping, server.died)]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     died = server.died.is_set()
-    if died:  # wait, so that health checks and probes can report the reason
+    if died:  # health checks can still report the reason
         await asyncio.wait(waits[:1], timeout=DEATH_LINGER_S)
     for wait in waits:
         wait.cancel()
@@ -282,7 +273,6 @@ def _announce(
     http_address: Address | None,
     of_adapters: Mapping[str, Address],
 ) -> None:
-    """Print the memory budget, and then the ready line for programs."""
     for line in budget_lines(info):
         print(line)
     http = "" if http_address is None else f"http={http_address} "
@@ -296,8 +286,6 @@ def _announce(
 
 
 def _signal_event(heard: Callable[[], None]) -> asyncio.Event:
-    """Return an event that the first SIGTERM or SIGINT sets after calling ``heard``; a second one ends the
-    process at once."""
     event = asyncio.Event()
     loop = asyncio.get_running_loop()
     ends = (signal.SIGTERM, signal.SIGINT)
@@ -314,16 +302,16 @@ def _signal_event(heard: Callable[[], None]) -> asyncio.Event:
 
 
 class ServerProbes:
-    """Answers the metrics port, whose threads call these methods, from before the model loads to the end."""
+    """Health and metrics probes of a server, callable before the model is loaded."""
 
     def __init__(self, engine: AsyncEngine) -> None:
-        self.server: GrpcServer | None = None  # set once it serves
+        self.server: GrpcServer | None = None
         self._engine = engine
 
     def gauges(self) -> Gauges:
         try:
             return self._engine.gauges()
-        except OctavoError:  # loading or dead: no page is in use
+        except OctavoError:
             return Gauges()
 
     def holders(self) -> dict[str, int]:
@@ -345,7 +333,7 @@ class ServerProbes:
 
 
 class MetricsSecurity:
-    """TLS and tokens; either may be None. Raises InvalidConfig for unusable files."""
+    """TLS and bearer tokens of the metrics port. Raises InvalidConfig for unusable files."""
 
     def __init__(self, tls: TlsFiles | None, token_file: Path | None) -> None:
         from ..grpc.security import Tokens
@@ -353,7 +341,7 @@ class MetricsSecurity:
         self._files = tls
         self.context: ssl.SSLContext | None = None
         if tls is not None:
-            tls.read()  # raises with the reason
+            tls.read()
             self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             self.context.load_cert_chain(tls.cert, tls.key)
         self._tokens = None if token_file is None else Tokens(token_file, flag="--metrics-token-file")
@@ -363,7 +351,7 @@ class MetricsSecurity:
         return self._files is not None or self._tokens is not None
 
     def may_read(self, authorization: str) -> bool:
-        """Whether this header has a valid token, or no token is required."""
+        """Whether the header has a valid token, or no token is required."""
         if self._tokens is None:
             return True
         try:
@@ -373,7 +361,7 @@ class MetricsSecurity:
         return True
 
     def reload(self) -> None:
-        """Read the files again, for new connections and requests. A damaged file changes nothing."""
+        """Read the files again for new connections. A damaged file changes nothing."""
         try:
             if self._files is not None and self.context is not None:
                 self._files.read()

@@ -1,4 +1,4 @@
-"""System limits of a server: file descriptors, and time to exit; for CPUs see ``kernels.cpus``."""
+"""System limits of a server: file descriptors and time to exit."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from octavo.kernels.cpus import cpu_quota as cpu_quota
 
 logger = logging.getLogger(__name__)
 
-LAST_RESORT_S = 1.0  # seconds after the deadline until faulthandler ends the process
+LAST_RESORT_S = 1.0  # seconds after the deadline before faulthandler ends the process
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the process's limit of open files and connections to its maximum. Each client takes one, and with
-    the usual soft limit of 1,024 the probes would fail first."""
+    """Raise the limit of open files to the maximum that the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == hard:
         return
@@ -30,24 +29,20 @@ def raise_descriptor_limit() -> None:
 
 
 class ExitDeadline:
-    """Ends the process if it does not end by itself, because a step, a thread or a disk may hang.
-
-    code   exit code of the finished command; after ``start``, the interpreter then exits without teardown,
-           which could take longer than the deadline
-    """
+    """Ends the process with exit code ``code`` if it does not end by itself in time."""
 
     def __init__(self) -> None:
         self.code: int | None = None
         self._timer: threading.Timer | None = None
-        atexit.register(self._skip_teardown)  # registered first, so that it is called last
+        atexit.register(self._skip_teardown)
 
     def start(self, seconds: float, code: int) -> None:
-        """End the process with ``code`` after ``seconds`` at most; replaces an earlier deadline."""
+        """End the process with ``code`` after at most ``seconds``. Replaces an earlier deadline."""
         self.cancel()
         self._timer = threading.Timer(seconds, _leave, (seconds, code))
         self._timer.daemon = True
         self._timer.start()
-        if sys.__stderr__ is not None:  # needs no interpreter lock, which another thread may hold
+        if sys.__stderr__ is not None:  # works without the interpreter lock, which another thread may hold
             faulthandler.dump_traceback_later(seconds + LAST_RESORT_S, exit=True, file=sys.__stderr__)
 
     def cancel(self) -> None:

@@ -1,4 +1,4 @@
-"""Options of `octavo serve` besides the engine's settings."""
+"""Options of ``octavo serve`` that are not engine settings."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ MAX_MESSAGE_SIZE = 2**31 - 1  # bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """Options of ``octavo serve`` besides the engine's configuration.
+    """Options of ``octavo serve`` that are not engine settings. None turns a feature off.
 
-    listen   address of gRPC
-    metrics  address of /metrics, /healthz and /readyz; None: off
-    vllm_metrics   also export, under vLLM's names, the gauges that gateways read
-    otlp_endpoint   destination of request spans; None: as set by OTEL_* variables, or off
-    otlp_metrics_endpoint   destination of OpenTelemetry's metrics
-    reflection   let clients list the services
-    max_message_bytes   limit of an incoming message (None: the size of a prompt of the model's length)
-    write_timeout   seconds for which a client may leave output unread
-    tls, auth_token_file   access to gRPC and HTTP; read again on SIGHUP
-    metrics_tls, metrics_token_file   access to the metrics port; read again on SIGHUP
-    api_key   a bearer token in addition to those of the file
-    http      address of HTTP; None: off
-    allowed_origins   origins of web pages that may send HTTP requests
-    kv_events   destination of changes of the prefix cache; None: off
-    lora_listen   adapter -> address of vLLM's gRPC service with this adapter as its model
+    listen                 address of gRPC
+    metrics                address of /metrics, /healthz and /readyz
+    vllm_metrics           whether to also export gauges under vLLM's names
+    otlp_endpoint          destination of traces (None: from OTEL_* variables)
+    otlp_metrics_endpoint  destination of OpenTelemetry metrics
+    reflection             whether clients may list the gRPC services
+    max_message_bytes      limit of an incoming message (None: from the model's length)
+    write_timeout          seconds for which a client may leave output unread
+    tls, auth_token_file   access to gRPC and HTTP
+    metrics_tls, metrics_token_file   access to the metrics port
+    api_key                additional bearer token
+    http                   address of HTTP
+    allowed_origins        origins of web pages that may send HTTP requests
+    kv_events              destination of prefix cache events
+    lora_listen            vLLM gRPC address of each adapter
     """
 
     listen: Address
@@ -140,7 +140,6 @@ def _check_one_model(args: argparse.Namespace) -> None:
 
 
 def _above_zero(text: str) -> float:
-    """Return the text as seconds above 0, for argparse."""
     if not (value := seconds(text)):
         raise argparse.ArgumentTypeError("must be more than 0 seconds")
     return value
@@ -229,7 +228,7 @@ def _origin(text: str) -> str:
 
 
 def http_address(args: argparse.Namespace) -> Address | None:
-    """Return the address of HTTP; None: no HTTP. Raises InvalidConfig if it is given twice."""
+    """Return the HTTP address, or None. Raises InvalidConfig if it is given twice."""
     if args.host is None and args.port is None:
         listen: Address | None = args.http
         return listen
@@ -256,7 +255,6 @@ def add_kv_event_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def kv_event_options(args: argparse.Namespace) -> KvEventOptions | None:
-    """Return the destination of KV events, or None. Raises InvalidConfig for a replay without one."""
     if args.kv_events_endpoint is None:
         if args.kv_events_replay_endpoint is not None:
             raise InvalidConfig(
