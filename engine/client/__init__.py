@@ -1,1 +1,1 @@
-"""Clients of a server, for Python programs and the command line, and a server as a child process."""
+"""Clients of an Octavo server, and a server in a child process."""

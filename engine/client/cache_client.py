@@ -1,4 +1,4 @@
-"""The client of the octavo.v1.Cache service."""
+"""Client of the octavo.v1.Cache service."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class CacheCalls:
-    """Calls of octavo.v1.Cache, as in ``client.cache.stats()``; errors are those of the client."""
+    """RPCs of octavo.v1.Cache, as in ``client.cache.stats()``."""
 
     def __init__(self, stub: Any, client: Client) -> None:
         self.stub = stub
         self._client = client
 
     async def call(self, request: Message) -> Any:
-        """Return the response to a request of any kind: a ``FlushRequest`` calls ``Flush``."""
+        """Call the RPC for a request message: a ``FlushRequest`` calls ``Flush``."""
         name = type(request).__name__.removesuffix("Request")
         return await self._client.unary(getattr(self.stub, name), request)
 
@@ -37,7 +37,7 @@ class CacheCalls:
         return reply
 
     async def save(self, path: str, prompt: pb.Prefix | None = None) -> pb.SaveResponse:
-        """Save a prompt, or everything cached (None), to ``path`` below the server's --save-dir."""
+        """Save the pages of a prompt (None: all pages) to ``path`` below the server's --save-dir."""
         request = pb.SaveRequest(path=path, prompt=prompt)
         reply: pb.SaveResponse = await self.call(request)
         return reply
@@ -56,14 +56,14 @@ class CacheCalls:
         return reply
 
     async def flush(self) -> int:
-        """Discard all cached pages that nothing holds; return their number."""
+        """Discard all unused cached pages and return their number."""
         return int((await self.call(pb.FlushRequest())).num_pages)
 
     async def watch(
         self, start_number: int | None = None, *, log_id: str = ""
     ) -> AsyncGenerator[pb.WatchResponse, None]:
-        """Stream events from a number on (None: the next one). A first response tells where they start.
-        Raises EventsGone if they are not available, and FellBehind if this reader is too slow."""
+        """Stream cache events from ``start_number`` on (None: new events). Raises EventsGone if they have
+        expired, and FellBehind if this reader is too slow."""
         request = pb.WatchRequest(start_number=start_number, log_id=log_id)
         call = self.stub.Watch(request, metadata=self._client.metadata)
         try:
@@ -72,7 +72,7 @@ class CacheCalls:
         except grpc.aio.AioRpcError as error:
             raise self._client.translate(error) from error
         finally:
-            call.cancel()  # has no effect after the call's end
+            call.cancel()
 
 
 def prefix_of(
@@ -82,7 +82,7 @@ def prefix_of(
     request_id: str | None = None,
     cache_salt: str = "",
 ) -> pb.Prefix:
-    """Return the message of a prefix, from ``text``, ``token_ids`` or ``request_id``."""
+    """Return a Prefix message from text, token ids or a request id."""
     prefix = pb.Prefix(text=text, request_id=request_id, cache_salt=cache_salt)
     if token_ids is not None:
         prefix.token_ids.ids.extend(token_ids)

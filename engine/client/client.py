@@ -1,4 +1,4 @@
-"""A small asyncio client of octavo.v1 with the engine's own types."""
+"""Asyncio client of octavo.v1."""
 
 from __future__ import annotations
 
@@ -31,30 +31,28 @@ from .credentials import ClientCredentials
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # Each client has its own connection, because benchmarks with several clients must not share one.
+    # Channels with equal options would share one connection, which distorts benchmarks.
     ("grpc.use_local_subchannel_pool", 1),
 )
-_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # variables, in the order in which gRPC reads them
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # environment variables, in gRPC's order
 _ERRORS = {code: kind for kind, code in reversed(CODES)}
 
 
 class Client:
-    """Client of octavo.v1: ``async with Client("127.0.0.1:50051") as client: async for delta in
-    client.generate(...)``.
+    """Client of octavo.v1. ``cache`` is the client of octavo.v1.Cache.
 
-    Errors of the server are raised as the engine's own: InvalidRequest, Overloaded, EngineDead (also if no
-    server answers), Unauthenticated, RequestFailed, ...
-
-    cache   client of octavo.v1.Cache
+    Use it as ``async with Client("127.0.0.1:50051") as client``, then ``async for delta in
+    client.generate(...)``. Server errors are raised as Octavo's exceptions, such as InvalidRequest.
+    EngineDead also means that no server answers.
     """
 
     def __init__(self, address: str, credentials: ClientCredentials | None = None) -> None:
-        """Connect at the first call. Raises InvalidConfig if a file of the credentials cannot be read."""
+        """Raises InvalidConfig if a file of the credentials cannot be read."""
         self.address = address
         credentials = credentials or ClientCredentials()
         self.metadata = credentials.metadata()
         tls = credentials.channel_credentials()
-        # Local addresses need a direct connection: a proxy would resolve them on its own machine.
+        # A proxy would resolve local addresses on its own machine.
         options = [*_OPTIONS, *([("grpc.enable_http_proxy", 0)] if _is_local(address) else [])]
         if tls is None:
             self._channel = grpc.aio.insecure_channel(address, options=options)
@@ -84,8 +82,7 @@ class Client:
         adapter: str | None = None,
         timeout: float | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        """Stream the deltas of all samples; closing the generator cancels the request. ``adapter``: name of
-        an adapter that the server has loaded."""
+        """Stream the deltas of all samples. Closing the generator cancels the request."""
         request = make_request(prompt, params, request_id=request_id, salt=salt)
         request.adapter = adapter or ""
         call = self.stub.Generate(request, timeout=timeout, metadata=self.metadata)
@@ -95,13 +92,12 @@ class Client:
         except grpc.aio.AioRpcError as error:
             raise self.translate(error) from error
         finally:
-            call.cancel()  # no effect after the call has ended
+            call.cancel()
 
     async def generate_many(
         self, requests: AsyncIterable[pb.GenerateRequest], *, timeout: float | None = None
     ) -> AsyncGenerator[Delta, None]:
-        """Stream the deltas of many requests over one call; a refused request gives a delta with
-        ``error``."""
+        """Stream the deltas of many requests over one call. A refused request yields an ``error`` delta."""
         call = self.stub.GenerateMany(_aiter(requests), timeout=timeout, metadata=self.metadata)
         try:
             async for response in call:
@@ -121,8 +117,8 @@ class Client:
         salt: str = "",
         adapter: str | None = None,
     ) -> list[float]:
-        """Embed one prompt, like ``LLM.embed``."""
-        SamplingParams(pooling=pooling)  # may raise InvalidRequest
+        """Return the embedding of one prompt."""
+        SamplingParams(pooling=pooling)
         check_dimensions(dimensions)
         request = pb.EmbedRequest(
             pooling=f"POOLING_{pooling.upper()}",
@@ -143,7 +139,7 @@ class Client:
         top_n: int | None = None,
         salt: str = "",
     ) -> list[RankedDocument]:
-        """Rerank documents, like ``LLM.rerank``."""
+        """Rank documents by relevance to a query."""
         check_top_n(top_n)
         request = pb.RerankRequest(
             query=query,
@@ -163,7 +159,7 @@ class Client:
         return str((await self.unary(self.stub.Detokenize, pb.DetokenizeRequest(token_ids=token_ids))).text)
 
     async def abort(self, *request_ids: str) -> list[str]:
-        """Abort requests; return the ids of those that were running."""
+        """Abort requests and return the ids of those that were running."""
         reply = await self.unary(self.stub.Abort, pb.AbortRequest(request_ids=request_ids))
         return list(reply.request_ids)
 
@@ -176,7 +172,7 @@ class Client:
         return reply
 
     async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> pb.Adapter:
-        """Load an adapter from a folder below the server's ``--lora-dir``, as ``AsyncEngine`` does."""
+        """Load a LoRA adapter from a folder below the server's ``--lora-dir``."""
         request = pb.LoadAdapterRequest(name=name, path=path, replace=replace)
         reply: pb.LoadAdapterResponse = await self.unary(self.stub.LoadAdapter, request)
         return reply.adapter
@@ -189,7 +185,7 @@ class Client:
         return list((await self.unary(self.stub.ListAdapters, pb.ListAdaptersRequest())).adapters)
 
     async def unary(self, method: Any, request: Any) -> Any:
-        """Call a method with a single response. Raises the engine's errors."""
+        """Call a method with a single response. Raises Octavo's exceptions."""
         try:
             return await method(request, metadata=self.metadata)
         except grpc.aio.AioRpcError as error:
@@ -216,8 +212,7 @@ class Client:
 def make_request(
     prompt: Prompt, params: SamplingParams, *, request_id: str | None = None, salt: str = ""
 ) -> pb.GenerateRequest:
-    """Return a request as a message. Raises InvalidRequest if token ids are negative, or text is not valid
-    UTF-8."""
+    """Build a request message. Raises InvalidRequest for negative token ids or invalid UTF-8."""
     try:
         request = pb.GenerateRequest(
             request_id=request_id or "", sampling=params_message(params), cache_salt=salt
@@ -225,7 +220,7 @@ def make_request(
         put_prompt(request, prompt)
     except UnicodeEncodeError as error:
         raise InvalidRequest(f"a text cannot be written as UTF-8: {error.reason}; convert it") from error
-    except (ValueError, OverflowError) as error:  # from protobuf, with the number in its message
+    except (ValueError, OverflowError) as error:
         raise InvalidRequest(
             f"a number does not fit into the request: {error}; token ids must be in [0, 2**32)"
         ) from error
@@ -245,7 +240,7 @@ def _add_message(chat: pb.Chat, message: Mapping[str, Any]) -> None:
 
 
 def put_prompt(request: pb.GenerateRequest | pb.EmbedRequest, prompt: Prompt) -> None:
-    """Put a prompt into a request. Raises InvalidRequest if token ids are negative."""
+    """Set the prompt of a request message. Raises InvalidRequest for negative token ids."""
     if isinstance(prompt, str):
         request.text = prompt
         return
@@ -278,7 +273,7 @@ def put_prompt(request: pb.GenerateRequest | pb.EmbedRequest, prompt: Prompt) ->
 def _is_local(address: str) -> bool:
     try:
         return parse_address(address).is_local
-    except InvalidConfig:  # such as unix:PATH
+    except InvalidConfig:  # an address such as unix:PATH
         return False
 
 

@@ -1,4 +1,4 @@
-"""Credentials of a client: TLS, a certificate, a token."""
+"""Credentials of a client: TLS, client certificate and bearer token."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientCredentials:
-    """Credentials of a client, and its check of the server.
+    """Credentials of a client.
 
-    tls          encrypt, and check the server's certificate (implied by ``ca`` and ``cert``)
-    ca           PEM file of the authorities to trust (None: those that gRPC brings)
-    cert, key    PEM files of the client's certificate, for servers that require one
-    token_file   file whose first token is sent with every call
+    tls          whether to use TLS (implied by ``ca`` and ``cert``)
+    ca           PEM file of trusted authorities (None: gRPC's defaults)
+    cert, key    PEM files of the client's certificate
+    token_file   file with a bearer token
     """
 
     tls: bool = False
@@ -37,17 +37,17 @@ class ClientCredentials:
         return self.tls or self.ca is not None or self.cert is not None
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
-        """Return gRPC credentials; None for plain text. Raises InvalidConfig if a file cannot be read."""
+        """Return gRPC credentials, or None for plain text. Raises InvalidConfig for an unreadable file."""
         if not self.uses_tls:
             return None
-        import grpc  # the command line reads options without importing it
+        import grpc
 
         options = {"--tls-ca": self.ca, "--tls-key": self.key, "--tls-cert": self.cert}
         files = [None if path is None else _read_pem(path, option) for option, path in options.items()]
         return grpc.ssl_channel_credentials(*files)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return the metadata of every call."""
+        """Return the gRPC metadata of every call."""
         if self.token_file is None:
             return ()
         lines = _read(self.token_file, "--auth-token-file").decode(errors="replace").splitlines()

@@ -17,21 +17,17 @@ READY = "octavo ready:"
 
 
 class ServerProcess:
-    """Child process with ``octavo serve``: ``async with ServerProcess(["--model", "demo"]) as server:
-    Client(server.ready["grpc"])``.
+    """Child process with ``octavo serve``, for ``async with ServerProcess(["--model", "demo"]) as server``.
 
-    Listens on free local ports by default. It is always stopped at the end: by SIGTERM, and by SIGKILL if
-    that takes longer than ``stop_timeout``.
+    By default it listens on free local ports. At exit it gets SIGTERM, and SIGKILL after ``stop_timeout``.
 
     ready       fields of the ready line: grpc, metrics, model, backend, kv, pages
-    returncode  exit code, once stopped
+    returncode  exit code after the end
     """
 
     def __init__(
         self, flags: Sequence[str], *, stop_timeout: float = 60.0, launcher: Sequence[str] = ()
     ) -> None:
-        """Prepare the command. ``launcher``: a command that runs the command after it, such as ``nice -n
-        5``."""
         local = ["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--log-level", "warning"]
         self._command = [*launcher, sys.executable, "-m", "octavo.engine.cli", "serve", *local, *flags]
         self._stop_timeout = stop_timeout
@@ -39,7 +35,7 @@ class ServerProcess:
         self._readers: list[asyncio.Task[None]] = []
         self._ready_line: asyncio.Future[str] | None = None
         self.ready: dict[str, str] = {}
-        self.last_errors: deque[str] = deque(maxlen=20)  # last lines of the server's stderr
+        self.last_errors: deque[str] = deque(maxlen=20)
 
     @property
     def pid(self) -> int:
@@ -51,8 +47,8 @@ class ServerProcess:
         return None if self._process is None else self._process.returncode
 
     async def start(self) -> None:
-        """Wait until the server is ready. Raises InvalidConfig with its message if it refuses to start, and
-        EngineDead if it ends in another way."""
+        """Wait until the server is ready. Raises InvalidConfig if it refuses to start, and EngineDead if it
+        fails otherwise."""
         pipe = asyncio.subprocess.PIPE
         self._process = process = await asyncio.create_subprocess_exec(
             *self._command, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
@@ -80,7 +76,7 @@ class ServerProcess:
         self.ready = dict(word.split("=", 1) for word in line.removeprefix(READY).split())
 
     def signal(self, number: signal.Signals) -> None:
-        """Send the server a signal, if it still runs."""
+        """Send a signal to the server if it is running."""
         assert self._process is not None, "not started"
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
@@ -91,7 +87,7 @@ class ServerProcess:
         return await self.wait()
 
     async def wait(self) -> int:
-        """Wait for the server's end, at most ``stop_timeout``; return its exit code."""
+        """Wait at most ``stop_timeout`` for the server's end; return its exit code."""
         assert self._process is not None, "not started"
         try:
             await asyncio.wait_for(self._process.wait(), self._stop_timeout)
@@ -111,7 +107,6 @@ class ServerProcess:
         await self.stop()
 
     async def _read_output(self, stream: asyncio.StreamReader) -> None:
-        """Read a stream to its end, so that the process is never blocked by a full pipe."""
         assert self._ready_line is not None
         async for line in stream:
             if line.startswith(READY.encode()) and not self._ready_line.done():

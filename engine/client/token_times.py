@@ -1,4 +1,4 @@
-"""Times at which the tokens of a request reached its client."""
+"""Arrival times of a request's tokens at its client."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ that already wait for it seem to arrive in no time."""
 
 @dataclass(slots=True)
 class TokenTimes:
-    """Arrival times of the messages of one request. A message may bring several tokens, and a first message
-    that is read late brings tokens that were ready long before. So ``num_later`` leaves out the tokens of a
-    sample's first message, and gaps are those between messages, not tokens.
+    """Arrival times of the messages of one request. A message may contain several tokens.
 
-    began       time at which the request was sent, by the clock passed to ``add``
+    began       time when the request was sent
     gaps_s      seconds between messages with tokens
-    num_later   tokens that came after the first message of their sample
+    num_later   tokens after the first message of each sample
     """
 
     began: float
@@ -27,13 +25,13 @@ class TokenTimes:
     _ended: float = 0.0
     _first: float | None = None
     _last: float = 0.0
-    _samples: set[int] = field(default_factory=set)  # samples that have begun
+    _samples: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._ended = self.began
 
     def add(self, now: float, num_tokens: int, sample: int = 0) -> None:
-        """Record a message with ``num_tokens`` tokens of a sample (0 in a message that only ends it)."""
+        """Record a message with ``num_tokens`` tokens of one sample."""
         self._ended = now
         if not num_tokens:
             return
@@ -49,21 +47,20 @@ class TokenTimes:
 
     @property
     def ttft_s(self) -> float:
-        """Seconds until the first token; the whole time if there was none."""
+        """Seconds until the first token, or until the end without tokens."""
         return (self._ended if self._first is None else self._first) - self.began
 
     @property
     def whole_s(self) -> float:
-        """Seconds until the last message."""
         return self._ended - self.began
 
     @property
     def later_per_s(self) -> float | None:
-        """Tokens per second after the first message; None if there were too few, or too fast to tell."""
+        """Tokens per second after the first message; None if there are too few tokens."""
         span = sum(self.gaps_s)
         return self.num_later / span if self.num_later and span >= RESOLUTION_S else None
 
     @property
     def per_s(self) -> float:
-        """Tokens per second of the whole request, prompt included; 0 if it took no time."""
+        """Tokens per second of the whole request."""
         return self.num_tokens / self.whole_s if self.whole_s > 0 else 0.0
