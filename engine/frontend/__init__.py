@@ -1,1 +1,1 @@
-"""The asyncio front end, and ``LLM`` for batches: checks, queues and streams of requests."""
+"""Front ends of the engine: ``AsyncEngine`` for asyncio, and ``LLM`` for batches."""

@@ -37,11 +37,10 @@ STOP_TIMEOUT_S = 10.0  # seconds to wait for the engine's thread to end
 
 
 class AsyncEngine:
-    """Serves requests concurrently on its own engine thread.
+    """Serves concurrent requests; the engine runs on its own thread.
 
-    Belongs to the event loop that called ``start``. The engine ends by ``stop``, or by an error that concerns
-    more than one request. In the second case, ``death`` is the error, and every open stream and every later
-    request raises EngineDead.
+    Use it only on the event loop that called ``start``. After a fatal error, ``death`` is that error, and
+    all requests raise EngineDead.
     """
 
     def __init__(
@@ -52,9 +51,6 @@ class AsyncEngine:
         observer: Observer | None = None,
         own_process: bool = False,
     ) -> None:
-        """Configure the engine; ``start`` loads the model. ``core_factory`` makes the core on the engine's
-        thread. ``observer`` receives a record of each step and each refusal. ``own_process`` runs the engine
-        in a separate process."""
         assert core_factory is None or not own_process, "a core must be made in the process that runs it"
         self._own_process = own_process
         self.config = checked(config)
@@ -65,13 +61,13 @@ class AsyncEngine:
         self._input: InputProcessor | None = None
         self._open = OutputStreams(config, abort=self._abort, gauges=self.gauges)
         self._shares = TenantShares(config, self._open.limiter.waiting)
-        self._texts = TextExecutor("encode")  # bounded by the number of admitted requests
-        self._pictures = TextExecutor("decode pictures of")  # bounded by the number of admitted requests
+        self._texts = TextExecutor("encode")
+        self._pictures = TextExecutor("decode pictures of")
         self._stopping = False
         self._client: EngineClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started: asyncio.Future[None] | None = None
-        self.cache_changes = Notifier()  # notified when there are page events
+        self.cache_changes = Notifier()
 
     @property
     def info(self) -> EngineInfo:
@@ -82,19 +78,15 @@ class AsyncEngine:
         return self._running().tokenizer
 
     def gauges(self) -> Gauges:
-        """The engine's gauges after its last step."""
+        """Gauges after the last step."""
         return self._running().gauges
 
     @property
     def num_streams(self) -> int:
-        """Number of requests whose output is still being computed or read."""
         return self._open.num_read
 
     async def start(self) -> None:
-        """Load the model; return when requests can be served.
-
-        Raises the errors of loading (ModelLoadError, InvalidConfig, ...).
-        """
+        """Load the model and return when the engine is ready. Raises ModelLoadError or InvalidConfig."""
         if self._client is not None:
             raise RuntimeError("an engine can be started only once; make a new one")
         self._loop = asyncio.get_running_loop()
@@ -122,12 +114,12 @@ class AsyncEngine:
             raise
 
     def step_seconds(self) -> float:
-        """Return how long the current step has taken so far; callable from any thread."""
+        """Return the duration of the current step so far, in seconds. Thread-safe."""
         return 0.0 if self._client is None else self._client.step_seconds
 
     async def stop(self, drain_timeout: float = 0.0) -> None:
-        """Refuse new requests, let running requests finish for ``drain_timeout`` seconds, abort the remaining
-        ones, and end the engine's thread. May be called again, even if the engine is dead."""
+        """Refuse new requests, give running requests ``drain_timeout`` seconds, then end the engine. May be
+        called repeatedly."""
         self._stopping = True
         if self._client is None:
             return
@@ -136,12 +128,12 @@ class AsyncEngine:
                 await asyncio.wait_for(self._open.all_ended(), drain_timeout)
         for stream in self._open.streams():
             self._client.abort(stream.request.number)
-        with contextlib.suppress(TimeoutError):  # a hanging step is not waited for
+        with contextlib.suppress(TimeoutError):  # a step may hang
             await asyncio.wait_for(self._open.all_ended(), ABORT_TIMEOUT_S)
         for stream in self._open.streams():
             stream.fail(EngineStopping("the engine was stopped"))
         self._client.stop()
-        with contextlib.suppress(TimeoutError):  # a hanging thread lasts until the process ends
+        with contextlib.suppress(TimeoutError):  # the thread may hang
             await asyncio.wait_for(call_on_daemon(self._end, name="octavo-stop"), STOP_TIMEOUT_S)
         self._texts.close()
         self._pictures.close()
@@ -165,17 +157,17 @@ class AsyncEngine:
         tenant: Tenant = NO_TENANT,
         adapter: str | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        """Stream the output of a request. Deltas of its n samples are interleaved; each has a sample's index.
+        """Stream the output of a request. Each delta has the index of its sample.
 
-        The request is sent when the iteration starts; closing or cancelling the iteration aborts it. An error
-        of only this request arrives as a delta with finish_reason ERROR. A slow reader gets merged deltas; a
-        reader that leaves too much unread gets SlowReader.
+        The request starts with the iteration; closing the iterator aborts the request. If only this request
+        fails, its last delta has the finish reason ERROR. Slow readers get merged deltas. Too much unread
+        output raises SlowReader.
 
-        salt       only requests with equal salt share cached prompt pages
-        priority   smaller numbers are admitted first and preempted last
-        final_only deliver one delta per sample, at the sample's end
-        tenant     tenant of the request, and the tenant's share of the queue
-        adapter    name of a loaded adapter; None is the base model
+        salt        only requests with equal salt share cached pages
+        priority    requests with smaller numbers are admitted first and preempted last
+        final_only  deliver one delta per sample, at its end
+        tenant      tenant of the request
+        adapter     name of a loaded adapter; None for the base model
 
         Raises InvalidRequest, NotFound, RequestTooLong, Overloaded, QueueTimeout or EngineDead.
         """
@@ -200,7 +192,7 @@ class AsyncEngine:
                         adapter=adapter,
                     )
                     self._open.limiter.check_sendable(request)
-                engine = self._check_open(request_id)  # again, because encoding may have taken long
+                engine = self._check_open(request_id)  # the engine may have ended during encoding
                 self._open.limiter.check(request.num_prompt, params.n)
                 self._open.limiter.check_images(request)
                 self._shares.check_tokens(tenant, request.num_prompt)
@@ -223,16 +215,16 @@ class AsyncEngine:
 
     @property
     def adapters(self) -> Mapping[str, AdapterInfo]:
-        """The loaded adapters by name."""
+        """Loaded LoRA adapters by name."""
         self._running()
         assert self._input is not None
         return self._input.adapters
 
     async def load_adapter(self, name: str, folder: Path, *, replace: bool = False) -> AdapterInfo:
-        """Load an adapter saved by mlx-lm or PEFT; ``replace`` allows replacing one of the same name.
+        """Load a LoRA adapter saved by mlx-lm or PEFT. ``replace`` allows replacing a loaded adapter.
 
-        Raises InvalidRequest, with nothing changed, if the adapter cannot be served or the old one is in use,
-        and NotConfigured if this engine has no memory for adapters.
+        Raises InvalidRequest if the adapter is unsupported or the replaced adapter is in use. Raises
+        NotConfigured if the engine has no memory for adapters.
         """
         self._running()
         assert self._input is not None
@@ -246,10 +238,10 @@ class AsyncEngine:
             loaded[name] = await self.ask(LoadAdapter(name, str(folder), replace))
             return loaded[name]
 
-        return await asyncio.shield(load())  # cancelling must not prevent the update of ``loaded``
+        return await asyncio.shield(load())
 
     async def unload_adapter(self, name: str) -> None:
-        """Unload an adapter. Raises NotFound for an unknown name, and InvalidRequest while it is in use."""
+        """Unload a LoRA adapter. Raises NotFound for an unknown name, and InvalidRequest if it is in use."""
         self._running()
         assert self._input is not None
         loaded = self._input.adapters
@@ -261,8 +253,7 @@ class AsyncEngine:
         await asyncio.shield(unload())
 
     async def abort(self, request_id: str) -> None:
-        """Abort a request; its stream ends with finish_reason ABORT. An id that is unknown or whose request
-        has ended is ignored."""
+        """Abort a request; its last delta has the finish reason ABORT. Unknown ids are ignored."""
         stream = self._open.find(request_id)
         if stream is not None:
             self._abort(stream.request)
@@ -272,19 +263,17 @@ class AsyncEngine:
         self._client.abort(request.number)
 
     async def encode(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a prompt; see ``prepare``."""
+        """Return the token ids of a prompt. Raises the errors of ``prepare``."""
         return (await self.prepare(prompt)).ids
 
     async def prepare(self, prompt: Prompt) -> EncodedPrompt:
-        """Return a prompt's token ids and images, checked as for a request. Raises Overloaded if a request
-        with this prompt would not be admitted now."""
+        """Encode and validate a prompt. Raises InvalidRequest, RequestTooLong or Overloaded."""
         self._running()
         assert self._input is not None
         with self._open.limiter.entering(self._input.at_least(prompt)):
             return await self._input.encode_beside(prompt, self._texts, self._pictures)
 
     def _give_up(self, request: EngineRequest) -> None:
-        """Abort a request that has waited too long for its admission."""
         self._abort(request)
         if self._observer is not None:
             self._observer.rejected("queue_timeout")
@@ -312,14 +301,14 @@ class AsyncEngine:
         return EngineDead(f"the engine has failed and must be restarted: {self.death!r}")
 
     async def ask(self, command: Command[AnswerT]) -> AnswerT:
-        """Return the answer to a command, which the engine's thread executes between two steps. Raises the
-        command's errors, and EngineDead if the engine has ended."""
+        """Execute a command on the engine's thread, between two steps. Raises the command's errors, or
+        EngineDead."""
         self._running()
         assert self._client is not None
         try:
             return await asyncio.wrap_future(self._client.ask(command))
         except EngineStopping:
-            self._running()  # raises EngineDead if the engine has died meanwhile
+            self._running()
             raise
 
     def _on_ready(self) -> None:
@@ -352,7 +341,7 @@ class AsyncEngine:
 
 
 class LoopBridge:
-    """Listener that forwards what the engine's thread reports to the event loop, once per step."""
+    """Forwards reports of the engine's thread to the event loop, once per step."""
 
     def __init__(
         self,
@@ -382,7 +371,7 @@ class LoopBridge:
         self._call(self._ended, error)
 
     def _call(self, callback: Callable[..., None], *arguments: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the event loop is closed, so no reader is left
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(callback, *arguments)
 
 

@@ -1,7 +1,5 @@
-"""Counts of what clients hold, such as calls, streams and watchers, with limits for all and for each tenant.
-
-``HolderRegistry`` lists all counts. A count that is not 0 while the server is idle shows a leak.
-"""
+"""Counts of resources that clients hold, such as calls and streams. Counters above 0 on an idle server
+indicate a leak."""
 
 from __future__ import annotations
 
@@ -14,18 +12,14 @@ from ..api.tenant import Tenant
 
 
 class Holders:
-    """Counts one kind of resource that clients hold. Refuses more than the limit for all, or a tenant's share
-    of it.
+    """Counts one kind of resource, with a limit for all clients and for each tenant.
 
-    Lives on the event loop. A resource is held while the block of ``held`` runs.
-
-    total       number held now; may be read from any thread
-    num_begun   number begun since this count was last set to 0; ``peak``: largest ``total`` since then
+    total       number held now
+    num_begun   number of resources acquired since the last reset
+    peak        largest ``total`` since the last reset
     """
 
     def __init__(self, name: str, doing: str, most: int) -> None:
-        """Begin at 0. ``name`` is the count's name for programs, ``doing`` is text for error messages, and
-        ``most`` is the limit, of which each tenant has its share."""
         self.name = name
         self.most = most
         self._doing = doing
@@ -34,7 +28,7 @@ class Holders:
 
     @contextlib.contextmanager
     def held(self, tenant: Tenant) -> Iterator[None]:
-        """Count one more until the block ends. Raises Overloaded if the limit is exceeded."""
+        """Hold one resource during a ``with`` block. Raises Overloaded if a limit is exceeded."""
         self._check(tenant)
         self._by_tenant[tenant.name] += 1
         self.total += 1
@@ -46,7 +40,7 @@ class Holders:
             self.total -= 1
             self._by_tenant[tenant.name] -= 1
             if not self._by_tenant[tenant.name]:
-                del self._by_tenant[tenant.name]  # so that idle tenants take no memory
+                del self._by_tenant[tenant.name]  # idle tenants take no memory
 
     def _check(self, tenant: Tenant) -> None:
         for count, most, whose in (
@@ -62,19 +56,17 @@ class Holders:
 
 
 class HolderRegistry:
-    """Counts of everything that clients and requests of a server hold, by kind. On an idle server each count
-    is 0, except that of pins, which clients keep on purpose."""
+    """All counts of resources, by kind. On an idle server each count is 0, except pins."""
 
     def __init__(self) -> None:
         self._counts: dict[str, Callable[[], int]] = {}
 
     def add(self, kind: str, count: Callable[[], int]) -> None:
-        """Register a kind. ``count`` returns the number held now, and may be called on any thread."""
+        """Register a kind. ``count`` must be thread-safe."""
         assert kind not in self._counts, f"{kind} are counted already"
         self._counts[kind] = count
 
     def add_holders(self, holders: Holders) -> Holders:
-        """Register ``holders`` and return it."""
         self.add(holders.name, lambda: holders.total)
         return holders
 

@@ -1,4 +1,4 @@
-"""Checks of requests before they reach the engine. Error messages contain the numbers."""
+"""Validation of requests before they reach the engine."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ..vision.reader import PictureReader
 from .text_executor import TextExecutor
 
 MAX_PRIORITY = 1000
-LONG_TEXT = 2_000  # characters; longer text would block the event loop for milliseconds
-LONG_PROMPT = 20_000  # ids; a longer list would block the event loop for milliseconds
+LONG_TEXT = 2_000  # characters: encoding longer text takes milliseconds
+LONG_PROMPT = 20_000  # token ids: checking a longer prompt takes milliseconds
 
 
 class InputProcessor:
-    """Turns prompts and parameters into requests, or raises the reason why they cannot be served."""
+    """Converts prompts and sampling parameters into validated requests."""
 
     def __init__(
         self,
@@ -38,20 +38,18 @@ class InputProcessor:
         grammars: GrammarCompiler,
         cut_max_tokens: bool = False,
     ) -> None:
-        """Begin with the facts of a model. ``capacity`` is the number of positions that the page pool has for
-        one sequence. ``cut_max_tokens`` lowers max_tokens to what fits, instead of refusing the request."""
         self._info = info
         self._tokenizer = tokenizer
         self._capacity = capacity
         self._cut_max_tokens = cut_max_tokens
         self.grammars = grammars
-        self.adapters = {adapter.name: adapter for adapter in info.adapters}  # loaded adapters
+        self.adapters = {adapter.name: adapter for adapter in info.adapters}
         self._pictures = None if info.images is None else PictureReader(info.images)
         self._has_reasoning = tokenizer.chat_format.reasoning is not None
 
     def encode(self, prompt: Prompt) -> EncodedPrompt:
-        """Return the prompt's images and its token ids, checked against the vocabulary. Raises InvalidRequest
-        for an invalid prompt. Raises RequestTooLong, before encoding, if it cannot fit the model."""
+        """Encode and validate a prompt. Raises InvalidRequest, or RequestTooLong if the prompt cannot fit the
+        model."""
         if isinstance(prompt, EncodedPrompt):
             return prompt
         if self._pictures is not None and self._has_pictures(prompt):
@@ -72,12 +70,12 @@ class InputProcessor:
         chat, files = take_pictures(chat, max_bytes=reader.limits.max_bytes)
         check_prompt(chat)
         limit, marks = self._info.max_model_len, (reader.rules.mark, reader.rules.text or reader.rules.mark)
-        ids = self._tokenizer.apply_chat_template(chat, max_tokens=limit, replaced=marks)  # before decoding
+        ids = self._tokenizer.apply_chat_template(chat, max_tokens=limit, replaced=marks)
         self.check_ids("prompt", ids)
         return set_images(ids, [reader.read(file) for file in files], reader.rules)
 
     def close(self) -> None:
-        """End the helper process that decodes images, if it runs."""
+        """End the process that decodes images."""
         if self._pictures is not None:
             self._pictures.close()
 
@@ -103,8 +101,7 @@ class InputProcessor:
             ) from error
 
     def at_least(self, prompt: Prompt) -> int:
-        """Return a lower bound of the number of tokens, without encoding the prompt. Raises InvalidRequest
-        for an invalid prompt."""
+        """Return a lower bound of the prompt's tokens without encoding it. Raises InvalidRequest."""
         check_prompt(prompt)
         if isinstance(prompt, EncodedPrompt):
             return len(prompt.ids)
@@ -115,8 +112,7 @@ class InputProcessor:
     async def encode_beside(
         self, prompt: Prompt, texts: TextExecutor, pictures: TextExecutor
     ) -> EncodedPrompt:
-        """Return ``encode``, on another thread if it would block the event loop for milliseconds. Prompts
-        with images, which may take seconds, use threads of ``pictures``, and others threads of ``texts``."""
+        """Encode a prompt, on another thread if it is long or has images."""
         if isinstance(prompt, EncodedPrompt):
             return prompt
         if not _is_chat(prompt):
@@ -126,12 +122,12 @@ class InputProcessor:
         return await (pictures if self._has_pictures(prompt) else texts).run("", self.encode, prompt)
 
     def compile(self, params: SamplingParams) -> int | None:
-        """Compile the grammar for ``params.structured`` and return its ticket. Compiling may take long. May
-        be called from several threads. Raises InvalidRequest or Overloaded."""
+        """Compile the grammar of ``params.structured`` and return its number. Thread-safe and slow. Raises
+        InvalidRequest or Overloaded."""
         return None if params.structured is None else self.grammars.begin(params.structured).result()
 
     async def compile_beside(self, params: SamplingParams, tenant: str) -> int | None:
-        """Return ``compile``, queued fairly between tenants. Cancelling the wait drops the grammar."""
+        """Compile on another thread, with fair queueing between tenants."""
         if params.structured is None:
             return None
         ticket = self.grammars.begin(params.structured, tenant)
@@ -139,7 +135,7 @@ class InputProcessor:
             return await asyncio.wrap_future(ticket)
         except asyncio.CancelledError:
             ticket.cancel()
-            ticket.add_done_callback(self._drop)  # drops a grammar that is compiled nevertheless
+            ticket.add_done_callback(self._drop)
             raise
 
     def _drop(self, ticket: Future[int]) -> None:
@@ -158,9 +154,7 @@ class InputProcessor:
         grammar: int | None = None,
         adapter: str | None = None,
     ) -> EngineRequest:
-        """Return a request for the queue. ``prompt`` comes from ``encode``; ``grammar``: ticket from
-        ``compile`` for these parameters; ``adapter``: name of a loaded adapter. Raises InvalidRequest,
-        RequestTooLong or NotFound."""
+        """Build a validated request for the queue. Raises InvalidRequest, RequestTooLong or NotFound."""
         if abs(priority) > MAX_PRIORITY:
             raise InvalidRequest(
                 f"priority must be between -{MAX_PRIORITY} and {MAX_PRIORITY}, got {priority}; 0 is the "
@@ -201,7 +195,6 @@ class InputProcessor:
         return self.adapters[adapter].variant
 
     def _check_images(self, prompt: EncodedPrompt) -> None:
-        """Raise InvalidRequest if the number of placeholders differs from the rows of the images."""
         if (rules := self._info.images) is None:
             return
         count, wanted = prompt.ids.count(rules.token), sum(image.num_rows for image in prompt.images)
@@ -220,7 +213,6 @@ class InputProcessor:
             )
 
     def check_ids(self, name: str, token_ids: Sequence[int] | Mapping[int, float]) -> None:
-        """Raise InvalidRequest for a token id that is not in the vocabulary."""
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._info.vocab_size:
             wrong = next(token for token in token_ids if not 0 <= token < self._info.vocab_size)
             raise InvalidRequest(
@@ -229,7 +221,6 @@ class InputProcessor:
             )
 
     def _check_something_may_come(self, params: SamplingParams) -> None:
-        """Raise InvalidRequest if ``min_tokens`` forbids every token of the model."""
         if not params.min_tokens or params.structured is not None:  # structured output overrides min_tokens
             return
         size = self._info.vocab_size
@@ -241,7 +232,6 @@ class InputProcessor:
             )
 
     def _max_tokens(self, num_prompt: int, asked: int | None) -> int:
-        """Return the number of tokens to generate: at most what fits after the prompt, and at least one."""
         if not num_prompt:
             raise InvalidRequest("the prompt is empty; give at least one token")
         room = self._capacity
@@ -257,7 +247,6 @@ class InputProcessor:
 
 
 def check_prompt(prompt: object) -> None:
-    """Raise InvalidRequest unless a prompt has one of the allowed types."""
     if isinstance(prompt, ChatPrompt | EncodedPrompt):
         return
     if not isinstance(prompt, Collection) or isinstance(prompt, bytes | Mapping | Set):
@@ -268,7 +257,6 @@ def check_prompt(prompt: object) -> None:
 
 
 def check_params(params: object) -> None:
-    """Raise InvalidRequest unless ``params`` is a SamplingParams."""
     if not isinstance(params, SamplingParams):
         raise InvalidRequest(
             f"params must be SamplingParams, got {params!r:.60}; write SamplingParams(max_tokens=32)"

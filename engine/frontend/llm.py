@@ -1,4 +1,4 @@
-"""The engine for scripts and notebooks: batches of prompts in, finished outputs out."""
+"""The engine for scripts and notebooks: a list of prompts in, a list of outputs out."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ CoreFactory: TypeAlias = Callable[[EngineConfig, Observer | None], EngineCore]
 
 
 class LLM:
-    """Loads a model and generates for lists of prompts. The prompts of a list are computed concurrently.
+    """Loads a model and generates text for lists of prompts. The prompts of a list run concurrently.
 
-    Use the object as a context manager, or call ``close``. Calls from several threads run one after the
-    other. An error of the engine itself (not of one request) raises EngineDead in this and every later call.
+    Use the object as a context manager, or call ``close``. Calls from several threads run one at a time.
+    If the engine itself fails, the current call and all later calls raise EngineDead.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class LLM:
         core_factory: CoreFactory | None = None,
         observer: Observer | None = None,
     ) -> None:
-        """Load the model. Raises ModelLoadError or InvalidConfig, with a message of one line."""
+        """Load the model. Raises ModelLoadError or InvalidConfig."""
         if core_factory is None:
             from ..core.build import build_core  # loads MLX
 
@@ -87,11 +87,11 @@ class LLM:
 
         prompts    one prompt or a list: text, token ids, or chat messages
         params     sampling parameters for all prompts, or one per prompt
-        adapter    name of a loaded adapter for all prompts, or one per prompt; None is the base model
-        progress   show a progress bar on standard error (None: only on a terminal)
+        adapter    name of a loaded adapter for all prompts, or one per prompt; None for the base model
+        progress   whether to show a progress bar (None: only on a terminal)
 
-        Raises InvalidRequest, before anything is computed, if any prompt cannot be served. A request that
-        fails later has finish_reason ERROR in its output; the other requests go on.
+        Raises InvalidRequest before any computation if a prompt is invalid. If a request fails later, its
+        output has the finish reason ERROR, and the other requests continue.
         """
         if self._closed:
             raise EngineStopping("this LLM was closed; make a new one")
@@ -103,7 +103,7 @@ class LLM:
                 self._thread.add(request)
             try:
                 self._collect(collectors, bar.update)
-            finally:  # after an interrupt, abort the rest
+            finally:  # after an interrupt, abort the remaining requests
                 for collector in collectors.values():
                     if not collector.is_done:
                         self._thread.abort(collector.request.number)
@@ -119,12 +119,12 @@ class LLM:
         adapter: str | Sequence[str | None] | None = None,
         progress: bool | None = None,
     ) -> list[list[float]]:
-        """Return one embedding per prompt, in order, from the hidden states before the output head.
+        """Return one embedding per prompt, in order, from the last hidden states.
 
-        pooling     "last": state of the last token; "mean": mean of all; cached tokens are recomputed
+        pooling     "last": state of the last token; "mean": mean of all states
         normalize   scale each embedding to length 1
-        dimensions  keep only this many leading numbers (Matryoshka embeddings; None: all)
-        adapter     as in ``generate``
+        dimensions  number of leading values to keep (Matryoshka embeddings; None: all)
+        adapter     name of a loaded adapter for all prompts, or one per prompt
 
         Raises InvalidRequest, and RequestFailed if a prompt fails.
         """
@@ -146,9 +146,9 @@ class LLM:
         top_n: int | None = None,
         progress: bool | None = None,
     ) -> list[RankedDocument]:
-        """Return documents sorted by the probability that they answer the query, the best first.
+        """Return documents by the probability that they answer the query, best first.
 
-        prompt  question to the model (None: Qwen3-Reranker's); the model must be trained for the question
+        prompt  question to the model (None: the prompt of Qwen3-Reranker)
         top_n   number of documents to return (None: all)
 
         Raises InvalidRequest, and RequestFailed if a document fails.
@@ -176,14 +176,15 @@ class LLM:
         adapter: str | Sequence[str | None] | None = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
-        """Generate an answer to one conversation or to each of several, with the model's chat template. In
-        each output, ``answer`` has the parts: content, reasoning and tool calls.
+        """Generate an answer to one or several conversations, with the model's chat template.
 
-        tools                 functions that the model may call, in the form of the OpenAI API
-        tool_choice           "auto", "none", "required" or one of the tools
+        In each output, ``answer`` has the content, the reasoning and the tool calls.
+
+        tools                 functions that the model may call, in OpenAI's format
+        tool_choice           "auto", "none", "required" or a tool
         parallel_tool_calls   whether an answer may have several calls
-        chat_template_kwargs  further variables of the template, such as enable_thinking
-        adapter               as in ``generate``
+        chat_template_kwargs  further template variables, such as enable_thinking
+        adapter               name of a loaded adapter for all conversations, or one per conversation
         """
         if not messages:
             raise InvalidRequest("messages is empty; give at least one message")
@@ -225,32 +226,32 @@ class LLM:
         return outputs
 
     def load_adapter(self, name: str, folder: Path | str, *, replace: bool = False) -> AdapterInfo:
-        """Load an adapter saved by mlx-lm or PEFT; with ``replace``, it may replace an adapter of the same
-        name. Raises InvalidRequest, and changes nothing, if the adapter cannot be served or the old one is in
-        use, and NotConfigured if this LLM has no memory for adapters."""
+        """Load a LoRA adapter saved by mlx-lm or PEFT. ``replace`` allows replacing a loaded adapter.
+
+        Raises InvalidRequest if the adapter is unsupported or the replaced adapter is in use. Raises
+        NotConfigured if this LLM has no memory for adapters.
+        """
         info = self._ask(LoadAdapter(name, str(folder), replace))
         self._input.adapters[name] = info
         return info
 
     def unload_adapter(self, name: str) -> None:
-        """Unload an adapter. Raises NotFound for an unknown name, and InvalidRequest while it is in use."""
+        """Unload a LoRA adapter. Raises NotFound for an unknown name, and InvalidRequest if it is in use."""
         self._ask(UnloadAdapter(name))
         self._input.adapters.pop(name, None)
 
     def save_prompt(self, prompt: Prompt, path: Path | str) -> SavedPages:
-        """Write the full KV pages of a prompt to a new ``.safetensors`` file. Missing pages are computed
+        """Save the full KV pages of a prompt to a new ``.safetensors`` file. Missing pages are computed
         first. Raises InvalidRequest, NotFound, NotConfigured or RequestFailed."""
         prompt_ids = self._input.encode(prompt).ids
-        self._ask(GetPageLayout())  # raises before anything is computed
+        self._ask(GetPageLayout())  # raises before any computation
         self.generate(prompt_ids, SamplingParams(max_tokens=1), progress=False)
         return save_prompt(self._ask, Path(path), prompt_ids, b"")
 
     def load_prompt(self, path: Path | str) -> LoadedPages:
-        """Cache the pages of a file from ``save_prompt`` of this engine or another one with the same model.
-        Pages of another format or size are converted.
+        """Load KV pages from a file of ``save_prompt``. Other page formats and page sizes are converted.
 
-        Raises InvalidRequest, and changes nothing, for a damaged file or a file of another model. Raises
-        NotFound if there is no file.
+        Raises InvalidRequest for a damaged file or another model, and NotFound for a missing file.
         """
         return load(self._ask, Path(path))
 
@@ -258,7 +259,7 @@ class LLM:
         return self._thread.ask(command).result()
 
     def close(self) -> None:
-        """End the engine and free its memory. May be called again."""
+        """End the engine and free its memory. May be called repeatedly."""
         self._closed = True
         self._input.grammars.close()
         self._input.close()
@@ -312,7 +313,7 @@ class LLM:
         while num_open:
             for number, delta in self._events.wait_news():
                 if (collector := collectors.get(number)) is None:
-                    continue  # left over from an interrupted batch
+                    continue  # from an interrupted batch
                 collector.add(delta)
                 if collector.is_done:
                     num_open -= 1
@@ -348,19 +349,19 @@ class _Events:
         news = self._queue.get()
         if isinstance(news, list):
             return news
-        self._queue.put(None)  # put back for later callers
+        self._queue.put(None)
         if self._error is None:
             raise EngineStopping("this LLM was closed while it was generating")
         raise EngineDead(f"the engine has failed; make a new LLM: {self._error!r}") from self._error
 
 
 class _Collector:
-    """Gathers the deltas of one request into its output."""
+    """Merges the deltas of one request into its output."""
 
     def __init__(self, request: EngineRequest) -> None:
         self.request = request
         self._samples = [OutputCollector() for _ in range(request.params.n)]
-        self._wholes: dict[int, Delta] = {}  # finished samples by index
+        self._wholes: dict[int, Delta] = {}
         self._first_at: float | None = None
         self._done_at = request.arrived_at
 
@@ -393,7 +394,6 @@ class _Collector:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return a list of prompts unchanged, and a single prompt of any kind as a list of one."""
     check_prompt(prompts)
     if isinstance(prompts, str | ChatPrompt | EncodedPrompt) or (
         len(prompts) and isinstance(prompts[0], Integral | Mapping)

@@ -1,4 +1,4 @@
-"""A notification of all tasks that wait on one event loop."""
+"""Notification of all tasks that wait on one event loop."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 
 
 class Notifier:
-    """Event that no waiter misses. Get a future from ``next``, check the state, and then await the future."""
+    """Wakes all waiting tasks. Call ``next``, check the state, then await the future."""
 
     def __init__(self) -> None:
         self._next: asyncio.Future[None] | None = None
 
     def next(self) -> asyncio.Future[None]:
-        """Return a shared future that ``send`` completes; do not cancel it."""
+        """Return a shared future that ``send`` completes. Do not cancel it."""
         if self._next is None or self._next.done():
             self._next = asyncio.get_running_loop().create_future()
         return self._next

@@ -1,4 +1,4 @@
-"""Streams that carry output from the engine's thread to readers."""
+"""Streams of output from the engine to readers."""
 
 from __future__ import annotations
 
@@ -14,17 +14,12 @@ from ..api.outputs import Delta
 from ..api.stats import Gauges
 from .request_limiter import MAX_UNREAD_LIMITS, RequestLimiter, UnreadOutput
 
-CHUNK_BYTES = 256 * 1024  # limit of a merged delta for a slow reader; a transport buffers one of these
-MAX_HELD_LIMITS = 2  # limit of samples' held log probabilities, as a multiple of unread output's limit
+CHUNK_BYTES = 256 * 1024  # limit of a merged delta for a slow reader
+MAX_HELD_LIMITS = 2  # limit on log probabilities in memory, as a multiple of the limit on unread output
 
 
 class OutputStreams:
-    """The streams of all requests until their last delta is delivered or the reader is gone.
-
-    Lives on the event loop.
-
-    limiter   decides which requests are admitted
-    """
+    """Streams of all requests. Use it only on the event loop."""
 
     def __init__(
         self,
@@ -33,20 +28,19 @@ class OutputStreams:
         abort: Callable[[EngineRequest], None],
         gauges: Callable[[], Gauges],
     ) -> None:
-        """Begin without streams. ``abort`` ends a request in the engine."""
         self._unread = UnreadOutput()
         self._abort = abort
         self._by_id: dict[str, Stream] = {}
-        self._by_number: dict[int, Stream] = {}  # numbers are unique, ids may be reused
+        self._by_number: dict[int, Stream] = {}
         self._unfinished: dict[EngineRequest, None] = {}
-        self._read: set[Stream] = set()  # streams with a reader, even after their end
+        self._read: set[Stream] = set()  # streams with a reader, including ended streams
         self._none_left = asyncio.Event()
         self.limiter = RequestLimiter(config, self._unfinished.keys(), self._unread, gauges)
 
     def add(
         self, request: EngineRequest, give_up: Callable[[EngineRequest], None], *, final_only: bool = False
     ) -> Stream:
-        """Return a stream for a request; ``give_up`` is called if the request waits too long."""
+        """Open a stream for a request. ``give_up`` is called if the request waits too long."""
         stream = Stream(request, self.forget, final_only=final_only, unread=self._unread)
         self._by_id[request.request_id] = stream
         self._by_number[request.number] = stream
@@ -58,20 +52,20 @@ class OutputStreams:
 
     @property
     def num_read(self) -> int:
-        """Number of streams that have a reader, including streams that have ended."""
+        """Number of streams with a reader, including ended streams."""
         return len(self._read)
 
     def find(self, request_id: str) -> Stream | None:
         return self._by_id.get(request_id)
 
     def streams(self) -> tuple[Stream, ...]:
-        """The streams that are open now."""
+        """The open streams."""
         return tuple(self._by_id.values())
 
     def push(self, news: list[News]) -> None:
-        """Deliver output to its streams. End streams if too much output is unread or held."""
+        """Deliver deltas to their streams. End streams if too much output is unread."""
         for number, delta in news:
-            if (stream := self._by_number.get(number)) is not None:  # otherwise its reader is gone
+            if (stream := self._by_number.get(number)) is not None:
                 stream.push(delta)
         most = MAX_UNREAD_LIMITS * self.limiter.max_unread_bytes
         while self._unread.num_bytes > most:
@@ -81,8 +75,6 @@ class OutputStreams:
             self._end_longest()
 
     def _end_least_read(self) -> bool:
-        """End the stream with the most unread output. Return False, and end no stream, if that output is only
-        what its reader has now or is about to get."""
         stream = max(self._read, key=lambda stream: stream.num_unread_bytes)
         if not (num_bytes := stream.num_pending_bytes) or stream.is_awaited:
             return False
@@ -98,7 +90,6 @@ class OutputStreams:
         return True
 
     def _end_longest(self) -> None:
-        """End the stream that holds most log probabilities of unfinished samples."""
         stream = max(self._read, key=lambda stream: stream.num_held_bytes)
         num_bytes = stream.num_held_bytes
         assert num_bytes, "no stream holds what is counted"
@@ -113,7 +104,6 @@ class OutputStreams:
         )
 
     def forget(self, stream: Stream) -> None:
-        """Remove a stream that has ended, or whose reader has left."""
         self.limiter.forget(stream.request)
         del self._by_number[stream.request.number]
         del self._unfinished[stream.request]
@@ -122,25 +112,22 @@ class OutputStreams:
             self._none_left.set()
 
     def close(self, stream: Stream) -> None:
-        """Drop the unread output of a stream whose reader has left."""
         self._read.discard(stream)
         stream.close()
 
     async def all_ended(self) -> None:
-        """Wait until no stream is open."""
+        """Wait until all streams have ended."""
         while self._by_id:
             self._none_left.clear()
             await self._none_left.wait()
 
 
 class Stream:
-    """Unread output of a request. Deltas that are not read in time are merged.
+    """Unread output of a request. Unread deltas of one sample are merged.
 
-    A slow reader gets fewer and larger deltas; each has at most CHUNK_BYTES plus one delta of the engine.
-    Lives on the event loop. ``ended`` is true after the last delta of every sample has arrived.
-
-    final_only   deliver one delta per sample, at the sample's end
-    unread       counter of all streams' unread bytes, including deltas that readers got last
+    final_only   deliver one delta per sample, at its end
+    unread       counter of unread bytes of all streams
+    ended        whether all samples have ended
     """
 
     def __init__(
@@ -156,28 +143,28 @@ class Stream:
         self._on_end = on_end
         self._final_only = final_only
         self._num_open = request.params.n
-        self._held: dict[int, OutputCollector] = {}  # deltas by sample, until the sample has ended
+        self._held: dict[int, OutputCollector] = {}
         self._pending: dict[int, deque[OutputCollector]] = {}
-        self.num_pending_bytes = 0  # estimated bytes of pending output
-        self._num_given_bytes = 0  # bytes of the delta that the reader got last
-        self.num_held_bytes = 0  # estimated bytes of log probabilities of unfinished samples
+        self.num_pending_bytes = 0
+        self._num_given_bytes = 0
+        self.num_held_bytes = 0
         self._unread = unread or UnreadOutput()
-        self._prompt_is_counted = False  # samples share the prompt's log probabilities, so these count once
+        self._prompt_is_counted = False  # samples share the prompt's log probabilities
         self._error: BaseException | None = None
         self._reader: asyncio.Future[None] | None = None
 
     @property
     def num_unread_bytes(self) -> int:
-        """Estimated bytes of pending output, and of the delta that the reader got last."""
+        """Estimated bytes of unread output, including the delta that the reader got last."""
         return self.num_pending_bytes + self._num_given_bytes
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the reader is waiting for output that it has not been offered yet."""
+        """Whether a reader waits for output."""
         return self._reader is not None
 
     def push(self, delta: Delta) -> None:
-        """Add a delta of the engine, merged with unread deltas of its sample."""
+        """Add a delta and merge it with unread deltas of its sample."""
         if self._error is not None:
             return
         if self._final_only:
@@ -192,7 +179,6 @@ class Stream:
         self._wake()
 
     def _hold(self, delta: Delta) -> Delta | None:
-        """Add a delta to the sample's held output. Return all output at the sample's end, and None before."""
         held = self._held.setdefault(delta.index, OutputCollector())
         held.add(delta)
         self._hold_bytes(logprobs_bytes(delta.logprobs))
@@ -219,7 +205,7 @@ class Stream:
         self._unread.num_bytes += added
 
     def fail(self, error: BaseException) -> None:
-        """End the stream with an exception. The reader gets it at once; unread output is dropped."""
+        """End the stream with an exception and drop unread output."""
         self._error = error
         self._drop_pending()
         self._drop_held()
@@ -227,14 +213,14 @@ class Stream:
         self._wake()
 
     def close(self) -> None:
-        """Drop unread output, because the reader has left."""
+        """Drop unread output because the reader has left."""
         self._drop_pending()
         self._drop_held()
         self._given(0)
 
     async def next(self) -> Delta | None:
-        """Return the oldest unread delta; None after the last one. There must be only one reader."""
-        self._given(0)  # the reader has processed the last delta, as it asks for more
+        """Return the oldest unread delta, or None after the last. Only one reader is allowed."""
+        self._given(0)  # asking for more means that the reader is done with its last delta
         while True:
             if self._error is not None:
                 raise self._error
@@ -260,7 +246,6 @@ class Stream:
         return chunk.take()
 
     def _given(self, num_bytes: int) -> None:
-        """Set the number of bytes that the reader holds now."""
         self._unread.num_bytes += num_bytes - self._num_given_bytes
         self._num_given_bytes = num_bytes
 

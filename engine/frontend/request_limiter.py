@@ -21,22 +21,21 @@ from ..api.output_collector import prompt_logprobs_bytes
 from ..api.stats import NO_PROMPTS, Gauges
 from ..api.tenant import Tenant
 
-MAX_UNREAD_BYTES = 64 * 1024**2  # with more unread output, new requests are refused
-MAX_UNREAD_LIMITS = 2  # with this multiple of MAX_UNREAD_BYTES, streams are ended
-MAX_PIXEL_BYTES = 512 * 2**20  # limit for the pixels of all unfinished requests, unless only one has images
-MAX_PROMPT_BYTES = 512 * 2**20  # memory of a prompt's log probabilities; a message takes about 64 MiB
+MAX_UNREAD_BYTES = 64 * 1024**2  # bytes of unread output above which new requests are refused
+MAX_UNREAD_LIMITS = 2  # multiple of MAX_UNREAD_BYTES above which streams are ended
+MAX_PIXEL_BYTES = 512 * 2**20  # bytes of pixels in all unfinished requests; a single request may exceed it
+MAX_PROMPT_BYTES = 512 * 2**20  # bytes of a prompt's log probabilities
 
 
 class UnreadOutput:
-    """Estimated memory of output: ``num_bytes`` of all unread output, ``num_held_bytes`` of log probabilities
-    that are held until their samples end."""
+    """Bytes of unread output, and of log probabilities in unfinished samples."""
 
     def __init__(self) -> None:
         self.num_bytes = self.num_held_bytes = 0
 
 
 class RequestLimiter:
-    """Refuses requests that the engine could not start in time. Lives on the event loop."""
+    """Refuses requests if the server is overloaded. Use it only on the event loop."""
 
     def __init__(
         self,
@@ -45,8 +44,6 @@ class RequestLimiter:
         unread: UnreadOutput,
         gauges: Callable[[], Gauges],
     ) -> None:
-        """Begin without requests. ``unfinished`` is a live view of admitted requests that have not ended.
-        ``unread`` counts unread output, including that of ended requests."""
         self._gauges = gauges
         self._max_unfinished = config.max_running + config.max_waiting
         self._max_tokens = settings.MAX_WAITING_TOKENS
@@ -54,15 +51,14 @@ class RequestLimiter:
         self._timeout_s = config.queue_timeout
         self._unfinished = unfinished
         self._unread = unread
-        self._num_samples = 0  # samples of requests that are unfinished or being encoded
+        self._num_samples = 0  # includes requests that are being encoded
         self._num_entering_tokens = 0
         self.waiting = WaitingPrompts(gauges)
         self._timers: dict[EngineRequest, asyncio.TimerHandle] = {}
 
     @contextlib.contextmanager
     def entering(self, num_prompt: int, num_samples: int = 1) -> Iterator[None]:
-        """Count a request of at least ``num_prompt`` tokens while it is being encoded. Raises Overloaded if
-        there is no place for it."""
+        """Count a request while it is encoded. Raises Overloaded if a limit is exceeded."""
         self.check(num_prompt, num_samples)
         self._num_samples += num_samples
         self._num_entering_tokens += num_prompt
@@ -73,12 +69,8 @@ class RequestLimiter:
             self._num_entering_tokens -= num_prompt
 
     def check(self, num_prompt: int, num_samples: int) -> None:
-        """Raise Overloaded if a further request of ``num_prompt`` tokens and ``num_samples`` samples is too
-        much.
-
-        A request with too many samples is admitted if no other request is unfinished. A prompt that is too
-        long is admitted if no other prompt waits.
-        """
+        """Raise Overloaded if another request of this size would exceed a limit. A single request may exceed
+        limits."""
         num_unfinished = self._num_samples
         if num_unfinished and num_unfinished + num_samples > self._max_unfinished:
             raise Overloaded(
@@ -104,7 +96,7 @@ class RequestLimiter:
             )
 
     def check_images(self, request: EngineRequest) -> None:
-        """Raise Overloaded if the images of this and other unfinished requests have too many pixels."""
+        """Raise Overloaded if the pixels of unfinished requests exceed the limit."""
         if not request.images:
             return
         held = sum(len(image.pixels) for each in self._unfinished for image in each.images)
@@ -135,8 +127,8 @@ class RequestLimiter:
         fail: Callable[[BaseException], None],
         abort: Callable[[EngineRequest], None],
     ) -> None:
-        """Count a request until ``forget``. If the request waits too long for its admission, call ``abort``,
-        and ``fail`` with QueueTimeout."""
+        """Count a request until ``forget``. If it waits too long, call ``abort`` and fail it with
+        QueueTimeout."""
         self._num_samples += request.params.n
         self.waiting.add(request)
         if self._timeout_s is not None:
@@ -144,7 +136,6 @@ class RequestLimiter:
             self._timers[request] = loop.call_later(self._timeout_s, self._expire, request, fail, abort)
 
     def forget(self, request: EngineRequest) -> None:
-        """Stop counting a request that has ended."""
         self._num_samples -= request.params.n
         self.waiting.forget(request.number)
         if (timer := self._timers.pop(request, None)) is not None:
@@ -168,7 +159,7 @@ class RequestLimiter:
 
 
 def refusal_label(error: Exception) -> str:
-    """Return the label with which a metric counts this refusal."""
+    """Return the metric label for a refusal."""
     for kind, label in (
         (RequestTooLong, "too_long"),
         (InvalidRequest, "invalid"),
@@ -182,22 +173,18 @@ def refusal_label(error: Exception) -> str:
 
 
 class TenantShares:
-    """The unfinished requests of each tenant, and their limits. Lives on the event loop.
-
-    A tenant may have only its share of unfinished requests and of waiting prompt tokens, even while other
-    tenants are idle. So there is space for the next requests of others.
-    """
+    """Limits on unfinished requests and waiting prompt tokens of each tenant. They also apply while other
+    tenants are idle."""
 
     def __init__(self, config: EngineConfig, waiting: WaitingPrompts) -> None:
         self._waiting = waiting
         self._max_requests = config.max_running + config.max_waiting
         self._max_tokens = settings.MAX_WAITING_TOKENS
-        self._num_samples: Counter[str] = Counter()  # samples of unfinished requests, by tenant
+        self._num_samples: Counter[str] = Counter()  # by tenant
 
     @contextlib.contextmanager
     def entered(self, tenant: Tenant, num_samples: int) -> Iterator[None]:
-        """Count an unfinished request until the block ends; each of its samples counts. Raises Overloaded if
-        the tenant exceeds its share. A tenant's only request is admitted with any number of samples."""
+        """Count a tenant's request during a ``with`` block. Raises Overloaded if its share is exceeded."""
         count = self._num_samples[tenant.name]
         most = tenant.part_of(self._max_requests)
         if tenant.share < 1 and count and count + num_samples > most:
@@ -216,8 +203,7 @@ class TenantShares:
                 del self._num_samples[tenant.name]
 
     def check_tokens(self, tenant: Tenant, num_prompt: int) -> None:
-        """Raise Overloaded if the tenant's waiting prompts and ``num_prompt`` more tokens exceed its share. A
-        tenant's only waiting prompt is admitted with any length."""
+        """Raise Overloaded if ``num_prompt`` more tokens exceed the tenant's share."""
         if tenant.share >= 1:
             return
         waiting = self._waiting.num_tokens_of(tenant.name)
@@ -232,12 +218,11 @@ class TenantShares:
 
 
 class WaitingPrompts:
-    """Counts the prompt tokens of requests that no step has begun yet. Lives on the event loop. Counts are
-    queried for every new request, so they are updated only when the engine's gauges have changed."""
+    """Counts prompt tokens of requests that have not started."""
 
     def __init__(self, gauges: Callable[[], Gauges]) -> None:
         self._gauges = gauges
-        self._begun: Mapping[int, int | None] = NO_PROMPTS  # requests that had begun at the last update
+        self._begun: Mapping[int, int | None] = NO_PROMPTS
         self._waiting: dict[int, EngineRequest] = {}
         self._num_tokens: Counter[str] = Counter()  # by tenant; "" on a server without tenants
 
@@ -246,7 +231,6 @@ class WaitingPrompts:
         self._num_tokens[request.namespace.tenant] += request.num_prompt
 
     def forget(self, number: int) -> None:
-        """Stop counting a request, if it still waits."""
         if (request := self._waiting.pop(number, None)) is not None:
             tenant = request.namespace.tenant
             self._num_tokens[tenant] -= request.num_prompt
@@ -255,12 +239,10 @@ class WaitingPrompts:
 
     @property
     def num_tokens(self) -> int:
-        """Number of waiting prompt tokens of all tenants."""
         self._update()
         return self._num_tokens.total()
 
     def num_tokens_of(self, tenant: str) -> int:
-        """Number of a tenant's waiting prompt tokens."""
         self._update()
         return self._num_tokens[tenant]
 

@@ -19,16 +19,16 @@ NUM_THREADS = 2
 
 
 class TextExecutor:
-    """Runs functions on threads of its own, so that text work waits only for other text work.
-
-    A running function cannot be stopped. It counts until it returns, even if its caller has left.
-    """
+    """Thread pool for text work. A running function cannot be stopped."""
 
     def __init__(
         self, name: str, *, max_pending: int | None = None, max_tenant_share: int | None = None
     ) -> None:
-        """Begin without threads. ``max_pending`` limits the calls that run or wait, and ``max_tenant_share``
-        those of one named tenant (None: no limit, because callers have limits of their own)."""
+        """Create the pool; None means no limit.
+
+        max_pending        limit of calls that run or wait
+        max_tenant_share   limit of calls for one tenant
+        """
         self._name = name
         self._max_pending = max_pending
         self._max_tenant_share = max_tenant_share
@@ -38,7 +38,7 @@ class TextExecutor:
     @property
     def num_pending(self) -> int:
         """Number of calls that run or wait."""
-        return sum(tuple(self._pending.values()))  # a copy, because other threads change it
+        return sum(tuple(self._pending.values()))
 
     async def run(
         self,
@@ -47,14 +47,13 @@ class TextExecutor:
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
     ) -> Answer:
-        """Return or raise the result of a function. Raises Overloaded if too many calls are pending.
-        ``tenant`` is the name of the caller's tenant, or ""."""
+        """Run a function and return its result. Raises Overloaded if too many calls are pending."""
         self._check(tenant)
         loop = asyncio.get_running_loop()
         self._pending[tenant] += 1
 
         def done(_: Future[Answer]) -> None:
-            with contextlib.suppress(RuntimeError):  # after the loop is closed, counts are not needed
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
                 loop.call_soon_threadsafe(self._forget, tenant)
 
         future = self._threads.submit(function, *args, **kwargs)
@@ -81,10 +80,10 @@ class TextExecutor:
     def _forget(self, tenant: str) -> None:
         self._pending[tenant] -= 1
         if not self._pending[tenant]:
-            del self._pending[tenant]  # so that idle tenants take no memory
+            del self._pending[tenant]  # idle tenants take no memory
 
     def close(self) -> None:
-        """Start no more functions. Functions that are running continue to their end."""
+        """Start no more functions. Running functions continue."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
@@ -92,8 +91,7 @@ Result = TypeVar("Result")
 
 
 async def call_on_daemon(function: Callable[[], Result], *, name: str) -> Result:
-    """Run a function on a new daemon thread; return its result or raise its error. If the wait is cancelled,
-    the thread continues until the function returns."""
+    """Run a function on a new daemon thread. If the caller is cancelled, the function still continues."""
     answer: Future[Result] = Future()
 
     def call() -> None:
