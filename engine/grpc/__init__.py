@@ -1,1 +1,1 @@
-"""The gRPC services: octavo.v1, VllmEngine, health and reflection. No MLX here."""
+"""gRPC services: octavo.v1, VllmEngine, health and reflection."""

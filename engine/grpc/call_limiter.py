@@ -1,4 +1,4 @@
-"""Limits on concurrent calls. A call is counted when its headers arrive, before its message is received."""
+"""Limits on concurrent calls. A call counts before its message is received."""
 
 from __future__ import annotations
 
@@ -19,25 +19,20 @@ from ..frontend.text_executor import TextExecutor
 from .message_shape import SHORT_MESSAGE, Parse, parsed
 from .status import Context, abort_with, errors_as_status
 
-OPEN_SERVICES = ("/grpc.health.v1.Health/",)  # for probes: calls need no token and count against no share
+OPEN_SERVICES = ("/grpc.health.v1.Health/",)  # health checks need no token
 MAX_NAMING_BYTES = 4096  # bytes of a message that only names a service or a type
 _NAMING_SERVICES = ("/grpc.health.", "/grpc.reflection.")
-BURST_CALLS = 256  # after this many calls, freed memory is returned to the system
+BURST_CALLS = 256  # calls after which freed memory is returned to the system
 MAX_HEALTH_CALLS = 64  # concurrent health streams
 PROBE_PATIENCE_S = 2.0  # seconds to wait for the message of a health check
 
-END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # gRPC documents it, but the stubs lack it
+END: Any = grpc.aio.EOF  # documented by gRPC but missing in its stubs
 
 TenantOf: TypeAlias = Callable[[Context], Tenant]
 
 
 def refusing(handler: Any, error: OctavoError) -> Any:
-    """Return a handler that ends every call of a method with the error.
-
-    It is always a handler of *streaming requests*. For a single request, gRPC receives the message, up to the
-    largest allowed size, before it calls a handler, but it receives messages of a stream only when the
-    handler reads them.
-    """
+    """Return a handler that ends every call with ``error``, before a request message is received."""
 
     async def refuse(_requests: Any, context: Context) -> None:
         if not context.cancelled():
@@ -47,7 +42,6 @@ def refusing(handler: Any, error: OctavoError) -> Any:
 
 
 def _streaming(handler: Any, behaviour: Callable[[Any, Context], Any]) -> Any:
-    """Return ``behaviour`` as a streaming handler of raw requests that replaces ``handler``."""
     shape = (
         grpc.stream_stream_rpc_method_handler
         if handler.response_streaming
@@ -58,11 +52,11 @@ def _streaming(handler: Any, behaviour: Callable[[Any, Context], Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Method:
-    """A gRPC method, its implementation in the servicer, and the limits of its calls.
+    """A gRPC method, its implementation, and the limits of its calls.
 
     holders     counter of the method's calls
-    patience_s  seconds that a client has to send its first message
-    only_names  the messages only name a service or a type; each must arrive within ``patience_s``
+    patience_s  seconds in which the client must send its first message
+    only_names  whether the messages only name a service or a type
     """
 
     behaviour: Callable[[Any, Context], Any]
@@ -74,29 +68,25 @@ class _Method:
 
 
 class CallLimiter:
-    """Admits the calls of one or several servers before their messages are received.
-
-    The calls of one tenant are limited to its share.
+    """Admits calls before their messages are received. A tenant may use only its share.
 
     calls          calls in progress, except health calls
-    health_calls   ``Watch`` calls of the health service; ``Check`` calls are not limited
+    health_calls   streaming health calls
     """
 
     def __init__(self, max_calls: int, *, tenant_of: TenantOf, patience_s: float) -> None:
-        """Begin without calls. A client has ``patience_s`` seconds to send the message of its call."""
         self.calls = Holders("calls", "calls are being served", max_calls)
         self.health_calls = Holders("health_calls", "streams watch the health", MAX_HEALTH_CALLS)
         self._tenant_of = tenant_of
         self._patience_s = patience_s
-        self._parser = TextExecutor("parse", max_pending=None)  # bounded by the number of calls
+        self._parser = TextExecutor("parse", max_pending=None)
 
     def interceptor(self) -> grpc.aio.ServerInterceptor[Any, Any]:
         """Make the interceptor of one server."""
         return _Admission(self)
 
     def burst_is_over(self) -> bool:
-        """Whether many calls (gRPC and HTTP) were served and most of them have ended. Each burst is reported
-        once."""
+        """Whether a burst of calls has just ended. Each burst is reported once."""
         calls = self.calls
         if calls.num_begun < BURST_CALLS or 2 * calls.total > calls.peak:
             return False
@@ -104,7 +94,6 @@ class CallLimiter:
         return True
 
     def close(self) -> None:
-        """Parse no more messages."""
         self._parser.close()
 
     def wrapped(self, handler: Any, name: str) -> Any:
@@ -126,7 +115,6 @@ class CallLimiter:
 
     @errors_as_status
     async def _serve(self, method: _Method, context: Context) -> Any:
-        """Count a call and serve it, unless the client cancelled the call while it waited."""
         if context.cancelled():
             raise asyncio.CancelledError
         is_counted = method.holders is self.calls
@@ -146,7 +134,6 @@ class CallLimiter:
         return None
 
     async def _message(self, method: _Method, context: Context) -> Any:
-        """Return the one message of a call."""
         data = await self._read(method, context)
         if data is END:
             if context.cancelled():
@@ -155,8 +142,6 @@ class CallLimiter:
         return await self._parsed(method, data)
 
     async def _messages(self, method: _Method, context: Context) -> AsyncIterator[Any]:
-        """Yield the messages of a stream. A GenerateMany stream has a timeout of its own, so its messages are
-        read without one here."""
         read = functools.partial(self._read, method, context) if method.only_names else context.read
         while (data := await read()) is not END:
             message = await self._parsed(method, data)
@@ -164,7 +149,6 @@ class CallLimiter:
             yield message
 
     async def _read(self, method: _Method, context: Context) -> Any:
-        """Return the next raw message. Raise Overloaded if the client takes too long to send it."""
         try:
             async with asyncio.timeout(method.patience_s):
                 return await context.read()
@@ -175,7 +159,6 @@ class CallLimiter:
             ) from None
 
     async def _parsed(self, method: _Method, data: Any) -> Any:
-        """Return the parsed message. Parsing uses another thread if it would block the event loop."""
         if method.only_names and len(data) > MAX_NAMING_BYTES:
             raise InvalidRequest(
                 f"the message must have at most {MAX_NAMING_BYTES} bytes, got {len(data)}; it only has to "
@@ -187,7 +170,7 @@ class CallLimiter:
 
 
 class _Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not subscriptable at run time
-    """Interceptor that lets a limiter admit each call of one server."""
+    """Lets the call limiter admit each call of a server."""
 
     def __init__(self, limiter: CallLimiter) -> None:
         self._limiter = limiter

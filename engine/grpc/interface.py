@@ -1,7 +1,4 @@
-"""The interface of an engine to the server: the part of AsyncEngine that clients can reach.
-
-Server, command line and tests use it, so protocol behaviour can be tested with an engine without a model.
-"""
+"""Engine interface for the servers. Tests implement it without a model."""
 
 from __future__ import annotations
 
@@ -24,21 +21,21 @@ if TYPE_CHECKING:
 
 
 class Caller(Protocol):
-    """A client's call over gRPC or HTTP; its metadata are gRPC's metadata or the HTTP headers."""
+    """A client's call over gRPC or HTTP, with its metadata or headers."""
 
     def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None: ...
 
 
 class Writable(Protocol):
-    """Output to the client of one call."""
+    """Output of one call to its client."""
 
     def write(self, response: Any, /) -> Awaitable[None]:
-        """Write a response; waits while the client does not read."""
+        """Write a response; wait while the client does not read."""
         ...
 
 
 class Engine(Protocol):
-    """A started engine; methods are called on its event loop."""
+    """A started engine. Call its methods on its event loop."""
 
     config: EngineConfig
 
@@ -56,9 +53,7 @@ class Engine(Protocol):
     def gauges(self) -> Gauges: ...
 
     @property
-    def num_streams(self) -> int:
-        """Number of streams whose output is still being computed or read."""
-        ...
+    def num_streams(self) -> int: ...
 
     def generate(
         self,
@@ -72,14 +67,13 @@ class Engine(Protocol):
         tenant: Tenant = ...,
         adapter: str | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        """Stream the deltas of all samples until each sample has its finish reason. With ``final_only``,
-        yield one delta per sample. Closing the generator, or cancelling the task that reads it, frees the
-        request's pages within one step."""
+        """Stream the deltas of all samples. Closing the generator aborts the request. ``final_only``: one
+        delta per sample."""
         ...
 
     @property
     def adapters(self) -> Mapping[str, AdapterInfo]:
-        """The loaded adapters by name."""
+        """Loaded LoRA adapters by name."""
         ...
 
     async def load_adapter(self, name: str, folder: Path, *, replace: bool = False) -> AdapterInfo: ...
@@ -89,18 +83,18 @@ class Engine(Protocol):
     async def abort(self, request_id: str) -> None: ...
 
     async def ask(self, command: Command[AnswerT]) -> AnswerT:
-        """Return the answer of a command that the engine executes between two steps."""
+        """Execute a command on the engine's thread and return its answer."""
         ...
 
     async def prepare(self, prompt: Prompt) -> EncodedPrompt: ...
 
     async def encode(self, prompt: Prompt) -> list[int]:
-        """Return the prompt's token ids. Raises InvalidRequest if no request could have this prompt."""
+        """Return the prompt's token ids. Raises InvalidRequest for an invalid prompt."""
         ...
 
     @property
     def cache_changes(self) -> Notifier:
-        """The notifier that announces new page events while there are watchers."""
+        """The notifier of new page events."""
         ...
 
     async def stop(self, drain_timeout: float = 0.0) -> None: ...

@@ -1,8 +1,6 @@
-"""A limit on the number of fields in a raw message, checked before the message is parsed.
+"""Limit on the number of fields in a raw message, checked before parsing.
 
-Parsing takes 10 ns and up to 50 bytes per field, however small: a megabyte of empty chat messages becomes 26
-MB. A packed number takes four to eight bytes, and as much again while its list grows, so each number counts
-as a field. The token ids of a prompt count as one field and stay packed (``packed_ids``).
+Parsing takes up to 50 bytes per field, so a megabyte of empty chat messages would become 26 MB.
 """
 
 from __future__ import annotations
@@ -18,9 +16,9 @@ from .packed_ids import CARRIER, NO_END
 
 Parse: TypeAlias = Callable[[bytes], Any]
 
-MAX_FIELDS = 10_000  # fields of one message, nested messages included
-SHORT_MESSAGE = 2 * MAX_FIELDS  # bytes of a message that cannot exceed MAX_FIELDS: a field takes at least two
-PROMPTS = frozenset(  # packed lists that may be long; a message may have one of these
+MAX_FIELDS = 10_000  # fields of one message, including nested messages
+SHORT_MESSAGE = 2 * MAX_FIELDS  # bytes of a message too short for MAX_FIELDS; a field takes at least two
+PROMPTS = frozenset(  # packed lists that may be long
     (
         "octavo.v1.TokenIds.ids",
         "octavo.v1.DetokenizeRequest.token_ids",
@@ -31,8 +29,7 @@ _FIXED = {1: 8, 5: 4}  # bytes by wire type
 
 
 def parsed(data: bytes, parse: Parse) -> Any:
-    """Return the parsed message. Raise InvalidRequest if it is malformed or has more than ``MAX_FIELDS``
-    fields."""
+    """Parse a message. Raises InvalidRequest if it is malformed or has more than ``MAX_FIELDS`` fields."""
     if len(data) > SHORT_MESSAGE and (descriptor := _descriptor(parse)) is not None:
         key = _check_fields(data, descriptor)
         if key is not None:
@@ -45,14 +42,11 @@ def parsed(data: bytes, parse: Parse) -> Any:
 
 
 def _descriptor(parse: Parse) -> Descriptor | None:
-    """Return the descriptor of the message that ``parse`` (its FromString) makes."""
     descriptor: Descriptor | None = getattr(getattr(parse, "__self__", None), "DESCRIPTOR", None)
     return descriptor
 
 
 def _check_fields(data: bytes, descriptor: Descriptor) -> int | None:
-    """Count fields in the wire format, including nested messages but not map entries. Malformed data ends the
-    count, because the parser stops there too. Returns the position of a long prompt's key, or None."""
     count, has_prompt = 0, False
     found: int | None = None
     parts: list[tuple[int, int, Descriptor]] = [(0, len(data), descriptor)]
@@ -89,7 +83,6 @@ def _check_fields(data: bytes, descriptor: Descriptor) -> int | None:
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """Return a varint and the position after it; the position is ``end`` if the varint is incomplete."""
     found = shift = 0
     while at < end and shift < 70:
         byte = data[at]

@@ -1,8 +1,6 @@
-"""Token ids of a prompt, kept as the received bytes until the request is admitted.
+"""Token ids of a prompt, kept as bytes until the request is admitted.
 
-Protobuf takes four bytes for each id, and as much again while its list grows. For small ids that is many
-times the size of the message. So ``message_shape`` changes the field number of a long list to ``CARRIER``,
-which no message declares, and the parser keeps the list's bytes.
+Protobuf's lists take four bytes per id, while a small id takes one byte in the message.
 """
 
 from __future__ import annotations
@@ -16,14 +14,13 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ..api.errors import InvalidRequest
 
-CARRIER = 15  # field number; like the number of the lists, it fits into a key of one byte
+CARRIER = 15  # unused field number for the raw bytes; its key is one byte
 NO_END = bytes(range(128, 256))  # bytes that do not end a varint
-_PIECE = 2**16  # bytes that are decoded at once
+_PIECE = 2**16  # bytes decoded at a time
 _MAX_VARINT = 10  # bytes
 
 
 def ids_of(owner: Any, ids: Sequence[int]) -> Sequence[int]:
-    """Return ``ids`` of a message, or the packed list that ``message_shape`` moved to ``CARRIER``."""
     unknown = UnknownFieldSet(owner)
     fields = [unknown[at] for at in range(len(unknown))]
     packed = [field.data for field in fields if (field.field_number, field.wire_type) == (CARRIER, 2)]
@@ -35,7 +32,7 @@ def ids_of(owner: Any, ids: Sequence[int]) -> Sequence[int]:
 
 
 class PackedIds(Sequence[int]):
-    """Numbers in protobuf's packed form, of 32 bits each."""
+    """Sequence of 32-bit integers in protobuf's packed encoding."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -65,7 +62,6 @@ class PackedIds(Sequence[int]):
 
 
 def _decoded(data: np.ndarray[Any, np.dtype[np.uint8]]) -> list[int]:
-    """Decode a sequence of complete varints."""
     ends = np.flatnonzero(data < 128)
     starts = np.concatenate(([0], ends[:-1] + 1))
     lengths = ends - starts[: len(ends)] + 1

@@ -1,4 +1,4 @@
-"""Page events: each is fetched from the engine once and sent to all watchers."""
+"""Distribution of page events to watchers."""
 
 from __future__ import annotations
 
@@ -23,16 +23,13 @@ logger = logging.getLogger(__name__)
 
 BATCH = 512  # most events per fetch, and per message to a watcher
 MAX_WATCHERS = 64
-PAUSE_S = 0.01  # seconds between two fetches; events in between are sent together
-PROBE_S = 1.0  # seconds between fetches while no event is announced, because the engine may have died
+PAUSE_S = 0.01  # seconds between two fetches
+PROBE_S = 1.0  # seconds between checks for events that were not announced
 _KEPT = 4096  # latest events, kept for slower watchers
 
 
 class PageEventHub:
-    """Follows the engine's page events while there are watchers. Lives on the event loop.
-
-    One task ends the subscription after the last watcher has left, even if watchers' calls are cancelled.
-    """
+    """Fetches page events from the engine while there are watchers. Use it only on the event loop."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -42,7 +39,7 @@ class PageEventHub:
         self._news = Notifier()
         self._left = Notifier()
         self._latest: deque[PageEvent] = deque(maxlen=_KEPT)
-        self._next = 0  # number of the next event; 0: not following
+        self._next = 0  # number of the next event; 0 without watchers
 
     @property
     def num_watchers(self) -> int:
@@ -50,11 +47,8 @@ class PageEventHub:
 
     @contextlib.asynccontextmanager
     async def watching(self, tenant: Tenant, *, tokens: bool = False) -> AsyncIterator[EventLogState]:
-        """Register a watcher until the block ends; the watcher may call ``events_from``. Raises Overloaded if
-        all clients, or the tenant, have too many watchers.
-
-        tokens   keep the tokens of pages that are published from now on
-        """
+        """Register a watcher during an ``async with`` block. ``tokens``: include token ids. Raises Overloaded
+        if there are too many watchers."""
         try:
             with self.holders.held(tenant):
                 self._follow()
@@ -63,12 +57,12 @@ class PageEventHub:
             self._left.send()
 
     async def check_kept(self, number: int) -> None:
-        """Raise EventsGone unless the log still has event ``number``, or it is the next event."""
+        """Raise EventsGone if event ``number`` has expired or is in the future."""
         await self._engine.ask(PageEventsSince(number, 0))
 
     async def events_from(self, number: int, *, heartbeat_s: float) -> AsyncGenerator[list[PageEvent], None]:
-        """Yield lists of events from ``number`` on, in order, and an empty list after ``heartbeat_s`` without
-        events. Raises FellBehind if the log dropped events before this reader fetched them."""
+        """Yield lists of events from ``number`` on, and an empty list after ``heartbeat_s`` without events.
+        Raises FellBehind if events expired."""
         cursor = number
         while True:
             news = self._news.next()
@@ -101,7 +95,6 @@ class PageEventHub:
             self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        """Follow the log until the last watcher has left."""
         try:
             while self.holders.total:
                 await self._fetch_while_watched()
@@ -118,12 +111,12 @@ class PageEventHub:
 
     async def _fetch_while_watched(self) -> None:
         self._next = (await self._engine.ask(SubscribeEvents())).number
-        self._news.send()  # wakes watchers: their last check may have missed events
+        self._news.send()
         while self.holders.total:
             change, left = self._engine.cache_changes.next(), self._left.next()
             try:
                 events = await self._engine.ask(PageEventsSince(self._next, BATCH))
-            except EventsGone:  # fetched too late; watchers that need them get FellBehind
+            except EventsGone:  # watchers that need the lost events get FellBehind
                 self._forget()
                 self._next = (await self._engine.ask(SubscribeEvents())).number
                 self._news.send()
@@ -142,7 +135,6 @@ class PageEventHub:
 
 
 async def _happens(change: asyncio.Future[None], within: float) -> bool:
-    """Whether ``change`` completes within ``within`` seconds."""
     with suppress(TimeoutError):
         await asyncio.wait_for(asyncio.shield(change), within)
         return True

@@ -1,4 +1,4 @@
-"""Admission of the requests of all services to the engine: limits, ids, tenants, draining, and responses."""
+"""Admission of requests from all services: limits, ids, tenants, and draining."""
 
 from __future__ import annotations
 
@@ -35,25 +35,24 @@ Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
 MAX_TEXT_CALLS = 256  # Tokenize and Detokenize calls that run or wait
 MAX_TENANT_TEXT_CALLS = 64  # Tokenize and Detokenize calls of one tenant
 MAX_REQUEST_ID = 256  # characters
-LONG_SCORES = 32  # more tokens with log probabilities take over a millisecond to convert
+LONG_SCORES = 32  # tokens with log probabilities; converting more takes over a millisecond
 MAX_SALT = 1024  # characters
 MAX_ABORTED = 4096  # request ids in one call
-PRIORITY_KEY = "octavo-priority"  # key in a call's metadata
-SALT_KEY = "octavo-cache-salt"  # key in a call's metadata
-ADAPTER_KEY = "octavo-adapter"  # key in a call's metadata
-OPERATOR = "operator"  # name of the tenant that may change the shared cache
+PRIORITY_KEY = "octavo-priority"
+SALT_KEY = "octavo-cache-salt"
+ADAPTER_KEY = "octavo-adapter"
+OPERATOR = "operator"  # tenant that may change the shared cache
 WRITE_TIMEOUT_S = 30.0
 
 
 class RequestHandler:
-    """Serves requests until ``draining`` is set, and then refuses new ones.
+    """Serves requests until ``draining`` is set. Each tenant has its own request ids and cached pages.
 
-    Tenants are isolated: each has its own request ids and cached pages.
-
-    texts    threads for tokenizing and detokenizing
-    writer   writer of streamed responses
-    page_events   page events for watchers
-    num_prompt_tokens, num_cached_tokens   totals of the requests served so far
+    texts               threads for tokenizing and detokenizing
+    writer              writer of streamed responses
+    page_events         page events for watchers
+    num_prompt_tokens   total prompt tokens served
+    num_cached_tokens   total prompt tokens found in the prefix cache
     """
 
     def __init__(
@@ -64,8 +63,6 @@ class RequestHandler:
         *,
         write_timeout_s: float = WRITE_TIMEOUT_S,
     ) -> None:
-        """Begin without requests. ``begin`` is called for each request, with the engine's id of the request
-        and the call's metadata. A write fails if its client does not read for ``write_timeout_s`` seconds."""
         self._begin = begin
         self.draining = False
         self.engine = engine
@@ -73,15 +70,15 @@ class RequestHandler:
         self.texts = TextExecutor(
             "convert", max_pending=MAX_TEXT_CALLS, max_tenant_share=MAX_TENANT_TEXT_CALLS
         )
-        self._messages = TextExecutor("answer")  # one message per request at a time
+        self._messages = TextExecutor("answer")
         self.writer = ResponseWriter(write_timeout_s)
         self.page_events = PageEventHub(engine)
         self.ready_since = time.monotonic()
-        self.last_request_at = 0.0  # seconds since the epoch; 0: none yet
+        self.last_request_at = 0.0  # seconds since the epoch; 0 before the first request
         self.generated = Rate()
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
-        self._active: dict[tuple[str, str], str] = {}  # (tenant, the client's id) -> the engine's id
+        self._active: dict[tuple[str, str], str] = {}  # (tenant, client's request id): engine's request id
 
     @property
     def num_active(self) -> int:
@@ -99,12 +96,7 @@ class RequestHandler:
         final_only: bool = False,
         adapter: str | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        """Stream the deltas of one request. Closing the stream frees the request's pages.
-
-        An empty ``request_id`` is replaced by a generated one. ``cache_salt``, ``priority`` and ``adapter``
-        come from the request's message; the call's metadata may set them instead (see ``salt_of``,
-        ``priority_of`` and ``adapter_of``). With ``final_only`` there is one delta per sample.
-        """
+        """Stream the deltas of one request. Closing the stream aborts the request."""
         self.last_request_at = time.time()
         if self.draining:
             raise EngineStopping("the server is draining and takes no new requests; send it to another one")
@@ -144,13 +136,11 @@ class RequestHandler:
             del self._active[name]
 
     async def message_of(self, delta: Delta, make: Callable[[], MessageT]) -> MessageT:
-        """Return the message that ``make`` builds from a delta, on another thread if it would block the event
-        loop."""
+        """Run ``make`` and return its message, on another thread if ``delta`` is large."""
         size = len(delta.logprobs) + (0 if delta.prompt_logprobs is None else len(delta.prompt_logprobs.rest))
         return await self._messages.run("", make) if size > LONG_SCORES else make()
 
     def close(self) -> None:
-        """Start no more text work or messages."""
         self.texts.close()
         self._messages.close()
 
@@ -159,7 +149,6 @@ class RequestHandler:
         return self.security.tenant_of(context)
 
     def tenant(self, context: Caller) -> Tenant:
-        """Return the tenant of a call, with its share of common resources."""
         name, tokens = self.tenant_of(context), self.security.tokens
         is_shared = tokens is not None and tokens.num_tenants > 1
         return Tenant(name, TENANT_SHARE if is_shared else 1.0)
@@ -169,8 +158,7 @@ class RequestHandler:
         return self.security.salts.of(self.tenant_of(context))
 
     def salt_of(self, context: Caller, cache_salt: str) -> bytes:
-        """Return the salt of a request's pages: the tenant's salt and then the request's, from the message or
-        from metadata set by proxies. Raises InvalidRequest if the last two differ or are too long."""
+        """Return the salt of a request's pages. Raises InvalidRequest if message and metadata differ."""
         given = [value for key, value in context.invocation_metadata() or () if key == SALT_KEY]
         salts = {salt for salt in (cache_salt, *map(str, given)) if salt}
         if (longest := max(map(len, salts), default=0)) > MAX_SALT:
@@ -194,8 +182,8 @@ class RequestHandler:
             )
 
     def adapter_of(self, context: Caller, adapter: str | None) -> str | None:
-        """Return the name of the request's adapter, which comes from the message or from the metadata. Raises
-        InvalidRequest if these two differ, and Forbidden for an adapter of another tenant."""
+        """Return the adapter of a request. Raises InvalidRequest if message and metadata differ, and
+        Forbidden for an adapter of another tenant."""
         given = [str(value) for key, value in context.invocation_metadata() or () if key == ADAPTER_KEY]
         names = {name for name in (adapter, *given) if name}
         if len(names) > 1:
@@ -223,16 +211,15 @@ class RequestHandler:
     async def load_adapter(
         self, name: str, path: str, *, context: Caller, replace: bool = False
     ) -> AdapterInfo:
-        """Load an adapter from a folder below ``lora_dir``; with ``replace``, it may replace an adapter of
-        the same name. Raises Forbidden unless the caller is an operator, NotConfigured without ``lora_dir``,
-        and InvalidRequest if the adapter cannot be served."""
+        """Load a LoRA adapter from a folder below ``lora_dir``. Raises Forbidden, NotConfigured or
+        InvalidRequest."""
         self.check_operator(context, "load adapters")
         if (below := self.engine.config.lora_dir) is None:
             raise NotConfigured("adapters are loaded from the folder of --lora-dir; start the server with it")
         try:
             folder = (below / path).resolve()
             folder.relative_to(below.resolve())
-        except (OSError, RuntimeError, ValueError):  # outside, circular links, or characters no path can have
+        except (OSError, RuntimeError, ValueError):  # outside of lora_dir, or an invalid path
             raise InvalidRequest(
                 f"lora_path must be below {below}, got {path!r:.200}; move the adapter there"
             ) from None
@@ -244,14 +231,12 @@ class RequestHandler:
         return await self.engine.load_adapter(name, folder, replace=replace)
 
     async def unload_adapter(self, name: str, *, context: Caller) -> None:
-        """Unload an adapter. Raises Forbidden unless the caller is an operator, NotFound for an unknown name,
-        and InvalidRequest while requests use the adapter."""
+        """Unload a LoRA adapter. Raises Forbidden, NotFound, or InvalidRequest while it is in use."""
         self.check_operator(context, "unload adapters")
         await self.engine.unload_adapter(name)
 
     async def abort(self, request_ids: Sequence[str], *, context: Caller) -> list[str]:
-        """Abort requests of the caller's tenant; return the ids of those that were running. Raises
-        InvalidRequest for more than ``MAX_ABORTED`` ids."""
+        """Abort requests of the caller's tenant; return the ids of running requests."""
         if len(request_ids) > MAX_ABORTED:
             raise InvalidRequest(
                 f"at most {MAX_ABORTED} requests can be aborted in a call, got {len(request_ids)}; send "
@@ -266,13 +251,12 @@ class RequestHandler:
 
 
 def own_name(tenant: str, name: str) -> str:
-    """Return the engine's name of a tenant's request or pin; tenant names contain no slash."""
+    """Return the engine's name for a tenant's request or pin."""
     return f"{tenant}/{name}" if tenant else name
 
 
 def priority_of(context: Caller, priority: int) -> int:
-    """Return a request's priority from the message or, if that is 0, from the metadata. Raises InvalidRequest
-    if the metadata have no whole number."""
+    """Return the priority from the message or the metadata. Raises InvalidRequest for a malformed value."""
     given = [value for key, value in context.invocation_metadata() or () if key == PRIORITY_KEY]
     if priority or not given:
         return priority
@@ -285,7 +269,7 @@ def priority_of(context: Caller, priority: int) -> int:
 
 
 def check_num_ids(num_ids: int, max_tokens: int) -> None:
-    """Raise RequestTooLong for too many token ids, before they are converted to a list."""
+    """Raise RequestTooLong if there are more ids than the model's length."""
     if num_ids > max_tokens:
         raise RequestTooLong(
             f"the prompt has {num_ids} token ids, but the model's length is {max_tokens}; shorten the prompt"
@@ -293,7 +277,7 @@ def check_num_ids(num_ids: int, max_tokens: int) -> None:
 
 
 def checked_id(request_id: str) -> str:
-    """Return a request id. Raises InvalidRequest if it is too long, or would break a log's lines."""
+    """Return a request id. Raises InvalidRequest if it is too long or has control characters."""
     if len(request_id) > MAX_REQUEST_ID:
         raise InvalidRequest(
             f"request_id has {len(request_id)} characters, at most {MAX_REQUEST_ID} are allowed; "
@@ -308,8 +292,6 @@ def checked_id(request_id: str) -> str:
 
 
 class _Write:
-    """A write in progress."""
-
     __slots__ = ("expired", "since", "task")
 
     def __init__(self, task: asyncio.Task[Any], since: float) -> None:
@@ -319,11 +301,7 @@ class _Write:
 
 
 class ResponseWriter:
-    """Writes the responses of all calls. Ends a call if one of its writes takes longer than ``timeout_s``.
-
-    A write waits while its client does not read and the connection's buffers are full. Writes share one
-    timer, because there is a write for every token and most end in microseconds.
-    """
+    """Writes the responses of all calls. A write that exceeds ``timeout_s`` ends its call."""
 
     def __init__(self, timeout_s: float = WRITE_TIMEOUT_S) -> None:
         self.timeout_s = timeout_s
@@ -331,7 +309,7 @@ class ResponseWriter:
         self._timer: asyncio.TimerHandle | None = None
 
     async def write(self, context: Writable, response: Any) -> None:
-        """Write a response. Raises SlowReader if that takes too long."""
+        """Write a response. Raises SlowReader on a timeout."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         write = _Write(task, loop.time())
@@ -341,7 +319,7 @@ class ResponseWriter:
         try:
             await context.write(response)
         except asyncio.CancelledError:
-            if write.expired and not task.uncancel():  # otherwise another cancellation is pending
+            if write.expired and not task.uncancel():
                 raise SlowReader(
                     f"the client has not read its output for {self.timeout_s:g} s; read faster, request "
                     "less output, or start the server with a longer --write-timeout"
@@ -351,7 +329,6 @@ class ResponseWriter:
             self._writes.pop(write, None)
 
     def _check(self) -> None:
-        """Cancel overdue writes; schedule the next check."""
         loop, self._timer = asyncio.get_running_loop(), None
         now = loop.time()
         while self._writes:
@@ -366,13 +343,13 @@ class ResponseWriter:
 
 
 class Rate:
-    """Events per second over the last ``window_s`` seconds, counted in tenths of a second."""
+    """Events per second over the last ``window_s`` seconds."""
 
     def __init__(self, window_s: float = 10.0, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._window_s = window_s
         self._clock = clock
         self._began = clock()
-        self._counts: deque[tuple[float, int]] = deque()  # (time, events) per tenth, oldest first
+        self._counts: deque[tuple[float, int]] = deque()  # (time, events), oldest first
 
     def add(self, num_events: int) -> None:
         now = self._clock()
@@ -384,7 +361,6 @@ class Rate:
             self._forget(now)
 
     def per_second(self) -> float:
-        """Return the current rate; during the first window, the rate since the beginning."""
         now = self._clock()
         self._forget(now)
         span = min(self._window_s, now - self._began)

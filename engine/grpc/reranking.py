@@ -1,4 +1,4 @@
-"""The requests of one reranking call, over gRPC or HTTP."""
+"""Requests of one reranking call, over gRPC or HTTP."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ MAX_CHARACTERS = 2**21  # characters of one call's prompts in memory
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question that the model answers for each of several documents, and fields of the requests that ask
-    it. The id of a document's request is ``request_id`` and the document's index; "" for generated ids."""
+    """A question about several documents, and the fields of its requests."""
 
     prompt: RerankPrompt
     query: str
@@ -33,9 +32,7 @@ class Question:
 
 
 async def judge(handler: RequestHandler, asked: Question, caller: Caller) -> tuple[list[float], list[Delta]]:
-    """Return the score and the output of each document; raise if one fails. Each prompt has a copy of the
-    query, so it is built when it is sent; at most ``CONCURRENCY`` prompts exist at a time, and fewer long
-    ones. Raises RequestTooLong before the first prompt is built if any cannot fit the model."""
+    """Return the score and the output of each document. Raises an error if any document fails."""
     check_num_documents(len(asked.documents))
     tokenizer, max_tokens = handler.engine.tokenizer, handler.engine.info.max_model_len
     encode = functools.partial(tokenizer.encode, add_special_tokens=False)

@@ -1,4 +1,4 @@
-"""Conversion of sampling parameters from and to the messages of both services, by field name."""
+"""Conversion between sampling parameters and messages, by field name."""
 
 from __future__ import annotations
 
@@ -13,15 +13,11 @@ from ..api.errors import InvalidRequest
 from ..api.sampling_params import PARAMETERS, SamplingParams
 from ..api.structured_output import StructuredOutput
 
-MAX_ITEMS = 2048  # entries of one list or mapping, because the event loop reads them
+MAX_ITEMS = 2048  # entries of one list or mapping
 
 
 class SamplingFields:
-    """Reads and writes the parameters for which a message has a field.
-
-    Unset fields keep the default of SamplingParams. A proto3 field without ``optional`` counts as unset if it
-    is 0 or empty.
-    """
+    """Reads and writes the sampling parameters of a message type. Unset fields keep their defaults."""
 
     def __init__(self, message: Any, *, vllm: bool = False) -> None:
         """Read a message's descriptor. ``vllm``: the fields have vLLM's names."""
@@ -36,8 +32,7 @@ class SamplingFields:
         }
 
     def read(self, message: Message) -> dict[str, Any]:
-        """Return the set fields as arguments of SamplingParams. Raises InvalidRequest for a list of more than
-        ``MAX_ITEMS`` before converting it."""
+        """Return the set fields as arguments of SamplingParams. Raises InvalidRequest for long lists."""
         given = {}
         for field, value in message.ListFields():
             if (parameter := self._parameters.get(field.name)) is not None:
@@ -50,7 +45,6 @@ class SamplingFields:
         return given
 
     def write(self, params: SamplingParams) -> dict[str, Any]:
-        """Return the parameters that are not None as arguments of the message."""
         return {
             field: value if converted is None else converted(value)
             for field, (name, converted) in self._parameters.items()
@@ -67,7 +61,6 @@ class _Choice(Protocol):
 
 
 def structured_of(kind: str | None, value: str | bool | _Choice | None) -> StructuredOutput | None:
-    """Return the constraint that the message sets in the oneof field ``kind``; None if it sets none."""
     match kind, value:
         case None, _:
             return None
@@ -90,7 +83,6 @@ def structured_of(kind: str | None, value: str | bool | _Choice | None) -> Struc
 
 
 def structured_message(structured: StructuredOutput) -> pb.Structured:
-    """Return a constraint as a message, for clients."""
     if structured.choice:
         return pb.Structured(choice=pb.Choice(choices=structured.choice))
     if structured.json_object:

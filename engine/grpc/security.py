@@ -1,7 +1,6 @@
-"""Security of the server: TLS, client certificates, and bearer tokens bound to tenants.
+"""TLS, client certificates and bearer tokens of a server.
 
-Files are read at the start, where a mistake ends the program. ``reload`` reads them again; then a mistake is
-logged, and the old contents stay in use. Certificates and tokens are never logged.
+Files are read at the start and by ``reload``. After an error in ``reload``, the old contents stay in use.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ _TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """PEM files: the server's certificate chain and key, and the CA of client certificates. With a CA, client
-    certificates are required (mTLS)."""
+    """PEM files of a server. If ``ca`` is set, clients must show a certificate (mTLS)."""
 
     cert: Path
     key: Path
@@ -73,10 +71,10 @@ def _read(path: Path, flag: str) -> bytes:
 
 
 def read_tokens(path: Path, flag: str = "--auth-token-file") -> dict[bytes, str]:
-    """Return the tenant of each token; keys are the SHA-256 of tokens. A line is TOKEN, or TENANT TOKEN (or
-    TENANT:TOKEN); empty lines and # comments are skipped. A token without a tenant is its own tenant.
+    """Return the tenant of each token; keys are SHA-256 digests of tokens.
 
-    Raises InvalidConfig with the number of the invalid line, but never with the line's contents.
+    A line is TOKEN, TENANT TOKEN or TENANT:TOKEN. Empty lines and # comments are skipped. A token without
+    a tenant is a tenant of its own. Raises InvalidConfig for an invalid line.
     """
     found: dict[bytes, str] = {}
     text = _read(path, flag).decode(errors="replace")
@@ -104,7 +102,6 @@ def read_tokens(path: Path, flag: str = "--auth-token-file") -> dict[bytes, str]
 
 
 def read_key(key: str) -> dict[bytes, str]:
-    """Return a single token that is its own tenant. Raises InvalidConfig, without the token in its text."""
     if not _TOKEN.fullmatch(key):
         raise InvalidConfig(
             "the value of --api-key must be a token, which has letters, digits and -._~+/ and may end with ="
@@ -114,13 +111,9 @@ def read_key(key: str) -> dict[bytes, str]:
 
 
 class Tokens:
-    """The tokens of a file and an API key, stored as SHA-256. The file or the key may be None.
-
-    num_tenants   number of tenants with a token
-    """
+    """Bearer tokens of a file and an API key, stored as SHA-256 digests."""
 
     def __init__(self, path: Path | None, key: str | None = None, *, flag: str = "--auth-token-file") -> None:
-        """Read the tokens. ``flag``: option that names the file, for messages."""
         self._path, self._flag = path, flag
         self._key = {} if key is None else read_key(key)
         self._tenants: Mapping[bytes, str] = {}
@@ -139,14 +132,14 @@ class Tokens:
             )
         scheme, _, token = given[0].partition(" ")
         digest = hashlib.sha256(token.strip().encode()).digest()
-        found = self._tenants.get(digest)  # the time of this look-up may reveal a digest, but not a token
+        found = self._tenants.get(digest)  # timing may reveal a digest, but not the token
         if scheme.lower() != "bearer" or found is None:
             raise Unauthenticated("the token is not valid here; ask the operator for one")
         return found
 
 
 class Security:
-    """TLS and tokens of a server; either may be None. Raises InvalidConfig for unusable files."""
+    """TLS and bearer tokens of a server; both are optional. Raises InvalidConfig for unusable files."""
 
     def __init__(
         self,
@@ -156,17 +149,16 @@ class Security:
         api_key: str | None = None,
         salts: TenantSalts | None = None,
     ) -> None:
-        """Read the files. ``api_key`` is a token in addition to those of the file. ``salts`` separate the
-        cached pages of tenants; by default, new salts are made for the life of this object."""
+        """Read the files. ``api_key`` is an additional token; ``salts`` separate the pages of tenants."""
         self.tls = tls
         self.salts = salts or TenantSalts()
         self.tokens = None if token_file is None and api_key is None else Tokens(token_file, api_key)
         self._certificates = None if tls is None else tls.read()
-        self._taken = self._certificates  # certificates that gRPC was given last
+        self._taken = self._certificates
         self._credentials: grpc.ServerCredentials | None = None
 
     def reload(self) -> None:
-        """Read the files again. New connections and calls use the new contents."""
+        """Read the files again, for new connections and calls."""
         try:
             certificates = None if self.tls is None else self.tls.read()
             if self.tokens is not None:
@@ -178,20 +170,19 @@ class Security:
         logger.info("certificates and tokens were read again")
 
     def credentials(self) -> grpc.ServerCredentials | None:
-        """Return TLS credentials whose certificates follow ``reload``; None without TLS."""
+        """Return TLS credentials with reloadable certificates; None without TLS."""
         if self.tls is None:
             return None
         assert self._certificates is not None
         self._taken = self._certificates
         self._credentials = grpc.dynamic_ssl_server_credentials(
             self._certificates,
-            self._renewed,  # type: ignore[arg-type]  # grpc documents None, the stubs do not
+            self._renewed,  # grpc documents None, the stubs do not
             require_client_authentication=self.tls.client_ca is not None,
         )
         return self._credentials
 
     def _renewed(self) -> grpc.ServerCertificateConfiguration | None:
-        """Return changed certificates, or None; gRPC calls this on its threads before each handshake."""
         current, taken = self._certificates, self._taken
         self._taken = current
         return None if current is taken else current
@@ -200,7 +191,7 @@ class Security:
         return [] if self.tokens is None else [_Gate(self.tokens)]
 
     def warn_of_strangers(self, address: Address) -> None:
-        """Log a warning if anyone who can reach the address may use the server."""
+        """Log a warning if the address is reachable from other machines without a token."""
         checks_certificates = self.tls is not None and self.tls.client_ca is not None
         if self.tokens is None and not checks_certificates and not address.is_local:
             logger.warning(
@@ -215,7 +206,7 @@ class Security:
 
 
 class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not subscriptable at run time
-    """Interceptor that admits calls with a valid token, and health checks."""
+    """Admits health checks and calls with a valid token."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens

@@ -34,49 +34,46 @@ from .vllm.service import VllmEngineServicer
 
 logger = logging.getLogger(__name__)
 
-MAX_MESSAGE_BYTES = 64 * 2**20  # bytes of an outgoing message: a whole output with logprobs is large
-MESSAGE_BYTES_PER_TOKEN = (
-    8  # bytes per prompt token of an incoming message: an id has up to 5, a token of text about 4
-)
-MESSAGE_BYTES_APART = 2**20  # bytes of an incoming message for everything except the prompt
+MAX_MESSAGE_BYTES = 64 * 2**20  # bytes of an outgoing message
+MESSAGE_BYTES_PER_TOKEN = 8  # bytes per prompt token of an incoming message
+MESSAGE_BYTES_APART = 2**20  # bytes of an incoming message without its prompt
 MAX_OTHER_CALLS = 1024  # concurrent calls, in addition to the maximum number of requests
 MAX_CONNECTION_CALLS = 2048  # concurrent calls of a connection
 MAX_PENDING_CALLS = 5 * MAX_CONNECTION_CALLS
-MAX_PING_STRIKES = 100  # early pings; a connection with more is closed
+MAX_PING_STRIKES = 100  # early pings before a connection is closed
 DEATH_POLL_S = 0.1
 BURST_POLL_S = 2.0
-HEALTH_GRACE_S = 1.0  # seconds to notify watchers of the health
-CLOSE_GRACE_S = 2.0  # seconds to send the last responses after the engine has ended
+HEALTH_GRACE_S = 1.0  # seconds to notify health watchers
+CLOSE_GRACE_S = 2.0  # seconds to send the last responses
 
 OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # Clients may ping every 10 s, also without calls, without being disconnected.
+    # Clients may ping every 10 s, even without calls.
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_ping_strikes", MAX_PING_STRIKES),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-    # Ping clients too, so that the pages of one that vanished are released.
+    # Ping clients, to release the pages of clients that vanished.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    # Idle clients are disconnected after this time, and reconnect when needed.
+    # Idle clients are disconnected after this time.
     ("grpc.max_connection_idle_ms", 600_000),
-    # Without this a second server on the same port would silently share its connections.
+    # Without this, a second server could share the port unnoticed.
     ("grpc.so_reuseport", 0),
-    # Concurrent calls of a connection, including reset ones that gRPC has not finished.
+    # Concurrent calls of a connection, including unfinished reset calls.
     ("grpc.max_concurrent_streams", MAX_CONNECTION_CALLS),
-    # With more unprocessed calls than this (default 1,000), gRPC cancels calls at random, even other
-    # clients'. Each takes about 15 KB. This limit lets a burst of five connections get proper refusals.
+    # Above this limit (default 1,000), gRPC cancels random calls, even of other clients.
     ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
     ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
 )
 
 
 def message_bytes(max_model_len: int) -> int:
-    """Return the largest size of an incoming message for a model of this length."""
+    """Return the size limit of incoming messages, in bytes, for a model's length."""
     return MESSAGE_BYTES_PER_TOKEN * max_model_len + MESSAGE_BYTES_APART
 
 
 class GrpcServer:
-    """Serves a started engine through octavo.v1 and vLLM's service. Call ``start`` and ``stop`` once each."""
+    """Serves a started engine through octavo.v1 and vLLM's service. It can be started once."""
 
     def __init__(
         self,
@@ -88,9 +85,12 @@ class GrpcServer:
         write_timeout_s: float = WRITE_TIMEOUT_S,
         begin: Callable[[str, Metadata], None] | None = None,
     ) -> None:
-        """Create the server. ``with_reflection`` turns reflection on. ``max_message_bytes`` limits incoming
-        messages; a larger one is refused before it is read (None: the size that a prompt of the model's
-        length needs). ``write_timeout_s`` and ``begin`` are passed to the handler."""
+        """Create the server.
+
+        with_reflection    whether to turn reflection on
+        max_message_bytes  limit of an incoming message (None: from the model's length)
+        write_timeout_s    seconds for which a client may leave output unread
+        """
         self.security = security or Security()
         self.handler = RequestHandler(engine, self.security, begin, write_timeout_s=write_timeout_s)
         self.servicer = GenerationServicer(self.handler)
@@ -132,8 +132,6 @@ class GrpcServer:
         )
 
     def _registry(self) -> HolderRegistry:
-        """Return the registry that counts everything clients of this server hold, including the engine's
-        resources for their requests."""
         held, handler, engine = HolderRegistry(), self.handler, self._engine
         for holders in (self.limiter.calls, self.limiter.health_calls, handler.page_events.holders):
             held.add_holders(holders)
@@ -152,8 +150,7 @@ class GrpcServer:
         return held
 
     async def start(self, address: Address) -> Address:
-        """Listen, and report SERVING. Return the address with its actual port. Raises InvalidConfig if the
-        server cannot listen on the address."""
+        """Start to listen; return the actual address. Raises InvalidConfig if that fails."""
         port = self._bind(self._server, address, "--listen")
         for name in ("", *self.services):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -162,9 +159,8 @@ class GrpcServer:
         return address.with_port(port)
 
     async def start_adapter(self, adapter: str, address: Address) -> Address:
-        """Serve vLLM's service on another address, with an adapter as its model; return the actual address. A
-        router sees this address as a worker of its own, because routers do not name adapters in requests. The
-        adapter may be loaded later. Raises InvalidConfig if the server cannot listen on the address."""
+        """Serve one adapter as a model on its own address; return the actual address. Raises InvalidConfig if
+        listening fails."""
         server = self._new_server()
         vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(
             VllmEngineServicer(self.handler, adapter=adapter), server
@@ -190,8 +186,8 @@ class GrpcServer:
         return port
 
     async def stop(self, drain_timeout: float = 0.0) -> None:
-        """Report NOT_SERVING, refuse new requests, and let running requests finish for ``drain_timeout``
-        seconds. Then end the remaining ones with ABORT, and close."""
+        """Refuse new requests, wait ``drain_timeout`` seconds for running requests, abort the rest, and
+        close."""
         self.handler.draining = True
         for watch in self._watches:
             watch.cancel()
@@ -206,7 +202,6 @@ class GrpcServer:
         self.limiter.close()
 
     async def _watch_engine(self) -> None:
-        """Watch for the engine's death, and then report it to every health check."""
         while self._engine.death is None:
             await asyncio.sleep(DEATH_POLL_S)
         logger.critical("the engine has died: %s", self._engine.death)
@@ -215,8 +210,6 @@ class GrpcServer:
         self.died.set()
 
     async def _watch_bursts(self) -> None:
-        """Return freed memory to the system after each burst of calls, because its requests and messages
-        leave memory scattered."""
         while True:
             await asyncio.sleep(BURST_POLL_S)
             if self.limiter.burst_is_over():

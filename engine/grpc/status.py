@@ -1,8 +1,6 @@
-"""Conversion of the engine's errors to gRPC statuses with machine-readable details.
+"""Conversion of errors to gRPC statuses with details in the form of google.rpc.
 
-Details follow google.rpc (https://google.aip.dev/193): BadRequest for the caller's mistakes, ErrorInfo with
-domain "octavo" for other errors, RetryInfo for errors that a retry may solve. For an unexpected error the
-client gets a fixed text, and the traceback goes to the log.
+See https://google.aip.dev/193. Unexpected errors are logged, and the client gets a fixed text.
 """
 
 from __future__ import annotations
@@ -36,10 +34,10 @@ from ..api.errors import (
 logger = logging.getLogger(__name__)
 
 DOMAIN = "octavo"
-RETRY_S = 1  # seconds after which a client of a full server should try again
+RETRY_S = 1  # seconds after which a client may retry
 INTERNAL_TEXT = "internal server error; see the server's log"
-MAX_TEXT = 2000  # characters of an error message; a status has it three times, in headers of at most 8 KiB
-LAST_WORD_S = 1.0  # seconds to send the status of a call whose client does not read
+MAX_TEXT = 2000  # characters of an error message; headers have at most 8 KiB
+LAST_WORD_S = 1.0  # seconds to send the status to a client that does not read
 _DETAILS_KEY = "grpc-status-details-bin"  # metadata key of a google.rpc.Status
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -65,12 +63,12 @@ that it receives, a client raises the first class with that code."""
 
 
 def code_of(error: Exception) -> grpc.StatusCode:
-    """Return the canonical code of an error; INTERNAL for unexpected errors."""
+    """Return the status code of an error; INTERNAL for unexpected errors."""
     return next((code for kind, code in CODES if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
 
 
 def text_of(error: Exception) -> str:
-    """Return the error's text for the client; an unexpected error is only logged."""
+    """Return the text for the client. Unexpected errors are logged and hidden."""
     if isinstance(error, OctavoError):
         text = str(error)
         if len(text) <= MAX_TEXT:
@@ -81,7 +79,6 @@ def text_of(error: Exception) -> str:
 
 
 def status_of(error: Exception) -> status_pb2.Status:
-    """Return code, message and details of an error."""
     code, text = code_of(error), text_of(error)
     details: list[message.Message] = []
     if code is grpc.StatusCode.INVALID_ARGUMENT:
@@ -102,7 +99,6 @@ def status_of(error: Exception) -> status_pb2.Status:
 
 
 async def abort_with(context: Context, error: Exception) -> NoReturn:
-    """End the call with the status of ``error``."""
     status = status_of(error)
     trailers = ((_DETAILS_KEY, status.SerializeToString()),)
     await context.abort(code_of(error), status.message, trailers)
@@ -112,7 +108,7 @@ async def abort_with(context: Context, error: Exception) -> NoReturn:
 def errors_as_status(
     handler: Callable[[Servicer, Request, Context], Awaitable[Response]],
 ) -> Callable[[Servicer, Request, Context], Awaitable[Response]]:
-    """Wrap a handler so that its errors end the call with their status; cancellation passes through."""
+    """Wrap a handler so that its errors become gRPC statuses."""
 
     @functools.wraps(handler)
     async def guarded(servicer: Servicer, request: Request, context: Context) -> Response:
@@ -134,10 +130,8 @@ def errors_as_status(
 
 
 async def _leave_with(context: Context, error: SlowReader) -> NoReturn:
-    """End the call as ``abort_with`` does, but without waiting until the client has received the status. gRPC
-    keeps the status while the connection lasts; this process keeps nothing else of the call."""
     try:
         await asyncio.wait_for(abort_with(context, error), LAST_WORD_S)
     except TimeoutError:
-        raise asyncio.CancelledError from None  # ends the handler without setting another status
+        raise asyncio.CancelledError from None
     raise AssertionError("abort_with returns by raising")

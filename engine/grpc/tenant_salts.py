@@ -1,9 +1,7 @@
-"""Secret salts that separate tenants' cached pages.
+"""Secret salts that separate the cached pages of tenants.
 
-A page's digest is computed from the tokens and the salt. Watchers see digests, and files on disk have them in
-their names. If the salt could be computed from the tenant's name, anyone with a digest could try prompts
-until one matches. So salts are made with a random key. The key is stored next to the pages on disk, because a
-restarted server finds these only under the same salts.
+Page digests depend on the salt and are visible to watchers and on disk. A secret key keeps digests from
+revealing prompts. The key is stored next to the pages on disk, so they can be found after a restart.
 """
 
 from __future__ import annotations
@@ -22,21 +20,20 @@ KEY_BYTES = 32
 
 
 class TenantSalts:
-    """Salts of fixed length, derived from one key (by default a new random one)."""
+    """Salts derived from one key, which is random by default."""
 
     def __init__(self, key: bytes | None = None) -> None:
         self._key = key or secrets.token_bytes(KEY_BYTES)
 
     def of(self, tenant: str) -> bytes:
-        """Return the prefix of a tenant's salts: HMAC-SHA-256 of the tenant's name; b"" without a tenant."""
+        """Return a tenant's salt: HMAC-SHA-256 of its name, or b"" without a tenant."""
         if not tenant:
             return b""
         return hmac.digest(self._key, b"octavo tenant\0" + tenant.encode(), hashlib.sha256)
 
 
 def load_tenant_salts(folder: Path | None) -> TenantSalts:
-    """Return salts made with the key in a folder. Folder and key are created if missing, readable only by
-    this user. Without a folder, a new key is used. Raises InvalidConfig if the file cannot be used."""
+    """Load or create the key in a folder (None: temporary key). Raises InvalidConfig for an unusable file."""
     if folder is None:
         return TenantSalts()
     path = folder / KEY_FILE
@@ -59,8 +56,6 @@ def load_tenant_salts(folder: Path | None) -> TenantSalts:
 
 
 def _make_key(path: Path) -> None:
-    """Create the key file. The key is first written under a temporary name, so that servers that start at the
-    same time all use the key of the first one."""
     unfinished = path.with_name(f"{KEY_FILE}.{secrets.token_hex(8)}.tmp")
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

@@ -1,4 +1,4 @@
-"""The octavo.v1.Cache service over an engine."""
+"""The octavo.v1.Cache service."""
 
 from __future__ import annotations
 
@@ -38,21 +38,19 @@ from . import cache_messages as messages
 
 ResultT = TypeVar("ResultT")
 
-IDLE_S = 1.0  # seconds without a call after which the thread ends
+IDLE_S = 1.0  # seconds without a call before the thread ends
 
 
 class SnapshotWorker:
-    """Runs calls one after the other on its own thread, so they take no thread from requests. The thread is a
-    daemon, so that a hanging disk cannot keep the server from ending."""
+    """Runs calls one at a time on a daemon thread, so that a hanging disk cannot block the exit."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None  # the thread, while it runs
+        self._thread: threading.Thread | None = None
 
     async def run(self, call: Callable[[], ResultT]) -> ResultT:
-        """Return or raise the result of ``call``. A call that has started runs to its end even if the wait is
-        cancelled."""
+        """Run ``call`` and return its result. It continues even if the caller is cancelled."""
         done: Future[ResultT] = Future()
         with self._lock:
             self._calls.put((done, call))
@@ -75,7 +73,7 @@ class SnapshotWorker:
                 continue
             try:
                 result = call()
-            except BaseException as error:  # raised in the caller of ``run``
+            except BaseException as error:  # raised again in the caller
                 done.set_exception(error)
             else:
                 done.set_result(result)
@@ -85,8 +83,7 @@ HEARTBEAT_S = 10.0
 
 
 class CacheServicer(cache_pb2_grpc.CacheServicer):
-    """Serves octavo.v1.Cache for the engine behind ``handler``. Tenants see only their own data; only an
-    operator may change the shared cache."""
+    """Serves octavo.v1.Cache. Tenants see only their own data; only operators change the shared cache."""
 
     def __init__(self, handler: RequestHandler) -> None:
         self._handler = handler
@@ -151,14 +148,12 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         )
 
     def _saved(self, path: str) -> Path:
-        """Return the path below ``save_dir`` that a client's path stands for."""
         folder = self._engine.config.save_dir
         if folder is None:
             raise NotConfigured("this server has no folder to save to; start it with --save-dir")
         return below(folder, path, what="path")
 
     def _ask(self) -> Ask:
-        """Return a function with which other threads ask the engine and wait for the answer."""
         loop = asyncio.get_running_loop()
 
         def ask(command: Command[AnswerT]) -> AnswerT:
@@ -209,7 +204,6 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
                         await write(pb.WatchResponse(number=number - 1))
 
     async def _prefix(self, prefix: pb.Prefix, context: Context) -> tuple[list[int], bytes]:
-        """Return the token ids and the salt of a requested prefix."""
         if prefix.WhichOneof("prefix") != "request_id":
             salt = self._handler.salt_of(context, prefix.cache_salt)
             prompt = messages.prompt_of(prefix, max_tokens=self._engine.info.max_model_len)
@@ -221,22 +215,21 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         return list(found.tokens), found.salt
 
 
-KEEP_S = 1.0  # a tree is reused for at least this many seconds
-REST = 10  # a tree is reused for ten times its build time, so building takes at most 10 % of a thread
+KEEP_S = 1.0  # seconds for which a tree is reused at least
+REST = 10  # reuse time as a multiple of the build time
 PREVIEW_TOKENS = 24
 
 
 @dataclass(slots=True)
 class _Report:
-    """Reuse tree of one tenant, and the decoded text of each node shown so far."""
+    """Reuse tree of one tenant, with decoded text per node."""
 
     tree: ReuseTree
     texts: dict[tuple[int, ...], str]
 
 
 class ReuseReports:
-    """The latest reuse tree of each tenant. Trees are built on another thread, one at a time, and concurrent
-    calls of a tenant share one tree. Lives on the event loop."""
+    """Cached reuse trees, one per tenant. Concurrent calls of a tenant share a tree."""
 
     def __init__(
         self, engine: Engine, *, keep_s: float = KEEP_S, clock: Callable[[], float] = time.monotonic
@@ -244,12 +237,12 @@ class ReuseReports:
         self._engine = engine
         self._keep_s = keep_s
         self._clock = clock
-        self._reports: dict[bytes, asyncio.Task[_Report]] = {}  # key: the salt prefix of the tenant
+        self._reports: dict[bytes, asyncio.Task[_Report]] = {}  # by salt prefix of the tenant
         self._fresh_until: dict[bytes, float] = {}
         self._drawing = asyncio.Lock()
 
     async def best(self, salt_prefix: bytes, most: int) -> list[pb.PrefixStats]:
-        """Return the ``most`` nodes that saved most tokens, of prefixes with salts that begin like this."""
+        """Return the ``most`` nodes that saved the most tokens, for salts with this prefix."""
         report = await self._report(salt_prefix)
         return [
             messages.prefix_message(node, self._text(report, node.tokens)) for node in report.tree.best(most)
@@ -260,10 +253,10 @@ class ReuseReports:
         if task is None or (task.done() and self._clock() >= self._fresh_until[salt_prefix]):
             task = asyncio.create_task(self._draw(salt_prefix))
             self._reports[salt_prefix] = task
-        return await asyncio.shield(task)  # shielded, because other calls wait for it, too
+        return await asyncio.shield(task)  # other calls wait for the task, too
 
     async def _draw(self, salt_prefix: bytes) -> _Report:
-        self._fresh_until[salt_prefix] = 0.0  # after a failure the next call tries again
+        self._fresh_until[salt_prefix] = 0.0  # after a failure, the next call builds the tree again
         async with self._drawing:
             prefixes = await self._engine.ask(ListReusedPrefixes(salt_prefix))
             began = self._clock()
@@ -273,7 +266,6 @@ class ReuseReports:
         return report
 
     def _drawn(self, prefixes: list[ReusedPrefix]) -> _Report:
-        """Build the tree, and decode the texts that a response may show. Runs on another thread."""
         report = _Report(ReuseTree(prefixes, self._engine.info.page_size, preview=PREVIEW_TOKENS), {})
         for node in report.tree.best(messages.MAX_PREFIXES):
             self._text(report, node.tokens)

@@ -1,4 +1,4 @@
-"""Conversion between messages of octavo.v1.Cache and the engine's types."""
+"""Conversion between octavo.v1.Cache messages and engine types."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ REASONS: Mapping[str, pb.MissReason] = {
 
 
 def num_prefixes(request: pb.GetStatsRequest) -> int:
-    """Return the number of prefixes that the client requests. Raise InvalidRequest if it is out of range."""
+    """Return the requested number of prefixes. Raises InvalidRequest if it is out of range."""
     asked = request.num_prefixes if request.HasField("num_prefixes") else DEFAULT_PREFIXES
     if not 0 <= asked <= MAX_PREFIXES:
         raise InvalidRequest(f"num_prefixes must be between 0 and {MAX_PREFIXES}, got {asked}")
@@ -44,30 +44,28 @@ def num_prefixes(request: pb.GetStatsRequest) -> int:
 
 
 def prompt_of(prefix: pb.Prefix, *, max_tokens: int) -> Prompt:
-    """Return the prompt of a prefix given as text, ids or chat. Raises InvalidRequest if there is none.
-    Raises RequestTooLong, before reading ids or messages, if these are more than ``max_tokens``."""
+    """Return the prompt of a prefix message. Raises InvalidRequest or RequestTooLong."""
     match prefix.WhichOneof("prefix"):
         case "text":
             return prefix.text
         case "token_ids":
             ids = ids_of(prefix.token_ids, prefix.token_ids.ids)
             check_num_ids(len(ids), max_tokens)
-            return ids  # converted to a list when the request is admitted
+            return ids
         case "chat":
             return chat_prompt(prefix.chat, max_messages=max_tokens)
     raise InvalidRequest("the prefix is empty; set one of text, token_ids, chat and request_id")
 
 
 def pin_name(name: str) -> str:
-    """Return a pin's name. Raises InvalidRequest for an unusable one."""
+    """Return a pin's name. Raises InvalidRequest if it is empty, too long or malformed."""
     if not 0 < len(name) <= MAX_NAME:
         raise InvalidRequest(f"a pin's name must have 1 to {MAX_NAME} characters, got {len(name)}")
     return name
 
 
 def misses_message(misses: Mapping[str, int], *, hide_salts: bool) -> list[pb.MissTokens]:
-    """Return the missed tokens as messages. With ``hide_salts``, misses due to another salt count as new,
-    because the salt may be another tenant's."""
+    """Convert missed tokens to messages. ``hide_salts``: report misses due to another salt as new."""
     shown = dict(misses)
     if hide_salts and (hidden := shown.pop("other_salt", 0)):
         shown["new"] = shown.get("new", 0) + hidden
@@ -115,8 +113,8 @@ def prefix_message(node: ReuseNode, text: str) -> pb.PrefixStats:
 def explain_message(
     found: LookupRecord, request_id: str, *, page_size: int, enabled: bool, salt_prefix: bytes
 ) -> pb.ExplainResponse:
-    """Explain why a request's prefix lookup missed. ``salt_prefix``: prefix of the caller's salts; a salt
-    without this prefix belongs to another tenant and is hidden."""
+    """Explain why a prefix lookup missed. Salts without ``salt_prefix`` belong to other tenants and are
+    hidden."""
     miss = found.miss
     own_salt = any(salt.startswith(salt_prefix) for salt in miss.other_salts)
     hide = miss.reason == "other_salt" and not own_salt
@@ -160,7 +158,7 @@ def _sentence(reason: str, miss: Miss, before: float | None, page_size: int) -> 
 
 
 def watch_message(event: PageEvent, salt_prefix: bytes) -> pb.WatchResponse:
-    """Return the message of an event. For pages of other tenants it only says that an event occurred."""
+    """Convert a page event to a message. Events of other tenants contain no details."""
     response = pb.WatchResponse(number=event.number)
     digests = event.digests_of(salt_prefix)
     match event.kind:

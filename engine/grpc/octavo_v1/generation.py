@@ -1,4 +1,4 @@
-"""The octavo.v1.Generation service over an engine."""
+"""The octavo.v1.Generation service."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..status import Context, errors_as_status
 from . import judgements, messages
 
 BATCH_CONCURRENCY = 256  # concurrent requests of one GenerateMany stream
-BATCH_BACKLOG = 16  # unread responses of one GenerateMany stream; each may be large
+BATCH_BACKLOG = 16  # unread responses of one GenerateMany stream
 TEXT_LENGTHS = 4  # limit of one Tokenize or Detokenize call, as a multiple of the model's length
 
 BatchItem = pb.GenerateResponse | Exception | None
@@ -52,8 +52,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
     @errors_as_status
     async def GenerateMany(self, requests: AsyncIterator[pb.GenerateRequest], context: Context) -> None:
-        # The queue is bounded: while the client does not read, the tasks of its requests wait here, and the
-        # engine merges their deltas.
+        # The queue is bounded, so tasks wait here while the client does not read.
         output: asyncio.Queue[BatchItem] = asyncio.Queue(BATCH_BACKLOG)
         reader = asyncio.create_task(self._serve_batch(requests, output, context))
         try:
@@ -71,8 +70,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         output: asyncio.Queue[BatchItem],
         context: Context,
     ) -> None:
-        """Serve requests as they arrive, and put their responses into ``output``. The last item is None, or
-        the error that ended the call."""
         slots, active = asyncio.Semaphore(BATCH_CONCURRENCY), _Activity()
 
         async def serve(request: pb.GenerateRequest) -> None:
@@ -96,13 +93,12 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
                     active.begin()
                     group.create_task(serve(request))
                     await slots.acquire()
-        except ExceptionGroup as group:  # with one error: only reading the requests can raise
+        except ExceptionGroup as group:  # only reading the requests can raise
             await output.put(group.exceptions[0])
         else:
             await output.put(None)
 
     def _serve(self, request: pb.GenerateRequest, context: Context) -> AsyncGenerator[Delta, None]:
-        """Stream the deltas of one request; closing frees the request's pages."""
         prompt, params = messages.with_tools(
             request,
             messages.prompt_of(request, max_tokens=self._engine.info.max_model_len),
@@ -152,7 +148,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
     @property
     def _longest(self) -> int:
-        """Maximum number of tokens in a Tokenize or Detokenize call."""
         return TEXT_LENGTHS * self._engine.info.max_model_len
 
     def _decode(self, token_ids: Sequence[int]) -> str:
@@ -214,7 +209,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
 
 class _Activity:
-    """The number of active requests of a stream, and the time at which the last one ended."""
+    """Number of active requests of a stream, and the end time of the last."""
 
     def __init__(self) -> None:
         self._num_active = 0
@@ -228,14 +223,13 @@ class _Activity:
         self._idle_since = asyncio.get_running_loop().time()
 
     def idle_s(self) -> float:
-        """Return the seconds without an active request; 0 while there is one."""
+        """Return the seconds without an active request; 0 if a request is active."""
         return 0.0 if self._num_active else asyncio.get_running_loop().time() - self._idle_since
 
 
 async def _until_idle(
     requests: AsyncIterator[pb.GenerateRequest], active: _Activity, patience_s: float
 ) -> AsyncGenerator[pb.GenerateRequest, None]:
-    """Yield the requests of a stream. Raise Overloaded when it has been idle for ``patience_s``."""
 
     async def read() -> pb.GenerateRequest | None:
         return await anext(requests, None)
@@ -257,10 +251,9 @@ async def _until_idle(
 
 
 def _refusal(request: pb.GenerateRequest, error: Exception) -> pb.GenerateResponse:
-    """Return the only response to a refused request."""
     return pb.GenerateResponse(
         request_id=request.request_id[:MAX_REQUEST_ID],
-        # shortened, because an id that is too long may be the reason for the refusal
+        # the id may be too long for a response
         finish_reason=pb.FINISH_REASON_ERROR,
         error=messages.error_message(error),
     )

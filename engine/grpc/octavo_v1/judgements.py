@@ -1,4 +1,4 @@
-"""Embeddings of prompts and relevance scores of documents, for octavo.v1."""
+"""Embedding and reranking calls of octavo.v1."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ _WORDS = ("instruction", "template", "yes", "no")
 
 
 async def embed(handler: RequestHandler, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
-    """Return the embedding of one prompt."""
     if request.pooling not in _POOLING:
         known = ", ".join(pb.Pooling.keys())
         raise InvalidRequest(f"pooling {request.pooling} is unknown; use one of {known}")
@@ -56,7 +55,7 @@ async def embed(handler: RequestHandler, request: pb.EmbedRequest, context: Cont
 
 
 async def rerank(handler: RequestHandler, request: pb.RerankRequest, context: Context) -> pb.RerankResponse:
-    """Return the scores of all documents; raise if one fails."""
+    """Return the scores of all documents. Raises an error if any document fails."""
     top_n = request.top_n if request.HasField("top_n") else None
     check_top_n(top_n)
     question = Question(

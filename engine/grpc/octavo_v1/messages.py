@@ -1,4 +1,4 @@
-"""The only conversion between octavo.v1 messages and the engine's types."""
+"""Conversion between octavo.v1 messages and engine types."""
 
 from __future__ import annotations
 
@@ -38,8 +38,7 @@ _FINISH_BACK = {number: reason for reason, number in _FINISH.items()}
 
 
 def chat_prompt(chat: pb.Chat, *, max_messages: int) -> ChatPrompt:
-    """Return a chat as the input of chat templates. Raises RequestTooLong, before any message is read, if
-    there are too many."""
+    """Convert a chat message. Raises RequestTooLong if there are more than ``max_messages``."""
     if not chat.messages:
         raise InvalidRequest("chat has no messages; give at least one")
     if len(chat.messages) > max_messages:
@@ -91,8 +90,7 @@ def _object(where: str, text: str) -> dict[str, Any]:
 def with_tools(
     request: pb.GenerateRequest, prompt: Prompt, params: SamplingParams, tokenizer: Tokenizer
 ) -> tuple[Prompt, SamplingParams]:
-    """Return the prompt with the chat's tools, and the parameters with the constraint of its tool choice.
-    Raises InvalidRequest for unsupported tools."""
+    """Add the chat's tools to the prompt and to the sampling parameters. Raises InvalidRequest."""
     if not isinstance(prompt, ChatPrompt) or not (prompt.tools or request.chat.tool_choice):
         return prompt, params
     choice: str | dict[str, Any] = request.chat.tool_choice or "auto"
@@ -110,15 +108,15 @@ def with_tools(
 
 
 def prompt_of(request: pb.GenerateRequest | pb.EmbedRequest, *, max_tokens: int) -> Prompt:
-    """Return the prompt of a request. Raises InvalidRequest if there is none. Raises RequestTooLong, before
-    reading ids or messages, if these are more than ``max_tokens``."""
+    """Return the prompt of a request. Raises InvalidRequest if it is missing, and RequestTooLong if it is too
+    long."""
     match request.WhichOneof("prompt"):
         case "text":
             return request.text
         case "token_ids":
             ids = ids_of(request.token_ids, request.token_ids.ids)
             check_num_ids(len(ids), max_tokens)
-            return ids  # converted to a list when the request is admitted
+            return ids
         case "chat":
             if isinstance(request, pb.EmbedRequest) and request.chat.tool_choice:
                 raise InvalidRequest("chat.tool_choice is only served for Generate; leave it out")
@@ -128,7 +126,7 @@ def prompt_of(request: pb.GenerateRequest | pb.EmbedRequest, *, max_tokens: int)
 
 
 def params_of(sampling: pb.SamplingParams) -> SamplingParams:
-    """Return the sampling parameters, with the defaults of SamplingParams for unset fields."""
+    """Convert a message to sampling parameters. Unset fields keep their defaults."""
     structured = None
     if sampling.HasField("structured"):
         kind = sampling.structured.WhichOneof("constraint")
@@ -141,13 +139,12 @@ def params_of(sampling: pb.SamplingParams) -> SamplingParams:
 
 
 def params_message(params: SamplingParams) -> pb.SamplingParams:
-    """Return sampling parameters as a message, for clients; ``params_of(params_message(p)) == p``."""
     structured = None if params.structured is None else structured_message(params.structured)
     return pb.SamplingParams(**_FIELDS.write(params), structured=structured)
 
 
 def is_final_only(request: pb.GenerateRequest) -> bool:
-    """Whether the client wants one response per sample. Raises InvalidRequest for unknown modes."""
+    """Whether the client wants one response per sample. Raises InvalidRequest for an unknown mode."""
     mode = request.output_mode
     if mode not in pb.OutputMode.values():
         known = ", ".join(pb.OutputMode.keys())
@@ -156,16 +153,13 @@ def is_final_only(request: pb.GenerateRequest) -> bool:
 
 
 class Responses:
-    """Converts the deltas of one request to messages.
-
-    There is a message for every token, so fields are set one by one, which takes half the time of the
-    constructor. The prompt's log probabilities are converted once and then copied for the other samples,
-    which takes a tenth of the time.
-    """
+    """Converts the deltas of one request to messages."""
 
     def __init__(self) -> None:
         self._num_generated: Counter[int] = Counter()  # tokens by sample
-        self._prompt: pb.GenerateResponse | None = None  # message with only the prompt's log probabilities
+        self._prompt: pb.GenerateResponse | None = (
+            None  # only the prompt's log probabilities; copied for the other samples
+        )
 
     def of(self, delta: Delta) -> pb.GenerateResponse:
         response = pb.GenerateResponse()
@@ -198,13 +192,12 @@ class Responses:
 
 
 def error_message(error: Exception) -> pb.Error:
-    """Return the error of one request of a stream, with the code and text that a call's status would have."""
+    """Convert an error of one request, with the code and text of a gRPC status."""
     status = status_of(error)
     return pb.Error(code=status.code, message=status.message)
 
 
 def delta_of(response: pb.GenerateResponse) -> Delta:
-    """Return the delta of a response; for clients."""
     logprobs, prompt_logprobs, usage = response.logprobs, response.prompt_logprobs, response.usage
     delta = Delta(
         request_id=response.request_id,
@@ -246,14 +239,13 @@ def _prompt_logprobs_of(entries: Sequence[pb.PromptLogprob]) -> PromptLogprobs:
 
 
 def model_info_message(info: EngineInfo, tokenizer: Tokenizer) -> pb.GetModelInfoResponse:
-    """Describe the served model, without its path."""
     return pb.GetModelInfoResponse(
         name=info.name,
         architecture=info.architecture,
         num_layers=info.num_layers,
         vocab_size=info.vocab_size,
         max_model_len=info.max_model_len,
-        tier="paged",  # other kinds of models are refused
+        tier="paged",
         backend=info.backend,
         weights=info.weights,
         kv_format=info.kv_format,
@@ -275,7 +267,7 @@ def adapter_message(info: AdapterInfo) -> pb.Adapter:
 
 
 def server_info_message(gauges: Gauges, *, ready_since: float, draining: bool) -> pb.GetServerInfoResponse:
-    """Describe the state of the server. ``ready_since``: value of time.monotonic() at the start."""
+    """Convert gauges to a message. ``ready_since`` is in seconds of time.monotonic()."""
     return pb.GetServerInfoResponse(
         version=octavo.__version__,
         uptime_seconds=time.monotonic() - ready_since,

@@ -1,1 +1,1 @@
-"""``vllm.grpc.engine.VllmEngine``, for routers that speak to vLLM."""
+"""``vllm.grpc.engine.VllmEngine``, for routers that use vLLM's protocol."""

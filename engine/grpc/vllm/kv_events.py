@@ -1,11 +1,7 @@
-"""Page events for routers: smg.grpc.common.KvEventBatch, whose blocks are our pages.
+"""Page events for routers, as smg.grpc.common.KvEventBatch. A block is a page.
 
-A router that knows each worker's cached pages sends a prompt to the worker with most of them. It matches
-pages by tokens, so stored blocks carry token ids, which the engine keeps from the first subscription on (see
-EventLog). A router without a cursor first gets the pages cached now, as a snapshot.
-
-A sequence number is the event's number in the log plus a base that grows with every start of the engine. So a
-cursor from before a restart is recognized as too old.
+A router sends a prompt to the worker with the longest cached prefix. It compares token ids, so events of
+stored pages contain them. A new subscription starts with a snapshot of the cached pages.
 """
 
 from __future__ import annotations
@@ -29,34 +25,32 @@ from ...core.commands import CachedContents, EventLogState, FlushCache, GetCache
 from ..request_handler import RequestHandler
 from ..status import Context
 
-LOAD_S = 1.0  # seconds between checks of the load while there are no events
-SILENCE_S = 10.0  # seconds after which even an unchanged load is sent
+LOAD_S = 1.0  # seconds between checks of the load without events
+SILENCE_S = 10.0  # seconds after which an unchanged load is sent again
 SNAPSHOT_BLOCKS = 1024  # blocks per message of a snapshot
 _EPOCH_BITS = 24
 _POLL_S = 0.02
 
 
 class KvEventStream:
-    """A router's subscription to KV events, with the sequence number and the load that were sent last."""
+    """A router's subscription to KV events."""
 
     def __init__(self, handler: RequestHandler, salt: bytes, adapter: str | None) -> None:
-        """``salt``: the tenant's salt; ``adapter``: report only this adapter's pages, as a model's."""
         self._handler = handler
         self._engine = handler.engine
         self._page_size = handler.engine.info.page_size
         self._salt = salt
         self._adapter = adapter
         self._base = 0
-        self._sent = 0  # latest sequence number sent; 0: none yet
+        self._sent = 0  # latest sequence number sent; 0 before the first
         self._num_samples = 0
-        self._load: Gauges | None = None  # load sent last, and below the time at which it was sent
+        self._load: Gauges | None = None
         self._told_at = 0.0
 
     async def batches(
         self, request: pb.SubscribeKvEventsRequest, number: int
     ) -> AsyncGenerator[pb.KvEventBatch, None]:
-        """Yield batches of events from ``number``, as returned by ``begin``. Without a cursor in the request,
-        a snapshot comes first. Raises FellBehind if this reader is too slow."""
+        """Yield batches of events from ``number`` on. Raises FellBehind if this reader is too slow."""
         if not request.start_sequence_number:
             snapshot = await self._engine.ask(GetCachedContents())
             number = snapshot.number + 1
@@ -71,8 +65,7 @@ class KvEventStream:
                     yield self._batch(None, ())
 
     async def begin(self, request: pb.SubscribeKvEventsRequest, its: EventLogState) -> int:
-        """Return the number of the first event to send. Raises EventsGone if the request's cursor is too old
-        or in the future."""
+        """Return the number of the first event to send. Raises EventsGone for an invalid cursor."""
         self._base = int(its.log_began) << _EPOCH_BITS
         cursor: int = request.start_sequence_number
         if not cursor:
@@ -88,7 +81,6 @@ class KvEventStream:
         return number
 
     def _batch(self, number: int | None, events: Iterable[pb.KvCacheEvent]) -> pb.KvEventBatch:
-        """Return a batch with the events and the load, or with only the load if ``number`` is None."""
         if number is not None:
             self._sent = self._base + number
         self._num_samples += 1
@@ -103,7 +95,7 @@ class KvEventStream:
 
     def _has_load_to_tell(self, request: pb.SubscribeKvEventsRequest) -> bool:
         if not self._sent and not request.load_records_before_first_batch:
-            return False  # without this flag, a router would mistake an early load record for an event
+            return False  # a router would mistake the load for an event
         return self._engine.gauges() != self._load or time.monotonic() - self._told_at >= SILENCE_S
 
     def _load_message(self, gauges: Gauges, *, load_only: bool) -> pb.EngineLoad:
@@ -120,7 +112,6 @@ class KvEventStream:
         )
 
     def _events(self, event: PageEvent) -> list[pb.KvCacheEvent]:
-        """Return the event in the router's form; empty for another tenant's pages."""
         digests = event.digests_of(self._salt)
         if self._adapter is not None:
             salts = [event.salt] * len(event.digests) if event.kind == "stored" else event.salts
@@ -152,18 +143,15 @@ class KvEventStream:
         )
 
     def _names(self) -> dict[bytes, str]:
-        """Return the names of loaded adapters; keys are the variants in the salts of their pages."""
         return {info.variant: name for name, info in self._engine.adapters.items()}
 
     def _is_own(self, salt: bytes) -> bool:
-        """Whether pages of this salt belong to the tenant and, if the subscription has one, the adapter."""
         if self._adapter is None or not salt.startswith(self._salt):
             return salt.startswith(self._salt)
         _, variant = salt_and_variant(salt.removeprefix(self._salt))
         return self._names().get(variant) == self._adapter
 
     def _block(self, digest: Digest, contents: bytes) -> pb.KvBlock:
-        """Return a page's block; ``extra_keys`` has digest and start of each image with rows in the page."""
         size = self._page_size
         return pb.KvBlock(
             block_hash=block_hash(digest),
@@ -178,10 +166,11 @@ class KvEventStream:
     def _snapshot_batches(
         self, snapshot: CachedContents, pages: list[tuple[Digest, PageContents]]
     ) -> Iterable[pb.KvEventBatch]:
-        """Yield a snapshot in batches; the last sequence number is the snapshot's own."""
         if not pages:
             return
-        size = max(SNAPSHOT_BLOCKS, -(-len(pages) // snapshot.number))  # no more messages than event numbers
+        size = max(
+            SNAPSHOT_BLOCKS, -(-len(pages) // snapshot.number)
+        )  # no more messages than sequence numbers
         count = -(-len(pages) // size)
         for index in range(count):
             events = [] if index else [pb.KvCacheEvent(cleared=pb.KvCacheCleared())]
@@ -199,13 +188,12 @@ class KvEventStream:
 def _own_pages(
     snapshot: CachedContents, is_own: Callable[[bytes], bool]
 ) -> list[tuple[Digest, PageContents]]:
-    """Return the caller's pages whose whole prefix is in the snapshot, parents before children."""
     own = {digest: page for digest, page in snapshot.pages.items() if is_own(page.salt)}
     return list(parents_first(own))
 
 
 def block_hash(digest: Digest) -> int:
-    """Return a page's 64-bit key for routers. It identifies the page but does not prove its contents."""
+    """Return a 64-bit key of a page for routers."""
     return int.from_bytes(digest[-8:], "big", signed=True)
 
 
@@ -216,11 +204,11 @@ async def write_kv_events(
     *,
     adapter: str | None,
 ) -> None:
-    """Serve SubscribeKvEvents until the caller has gone."""
+    """Serve SubscribeKvEvents until the client leaves."""
     stream = KvEventStream(handler, handler.tenant_salt(context), adapter)
     async with handler.page_events.watching(handler.tenant(context), tokens=True) as its:
-        number = await stream.begin(request, its)  # after an error here routers start anew
-        await context.send_initial_metadata(())  # routers wait for these; events may be rare
+        number = await stream.begin(request, its)  # after an error here, routers subscribe again
+        await context.send_initial_metadata(())  # routers wait for the metadata, and events may be rare
         async with aclosing(stream.batches(request, number)) as batches:
             async for batch in batches:
                 await handler.writer.write(context, batch)
@@ -229,7 +217,7 @@ async def write_kv_events(
 async def flush_cache(
     handler: RequestHandler, request: pb.FlushCacheRequest, context: Context
 ) -> pb.FlushCacheResponse:
-    """Discard all cached pages, or none if requests are still unfinished after the given time."""
+    """Discard all cached pages, unless requests are still running after the timeout."""
     handler.check_operator(context, "flush the cache of all tenants")
     if not 0 <= request.timeout_s < math.inf:
         raise InvalidRequest(f"timeout_s must be 0 or more seconds, got {request.timeout_s}")

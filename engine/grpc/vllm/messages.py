@@ -1,10 +1,6 @@
-"""Conversion between vllm.grpc.engine messages and the engine's types.
+"""Conversion between vllm.grpc.engine messages and engine types, as in vLLM 0.32.
 
-Semantics are those of vLLM 0.32's gRPC server. In proto3, some fields that are 0 cannot be distinguished from
-unset ones (top_p, n, repetition_penalty, ...); for these, 0 means vLLM's default. Unsupported fields are
-refused by name. Four fields are accepted without an effect. ``skip_special_tokens``,
-``spaces_between_special_tokens`` and ``include_stop_str_in_output`` concern text, but only token ids are sent
-and the router makes the text. ``grammar_from_first_token`` is always in effect.
+In fields without presence, such as top_p, 0 means vLLM's default. Unsupported fields are refused by name.
 """
 
 from __future__ import annotations
@@ -48,13 +44,13 @@ def _unsupported(field: str) -> InvalidRequest:
 
 
 def prompt_of(request: pb.GenerateRequest, *, max_tokens: int) -> Prompt:
-    """Return the prompt of a request. Raises InvalidRequest if there is none. Raises RequestTooLong, before
-    reading the ids, if there are more than ``max_tokens``."""
+    """Return the prompt of a request. Raises InvalidRequest if it is missing, and RequestTooLong if it is too
+    long."""
     match request.WhichOneof("input"):
         case "tokenized":
             ids = ids_of(request.tokenized, request.tokenized.input_ids)
             check_num_ids(len(ids), max_tokens)
-            return ids  # converted to a list when the request is admitted
+            return ids
         case "text":
             return str(request.text)
         case _:
@@ -71,7 +67,7 @@ def params_of(sampling: pb.SamplingParams, *, default_temperature: float) -> Sam
 
 
 def chunk_of(delta: Delta) -> pb.GenerateResponse:
-    """Return new tokens of one sample; ids and count are those of this chunk only."""
+    """Return a chunk message with the new tokens of one sample."""
     chunk = pb.GenerateStreamChunk(
         token_ids=delta.token_ids,
         output_logprobs=_logprobs(delta),
@@ -82,7 +78,7 @@ def chunk_of(delta: Delta) -> pb.GenerateResponse:
 
 
 def complete_of(delta: Delta) -> pb.GenerateResponse:
-    """Return the final message of one sample, with the tokens of ``delta``: only the last ones, or all."""
+    """Return the final message of one sample."""
     assert delta.finish_reason is not None
     complete = pb.GenerateComplete(
         output_ids=delta.token_ids,
@@ -108,7 +104,6 @@ def _usage(delta: Delta) -> dict[str, int]:
 
 
 def _logprobs(delta: Delta) -> Any:
-    """Return OutputLogProbs of the delta's tokens; None if none were requested."""
     if not delta.logprobs:
         return None
     return pb.OutputLogProbs(
@@ -119,7 +114,6 @@ def _logprobs(delta: Delta) -> Any:
 
 
 def _prompt_logprobs(delta: Delta) -> Any:
-    """Return InputLogProbs of the prompt, whose first token has none; None if not requested."""
     found = delta.prompt_logprobs
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""Files of a model's folder for routers: its tokenizer as a zip file, and its default sampling parameters."""
+"""Model files for routers: tokenizer files as a zip, and default sampling parameters."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ TOKENIZER_FILES = (
     "config.json", "generation_config.json",
 )  # fmt: skip
 _SAMPLING = tuple(name for name, (declared, _) in PARAMETERS.items() if declared.recommended)
-_ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # a fixed time, so that equal files make equal archives
+_ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # a fixed time makes archives reproducible
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """Facts from a model's files that vLLM's clients request.
+    """Facts from a model's files for vLLM clients.
 
     architectures   architectures in config.json
-    sampling        recommendations of generation_config.json, by the names of SamplingParams
+    sampling        sampling parameters recommended in generation_config.json
     """
 
     path: Path
@@ -41,7 +41,7 @@ class ModelFiles:
 
     @property
     def temperature(self) -> float:
-        """Temperature of requests that set none: the model's recommended value, or 1 as in vLLM."""
+        """Default temperature: the model's recommendation, or 1 as in vLLM."""
         return float(self.sampling.get("temperature", 1.0))
 
     @property
@@ -50,7 +50,7 @@ class ModelFiles:
 
 
 def read_model_files(path: Path) -> ModelFiles:
-    """Read a model's folder; missing facts stay empty. Raises ModelLoadError for a damaged file."""
+    """Read a model's folder. Raises ModelLoadError for a damaged file."""
     config = read_json(path / "config.json")
     generation = read_json(path / "generation_config.json")
     names = config.get("architectures")
@@ -67,22 +67,19 @@ def read_model_files(path: Path) -> ModelFiles:
 
 
 def _first_id(value: Any) -> int:
-    """Return the token id in a configuration's value, which may be a number or a list; 0 if there is none."""
     value = value[0] if isinstance(value, list) and value else value
     return value if isinstance(value, int) else 0
 
 
 def tokenizer_zip(path: Path, chat_template: Path | None = None) -> bytes:
-    """Return a zip file of the folder's tokenizer files; b"" if there are none. The file ``chat_template``,
-    if given, replaces the model's template."""
+    """Return a zip of the tokenizer files; b"" if there are none. ``chat_template`` replaces the model's
+    template."""
     files = {name: path / name for name in TOKENIZER_FILES if (path / name).is_file()}
     if not files:
         return b""
     if chat_template is not None:
         files = {name: file for name, file in files.items() if name != "chat_template.json"}
-        files["chat_template.jinja"] = (
-            chat_template  # takes precedence over the template in tokenizer_config.json
-        )
+        files["chat_template.jinja"] = chat_template  # takes precedence over tokenizer_config.json
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, file in files.items():
@@ -92,7 +89,7 @@ def tokenizer_zip(path: Path, chat_template: Path | None = None) -> bytes:
 
 
 def chunks(data: bytes) -> Iterator[tuple[bytes, str]]:
-    """Yield pieces of at most CHUNK_BYTES, the last with the hexadecimal SHA-256 of the whole."""
+    """Yield pieces of the data; the last piece has the SHA-256 of all data in hex."""
     for start in range(0, len(data), CHUNK_BYTES):
         end = start + CHUNK_BYTES
         yield data[start:end], hashlib.sha256(data).hexdigest() if end >= len(data) else ""

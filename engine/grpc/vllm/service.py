@@ -1,6 +1,6 @@
 """The vllm.grpc.engine.VllmEngine service, for the SMG router.
 
-The stubs come from the package smg-grpc-proto, because a process cannot load the same descriptors twice.
+The stubs come from smg-grpc-proto, because a process cannot load a descriptor twice.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VllmEngine"].full_name
 
 
 class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]
-    """Serves VllmEngine for the engine behind ``handler``."""
+    """Serves vLLM's gRPC service."""
 
     def __init__(self, handler: RequestHandler, *, adapter: str | None = None) -> None:
-        """Read the model's folder; raises ModelLoadError if one of its files is damaged. With ``adapter``,
-        every request uses this adapter, and the service shows it as a model of that name."""
+        """Read the model's folder. If ``adapter`` is set, all requests use it. Raises ModelLoadError for a
+        damaged file."""
         self._handler = handler
         self._adapter = adapter
         self._engine = handler.engine
@@ -46,8 +46,8 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
 
     @errors_as_status
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
-        """Stream a chunk for each delta with tokens. At its end, each sample gets a ``complete`` message with
-        its last delta. Without ``stream``, send only one ``complete`` per sample, with all tokens."""
+        """Stream a chunk per delta, then a ``complete`` message per sample. Without ``stream``, send only the
+        latter."""
         vllm_messages.check_supported(request)
         params = vllm_messages.params_of(request.sampling_params, default_temperature=self._files.temperature)
         prompt = vllm_messages.prompt_of(request, max_tokens=self._engine.info.max_model_len)
@@ -67,9 +67,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
                     make = functools.partial(vllm_messages.chunk_of, delta)
                     await write(context, await self._handler.message_of(delta, make))
                 if delta.finish_reason is not None:
-                    last = (
-                        replace(delta, prompt_logprobs=None) if request.stream else delta
-                    )  # an earlier chunk has them
+                    last = replace(delta, prompt_logprobs=None) if request.stream else delta
                     make = functools.partial(vllm_messages.complete_of, last)
                     await write(context, await self._handler.message_of(last, make))
                 if delta.finish_reason is FinishReason.ERROR:
@@ -79,7 +77,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
 
     @errors_as_status
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
-        """Abort requests; their streams end with finish reason "abort". Unknown ids are ignored."""
+        """Abort requests. Unknown ids are ignored."""
         await self._handler.abort(request.request_ids, context=context)
         return pb.AbortResponse()
 
@@ -97,7 +95,6 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     async def GetModelInfo(
         self, _request: pb.GetModelInfoRequest, _context: Context
     ) -> pb.GetModelInfoResponse:
-        """Describe the model without paths, because clients cannot read files; GetTokenizer sends these."""
         info, files = self._engine.info, self._files
         name = self._adapter or info.name
         return pb.GetModelInfoResponse(
@@ -163,7 +160,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
 
     @errors_as_status
     async def GetTokenizer(self, _request: common_pb2.GetTokenizerRequest, context: Context) -> None:
-        """Stream a zip file of the tokenizer in chunks of 64 KiB; the last chunk has the file's SHA-256."""
+        """Stream a zip of the tokenizer files. The last chunk has its SHA-256."""
         if self._tokenizer_zip is None:
             self._tokenizer_zip = await asyncio.to_thread(
                 model_files.tokenizer_zip, self._files.path, self._engine.info.chat_template
@@ -185,7 +182,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
 
     @errors_as_status
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
-        """Return the last token's normalized hidden state, vLLM's default for generative models."""
+        """Return the normalized hidden state of the last token, which is vLLM's default."""
         ids = ids_of(request.tokenized, request.tokenized.input_ids)
         check_num_ids(len(ids), self._engine.info.max_model_len)
         params = SamplingParams(max_tokens=1, ignore_eos=True, pooling="last")
