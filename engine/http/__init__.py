@@ -1,1 +1,1 @@
-"""The HTTP APIs, served in the same process and event loop as gRPC."""
+"""HTTP APIs, served on the event loop of gRPC."""

@@ -31,8 +31,8 @@ from .responses import serve_responses
 from .responses_types import ResponsesRequest
 from .tokens import DetokenizeRequest, TokenizeRequest, serve_detokenize, serve_tokenize
 
-Render = Callable[[], tuple[str, bytes]]  # returns the content type and the metrics
-Check = Callable[[], str | None]  # returns the reason for taking no requests, or None
+Render = Callable[[], tuple[str, bytes]]  # content type and body of /metrics
+Check = Callable[[], str | None]  # reason for refusing requests, or None
 POSTS: dict[str, tuple[Any, Any]] = {
     "/v1/chat/completions": (ChatRequest, serve_chat),
     "/v1/messages": (MessagesRequest, serve_messages),
@@ -51,7 +51,7 @@ POSTS: dict[str, tuple[Any, Any]] = {
 
 
 def make_app(services: Services, *, check: Check, render: Render) -> Starlette:
-    """Return the application. ``render`` makes the answer of /metrics, and ``check`` that of /health."""
+    """Return the application. ``render`` builds the response of /metrics, and ``check`` that of /health."""
     status = _Status(services, check, render)
     gets: dict[str, tuple[Callable[[Exchange], Awaitable[None]], bool]] = {
         "/health": (status.health, True),
@@ -75,7 +75,6 @@ def make_app(services: Services, *, check: Check, render: Render) -> Starlette:
 
 
 def _refuse(request: Request, error: Exception) -> Response:
-    """Return the error of an unknown path or a wrong method, in the API's form."""
     assert isinstance(error, HTTPException)
     path = request.url.path
     text = f"there is no {path:.200} here; see the HTTP reference"
@@ -86,7 +85,7 @@ def _refuse(request: Request, error: Exception) -> Response:
 
 
 class _Status:
-    """Answers to queries about the server's state."""
+    """Handlers for the server's state."""
 
     def __init__(self, services: Services, check: Check, render: Render) -> None:
         self._services = services

@@ -24,7 +24,6 @@ from .turns import NO_THINKING, Turn, check_parts, content_of, prepare_turn
 
 
 async def serve_chat(services: Services, request: ChatRequest, exchange: Exchange) -> None:
-    """Answer a request, whole or as a stream."""
     name = services.check_model(request.model, exchange)
     turn = await _turn(services, request, exchange)
     if request.stream:
@@ -52,7 +51,6 @@ async def serve_chat(services: Services, request: ChatRequest, exchange: Exchang
 
 
 async def _turn(services: Services, request: ChatRequest, exchange: Exchange) -> Turn:
-    """Return the turn: prompt and parameters for the engine. Raises InvalidRequest for unsupported fields."""
     max_tokens = agreed(request, "max_tokens", "max_completion_tokens")
     cut = prompt_cut(
         services, request.truncate_prompt_tokens, request.truncation_side, max_tokens=max_tokens or 1
@@ -104,8 +102,7 @@ def conversation_prompt(request: ConversationFields, *, takes_images: bool = Fal
 
 
 def message_of(message: ChatMessage, where: str, *, takes_images: bool) -> Message:
-    """Return a message in the form of chat templates. Text parts are joined, unless the message has
-    pictures."""
+    """Convert a message for chat templates. Text parts are joined."""
     content: str | list[dict[str, Any]] | None = None
     if isinstance(message.content, str) or message.content is None:
         content = message.content
@@ -155,13 +152,12 @@ class _Answer:
         self._created = int(time.time())
         self._usage = Usage()
         self._prompt_logprobs: bytes | None = None
-        self.prompt_fields: dict[str, Any] = {}  # fields of the response, or of its first chunk
+        self.prompt_fields: dict[str, Any] = {}  # extra fields of the response, or of its first chunk
 
     def _reader(self) -> ReplyReader:
         return ReplyReader(self._turn.reader(), shows_reasoning=self._request.include_reasoning is not False)
 
     async def whole(self, deltas: AsyncGenerator[tuple[int, Delta], None], take: Take) -> bytes:
-        """Return the response; each choice's size is passed to ``take``."""
         choices: dict[int, bytes] = {}
         async for _, delta in deltas:
             self._usage.add(0, delta)
@@ -177,7 +173,7 @@ class _Answer:
             self._prompt_logprobs = prompt_entries(delta.prompt_logprobs, self._services.texts)
             self.prompt_fields["prompt_logprobs"] = None
         reader = self._reader()
-        message = _message(reader.read(delta))  # before _choice, which asks whether the sample called tools
+        message = _message(reader.read(delta))
         choice = self._choice(delta, reader) | {"message": message}
         return json_of(choice, logprobs=self._logprobs(delta))
 
@@ -230,7 +226,6 @@ class _Answer:
         )
 
     def _choice(self, delta: Delta, reader: ReplyReader) -> dict[str, Any]:
-        """Return the fields that both forms of a choice share; ``logprobs`` is filled in later."""
         finish = None if delta.finish_reason is None else str(delta.finish_reason.value)
         if finish == "stop" and reader.has_called_tools:
             finish = "tool_calls"
@@ -243,7 +238,6 @@ class _Answer:
 
 
 def _message(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return a whole message; its content is null if there is no text but, for example, a tool call."""
     for call in fields.get("tool_calls", ()):
         del call["index"]
     content = None if fields else ""
@@ -251,7 +245,7 @@ def _message(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 class ReplyReader:
-    """Parses one sample with the parsers of the model's family."""
+    """Parses the output of one sample into a chat message."""
 
     def __init__(self, reader: AnswerReader, *, shows_reasoning: bool) -> None:
         self._reader = reader
@@ -259,8 +253,7 @@ class ReplyReader:
         self.has_called_tools = False
 
     def read(self, delta: Delta) -> dict[str, Any]:
-        """Return what the delta adds to the message. The sample's last delta, which has a finish reason, also
-        flushes all text that was held back."""
+        """Return the new parts of the message. The last delta also releases buffered text."""
         events = self._reader.add(delta.text)
         if delta.finish_reason is not None:
             events += self._reader.finish(was_cut=delta.finish_reason is FinishReason.LENGTH)
@@ -280,7 +273,7 @@ class ReplyReader:
                     call["function"]["arguments"] += text
                 case CallMalformed(text, begun):
                     content += text
-                    if begun is not None:  # a call that was sent in earlier chunks stays as it is
+                    if begun is not None:
                         calls.pop(begun, None)
                 case CallEnd():
                     self.has_called_tools = True

@@ -1,4 +1,4 @@
-"""Requests of /v1/chat/completions."""
+"""Request models of /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ TEMPLATE_WRITES = "the chat template writes special tokens"
 
 
 class ImageURL(RequestModel):
-    """A picture as a data: URL. ``detail`` is a hint that changes nothing."""
+    """An image as a data: URL. ``detail`` has no effect."""
 
     url: str
     detail: str | None = None
 
 
 class ContentPart(RequestModel):
-    """A part of a message's content: text, or a picture where the model takes some."""
+    """A part of a message's content: text or an image."""
 
     type: str
     text: str | None = None
@@ -28,14 +28,14 @@ class ContentPart(RequestModel):
 
 
 class CalledFunction(RequestModel):
-    """The function of an earlier call; its arguments as JSON, or as an object."""
+    """The function of an earlier tool call, with JSON arguments."""
 
     name: str | None = None
     arguments: Any = None
 
 
 class EarlierCall(RequestModel):
-    """A call in a message. ``index``: its index in the stream from which the client took it."""
+    """An earlier tool call in a message."""
 
     id: str | None = None
     type: str | None = None
@@ -76,7 +76,7 @@ class ConversationFields(RequestModel):
 
 
 class ChatRequest(SamplingFields, ConversationFields):
-    """A request of /v1/chat/completions."""
+    """Request of /v1/chat/completions."""
 
     max_completion_tokens: int | None = None
     logprobs: bool | None = None

@@ -22,12 +22,12 @@ from .request_model import only
 from .sampling import SamplingFields
 
 DEFAULT_MAX_TOKENS = 16  # the OpenAI API's default
-_LOGPROB_BYTES = 20  # least size of a log probability in an answer
+_LOGPROB_BYTES = 20
 PromptField = str | list[int] | list[str] | list[list[int]]
 
 
 class CompletionRequest(SamplingFields):
-    """A request of /v1/completions."""
+    """Request of /v1/completions."""
 
     prompt: PromptField
     suffix: str | None = None
@@ -41,7 +41,6 @@ class CompletionRequest(SamplingFields):
 
 
 async def serve_completions(services: Services, request: CompletionRequest, exchange: Exchange) -> None:
-    """Answer a request, whole or as a stream."""
     name = services.check_model(request.model, exchange)
     answer = await _prepare(services, request, exchange, name)
     job = Job(
@@ -63,8 +62,7 @@ async def serve_completions(services: Services, request: CompletionRequest, exch
 
 
 def prompts_of(name: str, given: PromptField) -> list[Prompt]:
-    """Return the prompts in a field: one text, one list of token ids, or several of either. Raise FieldError
-    for no prompts or too many."""
+    """Return the prompts of a field. Raises FieldError if there are none or too many."""
     if isinstance(given, str) or (given and isinstance(given[0], int)):
         return [cast(Prompt, given)]
     if not 1 <= len(given) <= MAX_PROMPTS:
@@ -106,15 +104,13 @@ async def _prepare(services: Services, request: CompletionRequest, exchange: Exc
         answer.prompt_ids = [await services.handler.engine.encode(prompt) for prompt in prompts]
         answer.prompts = list(answer.prompt_ids)
         answer.texts = [await _text_of(services, prompt) for prompt in prompts]
-    if request.echo and asked_logprobs is not None:  # each sample repeats the prompt's log probabilities
+    if request.echo and asked_logprobs is not None:
         num_prompt = sum(map(len, answer.prompt_ids))
         services.answers.check(params.n * num_prompt * (1 + asked_logprobs) * _LOGPROB_BYTES)
     return answer
 
 
 async def _check_json_object(services: Services, request: CompletionRequest, prompts: list[Prompt]) -> None:
-    """Refuse json_object if a prompt does not mention JSON, as the OpenAI API does for chats. Without an
-    instruction, the model would continue within a JSON string until max_tokens."""
     if request.response_format is None or request.response_format.type != "json_object":
         return
     for prompt in prompts:
@@ -136,8 +132,8 @@ async def _text_of(services: Services, prompt: Prompt) -> str:
 class _Answer:
     """Writes the response to one request.
 
-    prompt_ids, texts   token ids and texts of the prompts, if the response includes these
-    without_output      the response has the prompts but no output
+    prompt_ids, texts   the prompts, if the response includes them
+    without_output      whether the response contains only the prompts
     """
 
     def __init__(
@@ -161,10 +157,9 @@ class _Answer:
         self._created = int(time.time())
         self._usage = Usage()
         self._writers: dict[int, CompletionLogprobWriter] = {}
-        self._echoed: set[int] = set()  # indices of choices whose prompt has been sent
+        self._echoed: set[int] = set()  # choices with a prompt that was already sent
 
     async def whole(self, deltas: AsyncGenerator[tuple[int, Delta], None], take: Take) -> bytes:
-        """Return the response; each choice's size is passed to ``take``."""
         choices: dict[int, bytes] = {}
         async for prompt, delta in deltas:
             self._take(prompt, delta)
@@ -189,13 +184,11 @@ class _Answer:
         await exchange.end_events()
 
     def _take(self, prompt: int, delta: Delta) -> None:
-        """Count the delta's tokens. Remove the output from the delta if only the prompt is wanted."""
         if self.without_output:
             delta.token_ids, delta.text, delta.logprobs = (), "", ()
         self._usage.add(prompt, delta)
 
     def _is_echoed(self, index: int) -> bool:
-        """Whether a choice's prompt has been sent, or is not wanted."""
         return not self._request.echo or index in self._echoed
 
     def _completion(self, choices: bytes, *, with_usage: bool = False) -> bytes:

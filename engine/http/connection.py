@@ -1,4 +1,4 @@
-"""An HTTP connection with limits on headers and pipelined requests, and with timeouts."""
+"""HTTP connection with limits on headers and pipelining, and with timeouts."""
 
 from __future__ import annotations
 
@@ -10,20 +10,16 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from .exchange import ABORT
 
-MAX_HEADER_BYTES = 64 * 2**10  # bytes of one request's headers and path
-MAX_PIPELINED = 8  # requests that wait until an earlier one is answered
-MAX_PIECES = 1024  # small chunks and trailers of one body; each takes about 2 us of the event loop
-PIECE_BYTES = 64  # a body may have one more chunk for every 64 bytes
-HEADER_TIMEOUT_S = 10.0  # seconds for headers to arrive completely
+MAX_HEADER_BYTES = 64 * 2**10  # bytes of a request's headers and path
+MAX_PIPELINED = 8  # requests waiting for an earlier response
+MAX_PIECES = 1024  # small chunks and trailers of one body
+PIECE_BYTES = 64  # bytes of a body per additional chunk
+HEADER_TIMEOUT_S = 10.0  # seconds to receive all headers
 IDLE_TIMEOUT_S = 120.0  # seconds between requests, and before the first
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's protocol with limits.
-
-    The server calls ``sweep`` about once per second for every connection, because one task for all
-    connections costs less than one timer for each.
-    """
+    """uvicorn's protocol with limits. The server calls ``sweep`` about once per second."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -45,7 +41,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def num_unsent(self) -> int:
-        """Number of bytes that the client has not read; 0 for a closed TLS transport."""
+        """Bytes that the client has not read."""
         try:
             return self.transport.get_write_buffer_size()
         except AttributeError:
@@ -68,14 +64,14 @@ class Connection(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._is_in_headers:
             super().on_header(name, value)
-        else:  # a trailer, which no handler reads
+        else:
             self._count_piece(0)
 
     def on_headers_complete(self) -> None:
         self._is_in_headers, self._header_bytes = False, 0
         self._num_pieces = self._body_bytes = 0
         if len(self.pipeline) >= MAX_PIPELINED:
-            raise ValueError("too many pipelined requests")  # the parser stops, and the connection is closed
+            raise ValueError("too many pipelined requests")  # the parser closes the connection
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -83,7 +79,6 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def _count_piece(self, num_bytes: int) -> None:
-        """Raise if a body has too many small chunks; the parser then stops, and the connection is closed."""
         self._num_pieces += 1
         self._body_bytes += num_bytes
         if self._num_pieces > MAX_PIECES + self._body_bytes // PIECE_BYTES:
@@ -92,16 +87,16 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._since = time.monotonic()
-        self._is_in_headers = True  # the next data belong to a new request
+        self._is_in_headers = True
 
     def send_400_response(self, msg: str) -> None:
         if self.is_idle:
             super().send_400_response(msg)
-        else:  # a response is being sent and must not be interrupted
+        else:
             self.transport.abort()
 
     def sweep(self, now: float, write_timeout_s: float) -> None:
-        """Close the connection if it idles or receives headers for too long, or its client reads nothing."""
+        """Close the connection if it is idle for too long or its client is too slow."""
         unsent = self.num_unsent
         if not unsent or unsent != self._unsent:
             self._unsent, self._unsent_since = unsent, now

@@ -19,8 +19,7 @@ from .request_model import RequestModel
 
 
 class EmbeddingRequest(RequestModel):
-    """A request of /v1/embeddings. ``pooling`` and ``normalize`` are Octavo's fields; the last three are
-    vLLM's."""
+    """Request of /v1/embeddings. ``pooling`` and ``normalize`` are Octavo's extensions."""
 
     input: PromptField
     model: str | None = None
@@ -38,7 +37,6 @@ class EmbeddingRequest(RequestModel):
 
 
 async def serve_embeddings(services: Services, request: EmbeddingRequest, exchange: Exchange) -> None:
-    """Answer with an embedding for each input."""
     name = services.check_model(request.model, exchange)
     check_dimensions(request.dimensions)
     cut = prompt_cut(

@@ -1,4 +1,4 @@
-"""Work that all endpoints share: token checks, limits, reading the body, and errors."""
+"""Common work of all endpoints: authentication, limits, request bodies and errors."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ RequestT = TypeVar("RequestT", bound=RequestModel)
 class Services:
     """Objects that endpoints need.
 
-    handler     admission of requests to the engine, shared with gRPC
+    handler     admission of requests to the engine
     files       settings from the model's folder
-    bodies      limit of the bytes of request bodies that are being read or parsed
-    answers     limit of the bytes of whole answers that are being written
+    bodies      limit on bytes of request bodies
+    answers     limit on bytes of complete responses
     calls       limiter of calls, shared with gRPC
     """
 
@@ -40,23 +40,23 @@ class Services:
     calls: Holders
 
     def names(self, exchange: Exchange) -> tuple[str, ...]:
-        """Return the model's name and aliases, followed by the adapters that the caller may use."""
+        """Return the model's names and the adapters that the caller may use."""
         info = self.handler.engine.info
         return (info.name, *info.aliases, *self.handler.adapters(exchange))
 
     def adapter(self, name: str) -> str | None:
-        """Return the adapter that ``check_model`` returned, even if unloaded since; None for the model."""
+        """Return the adapter with this name, or None for the base model."""
         info = self.handler.engine.info
         return None if name in (info.name, *info.aliases) else name
 
     @property
     def takes_images(self) -> bool:
-        """Whether prompts may have images."""
+        """Whether the model takes images."""
         return self.handler.engine.info.images is not None
 
     def check_model(self, name: str | None, exchange: Exchange) -> str:
-        """Return the model name to show in the answer. Raises ModelNotServed for an unknown name, and
-        Forbidden for an adapter of another tenant."""
+        """Return the model name for the response. Raises ModelNotServed for an unknown name, and Forbidden
+        for an adapter of another tenant."""
         names = self.names(exchange)
         if name is None:
             return names[0]
@@ -69,22 +69,22 @@ class Services:
         return name
 
     def stop_reason(self, delta: Delta, params: SamplingParams) -> str | int | None:
-        """Return the stop string or id that ended a sample; None for the model's end tokens."""
+        """Return the stop string or stop id that ended a sample; None for end tokens."""
         ids = self.handler.engine.tokenizer.eos_ids - set(params.stop_ids)
         return None if delta.stop_match in ids else delta.stop_match
 
     def check_caller(self, exchange: Exchange) -> None:
-        """Raise Unauthenticated if tokens are required and the client did not send a valid one."""
+        """Raise Unauthenticated if a required token is missing or wrong."""
         self.handler.tenant_of(exchange)
 
 
 class Route:
-    """An ASGI application for one path. ``work`` serves the exchange; its errors become answers."""
+    """An ASGI application for one path. Errors of ``work`` become error responses."""
 
     def __init__(
         self, services: Services, work: Callable[[Exchange], Awaitable[None]], *, is_open: bool
     ) -> None:
-        """Create the route. ``is_open``: no token is required."""
+        """``is_open``: no token is required."""
         self._services = services
         self._work = work
         self._is_open = is_open
@@ -107,7 +107,7 @@ class Route:
 
 
 class Endpoint(Generic[RequestT]):
-    """The work of a route with a body: parse it, and serve it until the client disconnects."""
+    """Parses the body and serves the request until the client disconnects."""
 
     def __init__(
         self,

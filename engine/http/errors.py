@@ -1,4 +1,4 @@
-"""HTTP statuses and bodies of errors, in the form of each API. The texts are those of gRPC."""
+"""HTTP statuses and bodies of errors, in each API's format."""
 
 from __future__ import annotations
 
@@ -29,19 +29,24 @@ _MESSAGE_TYPES = {
 _CODES = {401: "invalid_api_key", 404: "not_found", 429: "overloaded", 503: "unavailable"}
 
 _CLIENT_NAMES = {
-    "logprobs": "top_logprobs", "stop": "stop_sequences", "stop_ids": "stop_token_ids", "prompt": "input",
-    "max_tokens": "max_completion_tokens max_output_tokens", "structured": "structured_outputs guided_choice",
+    "logprobs": "top_logprobs",
+    "stop": "stop_sequences",
+    "stop_ids": "stop_token_ids",
+    "prompt": "input",
+    "max_tokens": "max_completion_tokens max_output_tokens",
+    "structured": "structured_outputs guided_choice",
     "max_reasoning_tokens": "thinking_token_budget thinking.budget_tokens",
     "json_schema": "guided_json structured_outputs.json response_format.json_schema.schema "
-                   "text.format.schema output_config.format.schema",
-    "regex": "guided_regex structured_outputs.regex", "choice": "guided_choice structured_outputs.choice",
+    "text.format.schema output_config.format.schema",
+    "regex": "guided_regex structured_outputs.regex",
+    "choice": "guided_choice structured_outputs.choice",
     "grammar": "guided_grammar ebnf structured_outputs.grammar",
     "structural_tag": "structured_outputs.structural_tag response_format",
-}  # fmt: skip  # fields of HTTP for those of the engine
+}  # HTTP names of the engine's fields
 
 
 class FieldError(InvalidRequest):
-    """A request field with an unsupported value. ``param``: name of the field."""
+    """A request field with an unsupported value."""
 
     def __init__(self, param: str, message: str) -> None:
         super().__init__(message)
@@ -49,7 +54,7 @@ class FieldError(InvalidRequest):
 
 
 def named(error: InvalidRequest, request: Any) -> InvalidRequest:
-    """Return the engine's error about a field, with the name that the field has in the HTTP request."""
+    """Return the error with the HTTP name of the request field."""
     found = re.match(r"(\w+)[\w.\[\]]*", str(error))
     if type(error) is not InvalidRequest or found is None:
         return error
@@ -71,7 +76,7 @@ class ModelNotServed(OctavoError, LookupError):
 
 
 class HttpRefusal(OctavoError):
-    """An unsupported use of HTTP itself. ``status``: the HTTP status."""
+    """An invalid use of HTTP, with its HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -79,7 +84,6 @@ class HttpRefusal(OctavoError):
 
 
 def status_of(error: Exception) -> int:
-    """Return the HTTP status of an error."""
     if isinstance(error, HttpRefusal):
         return error.status
     if isinstance(error, ModelNotServed):
@@ -88,7 +92,6 @@ def status_of(error: Exception) -> int:
 
 
 def headers_of(error: Exception) -> list[tuple[bytes, bytes]]:
-    """Return the response headers of an error."""
     status = status_of(error)
     if status == 401:
         return [(b"www-authenticate", b"Bearer")]
@@ -98,7 +101,7 @@ def headers_of(error: Exception) -> list[tuple[bytes, bytes]]:
 
 
 def error_body(error: Exception) -> dict[str, Any]:
-    """Return an error in the form of the OpenAI API."""
+    """Return an error in OpenAI's format."""
     status = status_of(error)
     code: str | None = _CODES.get(status)
     if isinstance(error, RequestTooLong):
@@ -111,18 +114,18 @@ def error_body(error: Exception) -> dict[str, Any]:
 
 
 def message_error_body(error: Exception) -> dict[str, Any]:
-    """Return an error in the form of the Anthropic API."""
+    """Return an error in Anthropic's format."""
     status = status_of(error)
     kind = _MESSAGE_TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")
     text = text_of(error)
-    if isinstance(error, RequestTooLong):  # Claude Code compacts the conversation at these words
+    if isinstance(error, RequestTooLong):  # Claude Code compacts the conversation when it sees this text
         text = f"prompt is too long: {text}"
     return {"type": "error", "error": {"type": kind, "message": text}, "request_id": None}
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorForm:
-    """An API's form of errors. ``event``: name of an error's event in a stream; ``last``: end of a stream."""
+    """Error format of an API. ``event`` is the name of an error event; ``last`` ends a stream."""
 
     body: Callable[[Exception], dict[str, Any]]
     event: str = ""
@@ -134,5 +137,4 @@ _ANTHROPIC = ErrorForm(message_error_body, event="error", last=b"")
 
 
 def error_form(path: str) -> ErrorForm:
-    """Return the form that errors have on a path."""
     return _ANTHROPIC if path.startswith("/v1/messages") else _OPENAI

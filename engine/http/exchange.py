@@ -1,4 +1,4 @@
-"""An HTTP request and its answer: the caller, the body, and writing to a client that may be slow or gone."""
+"""An HTTP request and its response."""
 
 from __future__ import annotations
 
@@ -20,20 +20,18 @@ Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Take: TypeAlias = Callable[[int], None]  # counts bytes that a request holds
 
-BODY_TIMEOUT_S = 60.0  # seconds for a body to arrive
-PIECE_BYTES = 64 * 2**10  # bytes written at once
+BODY_TIMEOUT_S = 60.0  # seconds to receive a body
+PIECE_BYTES = 64 * 2**10  # bytes per write
 JSON_TYPES = (b"application/json", b"text/json")
 CONTENT_TYPE = b"content-type"
-ABORT = "octavo.abort"  # key in the ASGI scope: function that closes the connection at once
+ABORT = "octavo.abort"  # key in the ASGI scope for a function that closes the connection
 
 
 def json_of(answer: object, **parts: bytes | None) -> bytes:
-    """Return an answer as JSON. ``parts`` are values, as JSON, for fields that are null or an empty list in
-    ``answer``. Long lists are passed this way: as dictionaries they take ten times the memory, and converting
-    them holds the interpreter lock."""
+    """Return an object as JSON. ``parts`` has values that are JSON already."""
     data = to_json(answer, inf_nan_mode="null")
     for name, value in parts.items():
-        if value is not None:  # the key cannot match a text, whose quotes are escaped
+        if value is not None:  # a text cannot match the key, because its quotes are escaped
             before, key, after = data.partition(f'"{name}":'.encode())
             empty = b"[]" if after.startswith(b"[]") else b"null"
             assert after.startswith(empty), f"{name} must be empty"
@@ -42,23 +40,24 @@ def json_of(answer: object, **parts: bytes | None) -> bytes:
 
 
 def json_list(items: Iterable[bytes]) -> bytes:
-    """Return a list of objects that are JSON already."""
+    """Join JSON objects to a JSON list."""
     return b"[%b]" % b",".join(items)
 
 
 class ClientGone(Exception):
-    """The client has closed the connection, so no answer is possible."""
+    """The client has closed the connection."""
 
 
 class ByteBudget:
-    """Limit of the bytes that requests hold, such as their bodies, for all requests and for each tenant.
-
-    total   bytes held now
-    """
+    """Limit on the bytes that requests hold, for all requests and for each tenant."""
 
     def __init__(self, what: str, max_one: int, max_total: int, *, status: int, remedy: str) -> None:
-        """Create an empty budget. A request for more than ``max_one`` bytes is refused with ``status``, and
-        its message ends with ``remedy``; ``what`` names the limited object in messages."""
+        """Create an empty budget.
+
+        max_one   limit for one request; above it, the request is refused with ``status``
+        what      name of the limited object in error messages
+        remedy    last words of the error message
+        """
         self.total = 0
         self._what = what
         self._max_one = max_one
@@ -69,8 +68,8 @@ class ByteBudget:
 
     @contextlib.contextmanager
     def held(self, tenant: Tenant) -> Iterator[Take]:
-        """Yield a function that counts bytes of one request until the block ends. It raises HttpRefusal if
-        the request has too many bytes, and Overloaded if all requests, or the tenant's, have."""
+        """Yield a function that counts bytes until the block ends. It raises HttpRefusal or Overloaded above
+        a limit."""
         size = 0
 
         def take(num_bytes: int) -> None:
@@ -97,10 +96,10 @@ class ByteBudget:
             self.total -= size
             self._by_tenant[tenant.name] -= size
             if not self._by_tenant[tenant.name]:
-                del self._by_tenant[tenant.name]  # tenant names come and go
+                del self._by_tenant[tenant.name]  # idle tenants take no memory
 
     def check(self, num_bytes: int) -> None:
-        """Raise HttpRefusal if one request may not have this many bytes."""
+        """Raise HttpRefusal if a single request may not have this size."""
         if num_bytes > self._max_one:
             raise HttpRefusal(
                 self._status,
@@ -110,10 +109,10 @@ class ByteBudget:
 
 
 class Exchange:
-    """A request in the form of ASGI, and its answer.
+    """An ASGI request and its response.
 
-    request_id   the client's id from the body; without one, the header X-Request-Id, or ""
-    is_started   whether a part of the answer was sent
+    request_id   id from the body or the header X-Request-Id; may be empty
+    is_started   whether a part of the response was sent
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, writer: ResponseWriter) -> None:
@@ -122,7 +121,7 @@ class Exchange:
         self._is_events = False
         self._is_gone = False
         self._receive = receive
-        self.write = send  # hands a message to the transport, for ``ResponseWriter``
+        self.write = send
         self._writer = writer
         self._headers = [
             (name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]
@@ -133,14 +132,14 @@ class Exchange:
         self.error_form = error_form(scope["path"])
 
     def invocation_metadata(self) -> list[tuple[str, str]]:
-        """Return the headers in the form of gRPC's metadata."""
+        """Return the headers as gRPC metadata."""
         return self._headers
 
     def header(self, name: str) -> str:
         return next((value for key, value in self._headers if key == name), "")
 
     async def body(self, budget: ByteBudget, take: Take) -> bytes:
-        """Read the body, which must be JSON and fit into the budget; its size is passed to ``take``."""
+        """Read a JSON body within the budget."""
         kind = self.header("content-type").partition(";")[0].strip().lower().encode()
         if kind not in JSON_TYPES:
             raise HttpRefusal(
@@ -172,7 +171,7 @@ class Exchange:
 
     @contextlib.asynccontextmanager
     async def until_gone(self) -> AsyncIterator[None]:
-        """Cancel the block and raise ClientGone when the client closes the connection."""
+        """Cancel the block and raise ClientGone if the client disconnects."""
         task = asyncio.current_task()
         assert task is not None
         watch = asyncio.create_task(self._watch(task))
@@ -192,7 +191,7 @@ class Exchange:
         task.cancel()
 
     async def answer(self, answer: object, *, status: int = 200) -> None:
-        """Send a whole answer as JSON."""
+        """Send a JSON response."""
         await self.answer_bytes(json_of(answer), status=status)
 
     async def answer_bytes(
@@ -203,17 +202,16 @@ class Exchange:
         content_type: bytes = b"application/json",
         more_headers: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
-        """Send a whole answer."""
         headers = [(CONTENT_TYPE, content_type), (b"content-length", str(len(body)).encode())]
         await self._start(status, [*headers, *more_headers])
         for start in range(0, max(len(body), 1), PIECE_BYTES):
             if start:
-                await asyncio.sleep(0)  # lets the server notice that the client has left
+                await asyncio.sleep(0)  # lets the server notice a disconnected client
             end = start + PIECE_BYTES
             await self._write_body(body[start:end], more=end < len(body))
 
     async def start_events(self) -> None:
-        """Begin an answer of server-sent events."""
+        """Begin a response of server-sent events."""
         self._is_events = True
         await self._start(
             200,
@@ -225,7 +223,7 @@ class Exchange:
         )
 
     async def event(self, data: object, *, name: str = "") -> None:
-        """Send one event. ``data``: an object, or its JSON without line breaks."""
+        """Send one event. ``data`` is an object, or JSON text without line breaks."""
         head = f"event: {name}\n".encode() if name else b""
         written = data if isinstance(data, bytes) else json_of(data)
         await self._write_body(b"%bdata: %b\n\n" % (head, written), more=True)
@@ -234,7 +232,7 @@ class Exchange:
         await self._write_body(last, more=False)
 
     async def refuse(self, error: Exception) -> None:
-        """Answer with an error, or end a stream of events with one."""
+        """Send an error response, or end a stream with an error event."""
         form = self.error_form
         body = form.body(error)
         if not self.is_started:
@@ -246,10 +244,10 @@ class Exchange:
             await self.abort()
 
     async def abort(self) -> None:
-        """Close the connection at once and drop unsent data."""
+        """Close the connection and drop unsent data."""
         if (abort := self.scope.get(ABORT)) is not None:
             abort()
-        await asyncio.sleep(0)  # lets the server notice the closed connection first
+        await asyncio.sleep(0)  # lets the server notice the closed connection
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.is_started = True

@@ -1,4 +1,4 @@
-"""The engine requests of one exchange: one for each prompt, with whole outputs or a stream of deltas."""
+"""Engine requests of one HTTP request: one per prompt."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from .endpoint import Services
 from .exchange import Exchange
 
 MAX_PROMPTS = 2048  # prompts of one request
-CONCURRENCY = 64  # prompts of one request that are computed at a time
-BACKLOG = 16  # unread deltas of a request with several prompts; each may be large
+CONCURRENCY = 64  # concurrent prompts of one request
+BACKLOG = 16  # unread deltas of a request with several prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """The engine requests of one exchange. ``model``: name of the model or of an adapter; ``request_id``: ""
-    to generate one."""
+    """Engine requests of one HTTP request. ``model`` is the name of the model or an adapter."""
 
     prompts: Sequence[Prompt]
     params: SamplingParams
@@ -37,7 +36,7 @@ class Job:
 
 @dataclass(slots=True)
 class Usage:
-    """Token counts of an exchange, updated during generation."""
+    """Token counts, updated during generation."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -52,7 +51,7 @@ class Usage:
         self.completion_tokens += len(delta.token_ids)
 
     def info(self) -> dict[str, Any]:
-        """Return the counts in the form of the OpenAI API."""
+        """Return the counts in OpenAI's format."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
@@ -62,8 +61,8 @@ class Usage:
 
 
 def run(services: Services, exchange: Exchange, job: Job) -> AsyncGenerator[tuple[int, Delta], None]:
-    """Stream deltas, each with its prompt's index; closing the stream frees the pages. Raises errors of
-    requests, RequestFailed if computing one failed, and EngineStopping if one was aborted."""
+    """Stream deltas, each with its prompt's index. Closing the stream aborts the requests. Raises
+    RequestFailed or EngineStopping."""
     if len(job.prompts) == 1:
         return _deltas(services, exchange, job, 0)
     return _interleaved(services, exchange, job)
@@ -128,5 +127,5 @@ async def _deltas(
 
 
 def new_id(prefix: str, given: str = "") -> str:
-    """Return a new id of a response; if the client's id is ``given``, it ends with that."""
+    """Return a new response id. It ends with ``given`` if that is set."""
     return f"{prefix}-{given or uuid.uuid4().hex}"

@@ -1,4 +1,4 @@
-"""Log probabilities in the OpenAI forms for chats and text completions, and in vLLM's form for prompts."""
+"""Log probabilities in the formats of OpenAI and vLLM."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from ..api.sampling_params import SamplingParams
 from ..tokenizer.tokenizer import Tokenizer
 from .exchange import json_list, json_of
 
-MAX_KEPT = 65_536  # tokens whose text is cached
+MAX_KEPT = 65_536  # tokens with cached text
 
 
 class TokenText(NamedTuple):
-    """A token's text and bytes; ``data`` is None for special tokens, which texts leave out."""
+    """Text and bytes of a token. ``data`` is None for special tokens."""
 
     text: str
     data: bytes | None
 
     @property
     def escaped(self) -> str:
-        r"""The text; a token that is only part of a character is written by its bytes: ``bytes:\xf0\x9f``."""
+        r"""The text, or ``bytes:\xf0\x9f`` for a token that is only part of a character."""
         if self.data is None or "\N{REPLACEMENT CHARACTER}" not in self.text:
             return self.text
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.data)
 
 
 class TokenTexts:
-    """The texts of a tokenizer's tokens."""
+    """Cached texts of a tokenizer's tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -45,7 +45,7 @@ class TokenTexts:
 
 
 def shown_logprobs(delta: Delta, params: SamplingParams) -> tuple[TokenLogprob, ...]:
-    """Return the log probabilities of a delta, except that of an end token, which the text leaves out."""
+    """Return the log probabilities of a delta without the end token."""
     ended_by_token = bool(delta.token_ids) and delta.stop_match == delta.token_ids[-1]
     ended_by_token = ended_by_token and not params.include_stop_str_in_output
     return delta.logprobs[:-1] if ended_by_token else delta.logprobs
@@ -54,7 +54,7 @@ def shown_logprobs(delta: Delta, params: SamplingParams) -> tuple[TokenLogprob, 
 def chat_logprobs(
     entries: tuple[TokenLogprob, ...], texts: TokenTexts, top: int, *, as_ids: bool = False
 ) -> bytes:
-    """Return log probabilities in the form of chats, as JSON, with the ``top`` likeliest tokens."""
+    """Return log probabilities in OpenAI's chat format, as JSON."""
 
     def shown(token_id: int, logprob: float) -> dict[str, Any]:
         text = texts.of(token_id)
@@ -73,7 +73,7 @@ def chat_logprobs(
 
 
 class CompletionLogprobWriter:
-    """Writes the log probabilities of one sample during generation, with offsets into its text."""
+    """Writes the log probabilities of one sample, with offsets into its text."""
 
     def __init__(self, texts: TokenTexts, top: int, *, as_ids: bool = False) -> None:
         self._texts = texts
@@ -85,7 +85,7 @@ class CompletionLogprobWriter:
     def write(
         self, entries: tuple[TokenLogprob, ...], prompt: PromptLogprobs | None = None
     ) -> dict[str, list[Any]]:
-        """Return the entries' log probabilities, after those of ``prompt``; its first token has none."""
+        """Return new log probabilities, preceded by those of ``prompt``."""
         found: dict[str, list[Any]] = {
             "tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": [],
         }  # fmt: skip
@@ -110,8 +110,7 @@ class CompletionLogprobWriter:
 
 
 def prompt_entries(found: PromptLogprobs, texts: TokenTexts) -> bytes:
-    """Return the log probabilities of a prompt in vLLM's form, as JSON. The list has null for the first
-    token, and for each other token a dict from token id to ``logprob``, ``rank`` and ``decoded_token``."""
+    """Return the log probabilities of a prompt in vLLM's format, as JSON. The first token has null."""
     rows = [b"null"]
     for entry in found.rest:
         row: dict[str, dict[str, Any]] = {}

@@ -1,4 +1,4 @@
-"""/v1/messages and /v1/messages/count_tokens, in the form of the Anthropic API."""
+"""/v1/messages and /v1/messages/count_tokens of the Anthropic API."""
 
 from __future__ import annotations
 
@@ -35,15 +35,12 @@ from .turns import (
     unseen,
 )
 
-_BILLING = (
-    "x-anthropic-billing-header"  # Claude Code's text for Anthropic; left out, as each request changes it
-)
-_SIGNATURE = "octavo"  # placeholder: clients require a signature, but thinking is not signed here
+_BILLING = "x-anthropic-billing-header"  # Claude Code changes it in each request
+_SIGNATURE = "octavo"  # clients require a signature, but thinking is not signed
 _KINDS = {"reasoning": "thinking", "text": "text", "call": "tool_use"}
 
 
 async def serve_messages(services: Services, request: MessagesRequest, exchange: Exchange) -> None:
-    """Serve a request, whole or as a stream of events."""
     name = services.check_model(request.model, exchange)
     turn = await _turn(services, request, _params(services, request))
     shows = not (request.thinking and request.thinking.display == "omitted")
@@ -51,7 +48,6 @@ async def serve_messages(services: Services, request: MessagesRequest, exchange:
 
 
 async def serve_count(services: Services, request: CountRequest, exchange: Exchange) -> None:
-    """Answer with the number of tokens in the prompt."""
     services.check_model(request.model, exchange)
     turn = await _turn(services, request, SamplingParams())
     ids = turn.prompt_ids or await services.handler.engine.encode(turn.prompt)
@@ -85,7 +81,7 @@ async def _turn(services: Services, request: MessageFields, params: SamplingPara
         services,
         ChatPrompt(
             messages, variables=variables, open_turn=not is_begun, continue_final_message=is_begun
-        ),  # the model continues a reply whose beginning the client sent
+        ),  # the model continues a reply that the client began
         params,
         tools=[_tool(index, tool) for index, tool in enumerate(request.tools or ())],
         choice=None if choice is None else _choice(choice.type, choice.name),
@@ -94,14 +90,12 @@ async def _turn(services: Services, request: MessageFields, params: SamplingPara
 
 
 def _choice(kind: str, name: str | None) -> str | Mapping[str, Any]:
-    """Return a tool choice in the form of the OpenAI API."""
     if kind == "tool":
         return {"type": "function", "function": {"name": name}}
     return {"auto": "auto", "any": "required", "none": "none"}[kind]
 
 
 def _tool(index: int, tool: Any) -> dict[str, Any]:
-    """Return a tool in the form of the OpenAI API."""
     if tool.type not in (None, "custom"):
         raise FieldError(
             f"tools[{index}].type",
@@ -116,7 +110,6 @@ def _tool(index: int, tool: Any) -> dict[str, Any]:
 
 
 def _conversation(request: MessageFields, *, takes_images: bool) -> Iterator[dict[str, Any]]:
-    """Yield the conversation as messages in the form of the OpenAI API, which chat templates use."""
     if isinstance(request.system, str):
         system = request.system
     else:
@@ -131,7 +124,6 @@ def _conversation(request: MessageFields, *, takes_images: bool) -> Iterator[dic
 
 
 def _edited(request: MessageFields, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with the edits of ``context_management`` applied."""
     edits = request.context_management.edits if request.context_management is not None else None
     for edit in edits or ():
         if (kept := edit.kept_turns) is not None:
@@ -160,7 +152,7 @@ def _messages(message: InputMessage, where: str, *, takes_images: bool) -> Itera
             case "thinking", "assistant":
                 found["reasoning_content"] = _given(block.thinking, f"{name}.thinking")
             case "redacted_thinking", "assistant":
-                pass  # encrypted: only the server that wrote it can read it
+                pass  # encrypted by another server
             case "tool_use", "assistant":
                 function = {"name": _given(block.name, f"{name}.name"), "arguments": block.input or {}}
                 call = {"id": _given(block.id, f"{name}.id"), "type": "function", "function": function}
@@ -184,7 +176,6 @@ def _messages(message: InputMessage, where: str, *, takes_images: bool) -> Itera
 
 
 def _url(source: Source | None, where: str) -> str:
-    """Return the data: URL of a picture."""
     source = source or Source()
     if source.type != "base64" or source.data is None:
         raise FieldError(
@@ -201,7 +192,6 @@ def _texts(content: str | Sequence[ContentBlock], where: str, between: str) -> s
 
 
 def _text(block: ContentBlock, where: str) -> str:
-    """Return the text of a block. For an image, or a file that is not text, return a placeholder."""
     match block.type:
         case "text":
             return _given(block.text, f"{where}.text")
@@ -243,7 +233,7 @@ class _Answer(TurnAnswer):
     def __init__(self, turn: Turn, name: str, *, shows_thinking: bool) -> None:
         super().__init__(turn, "msg", name)
         self._shows_thinking = shows_thinking
-        self._places: dict[int, int] = {}  # block's index -> index in the stream, of blocks that are shown
+        self._places: dict[int, int] = {}  # block's index: index in the stream
 
     def _whole(self) -> dict[str, Any]:
         content = [self._block(block) for block in self.blocks.shown if self._is_shown(block)]
@@ -304,7 +294,6 @@ class _Answer(TurnAnswer):
         }
 
     def _end(self) -> dict[str, Any]:
-        """Return the stop reason and the token counts."""
         last = self.last
         assert last is not None
         reason, sequence = "end_turn", None

@@ -1,4 +1,4 @@
-"""Requests of /v1/messages, in the form of the Anthropic API."""
+"""Request models of /v1/messages in the Anthropic API."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .request_model import RequestModel
 
 
 class CacheControl(RequestModel):
-    """``cache_control``, which has no effect: prefixes are always cached."""
+    """The field ``cache_control``. It has no effect, because prefixes are always cached."""
 
     type: str
     ttl: str | None = None
@@ -35,7 +35,7 @@ class Source(RequestModel):
 
 
 class ContentBlock(RequestModel):
-    """A block of a message's content; its type determines its fields."""
+    """A block of a message's content."""
 
     type: str
     text: str | None = None
@@ -89,7 +89,7 @@ class ToolParam(RequestModel):
 
 
 class ToolChoice(RequestModel):
-    """``tool_choice``."""
+    """The field ``tool_choice``."""
 
     type: str
     name: str | None = None
@@ -100,7 +100,7 @@ class ToolChoice(RequestModel):
 
 
 class Thinking(RequestModel):
-    """``thinking``."""
+    """The field ``thinking``."""
 
     type: str
     budget_tokens: int | None = None
@@ -111,7 +111,7 @@ class Thinking(RequestModel):
 
 
 class OutputFormat(RequestModel):
-    """``output_config.format``."""
+    """The field ``output_config.format``."""
 
     type: str
     schema_: dict[str, Any]
@@ -120,22 +120,21 @@ class OutputFormat(RequestModel):
 
 
 class OutputConfig(RequestModel):
-    """``output_config``."""
+    """The field ``output_config``."""
 
     effort: str | None = None
     format: OutputFormat | None = None
 
 
 class ContextEdit(RequestModel):
-    """An edit of ``context_management``. ``keep``: "all", or the number of turns that keep their thinking."""
+    """An edit in ``context_management``. ``keep`` is "all" or a number of turns."""
 
     type: str
     keep: str | dict[Literal["type", "value"], Any] | None = None
 
     @property
     def kept_turns(self) -> int | None:
-        """Number of latest turns that keep their thinking; None: all. Raises FieldError for an unsupported
-        edit."""
+        """Number of latest turns that keep their thinking; None for all. Raises FieldError."""
         if self.type == "clear_thinking_20251015" and self.keep in (None, "all"):
             return 1 if self.keep is None else None
         if self.type == "clear_thinking_20251015" and isinstance(self.keep, dict):
@@ -150,13 +149,13 @@ class ContextEdit(RequestModel):
 
 
 class ContextManagement(RequestModel):
-    """``context_management``."""
+    """The field ``context_management``."""
 
     edits: list[ContextEdit] | None = None
 
 
 class MessageFields(RequestModel):
-    """Fields that messages requests and count_tokens requests share."""
+    """Common fields of /v1/messages and /v1/messages/count_tokens."""
 
     model: str | None = None
     messages: list[InputMessage]
@@ -173,11 +172,11 @@ class MessageFields(RequestModel):
 
 
 class CountRequest(MessageFields):
-    """A request of /v1/messages/count_tokens."""
+    """Request of /v1/messages/count_tokens."""
 
 
 class MessagesRequest(MessageFields):
-    """A request of /v1/messages."""
+    """Request of /v1/messages."""
 
     max_tokens: int
     stream: bool | None = None

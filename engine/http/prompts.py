@@ -1,4 +1,4 @@
-"""Truncation of prompts, and encoding without special tokens, as a request asks."""
+"""Encoding and truncation of prompts."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .errors import FieldError
 from .exchange import Exchange
 
 Side: TypeAlias = Literal["left", "right"]
-TEXT_LENGTHS = 4  # limit of a text to encode and then truncate, as a multiple of the model's length
+TEXT_LENGTHS = 4  # limit of text before truncation, as a multiple of the model's length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptCut:
-    """The tokens to keep of a prompt.
+    """Truncation of a prompt.
 
-    most      largest number of tokens; None: all
-    side      side on which others are dropped
+    most      maximum number of tokens to keep; None for all
+    side      side to truncate
     special   whether to add the model's special tokens
     """
 
@@ -30,7 +30,7 @@ class PromptCut:
     special: bool = True
 
     async def encoded(self, services: Services, exchange: Exchange, prompt: Prompt) -> Prompt:
-        """Return the prompt, encoded and truncated if ``most`` or ``special`` requires that."""
+        """Encode and truncate the prompt if necessary."""
         if self.most is None and (self.special or not isinstance(prompt, str)):
             return prompt
         handler = services.handler
@@ -71,11 +71,11 @@ def prompt_cut(
     default_side: Side = "left",
     special: bool = True,
 ) -> PromptCut:
-    """Return the cut for the fields ``truncate_prompt_tokens`` (``most``) and ``truncation_side``. -1 keeps
-    as many tokens as leave space for ``max_tokens``. Raises FieldError for 0 and other negative numbers."""
+    """Return the truncation for the fields of a request. -1 leaves space for ``max_tokens``. Raises
+    FieldError for an invalid number."""
     if most == -1:
         longest = services.handler.engine.info.max_model_len
-        most = max(longest - (max_tokens if max_tokens < longest else 1), 1)  # max_tokens is checked later
+        most = max(longest - (max_tokens if max_tokens < longest else 1), 1)
     if most is not None and most < 1:
         raise FieldError(
             "truncate_prompt_tokens",

@@ -1,4 +1,4 @@
-"""Base of request models: every field is either supported or refused by name."""
+"""Base class of request models. Unsupported fields are refused by name."""
 
 from __future__ import annotations
 
@@ -15,27 +15,26 @@ from .errors import FieldError
 
 ModelT = TypeVar("ModelT", bound="RequestModel")
 _ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
-LONG_BODY = 64 * 2**10  # bytes; the values of a longer body are counted before it is parsed
-MAX_VALUES = 32_768  # values of a long body, except numbers: strings, keys, objects, lists, booleans, null
-MAX_NUMBERS = 262_144  # commas in a long body outside of strings; parsing takes up to 40 bytes a number
-MAX_DEPTH = 199  # nesting of objects and lists; the same as in pydantic's parser
+LONG_BODY = 64 * 2**10  # bytes; longer bodies are checked before they are parsed
+MAX_VALUES = 32_768  # strings, keys, objects, lists, booleans and nulls in a long body
+MAX_NUMBERS = 262_144  # commas outside of strings in a long body
+MAX_DEPTH = 199  # nesting depth of objects and lists; the limit of pydantic's parser
 _NO_BRACKETS = bytes(each for each in range(256) if each not in b"[]{}")
-_SHOWN = 60  # characters of a wrong value that an error message shows
+_SHOWN = 60  # characters of an invalid value in an error message
 _MAX_RULES = 4
-_MAX_ERRORS = 100  # most errors that are examined: an object has one for each invalid field
+_MAX_ERRORS = 100
 _RULES = {"a integer": "an integer", "a array": "a list", "a dictionary": "an object"}
 
 
 def _alias(field: str) -> str:
-    """Return a field's JSON name; the underscore avoids a name that Python or pydantic uses."""
     return field.rstrip("_")
 
 
 class RequestModel(BaseModel):
-    """Base of requests and of the objects in them. A field that is null counts as absent.
+    """Base class of request models. A null field counts as absent.
 
-    fields_of   ``type`` of the object -> names of the fields that it may have, separated by spaces
-    allowed     field -> values that are supported
+    fields_of   allowed field names by ``type`` of the object
+    allowed     supported values by field
     """
 
     fields_of: ClassVar[Mapping[Any, str]] = {}
@@ -46,17 +45,16 @@ class RequestModel(BaseModel):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Return pydantic's schema; it stops at a list's first wrong item, because errors take 1 KB each."""
         schema = handler(source)
         _fail_fast(schema)
         return schema
 
     def client_path(self, path: str) -> str:
-        """Return the path that a field of chat completions has in this request."""
+        """Return a field's path in this API for its path in chat completions."""
         return path
 
     def check_fields(self, where: str = "") -> None:
-        """Raise FieldError for the first unsupported field, also in nested objects."""
+        """Raise FieldError for the first unsupported field, including nested objects."""
         for name, value in (self.model_extra or {}).items():
             if value is not None:
                 raise not_served(where + name)
@@ -98,7 +96,7 @@ def not_served(name: str) -> FieldError:
 
 
 def only(name: str, value: object, allowed: Sequence[object], why: str = "") -> None:
-    """Raise FieldError unless the field's value is None or one of ``allowed``."""
+    """Raise FieldError unless the value is None or in ``allowed``."""
     if value is None or any(value == each and type(value) is type(each) for each in allowed):
         return
     if not allowed:
@@ -110,7 +108,7 @@ def only(name: str, value: object, allowed: Sequence[object], why: str = "") -> 
 
 
 def agreed(model: RequestModel, name: str, other: str, where: str = "") -> Any:
-    """Return the value of a field with two names. Raises FieldError for two different values."""
+    """Return the value of a field with two names. Raises FieldError if the names have different values."""
     value, rule = getattr(model, name), getattr(model, other)
     if None not in (value, rule) and value != rule:
         field = where + name
@@ -121,7 +119,7 @@ def agreed(model: RequestModel, name: str, other: str, where: str = "") -> Any:
 
 
 def parse(kind: type[ModelT], body: bytes) -> ModelT:
-    """Return the parsed body. Raises FieldError with the first invalid field."""
+    """Parse the body. Raises FieldError for the first invalid field."""
     if len(body) > LONG_BODY:
         _check_values(body)
     body = body.removeprefix(b"\xef\xbb\xbf")  # a byte order mark
@@ -146,8 +144,7 @@ def _checked(request: ModelT) -> ModelT:
 
 
 def _loaded(body: bytes) -> Any:
-    """Return the parsed JSON of a long body. pydantic's own JSON parser needs over 32 bytes for every number,
-    five times as much as ``json``."""
+    """Parse a long body with ``json``, which needs less memory than pydantic's parser."""
     outside = b"".join(body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
     depths = accumulate(1 if each in b"[{" else -1 for each in outside.translate(None, _NO_BRACKETS))
     try:
@@ -159,12 +156,10 @@ def _loaded(body: bytes) -> Any:
 
 
 def _paired(found: re.Match[bytes]) -> bytes:
-    """Return the escape unchanged, or U+FFFD if it is half of a surrogate pair."""
     return rb"\ufffd" if found.group(1) else found.group()
 
 
 def _check_values(body: bytes) -> None:
-    """Refuse too many small values, because a value may take a hundred times its bytes when parsed."""
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
     count, num_items = plain.count(b'"') // 2, 0
     if count <= MAX_VALUES:
@@ -208,7 +203,6 @@ def _rule(error: Any) -> str:
 
 
 def _name(location: tuple[int | str, ...]) -> str:
-    """Return the path of a wrong field, without the names of union members that pydantic adds."""
     path = ""
     for part in location:
         if isinstance(part, int):

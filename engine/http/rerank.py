@@ -1,4 +1,4 @@
-"""/v1/rerank, in the form of Jina's, Cohere's and vLLM's APIs."""
+"""/v1/rerank, as in the APIs of Jina, Cohere and vLLM."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ class DocumentText(RequestModel):
 
 
 class RerankRequest(RequestModel):
-    """A request of /v1/rerank. ``instruction``, ``template``, ``yes`` and ``no`` change the prompt in which
-    the model judges a document."""
+    """Request of /v1/rerank. ``instruction``, ``template``, ``yes`` and ``no`` set the prompt."""
 
     query: str
     documents: list[str | DocumentText]
@@ -41,7 +40,6 @@ class RerankRequest(RequestModel):
 
 
 async def serve_rerank(services: Services, request: RerankRequest, exchange: Exchange) -> None:
-    """Answer with the scores of all documents, or with an error if one document fails."""
     name = services.check_model(request.model, exchange)
     for field in ("max_chunks_per_doc", "max_tokens_per_doc", "truncate_prompt_tokens"):
         only(field, getattr(request, field), (), "documents are not truncated")

@@ -1,4 +1,4 @@
-"""/v1/responses, in the form of the OpenAI API. Responses are not stored."""
+"""/v1/responses of the OpenAI API. Responses are not stored."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ _PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
 async def serve_responses(services: Services, request: ResponsesRequest, exchange: Exchange) -> None:
-    """Serve a request, whole or as a stream of events."""
     request.check_served()
     name = services.check_model(request.model, exchange)
     answer = _Answer(await _turn(services, request), request, name)
@@ -74,7 +73,6 @@ def _structured(request: ResponsesRequest) -> StructuredOutput | None:
 
 
 def _choice(choice: str | Mapping[str, Any] | None) -> str | Mapping[str, Any] | None:
-    """Return a tool choice in the form of chat completions."""
     if isinstance(choice, Mapping) and choice.get("type") == "function" and "function" not in choice:
         others = {key: value for key, value in choice.items() if key != "name"}
         return others | {"function": {"name": choice.get("name")}}
@@ -82,12 +80,10 @@ def _choice(choice: str | Mapping[str, Any] | None) -> str | Mapping[str, Any] |
 
 
 def _full_name(name: str | None, namespace: str | None) -> str | None:
-    """Return the name under which the model knows a function."""
     return name if namespace is None else f"{namespace}.{name}"
 
 
 def _tool(tool: FunctionTool, namespace: str | None) -> dict[str, Any]:
-    """Return a tool in the form of chat completions."""
     function: dict[str, Any] = {"name": _full_name(tool.name, namespace)}
     for field in ("description", "parameters", "strict"):
         if (value := getattr(tool, field)) is not None:
@@ -96,8 +92,6 @@ def _tool(tool: FunctionTool, namespace: str | None) -> dict[str, Any]:
 
 
 def _conversation(request: ResponsesRequest, takes_images: bool) -> list[dict[str, Any]]:
-    """Return the input as messages in the form of chat completions. Reasoning, calls and text of the
-    assistant that follow each other become one message."""
     found: list[dict[str, Any]] = []
     if request.instructions:
         found.append({"role": "system", "content": request.instructions})
@@ -126,7 +120,6 @@ def _conversation(request: ResponsesRequest, takes_images: bool) -> list[dict[st
 
 
 def _item(item: InputItem, where: str, takes_images: bool) -> tuple[str, dict[str, Any]]:
-    """Return the role and the other fields of the message for an item."""
     match item.type:
         case "message" | None:
             role = _ROLES.get(item.role or "")
@@ -163,7 +156,6 @@ def _text(content: str | Sequence[InputPart] | None, where: str) -> str:
 def _content(
     content: str | Sequence[InputPart] | None, where: str, takes_images: bool
 ) -> str | list[dict[str, Any]]:
-    """Return the content of a message: one text, or the parts in their order if one is a picture."""
     if content is None or isinstance(content, str):
         return content or ""
     texts = []
@@ -189,8 +181,6 @@ def _encoded(text: str) -> str:
 
 
 def _decoded(content: str | None) -> str:
-    """Return the reasoning in ``encrypted_content`` of an earlier response. It is only encoded, because the
-    client may read its own."""
     try:
         return base64.b64decode(content or "", validate=True).decode()
     except ValueError:
@@ -202,7 +192,7 @@ class _Answer(TurnAnswer):
         super().__init__(turn, "resp", name)
         self._request = request
         self._created = int(time.time())
-        self._ids: dict[int, str] = {}  # block's index -> id of its item
+        self._ids: dict[int, str] = {}  # block's index: item id
         self._namespaces = {
             _full_name(tool.name, space): {"name": tool.name, "namespace": space}
             for _, tool, space in functions_of(request.tools)
@@ -279,7 +269,6 @@ class _Answer(TurnAnswer):
         return item | self._named(block)
 
     def _named(self, block: Block) -> dict[str, Any]:
-        """Return the name of a called function, and its namespace if it has one."""
         return self._namespaces.get(block.name, {"name": block.name})
 
     def _response(self, items: list[dict[str, Any]], status: str | None = None) -> dict[str, Any]:
@@ -332,5 +321,4 @@ def _part(kind: str, text: str) -> dict[str, Any]:
 
 
 def _given(model: Any) -> dict[str, Any]:
-    """Return the fields that a client has sent."""
     return dict(model.model_dump(exclude_unset=True, by_alias=True))

@@ -1,4 +1,4 @@
-"""Requests of /v1/responses, in the form of the OpenAI API."""
+"""Request models of /v1/responses in the OpenAI API."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class InputPart(RequestModel):
 
 
 class InputItem(RequestModel):
-    """An item of the conversation; its type determines its fields."""
+    """An item of the conversation."""
 
     type: str | None = None
     role: str | None = None
@@ -59,7 +59,7 @@ class InputItem(RequestModel):
 
 
 class FunctionTool(RequestModel):
-    """A function that the client executes, or a namespace of such functions (``tools``)."""
+    """A function that the client executes, or a namespace of functions."""
 
     type: str
     name: str | None = None
@@ -77,8 +77,8 @@ class FunctionTool(RequestModel):
 def functions_of(
     tools: Sequence[FunctionTool] | None, where: str = "tools", namespace: str | None = None
 ) -> Iterator[tuple[str, FunctionTool, str | None]]:
-    """Yield the functions in ``tools``, each with its path in the request and its namespace. Raise FieldError
-    for tools that the client does not execute."""
+    """Yield the functions, each with its path in the request and its namespace. Raises FieldError for tools
+    that the server would execute."""
     for index, tool in enumerate(tools or ()):
         here = f"{where}[{index}]"
         if tool.type == "namespace" and namespace is None and tool.name:
@@ -94,7 +94,7 @@ def functions_of(
 
 
 class TextFormat(JsonSchemaFormat):
-    """``text.format``."""
+    """The field ``text.format``."""
 
     type: str
 
@@ -103,27 +103,27 @@ class TextFormat(JsonSchemaFormat):
 
 
 class TextConfig(RequestModel):
-    """``text``."""
+    """The field ``text``."""
 
     format: TextFormat | None = None
     verbosity: str | None = None
 
 
 class ReasoningConfig(RequestModel):
-    """``reasoning``."""
+    """The field ``reasoning``."""
 
     effort: str | None = None
     summary: str | None = None
 
 
 class ResponsesStreamOptions(RequestModel):
-    """``stream_options``."""
+    """The field ``stream_options``."""
 
     include_obfuscation: bool | None = None
 
 
 class ResponsesRequest(RequestModel):
-    """A request of /v1/responses. Each request has the whole conversation, because nothing is stored."""
+    """Request of /v1/responses. It contains the whole conversation."""
 
     input: str | list[InputItem]
     model: str | None = None

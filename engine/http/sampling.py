@@ -1,4 +1,4 @@
-"""Sampling fields of the OpenAI API and of vLLM."""
+"""Sampling fields of OpenAI and vLLM."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .errors import FieldError
 from .prompts import Side
 from .request_model import RequestModel, agreed, only
 
-MAX_ITEMS = 4096  # entries of logit_bias, stop and stop_token_ids
+MAX_ITEMS = 4096  # entries of logit_bias, stop or stop_token_ids
 _SAME_NAME = (
     "min_tokens", "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty",
     "frequency_penalty", "skip_special_tokens", "n", "ignore_eos", "prompt_logprobs", "speculate",
@@ -26,7 +26,7 @@ _CONSTRAINTS = {
 
 
 class JsonSchemaFormat(RequestModel):
-    """``json_schema`` of a response format."""
+    """The field ``json_schema`` of a response format."""
 
     name: str | None = None
     description: str | None = None
@@ -35,7 +35,7 @@ class JsonSchemaFormat(RequestModel):
 
 
 class ResponseFormat(RequestModel):
-    """``response_format``: text, json_object, json_schema, or vLLM's structural_tag with its fields."""
+    """The field ``response_format``, including vLLM's structural_tag."""
 
     type: str
     json_schema: JsonSchemaFormat | None = None
@@ -67,7 +67,7 @@ class ResponseFormat(RequestModel):
 
 
 class StructuredOutputs(RequestModel):
-    """vLLM's ``structured_outputs``; only one of its fields may be set."""
+    """vLLM's field ``structured_outputs``. Only one of its fields may be set."""
 
     json_: dict[str, Any] | bool | str | None = None
     regex: str | None = None
@@ -88,7 +88,7 @@ class StructuredOutputs(RequestModel):
 
 
 class StreamOptions(RequestModel):
-    """``stream_options``."""
+    """The field ``stream_options``."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -96,13 +96,13 @@ class StreamOptions(RequestModel):
 
 
 class SamplingFields(RequestModel):
-    """Fields that chat and text completions share."""
+    """Common fields of chat and text completions."""
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
-    session_id: str | None = None  # a label without effect
+    session_id: str | None = None  # has no effect
     max_tokens: int | None = None
     min_tokens: int | None = None
     temperature: float | None = None
@@ -163,7 +163,7 @@ class SamplingFields(RequestModel):
                 )
 
     def structured(self) -> StructuredOutput | None:
-        """Return the constraint on the output. Raise InvalidRequest if several fields set one."""
+        """Return the constraint on the output. Raises InvalidRequest if several fields set one."""
         named: dict[str, StructuredOutput | None] = {}
         if self.response_format is not None:
             named["response_format"] = self.response_format.structured()
@@ -189,7 +189,7 @@ class SamplingFields(RequestModel):
         logprobs: int | None,
         structured: StructuredOutput | None,
     ) -> SamplingParams:
-        """Return the sampling parameters. ``defaults``: values recommended in the model's files."""
+        """Return the sampling parameters. ``defaults`` come from the model's files."""
         self.check_served()
         given: dict[str, Any] = {"temperature": 1.0, **defaults}
         given |= {name: value for name in _SAME_NAME if (value := getattr(self, name)) is not None}
@@ -197,7 +197,7 @@ class SamplingFields(RequestModel):
         if self.top_k is not None:
             given["top_k"] = 0 if self.top_k == -1 else self.top_k
         if self.seed is not None:
-            given["seed"] = self.seed % 2**64  # OpenAI's and vLLM's seeds are signed
+            given["seed"] = self.seed % 2**64  # seeds are signed in OpenAI's and vLLM's APIs
         if self.logit_bias is not None:
             _check_count("logit_bias", self.logit_bias)
             given["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
@@ -207,7 +207,7 @@ class SamplingFields(RequestModel):
                 "allowed_token_ids must have at least one id, got none; leave it out for all",
             )
         budget = agreed(self, "thinking_token_budget", "max_reasoning_tokens")
-        given["max_reasoning_tokens"] = None if self.thinking_token_budget == -1 else budget  # -1: no limit
+        given["max_reasoning_tokens"] = None if self.thinking_token_budget == -1 else budget  # no limit
         if self.stop is not None:
             _check_count("stop", self.stop if isinstance(self.stop, list) else ())
             given["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -219,13 +219,12 @@ class SamplingFields(RequestModel):
 
 
 def keep_likeliest(given: dict[str, Any]) -> None:
-    """Replace a ``top_p`` of 0, which the OpenAI API allows: keep only the likeliest token."""
+    """Replace a ``top_p`` of 0, which the OpenAI API allows, by a tiny value."""
     if given.get("top_p") == 0:
         given["top_p"] = 2.0**-30
 
 
 def _check_count(name: str, items: Collection[object]) -> None:
-    """Refuse more items than the event loop can check one by one."""
     if len(items) > MAX_ITEMS:
         raise FieldError(name, f"{name} must have at most {MAX_ITEMS} items, got {len(items)}; drop some")
 

@@ -1,4 +1,4 @@
-"""The HTTP server, in the event loop of the engine and of gRPC."""
+"""The HTTP server, on the event loop of gRPC."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-IMAGE_BODY_BYTES = 32 * 2**20  # bytes added to the limit of a request if the model takes images
-BODIES = 32  # limit of all bodies being read, as a multiple of the largest body
-ANSWER_BYTES = 64 * 2**20  # bytes of a whole answer; twice as many for all answers together
-MAX_CONNECTIONS = 8192  # above this number, the connections that were idle for longest are closed
+IMAGE_BODY_BYTES = 32 * 2**20  # additional bytes of a request if the model takes images
+BODIES = 32  # limit of all bodies, as a multiple of the largest body
+ANSWER_BYTES = 64 * 2**20  # bytes of a complete response; the limit for all responses is twice this
+MAX_CONNECTIONS = 8192  # more connections close the longest idle ones
 BACKLOG = 1024  # connections waiting to be accepted
 HANDSHAKE_TIMEOUT_S = 10.0
-TLS_READ_BYTES = 2**14  # read buffer of each TLS connection: one record; asyncio's default is 256 KiB
+TLS_READ_BYTES = 2**14  # read buffer of a TLS connection; asyncio's default is 256 KiB
 SWEEP_S = 1.0
-CLOSE_GRACE_S = 2.0  # seconds to send the last responses after the engine has ended
+CLOSE_GRACE_S = 2.0  # seconds to send the last responses
 
 
 class HttpServer:
-    """Serves one engine over HTTP, through gRPC's request handler. Call ``start`` and ``stop`` once each."""
+    """Serves an engine over HTTP. It can be started once."""
 
     def __init__(
         self,
@@ -58,9 +58,14 @@ class HttpServer:
         max_connections: int = MAX_CONNECTIONS,
         allowed_origins: Sequence[str] = (),
     ) -> None:
-        """Create the server. ``calls`` counts calls, including gRPC's. ``check`` returns the reason for
-        taking no requests, for /health; ``render`` returns the metrics. A client may leave its response
-        unread for ``write_timeout_s`` seconds. Web pages of ``allowed_origins`` may send requests."""
+        """Create the server.
+
+        calls             limiter of calls, shared with gRPC
+        check             returns the reason for refusing requests, for /health
+        render            returns the metrics
+        write_timeout_s   seconds for which a client may leave its response unread
+        allowed_origins   web pages that may send requests
+        """
         engine = handler.engine
         room = 0 if engine.info.images is None else IMAGE_BODY_BYTES
         self.services = Services(
@@ -94,7 +99,7 @@ class HttpServer:
             ws="none",
             lifespan="off",
             log_config=None,
-            log_level="error",  # otherwise each malformed request logs a line
+            log_level="error",
             access_log=False,
             proxy_headers=False,
             timeout_keep_alive=round(IDLE_TIMEOUT_S),
@@ -109,7 +114,7 @@ class HttpServer:
         return len(self._state.connections)
 
     async def start(self, bound: socket.socket, tls: TlsFiles | None = None) -> None:
-        """Accept connections from a bound socket, which may be listening already."""
+        """Accept connections on a bound socket."""
         self._config.load()
         self._tls = None if tls is None else TlsContext(tls)
         self._sweep()
@@ -123,13 +128,12 @@ class HttpServer:
         self._sweeper = asyncio.create_task(self._sweep_always())
 
     def reload(self) -> None:
-        """Read the certificates again; new connections use them."""
+        """Read the TLS certificates again, for new connections."""
         if self._tls is not None:
             self._tls.reload()
 
     async def stop(self) -> None:
-        """Close the listening socket, give the last responses a moment, and close every connection. The
-        engine must have stopped before."""
+        """Stop listening, send the last responses, and close all connections. Stop the engine first."""
         if self._server is None:
             return
         self._server.close()
@@ -163,7 +167,6 @@ class HttpServer:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Close connections that are too slow, and the longest idle ones if there are too many."""
         date = formatdate(time.time(), usegmt=True).encode()
         self._state.default_headers = [(b"date", date), (b"server", b"octavo")]
         now = time.monotonic()
@@ -176,11 +179,11 @@ class HttpServer:
 
 
 class TlsContext:
-    """TLS with the files of gRPC. Raises InvalidConfig if they are unusable."""
+    """TLS context with reloadable files. Raises InvalidConfig if the files are unusable."""
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
-        files.read()  # raises with the reason
+        files.read()
         SSLProtocol.max_size = TLS_READ_BYTES
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.load_cert_chain(files.cert, files.key)

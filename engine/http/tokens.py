@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize, in vLLM's form."""
+"""/tokenize and /detokenize, as in vLLM."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .request_model import RequestModel, only
 
 
 class TokenizeRequest(ConversationFields):
-    """A request of /tokenize: a prompt or messages."""
+    """Request of /tokenize: a prompt or messages."""
 
     model: str | None = None
     prompt: str | None = None
@@ -25,14 +25,13 @@ class TokenizeRequest(ConversationFields):
 
 
 class DetokenizeRequest(RequestModel):
-    """A request of /detokenize."""
+    """Request of /detokenize."""
 
     tokens: list[int]
     model: str | None = None
 
 
 async def serve_tokenize(services: Services, request: TokenizeRequest, exchange: Exchange) -> None:
-    """Answer with the token ids of a text or a conversation."""
     services.check_model(request.model, exchange)
     handler = services.handler
     tokenizer, info = handler.engine.tokenizer, handler.engine.info
@@ -49,7 +48,7 @@ async def serve_tokenize(services: Services, request: TokenizeRequest, exchange:
         )
     else:
         only("add_special_tokens", request.add_special_tokens, (False,), TEMPLATE_WRITES)
-        tool_use(tokenizer, request.tools)  # raises for tools that a chat would refuse
+        tool_use(tokenizer, request.tools)  # raises InvalidRequest for tools that chats refuse
         encode = functools.partial(
             tokenizer.apply_chat_template, conversation_prompt(request), max_tokens=longest
         )
@@ -65,7 +64,6 @@ async def serve_tokenize(services: Services, request: TokenizeRequest, exchange:
 
 
 async def serve_detokenize(services: Services, request: DetokenizeRequest, exchange: Exchange) -> None:
-    """Answer with the text of token ids."""
     services.check_model(request.model, exchange)
     handler = services.handler
     longest, size = TEXT_LENGTHS * handler.engine.info.max_model_len, handler.engine.info.vocab_size

@@ -1,4 +1,4 @@
-"""Turns of a chat for all APIs: one engine request, whose output is split into a list of blocks."""
+"""Chat turns for all APIs: one engine request, with its output split into blocks."""
 
 from __future__ import annotations
 
@@ -29,14 +29,13 @@ from .exchange import Exchange
 from .generation import Job, Usage, new_id, run
 from .sampling import keep_likeliest
 
-NO_THINKING = {"enable_thinking": False, "thinking": False}  # variables with which templates omit reasoning
-MAX_PARTS = 2048  # messages, content parts and tools of one conversation, which the event loop reads
+NO_THINKING = {"enable_thinking": False, "thinking": False}  # template variables that turn reasoning off
+MAX_PARTS = 2048  # messages, content parts and tools of one conversation
 Kind: TypeAlias = Literal["reasoning", "text", "call"]
 
 
 def unseen(kind: str) -> str:
-    """Return a placeholder for content that a text model cannot read. Agents send their whole conversation
-    each time, so refusing a picture would end the conversation permanently."""
+    """Return a placeholder for content that a text model cannot read."""
     return f"[{kind} is here, which this model cannot read: it reads text alone]"
 
 
@@ -52,7 +51,7 @@ def check_parts(field: str, messages: Sequence[Any], tools: Sequence[Any] | None
 
 
 def sampling_of(services: Services, request: Any, *fields: str) -> dict[str, Any]:
-    """Return sampling parameters: those of the request in ``fields``, and the model's defaults for others."""
+    """Return sampling parameters from ``fields`` of the request, and the model's defaults."""
     given: dict[str, Any] = {"temperature": 1.0, **services.files.sampling}
     given |= {field: value for field in fields if (value := getattr(request, field)) is not None}
     keep_likeliest(given)
@@ -61,7 +60,7 @@ def sampling_of(services: Services, request: Any, *fields: str) -> dict[str, Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """A turn's prompt and parameters. ``prompt_ids``: the prompt's tokens, if the model can reason."""
+    """Prompt and sampling parameters of a turn."""
 
     prompt: Prompt
     params: SamplingParams
@@ -70,12 +69,11 @@ class Turn:
     prompt_ids: list[int] | None = None
 
     def reader(self) -> AnswerReader:
-        """Return a reader for one sample."""
         return self.use.reader(self.services.handler.engine.tokenizer, self.prompt_ids)
 
 
 def content_of(parts: Sequence[str], are_pictures: Sequence[bool]) -> str | list[dict[str, Any]]:
-    """Return the content of a message: one text, or a list of texts and URLs of pictures in their order."""
+    """Join text parts; keep a list of parts if any part is an image."""
     if not any(are_pictures):
         return "\n".join(parts)
     return [
@@ -85,7 +83,6 @@ def content_of(parts: Sequence[str], are_pictures: Sequence[bool]) -> str | list
 
 
 def _joined(contents: Sequence[Any]) -> Any:
-    """Return contents of several messages as one: adjacent texts joined, lists of parts in order."""
     found: list[Any] = []
     for are_texts, group in groupby(contents, lambda each: isinstance(each, str)):
         if are_texts:
@@ -96,10 +93,9 @@ def _joined(contents: Sequence[Any]) -> Any:
 
 
 def one_system_message(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages with a single system message at the start, because many templates allow no other. A
-    later system message becomes text of the user's message before it, or a user's message of its own."""
-    found: list[tuple[dict[str, Any], list[Any]]] = []  # each message, and the contents to join in it
-    is_begun = False  # whether there was a message that is no system message
+    """Merge system messages into one at the start. Later system messages become user text."""
+    found: list[tuple[dict[str, Any], list[Any]]] = []
+    is_begun = False
     for message in messages:
         role, content = message["role"], message["content"]
         if role == "system" and is_begun:
@@ -124,8 +120,7 @@ async def prepare_turn(
     is_parallel: bool = True,
     encode: Callable[[Prompt], Awaitable[Prompt]] | None = None,
 ) -> Turn:
-    """Return the turn of a conversation. ``encode`` may truncate the prompt; ``tools`` have the form of the
-    OpenAI API. Raises InvalidRequest for unsupported fields, RequestTooLong and Overloaded."""
+    """Build the turn of a conversation. Raises InvalidRequest, RequestTooLong or Overloaded."""
     engine = services.handler.engine
     tokenizer = engine.tokenizer
     use = tool_use(
@@ -137,7 +132,9 @@ async def prepare_turn(
         is_bounded=params.max_reasoning_tokens is not None,
     )
     reasoning = tokenizer.chat_format.reasoning
-    if use.form is not None or reasoning is not None:  # marks of reasoning or calls may be special tokens
+    if (
+        use.form is not None or reasoning is not None
+    ):  # marks of reasoning or tool calls may be special tokens
         params = replace(use.applied(params), skip_special_tokens=False)
     chat = replace(chat, tools=use.shown or None)
     prompt: Prompt = chat if encode is None else await encode(chat)
@@ -149,9 +146,10 @@ async def prepare_turn(
 
 @dataclass(slots=True)
 class Block:
-    """Reasoning, text or a tool call in a response. ``text``: its text, or the call's arguments as JSON.
+    """A part of a response: reasoning, text or a tool call.
 
-    is_whole   whether the model has completed it; False for a call that was cut or is malformed
+    text       the text, or the arguments of the call as JSON
+    is_whole   False for an incomplete or malformed call
     """
 
     index: int
@@ -167,23 +165,23 @@ Step: TypeAlias = tuple[Literal["start", "delta", "stop"], Block, str]
 
 @dataclass(slots=True)
 class Blocks:
-    """The blocks of one response, in order. The last one may still be growing."""
+    """Blocks of one response, in order. The last block may still grow."""
 
     all: list[Block] = field(default_factory=list)
     _open: Block | None = None
 
     @property
     def has_calls(self) -> bool:
-        """Whether there is a complete call."""
+        """Whether there is a complete tool call."""
         return any(block.kind == "call" and block.is_whole for block in self.all)
 
     @property
     def shown(self) -> list[Block]:
-        """Return the blocks of a response as a whole, without calls that are malformed or cut."""
+        """Return all blocks except malformed or incomplete calls."""
         return [block for block in self.all if block.kind != "call" or block.is_whole]
 
     def add(self, events: Iterable[Event]) -> list[Step]:
-        """Add the parser's events; return the resulting changes of blocks."""
+        """Add parser events and return the resulting changes of blocks."""
         steps: list[Step] = []
         for event in events:
             match event:
@@ -203,7 +201,7 @@ class Blocks:
         return steps
 
     def end(self) -> list[Step]:
-        """Close the open block; return that change, if any."""
+        """End the open block and return that change, if any."""
         if (block := self._open) is None:
             return []
         block.is_whole = block.is_whole or block.kind != "call"
@@ -227,8 +225,7 @@ class Blocks:
 
 
 class TurnAnswer(ABC):
-    """The response to a turn with one sample, in the form of one API. ``name``: model name that the client
-    requested."""
+    """Response to a turn with one sample, in the format of one API."""
 
     def __init__(self, turn: Turn, prefix: str, name: str) -> None:
         self.turn, self.name, self.id = turn, name, new_id(prefix)
@@ -236,7 +233,7 @@ class TurnAnswer(ABC):
         self.last: Delta | None = None
 
     async def write(self, exchange: Exchange, *, stream: bool) -> None:
-        """Serve the turn, whole or as a stream of events."""
+        """Send the response, at once or as a stream of events."""
         job = Job(
             prompts=[self.turn.prompt],
             params=self.turn.params,
@@ -270,7 +267,7 @@ class TurnAnswer(ABC):
 
     @property
     def was_cut(self) -> bool:
-        """Whether the output was cut at a limit."""
+        """Whether the output ended at a length limit."""
         return self.last is not None and self.last.finish_reason is FinishReason.LENGTH
 
     @abstractmethod
