@@ -1,1 +1,1 @@
-"""Prometheus metrics and OpenTelemetry spans."""
+"""Prometheus metrics and OpenTelemetry traces."""

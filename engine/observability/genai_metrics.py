@@ -1,4 +1,4 @@
-"""OpenTelemetry's metrics of generative AI servers, in addition to the spans of ``tracing``."""
+"""OpenTelemetry metrics for generative AI servers."""
 
 from __future__ import annotations
 
@@ -33,10 +33,9 @@ OPERATION, PROVIDER = "text_completion", "octavo"
 
 
 class GenAiMetrics:
-    """An Observer that measures ended requests and passes everything on to ``inner``."""
+    """Observer that records metrics of finished requests, then calls ``inner``."""
 
     def __init__(self, inner: Observer, reader: MetricReader, *, model: str) -> None:
-        """Create the metrics. ``reader`` exports them on its own thread."""
         from opentelemetry.sdk.metrics import MeterProvider
         from opentelemetry.sdk.resources import Resource
 
@@ -66,7 +65,7 @@ class GenAiMetrics:
         self._inner.rejected(reason)
 
     def close(self) -> None:
-        """Send the remaining data, and stop."""
+        """Send the remaining data and stop."""
         self._provider.shutdown()
 
     def _measure(self, request: RequestRecord) -> None:
@@ -85,8 +84,7 @@ class GenAiMetrics:
 
 
 def otlp_reader(endpoint: str) -> MetricReader:
-    """Return a reader that sends metrics to a collector (see ``otlp_exporter``) every
-    OTEL_METRIC_EXPORT_INTERVAL milliseconds (60,000)."""
+    """Return a reader that exports metrics to an OTLP collector every OTEL_METRIC_EXPORT_INTERVAL ms."""
     exporter = otlp_exporter("metrics", endpoint)
     from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 

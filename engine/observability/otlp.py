@@ -1,4 +1,4 @@
-"""Export of spans and metrics over OTLP, configured by OpenTelemetry's variables."""
+"""Export of traces and metrics over OTLP, configured by OpenTelemetry's environment variables."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ..api.errors import InvalidConfig
 
 
 def endpoint_of(signal: str, variables: Mapping[str, str] = os.environ) -> str | None:
-    """Return the OTLP endpoint that OpenTelemetry's variables set for ``signal`` ("traces", "metrics"); None
-    if unset or turned off. Raises InvalidConfig for an unsupported exporter or protocol."""
+    """Return the OTLP endpoint for "traces" or "metrics", or None. Raises InvalidConfig for an unsupported
+    exporter or protocol."""
     name = signal.upper()
     if variables.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
@@ -40,16 +40,15 @@ def endpoint_of(signal: str, variables: Mapping[str, str] = os.environ) -> str |
     return endpoint
 
 
-_EXPORTERS = {  # by signal: module of the SDK, module and class of the exporter
+_EXPORTERS = {  # modules and classes of OpenTelemetry's SDK
     "traces": ("trace", "trace_exporter", "OTLPSpanExporter"),
     "metrics": ("metrics", "metric_exporter", "OTLPMetricExporter"),
 }
 
 
 def otlp_exporter(signal: str, endpoint: str) -> Any:
-    """Return OpenTelemetry's exporter of ``signal`` to a collector with OTLP over gRPC. Further settings
-    (headers, certificates, timeouts) come from the variables ``OTEL_EXPORTER_OTLP_*``. Raises InvalidConfig
-    without the extra ``tracing``, or if the endpoint is not an http(s) address."""
+    """Return an exporter for OTLP over gRPC. Raises InvalidConfig without the extra ``tracing``, or for an
+    invalid endpoint."""
     sdk, module, name = _EXPORTERS[signal]
     try:
         importlib.import_module(f"opentelemetry.sdk.{sdk}")

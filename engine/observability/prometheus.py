@@ -1,7 +1,6 @@
-"""Prometheus metrics, updated once per engine step and served over HTTP on their own port.
+"""Prometheus metrics, updated after each step and served on their own HTTP port.
 
-Names, labels and buckets are a stable interface for dashboards and alerts. Units are base units; names have
-no colons, and labels no request ids.
+Names, labels and buckets are a stable interface for dashboards. Units are base units.
 """
 
 from __future__ import annotations
@@ -41,10 +40,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 class SharedAnswer(Generic[AnswerT]):
-    """Shares the answers of ``make``. One thread at a time calls it, at most every ``interval_s`` seconds.
-
-    A caller never gets an old answer: computing the answer began after the caller had arrived.
-    """
+    """Caches the result of ``make`` for concurrent callers. No caller gets a result older than its call."""
 
     def __init__(
         self,
@@ -59,7 +55,7 @@ class SharedAnswer(Generic[AnswerT]):
         self._clock = clock
         self._sleep = sleep
         self._lock = threading.Lock()
-        self._made: tuple[float, AnswerT] | None = None  # the latest answer, and the start of its computation
+        self._made: tuple[float, AnswerT] | None = None  # start of the computation, and its result
 
     def __call__(self) -> AnswerT:
         came = self._clock()
@@ -76,8 +72,7 @@ class SharedAnswer(Generic[AnswerT]):
             return answer
 
 
-# Seconds. The lower ends are 1 ms: a small model answers that fast, and buckets that start
-# at 5 ms would hide every improvement below.
+# Buckets in seconds. They start at 1 ms because small models answer that fast.
 TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 TTFT_BUCKETS = (*TOKEN_BUCKETS, 10.0, 30.0, 60.0, 120.0)
 REQUEST_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -87,14 +82,14 @@ MISS_REASONS = (
 STEP_TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
-SCRAPE_INTERVAL_S = 0.1  # seconds; rendering blocks this process for milliseconds
+SCRAPE_INTERVAL_S = 0.1  # seconds; rendering takes milliseconds
 
 
 class Metrics:
     """Observer with Prometheus metrics in its own registry."""
 
     def __init__(self, *, with_vllm_names: bool = False) -> None:
-        """Create the metrics. ``with_vllm_names``: also export gauges for gateways under vLLM's names."""
+        """``with_vllm_names``: also export gauges under vLLM's names."""
         self._with_vllm_names = with_vllm_names
         self._info: EngineInfo | None = None
         self._gauges = Gauges()
@@ -189,7 +184,7 @@ class Metrics:
         registry.register(self._store)
         registry.register(self._swap)
         ProcessCollector(registry=registry)  # descriptors, memory and start time of the process
-        # Known label values start at 0, so that rates have no gap before the first event.
+        # Known label values start at 0, so that rates have no gaps.
         for metric, values in (
             (self._requests, FinishReason),
             (self._misses, MISS_REASONS),
@@ -200,7 +195,7 @@ class Metrics:
                 metric.labels(value)
 
     def describe(self, info: EngineInfo) -> None:
-        """Set the labels that describe the served model. Called once the model is loaded."""
+        """Set the labels of the served model."""
         self._info = info
         versions = {"version": octavo.__version__, "backend": info.backend, "model": info.name}
         self._build_info.info(versions)
@@ -215,7 +210,7 @@ class Metrics:
         )
 
     def step(self, record: StepRecord) -> None:
-        """Observe one step (octavo.engine.api.stats.Observer)."""
+        """Record one step."""
         self.set_gauges(record.gauges)
         self._queried.inc(record.query_tokens)
         self._hits.inc(record.hit_tokens)
@@ -240,7 +235,7 @@ class Metrics:
             for value in values:
                 histogram.observe(value)
         for request in record.ended:
-            # Failures caused by a client's parameters must not raise the operator's alert.
+            # Errors in clients' parameters must not raise the operator's alert.
             self._requests.labels("invalid" if request.invalid else request.finish_reason.value).inc()
             self._prompt.inc(request.prompt_tokens)
             self._request_seconds.observe(request.total_s)
@@ -255,11 +250,10 @@ class Metrics:
             self._draft_counts.add(num_drafts, num_accepted)
 
     def rejected(self, reason: str) -> None:
-        """Observe a refusal at submission (octavo.engine.api.stats.Observer)."""
+        """Record a refused request."""
         self._rejected.labels(reason).inc()
 
     def set_gauges(self, gauges: Gauges) -> None:
-        """Set the gauges of the engine as it stands now."""
         self._gauges = gauges
         self._running.set(gauges.num_running)
         self._waiting.set(gauges.num_waiting)
@@ -279,7 +273,7 @@ class Metrics:
         self._usage.set(gauges.pages_held / (sum(pages.values()) or 1))
 
     def set_holders(self, counts: Mapping[str, int]) -> None:
-        """Set the numbers of resources that clients and requests hold, by kind."""
+        """Set the number of held resources by kind."""
         for kind, count in counts.items():
             self._holders.labels(kind).set(count)
 
@@ -292,10 +286,7 @@ class Metrics:
         return text
 
     def scrape(self, probes: Probes) -> tuple[str, bytes]:
-        """Return content type and text for a scrape, up to date even without steps.
-
-        All scrapers of a server share an answer every ``SCRAPE_INTERVAL_S``.
-        """
+        """Return content type and text for a scrape. Scrapers share a result for ``SCRAPE_INTERVAL_S``."""
         if self._scraped is None:
             self._scraped = SharedAnswer(lambda: self._scrape(probes), SCRAPE_INTERVAL_S)
         return self._scraped()
@@ -307,12 +298,12 @@ class Metrics:
 
 
 class Probes(Protocol):
-    """Questions about the server that the HTTP port's threads ask."""
+    """State of the server, as queried by the metrics port's threads."""
 
     def gauges(self) -> Gauges: ...
 
     def holders(self) -> Mapping[str, int]:
-        """Return the numbers of resources that clients and requests hold, by kind."""
+        """Return the number of held resources by kind."""
         ...
 
     def alive(self) -> str | None:
@@ -320,15 +311,12 @@ class Probes(Protocol):
         ...
 
     def ready(self) -> str | None:
-        """Return why no requests should be sent now; None if the server takes them."""
+        """Return why the server refuses requests now; None if it accepts them."""
         ...
 
 
 class MetricsServer:
-    """Serves ``/metrics``, ``/healthz`` (alive) and ``/readyz`` (taking requests) over HTTP or HTTPS.
-
-    Its threads answer while the engine and the event loop are busy.
-    """
+    """Serves ``/metrics``, ``/healthz`` and ``/readyz`` on its own threads."""
 
     def __init__(
         self,
@@ -339,11 +327,10 @@ class MetricsServer:
         tls: ssl.SSLContext | None = None,
         may_read: Callable[[str], bool] | None = None,
     ) -> None:
-        """Listen at once. Raises InvalidConfig if the address cannot be listened on.
+        """Start to listen. Raises InvalidConfig if that fails.
 
-        tls        serve only HTTPS
-        may_read   function: whether a client with this ``Authorization`` header ("" for none) may read
-                   metrics; ``/healthz`` and ``/readyz`` are open to all
+        tls        TLS context; None for plain HTTP
+        may_read   returns whether an ``Authorization`` header permits reading metrics
         """
         try:
             self._server = _HTTPServer(address, _routes(metrics, probes), tls, may_read)
@@ -400,7 +387,6 @@ class _HTTPServer(ThreadingHTTPServer):
         super().__init__((address.host, address.port), _Handler)
 
     def get_request(self) -> tuple[socket, Any]:
-        """Leave the handshake to the connection's thread, so that a silent client does not block others."""
         connection, peer = super().get_request()
         if self._tls is not None:
             connection = self._tls.wrap_socket(
@@ -414,7 +400,7 @@ class _HTTPServer(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: _HTTPServer
-    timeout = 10  # seconds a client may take to send its request
+    timeout = 10  # seconds for a client to send its request
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
@@ -432,5 +418,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(body)
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Do nothing: scrapes are not logged."""
+    def log_message(self, format: str, *args: object) -> None: ...

@@ -1,4 +1,4 @@
-"""Prometheus metrics by tenant, and of pages that are kept on disk or in host memory."""
+"""Prometheus metrics by tenant, and of page stores."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OTHERS = "(others)"
 
 
 class TenantMetrics:
-    """Metrics by named tenant; requests without a tenant are not counted."""
+    """Metrics by tenant. Requests without a tenant are not counted."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         labels = ("tenant",)
@@ -41,13 +41,12 @@ class TenantMetrics:
             (*labels, "kind"),
             registry=registry,
         )
-        self._labels: dict[str, str] = {}  # labels of tenants with their own label
+        self._labels: dict[str, str] = {}  # labels of tenants that have their own label
         self._counters: dict[tuple[str, str], Counter] = {}
         self._loads: Mapping[str, TenantLoad] = {}
 
     def set_loads(self, loads: Mapping[str, TenantLoad]) -> None:
-        """Set the running and waiting sequences of each tenant. Nothing has changed if ``loads`` is the same
-        object as before."""
+        """Set the running and waiting sequences of each tenant."""
         if loads is self._loads:
             return
         self._loads = loads
@@ -62,7 +61,6 @@ class TenantMetrics:
                 gauge.labels(label).set(count)
 
     def count(self, tokens: Mapping[str, TenantTokens]) -> None:
-        """Count a step's tokens for each tenant."""
         for tenant, counts in tokens.items():
             label = self._label(tenant)
             for kind, number in counts._asdict().items():
@@ -74,14 +72,14 @@ class TenantMetrics:
         label = self._labels.get(tenant)
         if label is None:
             if len(self._labels) >= MAX_TENANTS:
-                self._labels[OTHERS] = OTHERS  # so that its gauges fall to zero, too
+                self._labels[OTHERS] = OTHERS  # resets the gauge of other tenants to zero
                 return OTHERS
             label = self._labels[tenant] = tenant
         return label
 
 
 class StoreCollector(Collector):
-    """Exports the counts of the disk store. ``counts`` is set after each step; None without a store."""
+    """Exports the counters of the disk store."""
 
     def __init__(self) -> None:
         self.counts: StoreCounts | None = None
@@ -112,7 +110,7 @@ class StoreCollector(Collector):
 
 
 class SwapCollector(Collector):
-    """Exports the counts of pages that --swap-memory keeps in host memory."""
+    """Exports the counters of --swap-memory."""
 
     def __init__(self) -> None:
         self.counts: SwapCounts | None = None

@@ -1,9 +1,7 @@
-"""OpenTelemetry: one span per request, with its stages as events.
+"""OpenTelemetry traces: one span per request.
 
-Needs the extra ``tracing``. A span begins when the request is submitted. Its events are ``prefill`` (first
-computation of its prompt, after queueing) and ``decode`` (first token). If the call carries ``traceparent``
-(W3C Trace Context), the caller's span is the parent. Attributes follow OpenTelemetry's conventions for
-generative AI where they have a name. Spans contain no text and no token ids.
+Events of a span are ``prefill`` (first computation of the prompt) and ``decode`` (first token). The
+metadata ``traceparent`` sets the parent span. Spans contain no text and no token ids.
 """
 
 from __future__ import annotations
@@ -22,15 +20,14 @@ from ..api.stats import Observer, RequestRecord, StepRecord
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
-MAX_PARENTS = 4096  # limit of remembered parents, because those of refused requests stay
+MAX_PARENTS = 4096  # limit of remembered parent spans
 HEADERS = ("traceparent", "tracestate")
 
 
 class Tracing:
-    """Observer that exports spans of ended requests and passes everything on to ``inner``."""
+    """Observer that exports spans of finished requests, then calls ``inner``."""
 
     def __init__(self, inner: Observer, exporter: SpanExporter, *, model: str) -> None:
-        """Create the tracer. The exporter's thread sends spans in batches."""
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -47,7 +44,7 @@ class Tracing:
         self._lock = threading.Lock()
 
     def begin(self, request_id: str, metadata: Iterable[tuple[str, str | bytes]]) -> None:
-        """Remember the parent span of a request, from the metadata of its call."""
+        """Remember the parent span in a call's metadata."""
         headers = {key: value for key, value in metadata if key in HEADERS and isinstance(value, str)}
         if not headers:
             return
@@ -65,7 +62,7 @@ class Tracing:
         self._inner.rejected(reason)
 
     def close(self) -> None:
-        """Send the remaining data, and stop."""
+        """Send the remaining data and stop."""
         self._provider.shutdown()
 
     def _span(self, request: RequestRecord, end: int) -> None:

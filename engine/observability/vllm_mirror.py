@@ -1,8 +1,4 @@
-"""Octavo's counters and histograms, repeated under vLLM's names.
-
-For dashboards, alerts and gateways made for vLLM. Buckets are Octavo's. ``request_success_total`` counts the
-finish reasons that vLLM counts as success.
-"""
+"""Octavo's metrics under vLLM's names, for existing dashboards."""
 
 from __future__ import annotations
 
@@ -29,23 +25,21 @@ class _Sample:
 
 @dataclass(slots=True)
 class DraftCounts:
-    """Counts of speculative decoding since the start."""
+    """Counters of speculative decoding."""
 
     num_drafts: int = 0
     num_draft_tokens: int = 0
-    accepted_at: Counter[int] = field(default_factory=Counter)  # accepted drafts by position in a step
+    accepted_at: Counter[int] = field(default_factory=Counter)  # accepted draft tokens by position
 
     def add(self, num_drafts: int, num_accepted: int) -> None:
-        """Count the drafts of one sequence in a step, and how many of them were accepted."""
+        """Count the proposed and accepted draft tokens of one sequence in one step."""
         self.num_drafts += 1
         self.num_draft_tokens += num_drafts
         self.accepted_at.update(range(num_accepted))
 
 
 def render_vllm(gauges: Gauges, info: EngineInfo, drafts: DraftCounts) -> bytes:
-    """Return gauges and counters of speculative decoding in the Prometheus text format, version 0.0.4.
-    Written here because prometheus_client rewrites colons in names. ``kv_cache_usage_perc`` is a ratio from 0
-    to 1 in spite of its name, as in vLLM."""
+    """Return gauges in the Prometheus text format. prometheus_client cannot write names with colons."""
     model = {"model_name": info.name}
     pages = gauges.pages_held + gauges.pages_idle_cached + gauges.pages_idle_empty
     config = {"block_size": str(info.page_size), "num_gpu_blocks": str(info.num_pages)}
@@ -105,7 +99,7 @@ SUCCESS = {"stop", "length", "abort"}
 
 
 def render_mirror(registry: CollectorRegistry, info: EngineInfo, adapters: AdapterLoad | None) -> bytes:
-    """Return the metrics in the Prometheus text format, version 0.0.4; ``adapters``: those in use."""
+    """Return metrics in the Prometheus text format."""
     families = {family.name: family for family in registry.collect()}
     lines = [line for own, name in NAMES.items() for line in _family(families[own], name, info.name)]
     max_loras, running, waiting = adapters or AdapterLoad(0, (), ())
@@ -136,5 +130,5 @@ def _labels(labels: dict[str, str]) -> str:
 
 
 def escaped(value: str) -> str:
-    """Return a label's value, escaped for the text format."""
+    """Return a label value, escaped for the Prometheus text format."""
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
