@@ -1,8 +1,7 @@
-"""Threads that compile schemas and grammars, each with a helper process that vets them first.
+"""Threads that compile schemas and grammars.
 
-A source is first compiled in the helper process, under limits of time, memory and stack. If the source
-passes, it is compiled again in this process, because a compiled grammar cannot leave its process. llguidance
-releases the interpreter lock while it compiles. The threads are daemons, so they do not delay an exit.
+A helper process compiles each source first, under limits of time, memory and stack. If that succeeds, the
+source is compiled again in this process.
 """
 
 from __future__ import annotations
@@ -28,14 +27,12 @@ Item = TypeVar("Item")
 
 
 class TenantQueue(Generic[Item]):
-    """A first-in-first-out queue for each tenant, served in rotation. Thread-safe."""
+    """A FIFO queue per tenant, served in rotation. Thread-safe."""
 
     def __init__(self, *, max_items: int, max_per_tenant: int) -> None:
         self._max_items = max_items
         self._max_per_tenant = max_per_tenant
-        self._waiting: OrderedDict[str, deque[Item]] = (
-            OrderedDict()
-        )  # non-empty queues by tenant, the next one first
+        self._waiting: OrderedDict[str, deque[Item]] = OrderedDict()  # non-empty queues by tenant
         self._num_items = 0
         self._is_closed = False
         self._changed = threading.Condition()
@@ -44,7 +41,7 @@ class TenantQueue(Generic[Item]):
         return self._num_items
 
     def put(self, item: Item, tenant: str) -> None:
-        """Add an item. Raises Overloaded if there are too many items, in all or of this tenant."""
+        """Add an item. Raises Overloaded if there are too many items."""
         with self._changed:
             mine = self._waiting.get(tenant, ())
             for number, most, whose in (
@@ -63,7 +60,7 @@ class TenantQueue(Generic[Item]):
             self._changed.notify()
 
     def take(self) -> Item | None:
-        """Wait for the next item and return it; None once the queue is closed."""
+        """Wait for the next item; return None after ``close``."""
         with self._changed:
             while not self._waiting and not self._is_closed:
                 self._changed.wait()
@@ -77,7 +74,7 @@ class TenantQueue(Generic[Item]):
             return item
 
     def remove(self, item: Item) -> bool:
-        """Remove an item; return whether it was still waiting."""
+        """Remove an item and return whether it was still in the queue."""
         with self._changed:
             for tenant, mine in self._waiting.items():
                 if item in mine:
@@ -89,7 +86,7 @@ class TenantQueue(Generic[Item]):
         return False
 
     def close(self) -> list[Item]:
-        """Close the queue; return the waiting items."""
+        """Close the queue and return the remaining items."""
         with self._changed:
             left = [item for mine in self._waiting.values() for item in mine]
             self._waiting.clear()
@@ -101,12 +98,12 @@ class TenantQueue(Generic[Item]):
 
 logger = logging.getLogger(__name__)
 
-_stack_size_lock = threading.Lock()  # the stack size of new threads is a global setting of the process
+_stack_size_lock = threading.Lock()  # the stack size of new threads is a global setting
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A parser at its start, the mask of the first token, and the CPU seconds of compiling."""
+    """A new parser, the mask of its first token, and the CPU seconds of compiling."""
 
     matcher: LLMatcher
     first_mask: bytes
@@ -115,17 +112,17 @@ class Compiled:
 
 @dataclass(slots=True, eq=False)
 class CompileJob:
-    """A source to compile, and its outcome."""
+    """A source to compile, and its result."""
 
     kind: str
     source: str
     outcome: Future[Compiled | Refused] = field(default_factory=Future)
-    vetter: Vetter | None = None  # set while the source is being vetted
+    vetter: Vetter | None = None  # set while the helper process works on the source
     is_cancelled: bool = False
 
 
 class CompilePool:
-    """Compiles jobs on up to ``limits.num_helpers`` threads, which start when there is work. Thread-safe."""
+    """Compiles jobs on up to ``limits.num_helpers`` threads. Thread-safe."""
 
     def __init__(self, tokenizer: TokenizerMaker, limits: CompileLimits) -> None:
         self._tokenizer = tokenizer
@@ -135,9 +132,9 @@ class CompilePool:
         )
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
-        self._num_unfinished = 0  # jobs that wait or are compiled
+        self._num_unfinished = 0  # jobs that wait or run
         self._is_closed = False
-        self.vetters: list[Vetter] = []  # vetters of threads that have used one
+        self.vetters: list[Vetter] = []
 
     def submit(self, job: CompileJob, tenant: str) -> None:
         """Queue a job. Raises Overloaded or EngineStopping."""
@@ -150,7 +147,7 @@ class CompilePool:
                 self._start_thread()
 
     def cancel(self, job: CompileJob) -> None:
-        """Cancel a job that no request awaits: remove it from the queue, or end the process that vets it."""
+        """Remove a job from the queue, or end its helper process."""
         waited = self._queue.remove(job)
         with self._lock:
             job.is_cancelled = True
@@ -161,7 +158,7 @@ class CompilePool:
             job.outcome.set_exception(_cancelled())
 
     def close(self) -> None:
-        """End the helper processes, which ends the threads, too. Returns at once."""
+        """End the helper processes and the threads, without waiting."""
         with self._lock:
             self._is_closed = True
             left = self._queue.close()
@@ -171,7 +168,7 @@ class CompilePool:
             job.outcome.set_exception(_cancelled())
 
     def join(self, timeout_s: float) -> None:
-        """After ``close``, wait a bounded time until the helper processes have ended."""
+        """After ``close``, wait for the helper processes to end."""
         for thread in self._threads:
             thread.join(timeout_s)
 
@@ -195,9 +192,7 @@ class CompilePool:
                     outcome = self._compile(vetter, job)
                 except OctavoError as error:
                     job.outcome.set_exception(error)
-                except (
-                    BaseException
-                ) as error:  # for example a panic of the library, which must not end the thread
+                except BaseException as error:  # such as a panic of the library
                     logger.exception("compiling %s failed", job.kind)
                     job.outcome.set_exception(RequestFailed(f"compiling {job.kind} failed: {error}"))
                 else:
@@ -230,7 +225,6 @@ class CompilePool:
         return Compiled(matcher, mask, vetted.cpu_s)
 
     def _vet(self, vetter: Vetter, job: CompileJob) -> Refused | Vetted:
-        """Vet a source in the helper process; if the process was ended from outside, retry once."""
         for is_last in (False, True):
             with self._lock:
                 if job.is_cancelled:

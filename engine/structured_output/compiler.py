@@ -1,8 +1,4 @@
-"""Compilation of schemas and grammars to constraints on tokens, with the library llguidance.
-
-llguidance runs an Earley parser over a lexer of regular-expression derivatives, so nothing is precomputed per
-vocabulary. Compiling takes about a millisecond, and a mask tens of microseconds even with 150,000 tokens.
-"""
+"""Compilation of schemas and grammars to token constraints, with the library llguidance."""
 
 from __future__ import annotations
 
@@ -33,13 +29,11 @@ if TYPE_CHECKING:
 
 
 MAX_CACHED = 64  # number of compiled grammars to cache
-MAX_CACHED_CHARACTERS = (
-    2**17
-)  # total characters of cached sources; masks inside a string keep about 400 bytes per character
-MAX_CACHED_CPU_S = 2.0  # total CPU seconds of compiling cached sources; each source may keep 30 MB
+MAX_CACHED_CHARACTERS = 2**17  # total characters of cached sources
+MAX_CACHED_CPU_S = 2.0  # total CPU seconds of compiling cached sources
 MAX_CACHED_REFUSALS = 1024
 CLOSE_TIMEOUT_S = 5.0
-# llguidance's message quotes the grammar around the schema, which the caller of a tool has not written.
+# llguidance's message quotes text that the client has not written.
 _SCHEMA_IN_GRAMMAR = re.compile(r"at \d+\(\d+\): failed to compile JSON schema: (.*?) \d+ \| .*", re.DOTALL)
 
 _Key: TypeAlias = tuple[str, str]  # (kind, source)
@@ -47,7 +41,7 @@ _Key: TypeAlias = tuple[str, str]  # (kind, source)
 
 @dataclass(slots=True, eq=False)
 class Compilation:
-    """Future result for one request: a ``constraint`` at its start, or the error that prevented it."""
+    """Future constraint of one request."""
 
     constraint: Future[Constraint] = field(default_factory=Future)
 
@@ -67,11 +61,7 @@ class _UnderWay:
 
 
 class ConstraintCompiler:
-    """Compiles schemas and grammars for one model's tokenizer, first in helper processes. Thread-safe.
-
-    The latest constraints and refusals are cached. ``close`` ends the helper processes; they also end with
-    this object, and with the process.
-    """
+    """Compiles and caches constraints for one tokenizer. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, limits: CompileLimits | None = None) -> None:
         self._vocab_size = vocab_size
@@ -88,15 +78,14 @@ class ConstraintCompiler:
         self._finalizer = weakref.finalize(self, _close, self.pool, self._mask_threads)
 
     def prepare(self) -> None:
-        """Load the library's tokenizer now, which may take a second, instead of with the first constraint. An
-        unsupported model is reported only at the first use."""
+        """Load the library's tokenizer in advance, which may take a second."""
         try:
             self._tokenizer.get()
         except InvalidRequest:
             return
 
     def compile(self, structured: StructuredOutput, tenant: str = "") -> Constraint:
-        """Return a constraint at its start. Raises the errors of ``begin`` and of its future."""
+        """Return a new constraint. Raises InvalidRequest, RequestFailed, Overloaded or EngineStopping."""
         waits = self.begin(structured, tenant)
         try:
             return waits.constraint.result()
@@ -104,11 +93,8 @@ class ConstraintCompiler:
             self.forget(waits)
 
     def begin(self, structured: StructuredOutput, tenant: str = "") -> Compilation:
-        """Start compiling for one request, which must call ``forget`` if it stops waiting before the outcome.
-
-        The future may fail with InvalidRequest, which has the field and its fault, or with RequestFailed.
-        Raises Overloaded if too many sources wait, in all or of this tenant, and EngineStopping.
-        """
+        """Start compiling for one request. The future may fail with InvalidRequest or RequestFailed. Raises
+        Overloaded or EngineStopping."""
         key, waits = (structured.kind, structured.source), Compilation()
         with self._lock:
             if (found := self._cache.get(key)) is not None:
@@ -126,12 +112,12 @@ class ConstraintCompiler:
                 self.pool.submit(under_way.job, tenant)
                 self._under_way[key] = under_way
             under_way.waiting.add(waits)
-        if is_new:  # without the lock, because the callback may run at once
+        if is_new:  # outside of the lock, because the callback may run at once
             under_way.job.outcome.add_done_callback(functools.partial(self._on_done, under_way))
         return waits
 
     def forget(self, waits: Compilation) -> None:
-        """Called when a request no longer waits. A compilation that no request awaits is cancelled."""
+        """Stop waiting for a compilation. It is cancelled if no other request waits."""
         with self._lock:
             found = next((each for each in self._under_way.values() if waits in each.waiting), None)
             if found is None:
@@ -143,12 +129,10 @@ class ConstraintCompiler:
         self.pool.cancel(found.job)
 
     def close(self) -> None:
-        """End the helper processes and the mask threads. Waiting requests fail, and nothing more is
-        compiled."""
+        """End the helper processes and the threads. Waiting requests fail."""
         self._finalizer()
 
     def _on_done(self, under_way: _UnderWay, outcome: Future[Compiled | Refused]) -> None:
-        """Handle an outcome, on a thread of the pool or of the caller of ``close``."""
         job, made, error = under_way.job, None, outcome.exception()
         if error is None:
             try:
@@ -194,7 +178,6 @@ class ConstraintCompiler:
         raise InvalidRequest(refusal)
 
     def _unfit(self, made: Constraint) -> str | None:
-        """Return why the constraint allows no output, or None."""
         try:
             beginnings = np.flatnonzero(made.allowed(may_end=False))
         except ConstraintFailed as error:
@@ -227,8 +210,7 @@ def _close(pool: CompilePool, mask_threads: MaskThreads) -> None:
 
 
 class GrammarDesk:
-    """Keeps each compiled grammar under a number, its ticket, which the request carries to the core. Every
-    ticket is taken or dropped once. Thread-safe."""
+    """Stores compiled grammars by ticket number. Each ticket is taken or dropped once. Thread-safe."""
 
     def __init__(self, compiler: ConstraintCompiler) -> None:
         self.compiler = compiler
@@ -237,8 +219,7 @@ class GrammarDesk:
         self._lock = threading.Lock()
 
     def begin(self, structured: StructuredOutput, tenant: str = "") -> Future[int]:
-        """Start compiling for one request. Return the future of a ticket, which may be cancelled, and fails
-        if compiling fails. Raises the errors of ``ConstraintCompiler.begin``."""
+        """Start compiling for one request and return the future ticket number."""
         waits = self.compiler.begin(structured, tenant)
         ticket: Future[int] = Future()
 
@@ -262,12 +243,11 @@ class GrammarDesk:
         return ticket
 
     def take(self, ticket: int) -> Constraint:
-        """Return the grammar of a ticket."""
+        """Return the grammar of a ticket and remove it."""
         with self._lock:
             return self._kept.pop(ticket)
 
     def drop(self, ticket: int | None) -> None:
-        """Drop a ticket that was not taken."""
         with self._lock:
             self._kept.pop(ticket, None)  # type: ignore[arg-type]
 

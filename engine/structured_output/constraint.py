@@ -1,4 +1,4 @@
-"""Tracks the output of one sample in a grammar, and provides the masks of allowed next tokens."""
+"""Constraint of one sample, which provides the masks of allowed tokens."""
 
 from __future__ import annotations
 
@@ -22,15 +22,11 @@ TOO_COSTLY = "another output with it is too costly to check"
 
 
 class ConstraintFailed(Exception):
-    """The grammar became too expensive to check, or the output left it; the message is for the caller."""
+    """The grammar is too expensive to check, or the output violates it."""
 
 
 class Constraint:
-    """The tokens that a grammar allows next. ``accept`` must be called for every token of the sample.
-
-    A constraint lives as long as its sample; preemption does not affect it. A copy is independent of the
-    original. The CPU time of masks is charged to the request's budget.
-    """
+    """Tokens that a grammar allows next. Call ``accept`` for every token of the sample."""
 
     __slots__ = (
         "_behind",
@@ -59,28 +55,26 @@ class Constraint:
         budget: MaskBudget | None = None,
         lexer: SharedLexer | None = None,
     ) -> None:
-        """Begin at the start of the grammar. ``first_mask``: mask of the first token, if known. ``end_ids``:
-        tokens that end an output when the grammar allows it."""
         self._matcher = matcher
         self._kind = kind
         self._bits = first_mask
-        self._job: MaskJob | None = None  # job that computes the next mask
-        self._drafts: tuple[int, ...] = ()  # drafts of the next tokens
-        self._behind: list[bytes] = []  # masks after the first draft, the first two drafts, ...
+        self._job: MaskJob | None = None
+        self._drafts: tuple[int, ...] = ()  # draft tokens after the current token
+        self._behind: list[bytes] = []  # masks after the first draft token, the first two, ...
         self._threads = threads
         self._vocab_size = vocab_size
         self._end_ids = end_ids
         self._budget = budget or MaskBudget()
-        self._is_lost = False  # whether a token was not passed on, because a mask was stuck
+        self._is_lost = False
         self._lexer = lexer or SharedLexer()
 
     def copy(self) -> Constraint:
-        """Return a copy with its own budget. Not allowed while ``prepare`` is running."""
+        """Return a copy with its own CPU budget."""
         [copy] = self.copies(1)
         return copy
 
     def copies(self, num_samples: int) -> list[Constraint]:
-        """Return copies for the samples of one request, which share a budget."""
+        """Return copies with a shared CPU budget, for the samples of one request."""
         budget = MaskBudget(num_samples)
         return [
             Constraint(
@@ -98,27 +92,24 @@ class Constraint:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the mask of another copy takes so long that steps no longer wait for it."""
+        """Whether the mask of another sample of this request takes too long."""
         return self._lexer.num_stuck > 0
 
     @property
     def is_complete(self) -> bool:
-        """Whether the output is complete, so that only its end may follow."""
+        """Whether the output is complete."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def completed(self, drafts: Sequence[int], most: int) -> tuple[int, ...]:
-        """Return at most ``most`` drafts: ``drafts`` up to the first forbidden one, followed by tokens that
-        the grammar forces. Call it between ``accept`` and ``prepare``.
-
-        No draft ends the output, because no token would be sampled after it.
-        """
+        """Return at most ``most`` draft tokens: the allowed prefix of ``drafts``, then forced tokens. End
+        tokens are excluded."""
         if self._is_lost or self.is_stuck or most <= 0 or not self._budget.has_drafts:
             return ()
         assert self._job is None, "the matcher is busy"
         began = time.thread_time()
         try:
             tokens = self._followed(drafts[:most], most)
-        except BaseException as error:  # the library's panics are not Exceptions
+        except BaseException as error:  # panics of the library are no Exceptions
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
             tokens = []
@@ -136,8 +127,7 @@ class Constraint:
         return [] if matcher.is_error() else tokens
 
     def prepare(self, drafts: Sequence[int] = ()) -> None:
-        """Start computing, on another thread, the next mask and the masks after each of ``drafts``, which
-        ``completed`` returned. A request over its budget has to wait, see ``is_late``."""
+        """Start to compute the next mask, and the masks after each draft token, on another thread."""
         self._prepare(drafts, may_be_put_off=True)
 
     def _prepare(self, drafts: Sequence[int] = (), *, may_be_put_off: bool = False) -> None:
@@ -149,12 +139,11 @@ class Constraint:
             self._threads.submit(self._job, may_be_put_off=may_be_put_off)
 
     def drop(self) -> None:
-        """Give up the next mask, because the sample has ended."""
         if self._job is not None:
             self._job.is_needed = False
 
     def after(self, drafts: Sequence[int]) -> BehindDrafts:
-        """Return the masks after these drafts are accepted; they must be the first given to ``prepare``."""
+        """Return the masks after these accepted draft tokens."""
         assert tuple(drafts) == self._drafts[: len(drafts)], "the grammar has not checked these drafts"
         return BehindDrafts(self, len(drafts))
 
@@ -171,9 +160,8 @@ class Constraint:
         return job is not None and job.is_over and self._threads.has_failed(job) is None
 
     def allowed(self, *, may_end: bool = True, may_be_late: bool = False) -> Mask:
-        """Return the mask [V] of allowed next tokens, at least one. Without ``may_end``, end tokens are left
-        out unless nothing else is allowed. Waits for ``prepare`` for a bounded time. Raises ConstraintFailed
-        if the mask is not available or too expensive. ``may_be_late``: see ``MaskThreads.wait``."""
+        """Wait for the mask [V] of allowed tokens and return it. ``may_end``: include end tokens. Raises
+        ConstraintFailed if the mask takes too long."""
         return self._mask(self._next_bits(may_be_late=may_be_late), may_end=may_end)
 
     def _mask(self, packed: bytes, *, may_end: bool) -> Mask:
@@ -203,18 +191,14 @@ class Constraint:
         return self._bits
 
     def accept(self, token: int) -> None:
-        """Advance by the sample's next token; after a forbidden one, ``allowed`` raises the error.
-
-        The library holds the interpreter lock for about as long as computing the previous mask took, which is
-        bounded.
-        """
+        """Advance by the sample's next token."""
         assert self._job is None, "a token was accepted before its mask was computed"
         held = bool(self._behind) and token == self._drafts[0]
         self._bits = self._behind[0] if held else None  # mask after this token
         self._drafts, self._behind = (self._drafts[1:], self._behind[1:]) if held else ((), [])
         self._is_lost = self._is_lost or self.is_stuck
         if self._is_lost:
-            return  # computing the next mask reports it
+            return
         began = time.thread_time()
         self._matcher.consume_token(token)
         self._budget.charge(time.thread_time() - began)
@@ -222,7 +206,7 @@ class Constraint:
 
 
 class BehindDrafts:
-    """The masks of a constraint after accepted drafts. Valid until the constraint's next ``accept``."""
+    """Masks of a constraint after accepted draft tokens, valid until the next ``accept``."""
 
     __slots__ = ("_constraint", "_num_drafts")
 
@@ -231,8 +215,7 @@ class BehindDrafts:
         self._num_drafts = num_drafts
 
     def allowed(self, *, may_end: bool = True, may_be_late: bool = False) -> Mask:
-        """Return the mask as ``Constraint.allowed`` does. Raises ConstraintFailed also if the mask was not
-        computed ahead."""
+        """Return the mask [V] of allowed tokens. Raises ConstraintFailed if it was not precomputed."""
         constraint = self._constraint
         bits = constraint._bits_behind(self._num_drafts, may_be_late=may_be_late)
         return constraint._mask(bits, may_end=may_end)

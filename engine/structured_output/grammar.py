@@ -1,8 +1,4 @@
-"""Conversion of schemas, patterns and lists of choices to llguidance's form of a grammar.
-
-Runs only in helper processes (``vetting_process``): sources come from clients, and neither this module nor
-the library limits the time and memory that a source takes.
-"""
+"""Conversion of schemas, patterns and choices to llguidance grammars. It runs only in helper processes."""
 
 from __future__ import annotations
 
@@ -24,25 +20,24 @@ from .limits import (
 )
 from .schema_check import check_schema
 
-# White space between JSON elements; without a limit, some models write nothing else.
+# White space between JSON elements. Without a limit, some models write nothing else.
 WHITESPACE = r"[ \n]?"
 _RULE = re.compile(r"^\s*[?!]?[\w.\-]+(?:\[[^\]\n]*\])?(?:\.\d+)?\s*(?:::=|:)", re.MULTILINE)
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*+"|/(?:[^/\\\n]|\\.)++/')
-_OPERATORS = re.compile(r"[|()\[\]{}*+?]")  # operators of a regular expression; text between them is literal
+_OPERATORS = re.compile(r"[|()\[\]{}*+?]")  # operators of a regular expression
 _PROSE = {
     "title",
     "description",
     "$comment",
     "examples",
     "default",
-}  # keywords of a schema that do not affect tokens
+}  # schema keywords without an effect on tokens
 _TAG_KEYS = {"type", "triggers", "structures"}
 _STRUCTURE_KEYS = {"begin", "schema", "end"}
 
 
 def grammar_of(kind: str, source: str) -> str:
-    """Convert the source of a grammar to llguidance's form. ``kind``: name of the field of
-    ``StructuredOutput`` that the source is from. Raises ValueError for an invalid or oversized source."""
+    """Convert a source to an llguidance grammar. Raises ValueError for an invalid or oversized source."""
     made = _grammar_of(kind, source)
     if len(made) > MAX_GRAMMAR_BYTES:
         raise ValueError(f"its grammar has {len(made)} bytes, but at most {MAX_GRAMMAR_BYTES} are allowed")
@@ -78,7 +73,6 @@ def _grammar_of(kind: str, source: str) -> str:
 
 
 def _schemas_in(grammar: str) -> Iterator[Any]:
-    """Yield the JSON schemas that a Lark grammar has as ``%json``; the library refuses invalid JSON."""
     for place in re.finditer(r"%json\s*", grammar):
         with contextlib.suppress(ValueError):
             yield json.JSONDecoder().raw_decode(grammar, place.end())[0]
@@ -104,7 +98,6 @@ def _parsed(source: str) -> Any:
 
 
 def _check_size(value: object) -> None:
-    """Raise ValueError for JSON that is too deep, is too large, or has too many references."""
     num_values, references = 0, set()
     for depth, level in enumerate(_levels(value), start=1):
         if depth > MAX_DEPTH:
@@ -135,8 +128,6 @@ def _levels(value: object) -> Iterator[list[object]]:
 
 
 def _check_literals(values: Iterable[object]) -> None:
-    """Raise ValueError for a string that is too long: each mask inside a string takes time in proportion to
-    the rest of the string."""
     longest = max((len(each.encode()) for each in values if isinstance(each, str)), default=0)
     if longest > MAX_LITERAL_BYTES:
         raise ValueError(f"it has a literal of {longest} bytes, but at most {MAX_LITERAL_BYTES} are allowed")
@@ -148,8 +139,6 @@ def _check_number(what: str, number: int, most: int) -> None:
 
 
 def _tag_grammar(value: Any) -> str:
-    """Return the grammar of {"triggers": [...], "structures": [{"begin", "schema", "end"}]}, vLLM's first
-    form of structural tags."""
     from llguidance import StructTag
 
     if not isinstance(value, dict) or not isinstance(value.get("structures"), list):

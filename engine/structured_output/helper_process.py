@@ -1,7 +1,6 @@
-"""Helper processes: a Python module in a process of its own, which answers messages over its standard input
-and output. A hostile input may crash, hang or fill such a process without harm to the engine's process.
+"""Helper processes, which protect the engine from hostile input.
 
-``packed`` messages are four bytes of length, big-endian, then JSON.
+A message is a big-endian length of four bytes, followed by JSON, on standard input or output.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _READ = 2**20
 
 
 class HelperEnded(Exception):
-    """The helper process has closed its pipes."""
+    """The helper process has ended."""
 
 
 class HelperLate(Exception):
@@ -31,18 +30,18 @@ class HelperLate(Exception):
 
 
 class HelperProcess:
-    """Base of classes that run one helper process. One thread at a time may use it, except ``interrupt``."""
+    """Base class for owners of a helper process. Only ``interrupt`` is thread-safe."""
 
     _module: str
-    _patience_s = 1.0  # seconds to end by itself; the exit status then tells how the process crashed
+    _patience_s = 1.0  # seconds to end by itself
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._got = bytearray()  # bytes of the next answer
+        self._got = bytearray()
         self._is_closed = False
 
     def interrupt(self) -> None:
-        """End the process, from any thread."""
+        """End the process. Thread-safe."""
         if (process := self._process) is not None:
             process.kill()
 
@@ -51,7 +50,6 @@ class HelperProcess:
         return self._process is not None and self._process.poll() is None
 
     def _spawn(self) -> None:
-        """Start the process. Raises OSError."""
         self._got.clear()
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", self._module],
@@ -59,14 +57,12 @@ class HelperProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             bufsize=0,
-            start_new_session=True,  # only the engine's process handles a terminal's Ctrl-C
+            start_new_session=True,  # the helper process must not get a terminal's Ctrl-C
         )
 
     def _exchange(
         self, message: bytes, seconds: float, answer_in: Callable[[bytearray], AnswerT | None]
     ) -> AnswerT:
-        """Send a message and return its answer. ``answer_in`` takes the answer out of the received bytes, or
-        returns None while bytes are missing. Raises HelperEnded or HelperLate."""
         process = self._process
         assert process is not None
         assert process.stdin is not None
@@ -97,7 +93,6 @@ class HelperProcess:
         return answer
 
     def _end(self) -> int:
-        """End the process if it still runs; return its exit status."""
         process, self._process = self._process, None
         if process is None:
             return 0
@@ -117,7 +112,7 @@ def packed(message: dict[str, Any]) -> bytes:
 
 
 def next_message(got: bytearray) -> dict[str, Any] | None:
-    """Take the next whole message out of received bytes, or return None."""
+    """Remove and return the next complete message, or return None."""
     if len(got) < _LENGTH.size:
         return None
     end = _LENGTH.size + _LENGTH.unpack_from(got)[0]

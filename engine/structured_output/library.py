@@ -1,4 +1,4 @@
-"""llguidance, configured for the engine's process and the helper processes."""
+"""Configuration of llguidance for the engine and the helper processes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def make_tokenizer(serialized: str, *, num_tokens: int, end_ids: Sequence[int]) -> LLTokenizer:
-    """Return the library's form of a ``tokenizer.json``. Raises ValueError, and the library's panics."""
+    """Build llguidance's tokenizer from a ``tokenizer.json``. Raises ValueError or a panic of the library."""
     from llguidance import LLTokenizer
 
     return LLTokenizer(serialized, n_vocab=num_tokens, eos_token=list(end_ids))
 
 
 def make_matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
-    """Return a parser at its start; ``is_error`` tells whether the grammar is unusable."""
+    """Return a new parser; ``is_error`` tells whether the grammar is invalid."""
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(
@@ -40,6 +40,6 @@ def make_matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
 
 
 def first_line(message: str) -> str:
-    """Return the first line of a library's message; later lines have only the parser's internal state."""
+    """Return the first line of a message; later lines show the parser's internal state."""
     lines = [line.strip() for line in message.partition("<state>")[0].splitlines()]
     return " ".join(line for line in lines if line)[:300]

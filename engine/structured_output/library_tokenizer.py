@@ -1,4 +1,4 @@
-"""llguidance's form of a model's tokenizer, made once for the engine's process and its helpers."""
+"""llguidance's version of the model's tokenizer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerText:
-    """Data from which a helper process makes its tokenizer."""
+    """Tokenizer data for a helper process."""
 
     serialized: str  # content of a tokenizer.json
     num_tokens: int
@@ -26,14 +26,14 @@ class TokenizerText:
 
 @dataclass(frozen=True, slots=True)
 class LibraryTokenizer:
-    """A tokenizer in llguidance's form, with its source text."""
+    """llguidance's tokenizer and its source."""
 
     text: TokenizerText
     made: LLTokenizer
 
 
 class TokenizerMaker:
-    """Makes the tokenizer at the first use, which may take a second. Thread-safe."""
+    """Builds llguidance's tokenizer at the first use. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, end_ids: tuple[int, ...]) -> None:
         self._source = tokenizer
@@ -57,7 +57,7 @@ class TokenizerMaker:
         try:
             text = TokenizerText(self._source.serialized(), self._num_tokens, self._end_ids)
             made = make_tokenizer(text.serialized, num_tokens=text.num_tokens, end_ids=text.end_ids)
-        except BaseException as error:  # the library raises ValueError and panics
+        except BaseException as error:  # the library raises ValueError or panics
             raise InvalidRequest(
                 f"structured output is not possible with this model's tokenizer: {first_line(str(error))}; "
                 "leave it out"

@@ -1,8 +1,6 @@
-"""Budget for computing the masks of one request.
+"""CPU budget for the masks of one request.
 
-It is a token bucket of CPU seconds: every mask takes its time out of the bucket, and every token adds a
-little. Wall time does not count, because it grows when other masks delay the engine. Masks for drafts have
-their own bucket: when it is empty, the request continues without drafts.
+It is a token bucket: each mask takes its CPU seconds, and each generated token adds a few.
 """
 
 from __future__ import annotations
@@ -10,20 +8,20 @@ from __future__ import annotations
 import threading
 
 BURST_S = 0.25  # CPU seconds in a full bucket
-TOKEN_S = 0.0015  # CPU seconds added per token of a request's first sample
-LATE_S = 0.01  # CPU seconds of one mask, after which steps go on without its request
-OTHER_TOKEN_S = 0.0002  # CPU seconds added per token of the request's other samples
+TOKEN_S = 0.0015  # CPU seconds added per token of the first sample
+LATE_S = 0.01  # CPU seconds of a mask before steps continue without its request
+OTHER_TOKEN_S = 0.0002  # CPU seconds added per token of other samples
 
 
 class MaskBudget:
-    """Budget of one request, shared by its samples. Thread-safe."""
+    """CPU budget of one request, shared by its samples. Thread-safe."""
 
     def __init__(self, num_samples: int = 1) -> None:
         self._per_token = (TOKEN_S + OTHER_TOKEN_S * (num_samples - 1)) / num_samples
         self._left = BURST_S
         self._left_for_drafts = BURST_S
         self._lock = threading.Lock()
-        self.spent_s = 0.0  # CPU seconds spent since the beginning
+        self.spent_s = 0.0
 
     def charge(self, seconds: float) -> None:
         with self._lock:
@@ -31,19 +29,19 @@ class MaskBudget:
             self.spent_s += seconds
 
     def charge_drafts(self, seconds: float) -> None:
-        """Take seconds for masks of drafts out of their bucket."""
+        """Charge CPU seconds to the separate budget for draft tokens."""
         with self._lock:
             self._left_for_drafts -= seconds
 
     def note_token(self) -> None:
-        """Add the seconds that a sample earns with a new token."""
+        """Add the CPU seconds for one generated token."""
         with self._lock:
             self._left = min(BURST_S, self._left + self._per_token)
             self._left_for_drafts = min(BURST_S, self._left_for_drafts + self._per_token)
 
     @property
     def has_drafts(self) -> bool:
-        """Whether the bucket for drafts is not empty."""
+        """Whether the budget for draft tokens is not used up."""
         return self._left_for_drafts > 0
 
     @property
@@ -52,7 +50,7 @@ class MaskBudget:
 
     @property
     def used_s(self) -> float:
-        """Seconds missing from a full bucket."""
+        """CPU seconds missing from a full bucket."""
         return BURST_S - self._left
 
     @property
@@ -60,8 +58,6 @@ class MaskBudget:
         return self._left < BURST_S / 2
 
     def is_over(self, running_s: float) -> bool:
-        """Whether a mask that has run this long leaves less than half a bucket, or has run too long.
-
-        Such a request waits for its mask alone, while others continue.
-        """
+        """Whether a mask with this many CPU seconds exceeds the budget. Steps then continue without its
+        request."""
         return self._left - running_s < BURST_S / 2 or running_s > LATE_S

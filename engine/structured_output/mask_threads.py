@@ -1,10 +1,7 @@
-"""Threads that compute masks during the forward pass, while llguidance releases the interpreter lock.
+"""Threads that compute masks during the forward pass.
 
-A step waits for a mask for a bounded time. If a mask takes too long, its request fails, and its thread counts
-as stuck until it is done. There are two threads, and one more for each stuck one, up to a limit.
-
-Masks of requests over their budget are put off: they are computed one at a time with pauses, and steps
-continue without the rows of these requests. All such requests together take ``SPENT_SHARE`` of one CPU.
+A step waits for a mask for a limited time; then the request fails. Requests over their CPU budget get
+their masks later, and steps continue without them.
 """
 
 from __future__ import annotations
@@ -24,43 +21,37 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 NUM_THREADS = 2
-MAX_STUCK = 4  # threads that may be stuck in masks that are no longer awaited
+MAX_STUCK = 4  # threads in masks that took too long
 MAX_MASK_S = 0.1  # CPU seconds of one mask
-MAX_WAIT_S = 2.0  # seconds to wait for one mask, however busy the machine is
-SLOW_MASK_S = 0.005  # CPU seconds of a mask beyond which no masks are computed for drafts
-MAX_WAITS_S = 0.25  # seconds that steps have waited; beyond it, a half-spent budget counts as spent
-SPENT_SHARE = 0.1  # share of one CPU for the masks of all requests that have spent their budgets
-WAITS_SHARE = 0.25  # the sum of these waits falls by this share of the elapsed time
-_LOOK_S = 0.005  # seconds between checks of an awaited mask
+MAX_WAIT_S = 2.0  # seconds to wait for one mask
+SLOW_MASK_S = 0.005  # CPU seconds of a mask above which masks for drafts are skipped
+MAX_WAITS_S = 0.25  # seconds of recent waiting above which budgets are halved
+SPENT_SHARE = 0.1  # share of one CPU for all requests over their budget
+WAITS_SHARE = 0.25  # decay of the waiting time, as a share of elapsed time
+_LOOK_S = 0.005  # seconds between checks of a mask
 
 _HAS_THREAD_CLOCKS = hasattr(time, "pthread_getcpuclockid")  # not on macOS
 
 
 class MaskFailed(Exception):
-    """The mask could not be computed; the message has the reason."""
+    """The mask could not be computed."""
 
 
 class MaskLate(Exception):
-    """The mask is still being computed, and its request waits for it alone."""
+    """The mask is not ready, and steps continue without its request."""
 
 
 class SharedLexer:
-    """State shared by copies of a compiled grammar: a lexer behind a lock of the library.
-
-    The library holds the lock while it computes a mask. Accepting a token waits for the lock, and holds the
-    interpreter lock meanwhile. So while a mask of one copy is stuck, the other copies must not be used.
-    """
+    """Lexer of a compiled grammar, which its copies share under a lock."""
 
     __slots__ = ("num_stuck",)
 
     def __init__(self) -> None:
-        self.num_stuck = 0  # masks that are no longer awaited
+        self.num_stuck = 0
 
 
 class MaskJob:
-    """A mask to compute, and then the masks after drafts. The job owns the matcher until the job is done.
-    ``behind[k]`` is the mask after the first k + 1 accepted drafts, computed with a copy of the matcher. The
-    list may be shorter: an expensive or forbidden draft ends it."""
+    """Computes a mask, then the masks after draft tokens. ``behind[k]`` follows draft k."""
 
     __slots__ = (
         "_began",
@@ -89,7 +80,6 @@ class MaskJob:
         drafts: Sequence[int] = (),
         bits: bytes | None = None,
     ) -> None:
-        """Create a job. ``bits``: the first mask, if known."""
         self._matcher = matcher
         self._drafts = drafts
         self.lexer = lexer
@@ -99,10 +89,10 @@ class MaskJob:
         self.error: str | None = None
         self.done = threading.Lock()  # locked until the job is done; cheaper than an event
         self.done.acquire()
-        self.is_left = False  # the request stopped waiting during the computation
+        self.is_left = False
         self.is_needed = True
-        self.is_late = False  # steps go on without the request that waits for this mask
-        self.is_put_off = False  # not begun, because its request is over its budget
+        self.is_late = False
+        self.is_put_off = False
         self.submitted_at = time.monotonic()
         self._clock: int | None = None
         self._began: float | None = None
@@ -115,7 +105,7 @@ class MaskJob:
                 self.bits = self._matcher.compute_bitmask()
                 if self._matcher.is_error():
                     self.error = first_line(self._matcher.get_error())
-        except BaseException as error:  # the library's own panics, too
+        except BaseException as error:  # panics of the library are no Exceptions
             self.error = first_line(str(error)) or type(error).__name__
         taken = _now(self._clock) - began
         self.budget.charge(taken)
@@ -133,7 +123,7 @@ class MaskJob:
                 matcher.consume_token(draft)
                 bits = matcher.compute_bitmask()
                 held = not matcher.is_error()
-            except BaseException:  # the library's own panics, too
+            except BaseException:  # panics of the library are no Exceptions
                 held = False
             taken = _now(clock) - began
             self.budget.charge_drafts(taken)
@@ -145,13 +135,12 @@ class MaskJob:
 
     @property
     def is_over(self) -> bool:
-        """Whether the mask is not done and steps go on without its request."""
         if not self.done.locked():
             return False
         return self.is_late or self.is_put_off or self.budget.is_over(self.taken_s())
 
     def taken_s(self) -> float:
-        """CPU seconds so far; wall seconds on systems without CPU clocks of threads."""
+        """CPU seconds so far; wall seconds without thread clocks."""
         began = self._began
         try:
             return 0.0 if began is None else _now(self._clock) - began
@@ -171,17 +160,16 @@ _Jobs: TypeAlias = "queue.PriorityQueue[tuple[float, int, MaskJob | None]]"
 
 
 class MaskThreads:
-    """Threads that compute masks, started with the first mask. ``submit`` and ``wait`` are called on the
-    engine's thread, and ``close`` on any."""
+    """Threads that compute masks. Call ``submit`` and ``wait`` on the engine's thread."""
 
     def __init__(self) -> None:
         self._jobs: _Jobs = queue.PriorityQueue()
-        self._put_off: _Jobs = queue.PriorityQueue()  # jobs of requests over their budgets
+        self._put_off: _Jobs = queue.PriorityQueue()  # jobs of requests over their budget
         self._closed = threading.Event()
         self._has_feeder = False
         self._number = itertools.count()
         self._lock = threading.Lock()
-        self._num_threads = 0  # threads that take jobs
+        self._num_threads = 0
         self._num_stuck = 0
         self._waited_s = 0.0
         self._waited_at = 0.0
@@ -191,10 +179,7 @@ class MaskThreads:
         return self._num_stuck
 
     def submit(self, job: MaskJob, *, may_be_put_off: bool = False) -> None:
-        """Compute a mask; requests with the most budget left come first.
-
-        ``may_be_put_off``: the mask may be begun later if its request is over its budget.
-        """
+        """Queue a mask. ``may_be_put_off``: a request over its budget may wait."""
         if self._num_threads < NUM_THREADS:
             self._fill_up()
         if may_be_put_off and self._is_spent(job.budget):
@@ -212,7 +197,7 @@ class MaskThreads:
         jobs.put((used_s, next(self._number), job))
 
     def has_failed(self, job: MaskJob) -> str | None:
-        """Return why to stop waiting for a mask that is not done; None to go on waiting."""
+        """Return why the mask cannot be awaited any longer, or None."""
         if not self._num_threads:
             why = "the engine was stopped" if self._closed.is_set() else "too many other masks are stuck"
             return f"its mask cannot be computed: {why}"
@@ -222,9 +207,7 @@ class MaskThreads:
         return None
 
     def wait(self, job: MaskJob, *, may_be_late: bool = False) -> bytes:
-        """Return the mask's bits. Raises MaskFailed if there are none.
-
-        ``may_be_late``: raise MaskLate rather than wait for a mask that takes long."""
+        """Wait for the bits of a mask. Raises MaskFailed, or MaskLate if ``may_be_late`` is set."""
         if not job.done.acquire(blocking=False):
             self._wait(job, may_be_late=may_be_late)
         job.done.release()
@@ -234,7 +217,7 @@ class MaskThreads:
         return job.bits
 
     def close(self) -> None:
-        """End the threads, each after its job; returns at once. Later jobs fail."""
+        """End the threads without waiting. Later jobs fail."""
         with self._lock:
             for _ in range(self._num_threads):
                 self._put(self._jobs, None)
@@ -244,7 +227,7 @@ class MaskThreads:
     def _wait(self, job: MaskJob, *, may_be_late: bool) -> None:
         began = time.monotonic()
         if job.is_put_off and not may_be_late:
-            self._begin(job)  # a step that is already submitted includes its row
+            self._begin(job)
         try:
             while not job.done.acquire(timeout=_LOOK_S):
                 if (why := self.has_failed(job)) is not None:
@@ -265,9 +248,8 @@ class MaskThreads:
         return self._waited_s - WAITS_SHARE * (time.monotonic() - self._waited_at) > MAX_WAITS_S
 
     def _leave(self, job: MaskJob) -> None:
-        """Stop waiting for a job; its thread counts as stuck until the job is done."""
         with self._lock:
-            job.is_needed = False  # in case it has not begun
+            job.is_needed = False
             if job.taken_s() and job.done.locked():
                 job.is_left = True
                 job.lexer.num_stuck += 1
@@ -289,7 +271,6 @@ class MaskThreads:
                 threading.Thread(target=self._feed, name="octavo-masks-put-off", daemon=True).start()
 
     def _feed(self) -> None:
-        """Begin the jobs that were put off: one after the other, with pauses."""
         while (job := self._put_off.get()[-1]) is not None and not self._closed.is_set():
             spent_s = job.budget.spent_s
             if not (job.is_needed and self._begin(job)):
@@ -303,7 +284,6 @@ class MaskThreads:
             self._closed.wait(taken_s * (1 / SPENT_SHARE - 1))
 
     def _begin(self, job: MaskJob) -> bool:
-        """Begin a job that was put off, unless it has begun already."""
         with self._lock:
             if not job.is_put_off:
                 return False

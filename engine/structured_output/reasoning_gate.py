@@ -1,4 +1,4 @@
-"""A constraint that begins after the reasoning, and a budget for reasoning."""
+"""A constraint that starts after the reasoning, and a budget for reasoning."""
 
 from __future__ import annotations
 
@@ -17,18 +17,14 @@ if TYPE_CHECKING:
 
 
 class _Stage(enum.Enum):
-    OPENING = enum.auto()  # it is not known yet whether the model begins with reasoning or with the answer
+    OPENING = enum.auto()  # undecided between reasoning and answer
     THINKING = enum.auto()
-    CLOSING = enum.auto()  # the budget is spent, so the end mark is forced
+    CLOSING = enum.auto()  # the budget is used up, so the end mark is forced
     ANSWERING = enum.auto()
 
 
 class ReasoningMarks:
-    """The token ids of the marks around one model's reasoning.
-
-    ``openings``: the marks that may open an output with or without reasoning (Harmony). A mark whose first
-    token is not a special token is left out, because ordinary text may begin with that token.
-    """
+    """Token ids of a model's reasoning marks. ``openings`` may start an output."""
 
     def __init__(self, reasoning: Reasoning, tokenizer: Tokenizer, *, vocab_size: int) -> None:
         self.reasoning = reasoning
@@ -48,7 +44,7 @@ class ReasoningMarks:
     def gate(
         self, prompt_ids: Sequence[int], constraint: Constraint | None, budget: int | None
     ) -> ReasoningGate | None:
-        """Return the gate for an output after this prompt; None if it cannot begin with reasoning."""
+        """Return a gate for output after this prompt; None if it cannot start with reasoning."""
         tail = self.tokenizer.prompt_tail(prompt_ids)
         if self.reasoning.is_open(tail):
             return ReasoningGate(self, constraint, budget, is_open=True)
@@ -58,10 +54,9 @@ class ReasoningMarks:
 
 
 class ReasoningGate:
-    """Mask of the next token: all tokens during reasoning, and then those of the constraint.
+    """Allows all tokens during reasoning, then applies the constraint.
 
-    It has the methods of ``Constraint``. While a constraint waits, no token ends the output. ``budget``:
-    number of reasoning tokens after which the end mark is forced.
+    ``budget`` is the number of reasoning tokens after which the end mark is forced.
     """
 
     __slots__ = ("_budget", "_constraint", "_detokenizer", "_marks", "_path", "_stage", "_text")
@@ -73,13 +68,13 @@ class ReasoningGate:
         self._constraint = constraint
         self._budget = budget
         self._stage = _Stage.THINKING if is_open else _Stage.OPENING
-        self._path: tuple[int, ...] = ()  # tokens so far of an opening or of the end mark
-        self._text = ""  # latest text of the reasoning, which may contain the start of the end mark
+        self._path: tuple[int, ...] = ()
+        self._text = ""  # latest text of the reasoning
         self._detokenizer: Detokenizer | None = None
         self._check_budget()
 
     def copies(self, num_samples: int) -> list[ReasoningGate]:
-        """Return gates at the beginning, for the samples of one request."""
+        """Return gates for the samples of one request."""
         constraints: Sequence[Constraint | None] = [None] * num_samples
         if self._constraint is not None:
             constraints = self._constraint.copies(num_samples)
@@ -88,22 +83,18 @@ class ReasoningGate:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the mask of another sample of this request takes too long; see ``Constraint``."""
         return self._constraint is not None and self._constraint.is_stuck
 
     @property
     def is_late(self) -> bool:
-        """Whether steps continue without this sample; see ``Constraint``."""
         return self._constraint is not None and self._constraint.is_late
 
     @property
     def is_complete(self) -> bool:
-        """Whether the output is complete; see ``Constraint``."""
         answers = self._stage is _Stage.ANSWERING and self._constraint is not None
         return answers and self._constraint is not None and self._constraint.is_complete
 
     def completed(self, drafts: Sequence[int], most: int) -> tuple[int, ...]:
-        """See ``Constraint``; drafts of reasoning end before a token that may close it."""
         if self._stage is _Stage.ANSWERING and self._constraint is not None:
             return self._constraint.completed(drafts, most)
         if self._stage is _Stage.ANSWERING:
@@ -121,24 +112,19 @@ class ReasoningGate:
         return tuple(found)
 
     def prepare(self, drafts: Sequence[int] = ()) -> None:
-        """Start computing the next masks; see ``Constraint``."""
         if self._constraint is not None and self._stage in (_Stage.ANSWERING, _Stage.OPENING):
             self._constraint.prepare(drafts)
 
     def drop(self) -> None:
-        """Give up the next mask; see ``Constraint``."""
         if self._constraint is not None:
             self._constraint.drop()
 
     def after(self, drafts: Sequence[int]) -> BehindDrafts | ReasoningGate:
-        """Return the masks after drafts; see ``Constraint``. After drafts of reasoning any token is
-        allowed."""
         if self._stage is _Stage.ANSWERING and self._constraint is not None:
             return self._constraint.after(drafts)
         return self
 
     def allowed(self, *, may_end: bool = True, may_be_late: bool = False) -> Mask:
-        """Return the allowed next tokens; see ``Constraint``."""
         constraint, marks = self._constraint, self._marks
         match self._stage:
             case _Stage.ANSWERING if constraint is not None:
@@ -187,7 +173,6 @@ class ReasoningGate:
             self._check_budget()
 
     def _opening_ids(self) -> list[int]:
-        """Return tokens that continue an opening."""
         length = len(self._path)
         return [
             ids[length] for ids in self._marks.openings if ids[:length] == self._path and length < len(ids)
@@ -213,7 +198,6 @@ class ReasoningGate:
             self._stage = _Stage.CLOSING
 
     def _answer(self, tokens: Sequence[int]) -> None:
-        """Begin the answer; ``tokens`` are its first tokens."""
         self._stage, self._text, self._detokenizer = _Stage.ANSWERING, "", None
         if self._constraint is not None:
             for token in tokens:

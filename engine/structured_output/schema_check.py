@@ -1,4 +1,4 @@
-"""Checks of JSON schemas for rules that llguidance ignores, or refuses with unhelpful messages."""
+"""Checks of JSON schemas for rules that llguidance ignores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _COMBINING = (_ALL_OF, *_ANY_OF, "$ref")
 
 
 def check_schema(schema: Any) -> None:
-    """Raise ValueError, with the keyword, for a schema whose outputs would be invalid or endless."""
+    """Raise ValueError for a schema with invalid or infinite outputs."""
     schemas = list(_schemas(schema))
     combined = any(_ALL_OF in value for value in schemas)
     everywhere = {name for value in schemas for name in _names(value)}
@@ -28,7 +28,6 @@ def check_schema(schema: Any) -> None:
 
 
 def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
-    """Yield the schema and all nested schemas, without data or property names that look like keywords."""
     todo = [schema]
     while todo:
         item = todo.pop()
@@ -44,7 +43,6 @@ def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def _names(schema: dict[str, Any]) -> set[str]:
-    """Return the property names that a schema constrains."""
     properties, required = schema.get("properties"), schema.get("required")
     names = set(properties) if isinstance(properties, dict) else set()
     return (
@@ -53,8 +51,6 @@ def _names(schema: dict[str, Any]) -> set[str]:
 
 
 def _check_patterns(schema: dict[str, Any], names: set[str]) -> None:
-    """Raise ValueError if a name is in ``properties`` and matches a pattern, because llguidance applies only
-    one of the two."""
     patterns = schema.get("patternProperties")
     if not isinstance(patterns, dict):
         return
@@ -73,8 +69,6 @@ def _check_patterns(schema: dict[str, Any], names: set[str]) -> None:
 
 
 def _check_number_of_names(schema: dict[str, Any]) -> None:
-    """Raise ValueError if minProperties relies on names outside of ``properties``, because llguidance lets
-    them repeat."""
     least = schema.get("minProperties")
     if not isinstance(least, int | float) or ("properties" not in schema and least <= 1):
         return
@@ -92,10 +86,6 @@ def _check_number_of_names(schema: dict[str, Any]) -> None:
 
 
 def _endless_reference(schema: Any, schemas: list[dict[str, Any]]) -> str | None:
-    """Return a ``$ref`` through which every output would be endless; None if outputs can end.
-
-    This is a least fixed point: a reference can end if its target can, given the references known to end.
-    """
     references = {ref for value in schemas if isinstance(ref := value.get("$ref"), str)}
     targets = {ref: target for ref in references if (target := _resolved(schema, ref)) is not None}
     ending: set[str] = references - targets.keys()  # the library reports unresolvable references
@@ -107,7 +97,6 @@ def _endless_reference(schema: Any, schemas: list[dict[str, Any]]) -> str | None
 
 
 def _resolved(schema: Any, ref: str) -> Any:
-    """Return the target of a JSON pointer in this document; None for other references."""
     if ref != "#" and not ref.startswith("#/"):
         return None
     found = schema
@@ -123,7 +112,6 @@ def _resolved(schema: Any, ref: str) -> Any:
 
 
 def _ends(schema: Any, ending: set[str]) -> bool:
-    """Whether some output of the schema can end, given that the references in ``ending`` can."""
     if not isinstance(schema, dict):
         return True
     if isinstance(ref := schema.get("$ref"), str) and ref not in ending:
@@ -136,7 +124,7 @@ def _ends(schema: Any, ending: set[str]) -> bool:
             return False
     kind = schema.get("type")
     if kind is not None and kind not in ("object", "array"):
-        return True  # also for a list of types, one of which is chosen
+        return True
     return _contents_end(schema, ending)
 
 

@@ -1,4 +1,4 @@
-"""Control of a helper process that vets schemas and grammars."""
+"""Control of a helper process that test-compiles schemas and grammars."""
 
 from __future__ import annotations
 
@@ -19,25 +19,24 @@ _CRASH_SIGNALS = {-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGI
 class Vetted:
     """A source that compiles within its limits."""
 
-    grammar: str  # grammar in llguidance's form
+    grammar: str  # in llguidance's syntax
     cpu_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A refused source, with the reason for its sender. ``keeps``: whether it would be refused again."""
+    """A refused source and the reason. ``keeps``: whether the refusal is permanent."""
 
     reason: str
     keeps: bool = True
 
 
 class VettingUnavailable(Exception):
-    """The helper process could not be started, or was ended from outside."""
+    """The helper process could not start, or was ended by another process."""
 
 
 class Vetter(HelperProcess):
-    """Runs one helper process, started at the first use and after each end. One thread uses it at a time; any
-    thread may call ``close`` or ``interrupt``, which let the current job raise VettingUnavailable."""
+    """Owns one helper process, which starts at the first use. ``close`` and ``interrupt`` are thread-safe."""
 
     _module = "octavo.engine.structured_output.vetting_process"
 
@@ -48,8 +47,7 @@ class Vetter(HelperProcess):
         self.num_started = 0
 
     def vet(self, kind: str, source: str, *, is_wanted: Callable[[], bool]) -> Vetted | Refused:
-        """Vet a source in the helper process. Raises VettingUnavailable, also if ``is_wanted`` is false once
-        the process has started."""
+        """Test-compile a source in the helper process. Raises VettingUnavailable if the process ends."""
         self._start()
         if not is_wanted():
             raise VettingUnavailable("no request waits for it any more")
@@ -65,16 +63,15 @@ class Vetter(HelperProcess):
         return Vetted(answer["grammar"], answer["cpu_s"])
 
     def close(self) -> None:
-        """End the process for good, from any thread; the thread that uses it must ``reap`` it."""
+        """End the process permanently. Thread-safe."""
         self._is_closed = True
         self.interrupt()
 
     def reap(self) -> None:
-        """Wait for the process's end after ``close``, on the thread that used it."""
+        """Wait for the end of the process after ``close``."""
         self._end()
 
     def _start(self) -> None:
-        """Start a process, unless it runs already."""
         if self._is_running:
             return
         self._end()
@@ -107,7 +104,6 @@ class Vetter(HelperProcess):
         }
 
     def _refusal_of_death(self, code: int) -> Refused:
-        """Return the refusal for an exit status during compilation."""
         limits = self._limits
         if code in _TIME_SIGNALS:
             return Refused(f"compiling it takes more than {limits.compile_s:g} s")

@@ -1,17 +1,11 @@
-"""The helper process that tries a schema or grammar before the engine's process compiles it.
+"""Helper process that test-compiles schemas and grammars. A hostile source may crash only this process.
 
-Started as ``python -m octavo.engine.structured_output.vetting_process``; ``vetter`` talks to it over standard
-input and output. llguidance recurses on chains of rules, so a source may overflow the stack, compute for
-minutes or take gigabytes. Here that affects only this process. It ends when its standard input is closed,
-even during a compilation: the main thread only reads, and another thread, with a limited stack, compiles.
-
-Imports only the standard library and llguidance, so that it starts in a tenth of a second. These are the
-messages that it receives (<-) and sends (->):
+Messages on standard input (<-) and standard output (->):
 
 <- {"tokenizer": tokenizer.json, "num_tokens", "end_ids", "limits": {...}}   once
 -> {"ready": true} or {"refused": why}
 <- {"kind", "source"}
--> {"grammar": llguidance's form of it, "cpu_s"} or {"refused": why}
+-> {"grammar": grammar for llguidance, "cpu_s"} or {"refused": why}
 """
 
 from __future__ import annotations
@@ -34,7 +28,7 @@ from .library import first_line, make_matcher, make_tokenizer
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-NICENESS = 5  # streams in progress have priority
+NICENESS = 5
 
 
 def main() -> None:
@@ -42,7 +36,7 @@ def main() -> None:
     for ignored in (
         signal.SIGINT,
         signal.SIGTERM,
-    ):  # they may go to the whole process group; the engine's process ends this one
+    ):  # signals may go to the whole process group
         signal.signal(ignored, signal.SIG_IGN)
     os.nice(NICENESS)
     inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -57,11 +51,10 @@ def main() -> None:
                 thread.start()
             else:
                 inbox.put(message)
-    os._exit(0)  # also during a compilation
+    os._exit(0)  # even during a compilation
 
 
 def _take_output() -> int:
-    """Return a private descriptor of the output pipe; output of libraries is discarded."""
     out = os.dup(1)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
@@ -75,7 +68,7 @@ def _vet_all(setup: dict[str, Any], inbox: queue.SimpleQueue[dict[str, Any]], ou
         tokenizer = make_tokenizer(
             setup["tokenizer"], num_tokens=setup["num_tokens"], end_ids=setup["end_ids"]
         )
-    except BaseException as error:  # the library raises ValueError and panics
+    except BaseException as error:  # the library raises ValueError or panics
         _write(out, packed({"refused": first_line(str(error))}))
         return
     _limit_memory(limits["memory_bytes"])
@@ -86,7 +79,7 @@ def _vet_all(setup: dict[str, Any], inbox: queue.SimpleQueue[dict[str, Any]], ou
         answer = _vetted(tokenizer, job, limits["compile_s"], first_mask_s=limits["first_mask_s"])
         _write(out, packed(answer))
         del job, answer
-        give_memory_back()  # tens of megabytes after an oversized source
+        give_memory_back()  # tens of megabytes after a large source
 
 
 def _write(out: int, data: bytes) -> None:
@@ -102,16 +95,14 @@ def _vetted(
     try:
         grammar = grammar_of(job["kind"], job["source"])
         mask_s, error = _try_out(tokenizer, grammar)
-        if (
-            mask_s > first_mask_s and not error
-        ):  # a busy machine may be the cause, so the faster of two tries counts
+        if mask_s > first_mask_s and not error:  # a busy machine may be the cause, so try again
             again, error = _try_out(tokenizer, grammar)
             mask_s = min(mask_s, again)
         if error:
             return {"refused": error}
     except MemoryError:
         return {"refused": "compiling it takes too much memory"}
-    except BaseException as error:  # a client's source must not end this process, which is slow to start
+    except BaseException as error:  # a client's source must not end this process
         return {"refused": first_line(str(error)) or type(error).__name__}
     cpu_s = time.thread_time() - began
     if cpu_s > compile_s:
@@ -125,7 +116,6 @@ def _vetted(
 
 
 def _try_out(tokenizer: LLTokenizer, grammar: str) -> tuple[float, str]:
-    """Compile a grammar and compute its first mask; return the mask's CPU seconds and an error text."""
     matcher = make_matcher(tokenizer, grammar)
     began = time.thread_time()
     if not matcher.is_error():
@@ -133,12 +123,11 @@ def _try_out(tokenizer: LLTokenizer, grammar: str) -> tuple[float, str]:
     mask_s = time.thread_time() - began
     error = first_line(matcher.get_error()) or "it is not well formed" if matcher.is_error() else ""
     copy = matcher.deep_copy()
-    del matcher, copy  # freeing a matcher recurses, too, so it must be tried here
+    del matcher, copy  # freeing a matcher recurses, too
     return mask_s, error
 
 
 def _limit_cpu(seconds: int) -> None:
-    """Let the system end this process (SIGXCPU) if the next job takes longer."""
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     soft = math.ceil(time.process_time()) + seconds
     resource.setrlimit(
@@ -147,7 +136,6 @@ def _limit_cpu(seconds: int) -> None:
 
 
 def _limit_memory(added: int) -> None:
-    """Limit the address space to ``added`` bytes beyond the current use. Only Linux enforces it."""
     if not sys.platform.startswith("linux"):
         return
     with open("/proc/self/statm", "rb") as statm:
