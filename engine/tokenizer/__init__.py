@@ -1,1 +1,1 @@
-"""Text to tokens and back: tokenizer, chat templates, incremental detokenization."""
+"""Tokenizer, chat templates and incremental detokenization."""

@@ -1,7 +1,6 @@
-"""Chat templates: a conversation as one text in the form that the model was trained on.
+"""Chat templates, which turn a conversation into one text.
 
-Templates are Jinja2 programs that come with the model, so they run in a sandbox. They may use the names that
-Hugging Face documents ("Chat templates: Writing a chat template").
+Templates are Jinja2 programs from the model's folder, so they run in a sandbox.
 """
 
 from __future__ import annotations
@@ -27,10 +26,9 @@ log = logging.getLogger(__name__)
 
 
 class ChatTemplate:
-    """A compiled template with the model's special tokens (``bos_token`` and so on)."""
+    """A compiled chat template with the model's special tokens."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Compile a template. Raises ModelLoadError if ``source`` is invalid."""
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
         )
@@ -45,7 +43,7 @@ class ChatTemplate:
         self.source = source
 
     def render(self, chat: ChatPrompt) -> str:
-        """Return the conversation as text. Raises InvalidRequest if the template refuses it."""
+        """Return the conversation as text. Raises InvalidRequest if the template rejects it."""
         if not chat.messages:
             raise InvalidRequest("messages is empty; give at least one message")
         messages = [
@@ -61,17 +59,16 @@ class ChatTemplate:
         try:
             try:
                 text = self._template.render(names)
-            except TypeError:  # some templates expect arguments of earlier calls as text
+            except TypeError:  # some templates expect call arguments as text
                 text = self._template.render({**names, "messages": list(map(_with_texts, messages))})
         except jinja2.TemplateError as error:
             raise InvalidRequest(f"the model's chat template refuses these messages: {error}") from error
-        except TypeError as error:  # mostly because a content is not a string
+        except TypeError as error:  # usually because a content is not a string
             raise InvalidRequest(f"the model's chat template cannot use these messages: {error}") from error
         return _within_last(text, messages[-1]) if chat.continue_final_message else text
 
 
 def _for_template(index: int, message: object, *, has_images: bool) -> dict[str, Any]:
-    """Return a message in the form of templates: joined text, and arguments of calls as objects."""
     calls = message.get("tool_calls") if isinstance(message, Mapping) else None
     if not isinstance(message, Mapping) or "role" not in message or ("content" not in message and not calls):
         raise InvalidRequest(f"message {index} must have a role and a content, got {message!r}")
@@ -85,7 +82,6 @@ def _for_template(index: int, message: object, *, has_images: bool) -> dict[str,
 
 
 def _one_text(index: int, content: object) -> object:
-    """Return a message's content, with text parts joined."""
     if content is None:
         return ""
     if not isinstance(content, list | tuple):
@@ -106,8 +102,6 @@ def _one_text(index: int, content: object) -> object:
 
 
 def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message in the form of gpt-oss's template: with the template's name for reasoning, and without
-    content next to calls."""
     reasoning, content = message.get("reasoning_content"), message["content"]
     if not reasoning:
         return message
@@ -131,7 +125,6 @@ def _with_arguments(call: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _loaded(arguments: Any) -> Any:
-    """Return arguments as an object, parsed if they are text."""
     if not isinstance(arguments, str):
         return arguments
     try:
@@ -146,7 +139,6 @@ def _dumped(arguments: Any) -> Any:
 
 
 def _within_last(text: str, message: Message) -> str:
-    """Return the text up to the end of the last message's content."""
     said = message["content"]
     end = text.rfind(said.strip()) if isinstance(said, str) and said.strip() else -1
     if end < 0:
@@ -159,7 +151,7 @@ def _within_last(text: str, message: Message) -> str:
 
 
 class _Generation(jinja2.ext.Extension):
-    """``{% generation %}``, which marks assistant text for training and is ignored here."""
+    """Ignores ``{% generation %}``, which marks assistant text for training."""
 
     tags = {"generation"}  # noqa: RUF012 - how Jinja2 wants it declared
 
@@ -171,8 +163,7 @@ class _Generation(jinja2.ext.Extension):
 def load_chat_template(
     path: Path, settings: Mapping[str, Any], instead: Path | None = None
 ) -> ChatTemplate | None:
-    """Return the template of a model folder whose tokenizer has these ``settings``, or None. The file
-    ``instead``, if given, replaces it."""
+    """Return the template of a model folder, or None. The file ``instead`` replaces it."""
     if instead is not None:
         source: object = read_chat_template(instead)
     else:
@@ -181,12 +172,11 @@ def load_chat_template(
 
 
 def _source_in(path: Path, settings: Mapping[str, Any]) -> object:
-    """Return the default template of a folder: its own file, the tokenizer's, or the processor's."""
     file = path / "chat_template.jinja"
     if file.exists():
         return file.read_text(encoding="utf-8")
     source = settings.get("chat_template") or read_json(path / "chat_template.json").get("chat_template")
-    if isinstance(source, list):  # a list of named templates
+    if isinstance(source, list):
         source = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
     if not isinstance(source, dict):
         return source
@@ -199,7 +189,7 @@ def _source_in(path: Path, settings: Mapping[str, Any]) -> object:
 
 
 def read_chat_template(path: Path) -> str:
-    """Return the text of the operator's template. Raises ModelLoadError if it cannot be read."""
+    """Return the text of a template file. Raises ModelLoadError if it is unreadable."""
     try:
         source = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

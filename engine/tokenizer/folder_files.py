@@ -1,4 +1,4 @@
-"""Tokenizer files of a model folder, read as transformers does."""
+"""Tokenizer files of a model folder, read like in transformers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LISTS = ("additional_special_tokens", "extra_special_tokens", "model_specific_s
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in ``path``, empty if there is no such file; ModelLoadError if it is broken."""
+    """Return the JSON object of a file, or {} without the file. Raises ModelLoadError if it is invalid."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -31,11 +31,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def tokenizer_settings(path: Path) -> dict[str, Any]:
-    """Return ``tokenizer_config.json``, completed by ``special_tokens_map.json`` and ``added_tokens.json``.
-
-    Tokenizers saved before ``added_tokens_decoder`` existed keep their special tokens in the map, which then
-    takes precedence. With an ``added_tokens_decoder`` the map only adds tokens that are named nowhere else.
-    """
+    """Return the settings of ``tokenizer_config.json``, ``special_tokens_map.json`` and
+    ``added_tokens.json``."""
     settings = read_json(path / "tokenizer_config.json")
     named = {name: value for name, value in read_json(path / "special_tokens_map.json").items() if value}
     if "added_tokens_decoder" in settings:
@@ -59,7 +56,7 @@ def _added_tokens(path: Path) -> dict[str, int]:
 
 
 def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the text of every token that the settings name: ``bos_token``, ``image_token`` and so on."""
+    """Return special tokens by name: ``bos_token``, ``image_token`` and so on."""
     named = {name: value for name, value in settings.items() if name.endswith("_token")}
     for several in map(settings.get, _LISTS):
         named |= several if isinstance(several, dict) else {}
@@ -67,33 +64,31 @@ def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def token_text(value: object) -> str | None:
-    """Return the text of a token, which is a string or an object with its ``content``; None for others."""
     text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) else None
 
 
 def load_backend(path: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """Return the tokenizer of the folder with every token that its settings add."""
+    """Return the folder's tokenizer with all tokens from its settings."""
     file = path / "tokenizer.json"
     if not file.exists():
         return _convert_backend(path)
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises plain Exception for any broken content
+    except Exception as error:  # the library raises plain Exception
         raise ModelLoadError(f"cannot read {file}: {error}; download the model again") from error
-    backend.no_truncation()  # files made for training may carry limits that would shorten prompts
+    backend.no_truncation()  # training limits would truncate prompts
     backend.no_padding()
     _add_tokens(backend, settings)
     return backend
 
 
 def _convert_backend(path: Path) -> tokenizers.Tokenizer:
-    """Return transformers' conversion of older formats (tokenizer.model, vocab.json and merges.txt)."""
     try:
         from transformers import AutoTokenizer
 
         backend: object = AutoTokenizer.from_pretrained(str(path)).backend_tokenizer
-    except Exception as error:  # its loaders can raise anything
+    except Exception as error:  # the loaders may raise any error
         reason = str(error).strip().split("\n")[0]
         raise ModelLoadError(
             f"no usable tokenizer in {path}: it has no tokenizer.json, and converting failed ({reason})"
@@ -104,14 +99,13 @@ def _convert_backend(path: Path) -> tokenizers.Tokenizer:
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> None:
-    """Add the tokens that ``tokenizer.json`` lacks, with the ids that the settings give."""
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     for index, token in _declared_tokens(settings):
         if token.content in known:
             continue
         known.add(token.content)
         if index is None and backend.token_to_id(token.content) is None:
-            continue  # a named token outside of the vocabulary, for which the model has no row
+            continue  # the token is not in the vocabulary
         (backend.add_special_tokens if token.special else backend.add_tokens)([token])
         got = backend.token_to_id(token.content)
         if index not in (None, got):
@@ -121,7 +115,6 @@ def _add_tokens(backend: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> N
 
 
 def _declared_tokens(settings: Mapping[str, Any]) -> Iterator[tuple[int | None, tokenizers.AddedToken]]:
-    """Yield tokens with their ids, or None for tokens that are only named."""
     declared = settings.get("added_tokens_decoder")
     items = declared.items() if isinstance(declared, dict) else ()
     flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -135,7 +128,6 @@ def _declared_tokens(settings: Mapping[str, Any]) -> Iterator[tuple[int | None, 
 
 
 def _named_tokens(settings: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    """Yield the text of each named token and the settings' value for it."""
     values: list[object] = [value for name, value in settings.items() if name.endswith("_token")]
     for name in _LISTS:
         several = settings.get(name)
@@ -146,8 +138,7 @@ def _named_tokens(settings: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
 
 
 def find_eos_ids(path: Path, backend: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> frozenset[int]:
-    """Return every token that ends an answer. The model's generation settings, its configuration and its
-    tokenizer often name different ones, all of which count."""
+    """Return all end tokens of the generation settings, the configuration and the tokenizer."""
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         content = read_json(path / name)
@@ -161,7 +152,6 @@ def find_eos_ids(path: Path, backend: tokenizers.Tokenizer, settings: Mapping[st
 
 
 def _token_ids(value: object, origin: str) -> Iterable[int]:
-    """Return the ids in a value: null, a number, or a list of these. Negative numbers mean no id."""
     if value is None:
         return ()
     if isinstance(value, list):

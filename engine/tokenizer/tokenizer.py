@@ -1,7 +1,7 @@
-"""A model's own tokenizer and chat template, read from its folder.
+"""Tokenizer and chat template of a model folder.
 
-Uses the ``tokenizers`` library directly: importing this module imports neither MLX nor
-transformers. Folders without a ``tokenizer.json`` are converted by transformers.
+Importing this module imports neither MLX nor transformers. Folders without ``tokenizer.json`` are
+converted by transformers.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from .chat_template import ChatTemplate, load_chat_template
 from .detokenizer import Detokenizer, StopChecker
 from .folder_files import find_eos_ids, load_backend, tokenizer_settings
 
-LONG_TEXT = 100_000  # characters; a longer text takes 15 MB or more, so memory is returned afterwards
-# Each text is encoded on the calling thread, not on further threads of the library. The library reads this
-# variable each time, so it affects other users of the library in this process.
+LONG_TEXT = 100_000  # characters; memory is returned to the system after a longer text
+# The library reads this variable for each text; it then encodes on the calling thread.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-TAIL_TOKENS = 24  # last tokens of a prompt, which show whether it has opened or closed the reasoning
+TAIL_TOKENS = 24  # last tokens of a prompt, which show the state of the reasoning
 MAX_EXTRA_TOKENS = 512
 """Largest number of additional tokens, such as markers, in one of two tokenizers that count as the same."""
 
@@ -47,7 +46,7 @@ class Tokenizer:
         reasoning_parser: str = AUTO,
         tool_call_parser: str = AUTO,
     ) -> None:
-        """Take the tokenizer's parts. Raises InvalidConfig for unknown parsers."""
+        """Raises InvalidConfig for unknown parsers."""
         self._backend = backend
         self._chat_template = chat_template
         added = backend.get_added_tokens_decoder()
@@ -64,14 +63,13 @@ class Tokenizer:
             tool_call_parser=tool_call_parser,
         )
         self.vocab_size = max(vocab.values(), default=-1) + 1
-        # Share one int object per token id. Separate objects for the tokens of a thousand waiting prompts
-        # would take several times the memory of the lists, and be freed last.
+        # Share one int object per token id, to save memory with many waiting prompts.
         self._ids = list(range(self.vocab_size))
         self.longest_token = longest_token(backend, vocab)
         self._piece_bytes = piece_decoder(backend)
 
     def difference(self, other: Tokenizer) -> str | None:
-        """Return how ``other`` differs: an id means another token, or the sizes differ a lot; else None."""
+        """Return how the vocabulary of ``other`` differs, or None."""
         mine, theirs = (
             {id: token for token, id in each._backend.get_vocab(with_added_tokens=True).items()}
             for each in (self, other)
@@ -90,18 +88,13 @@ class Tokenizer:
     def encode(
         self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
     ) -> list[int]:
-        """Return the ids of ``text``; ``add_special_tokens`` frames it as the model expects (with a BOS
-        token, for example).
-
-        Other threads run meanwhile. Raises RequestTooLong, before encoding, if the text certainly has more
-        than ``max_tokens`` tokens; a text that only may have more is encoded.
-        """
+        """Return the token ids of ``text``. Raises RequestTooLong if it certainly exceeds ``max_tokens``."""
         if max_tokens is not None and len(text) > max_tokens * self.longest_token:
             raise RequestTooLong(
                 f"a text of {len(text)} characters has at least {self.at_least(text)} tokens, but at most "
                 f"{max_tokens} are allowed; shorten it"
             )
-        # Unlike the library's ``encode``, this releases the interpreter lock and computes no offsets.
+        # Unlike ``encode``, this function releases the interpreter lock.
         try:
             found = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except TypeError:
@@ -115,18 +108,18 @@ class Tokenizer:
         return ids
 
     def at_least(self, text: str) -> int:
-        """Return a lower bound of the text's number of tokens, without encoding it."""
+        """Return a lower bound of the text's tokens without encoding it."""
         return -(-len(text) // self.longest_token)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return str(self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
     def piece(self, token_id: int) -> str:
-        """Return a token as spelled in the vocabulary; "" for unknown ids."""
+        """Return the vocabulary's spelling of a token; "" for unknown ids."""
         return self._backend.id_to_token(token_id) or ""
 
     def bytes_of(self, token_id: int) -> bytes | None:
-        """Return the bytes of one token in a text, possibly part of a character; None for special tokens."""
+        """Return the bytes of a token; None for special tokens."""
         if token_id in self._special_ids or not (piece := self.piece(token_id)):
             return None
         return self._piece_bytes(piece)
@@ -138,12 +131,8 @@ class Tokenizer:
         max_tokens: int | None = None,
         replaced: tuple[str, str] = ("", ""),
     ) -> list[int]:
-        """Return the ids of a conversation, by default ready for the assistant's turn. ``replaced``: a text
-        of the rendered conversation, and what takes its place.
-
-        Raises InvalidRequest if the model has no template or the template refuses the messages, and
-        RequestTooLong for more than ``max_tokens`` messages or, as ``encode``, tokens.
-        """
+        """Return the token ids of a conversation. Raises InvalidRequest if the template rejects it, and
+        RequestTooLong for more than ``max_tokens``."""
         if self._chat_template is None:
             raise InvalidRequest("this model has no chat template; send a plain prompt instead of messages")
         chat = chat if isinstance(chat, ChatPrompt) else ChatPrompt(chat)
@@ -158,22 +147,20 @@ class Tokenizer:
         return self.encode(text, add_special_tokens=False, max_tokens=max_tokens)
 
     def prompt_tail(self, prompt_ids: Sequence[int]) -> str:
-        """Return the text of a prompt's last tokens, special ones included, which shows how the answer
-        begins."""
+        """Return the text of the last prompt tokens, including special tokens."""
         known = [token for token in prompt_ids[-TAIL_TOKENS:] if token < self.vocab_size]
         return self.decode(known, skip_special_tokens=False)
 
     def is_added(self, token_id: int) -> bool:
-        """Whether the token was added to the vocabulary with a text of its own, such as a mark."""
+        """Whether the token was added to the base vocabulary."""
         return token_id in self._added
 
     def added_id(self, text: str) -> int | None:
-        """Return the id of the added token with exactly this text; None if there is none."""
+        """Return the id of the added token with this text, or None."""
         return next((token_id for token_id, token in self._added.items() if token == text), None)
 
     def detokenizer(self, context: Sequence[int] = (), *, shows_special: bool = False) -> Detokenizer:
-        """Return a new stream decoder for tokens after the ids ``context``. ``shows_special``: special tokens
-        have text, too, except those that end an output."""
+        """Return a detokenizer for output after ``context``. ``shows_special``: special tokens have text."""
         return Detokenizer(
             functools.partial(self._backend.decode, skip_special_tokens=True),
             context=context,
@@ -182,24 +169,23 @@ class Tokenizer:
         )
 
     def ids_of_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Return the ids of each word, without and with a space before it."""
+        """Return the ids of each word, without and with a leading space."""
         found: dict[tuple[int, ...], None] = {}
         for word in words:
             bare, spaced = (
                 tuple(self.encode(space + word.lstrip(), add_special_tokens=False)) for space in ("", " ")
             )
             found[bare] = None
-            if spaced[-len(bare) :] != bare:  # otherwise the ids of ``bare`` are found here, too
+            if spaced[-len(bare) :] != bare:
                 found[spaced] = None
         return tuple(filter(None, found))
 
     def stop_checker(self, stops: Sequence[str], *, shows_match: bool = False) -> StopChecker:
-        """Return a fresh checker for stop strings, which may contain special tokens; ``shows_match``: the
-        match is part of the text."""
+        """Return a checker for stop strings. ``shows_match``: whether the output includes the stop string."""
         markers: dict[int, str] = {}
 
         def marked(found: re.Match[str]) -> str:
-            # Decoded text has no lone surrogates, so they can stand for tokens.
+            # Decoded text has no lone surrogates, so they can represent tokens.
             return markers.setdefault(self._special_texts[found[0]], chr(0xD800 + len(markers)))
 
         forms = {self._special_pattern.sub(marked, stop): stop for stop in stops} if stops else {}
@@ -233,8 +219,8 @@ def load_tokenizer(
     reasoning_parser: str = AUTO,
     tool_call_parser: str = AUTO,
 ) -> Tokenizer:
-    """Return the tokenizer of the model folder ``path``, optionally with another template. Raises
-    ModelLoadError for missing or damaged files, and InvalidConfig for unknown parsers."""
+    """Load a model's tokenizer. Raises ModelLoadError for missing or damaged files, and InvalidConfig for
+    unknown parsers."""
     settings = tokenizer_settings(path)
     backend = load_backend(path, settings)
     return Tokenizer(
@@ -250,14 +236,14 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def byte_alphabet() -> dict[str, int]:
-    """Return the printable stand-ins of ByteLevel tokenizers for the 256 bytes (GPT-2's table)."""
+    """Return the printable characters for the 256 bytes in ByteLevel tokenizers (GPT-2's table)."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 def piece_decoder(backend: tokenizers.Tokenizer) -> Callable[[str], bytes]:
-    """Return a function from a token, as the vocabulary spells it, to its bytes within a text."""
+    """Return a function from a token's spelling to its bytes."""
     steps = list(_steps(None if backend.decoder is None else json.loads(backend.decoder.__getstate__())))
     kinds = {step["type"] for step in steps}
     if "ByteLevel" in kinds:
@@ -266,7 +252,7 @@ def piece_decoder(backend: tokenizers.Tokenizer) -> Callable[[str], bytes]:
         def of_bytes(piece: str) -> bytes:
             if all(character in alphabet for character in piece):
                 return bytes(alphabet[character] for character in piece)
-            return piece.encode(errors="replace")  # an added token, with its literal text
+            return piece.encode(errors="replace")  # an added token
 
         return of_bytes
     replaced = [
@@ -290,7 +276,6 @@ def piece_decoder(backend: tokenizers.Tokenizer) -> Callable[[str], bytes]:
 
 
 def _steps(decoder: Any) -> Iterator[dict[str, Any]]:
-    """Yield the members of a sequence of decoders, or a single decoder."""
     if decoder is None:
         return
     if decoder["type"] == "Sequence":
@@ -300,11 +285,11 @@ def _steps(decoder: Any) -> Iterator[dict[str, Any]]:
         yield decoder
 
 
-UNPROVEN_CHARACTERS = 256  # characters per token, assumed if a tokenizer may drop any amount of text
+UNPROVEN_CHARACTERS = 256  # assumed characters per token if the tokenizer may drop text
 
 
-# Largest number of characters that a normalizer joins into one. Compositions join at most four: canonical
-# decompositions in Unicode have at most four code points (U+1F82, for example).
+# Largest number of characters that a normalizer may join into one. Canonical decompositions in Unicode have
+# at most four code points.
 _NORMALIZERS = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 1, "Lowercase": 1, "Prepend": 1, "ByteLevel": 1}
 
 
@@ -318,7 +303,7 @@ _MAX_SHRINKING = 64
 
 
 def longest_token(backend: tokenizers.Tokenizer, vocab: Mapping[str, int]) -> int:
-    """Return an upper bound of a text's characters divided by its tokens."""
+    """Return an upper bound of characters per token."""
     longest = max(map(len, vocab), default=1)
     normalizers, pre_tokenizers = _parts(backend.normalizer), _parts(backend.pre_tokenizer)
     shrinking = _shrinking(normalizers)
@@ -335,7 +320,6 @@ def longest_token(backend: tokenizers.Tokenizer, vocab: Mapping[str, int]) -> in
 
 
 def _parts(component: Any) -> list[dict[str, Any]]:
-    """Return the settings of a normalizer or pre-tokenizer, with sequences flattened."""
     if component is None:
         return []
     return list(_flattened(json.loads(component.__getstate__())))
@@ -349,7 +333,6 @@ def _flattened(part: dict[str, Any]) -> Iterable[dict[str, Any]]:
 
 
 def _shrinking(normalizers: list[dict[str, Any]]) -> int | None:
-    """Return how many characters the normalizers may join into one; None if unknown."""
     found = 1
     for part in normalizers:
         kind = part.get("type")
@@ -371,7 +354,6 @@ def _keeps_text(pre_tokenizer: dict[str, Any]) -> bool:
 
 
 def _covers_text(model: Any, vocab: Mapping[str, int], parts: list[dict[str, Any]]) -> bool:
-    """Whether every character has a token, and a run of unknown characters does not share one token."""
     if not isinstance(model, tokenizers.models.BPE):
         return False
     if any(part.get("type") == "ByteLevel" for part in parts):
