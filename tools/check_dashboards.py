@@ -1,10 +1,7 @@
-"""Check the dashboards in deploy/grafana against Grafana's schema package, with the TypeScript compiler.
+"""Check the dashboards in deploy/grafana against Grafana's schema, with the TypeScript compiler.
 
-    npm install --prefix build/grafana @grafana/schema@11.6.0 typescript@7.0.2
-    python tools/check_dashboards.py build/grafana
-
-An unknown key, a missing key or a value of another type is an error, in dashboards and in panels' options and
-fields. The package has no types for Prometheus queries; tests/deploy/test_dashboards.py evaluates queries.
+npm install --prefix build/grafana @grafana/schema@11.6.0 typescript@7.0.2
+python tools/check_dashboards.py build/grafana
 """
 
 from __future__ import annotations
@@ -48,8 +45,7 @@ def source_of(dashboard: dict[str, Any], schema: Path) -> str:
 
 
 def check(packages: Path, folder: Path = FOLDER) -> list[str]:
-    """Return the compiler's messages for the dashboards in ``folder``; none if all are correct. ``packages``
-    is the folder in which @grafana/schema and typescript are installed."""
+    """Return the compiler's messages for the dashboards in ``folder``; none if all are correct."""
     modules = packages.resolve() / "node_modules"
     with tempfile.TemporaryDirectory() as work:
         files = []

@@ -1,9 +1,8 @@
-"""Write every Metal unit as MLX would compile it, and compile the units with Apple's own compiler.
+"""Write every Metal kernel as MLX would compile it, and compile it with Apple's compiler.
 
-``python tools/check_metal.py [FOLDER]`` (default build/metal) launches the kernels over all head dims,
-formats and options with a recorder in the GPU's place, and writes one .metal file per unit. On a Mac with
-Xcode (``xcrun metal``), it compiles each unit in every language version that the compiler knows. Elsewhere it
-says that nothing was compiled, and exits with 0. It exits with 1 if a unit does not compile.
+``python tools/check_metal.py [FOLDER]`` writes a .metal file per kernel, by default into build/metal. On a
+Mac with
+Xcode it compiles each file and exits with 1 if one fails. Elsewhere it exits with 0.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ LANGUAGES = ("metal3.1", "metal3.2", "metal4.0", "metal4.1")
 
 
 class Recorder:
-    """Stands in for ``mx.fast.metal_kernel``: kernels return zeros, and their source text is kept."""
+    """Stands in for ``mx.fast.metal_kernel``: keeps the source text and returns zeros."""
 
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
@@ -66,7 +65,6 @@ class Recorder:
 
 
 def mixed_step() -> AttentionMetadata:
-    """Return a step with a short decode row, a decode row long enough to be split, and a prefill chunk."""
     lengths, rows = (5, 600, 40), (1, 1, 9)
     used = [-(-length // 32) for length in lengths]
     table = np.zeros((3, max(used)), np.int32)
@@ -84,7 +82,6 @@ def mixed_step() -> AttentionMetadata:
 
 
 def short_step() -> AttentionMetadata:
-    """Return a step of one decode row, which is not split."""
     return AttentionMetadata(
         positions=np.array([4], np.int32),
         q_start=np.array([0, 1], np.int32),
@@ -104,8 +101,6 @@ def run_step(
     options: bool,
     latents: bool = False,
 ) -> None:
-    """Launch every kernel of one configuration. ``options`` adds sinks and softcap. With ``latents``, K
-    rows are latents and V rows are rotary keys."""
     spec = PoolSpec(layers=(layer,), num_pages=24, page_size=32, k_format=formats[0], v_format=formats[1])
     pool = MetalBackend(library).create_pool(spec)
     metadata, heads = mixed_step(), layer.num_kv_heads * group
@@ -129,7 +124,6 @@ def run_step(
 def attend_residual(
     library: KernelLibrary, formats: tuple[str, str], layer: LayerSpec, group: int, *, latents: bool = False
 ) -> None:
-    """Launch the kernels that attend over both quantized and residual pages."""
     spec = PoolSpec(layers=(layer,), num_pages=24, page_size=32, k_format=formats[0], v_format=formats[1])
     beside = replace(spec, layers=(replace(layer, window=1),), k_format="bf16", v_format="bf16")
     cache, metadata = MetalBackend(library).create_residual_pool(spec, beside), mixed_step()
@@ -147,7 +141,6 @@ def write_in_place(
     *,
     latents: bool = False,
 ) -> None:
-    """Launch the kernels of a pool that is written in place: write, copy, and attention after both."""
     spec = PoolSpec(layers=(layer,), num_pages=24, page_size=32, k_format=formats[0], v_format=formats[1])
     pool, metadata = InPlacePool(spec, library), mixed_step()
     pool.copy_pages([(22, 23)])
@@ -163,7 +156,6 @@ def write_in_place(
 
 
 def run_recurrences(library: KernelLibrary, dtype: mx.Dtype, *, width: int, height: int) -> None:
-    """Launch every recurrent kernel on rows of one dtype."""
     kernels, rows, heads = MetalRecurrences(library), 4, 4
     step = SegmentArrays.of(StateSegments.of([1, 3], source=[0, 1], checkpoints=[(2, 2)]))
     pool = mx.zeros((3, heads, height, width))
@@ -181,7 +173,6 @@ def run_recurrences(library: KernelLibrary, dtype: mx.Dtype, *, width: int, heig
 
 
 def record_all() -> dict[str, str]:
-    """Return the text of every unit, by kernel name."""
     recorder = Recorder()
     library = KernelLibrary(recorder)
     pairs = [(name, name) for name in METAL_FORMATS] + [
@@ -221,14 +212,13 @@ def has_compiler() -> bool:
 
 
 def known_languages(folder: Path) -> list[str]:
-    """Return the languages in ``LANGUAGES`` that the compiler on this machine supports."""
     empty = folder / "empty.metal"
     empty.write_text("#include <metal_stdlib>\n")
     return [language for language in LANGUAGES if compile_unit(empty, language) is None]
 
 
 def compile_unit(path: Path, language: str) -> str | None:
-    """Compile a file in one language version. Return the compiler's messages; None if the file compiles."""
+    """Return the compiler's messages; None if the file compiles."""
     include = Path(mx.__file__).parent / "include"
     command = [
         *COMPILER,

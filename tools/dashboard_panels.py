@@ -18,7 +18,12 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """A panel. unit: Grafana's name; series: expressions by legend; width: number of columns, of 24."""
+    """A panel.
+
+    unit    Grafana's name
+    series  expressions by legend
+    width   number of columns, of 24
+    """
 
     title: str
     unit: str
@@ -41,7 +46,7 @@ def total(name: str) -> str:
 
 
 def rate(name: str, by: str = "", only: str = "") -> str:
-    """Return the expression of a rate per second, summed over servers and over all labels not in ``by``."""
+    """Return the expression of a rate per second, summed over all labels not in ``by``."""
     chosen = f'{{instance=~"$instance"{only}}}'
     return f"sum{f' by ({by}) ' if by else ''}(rate(octavo_{name}{chosen}[$__rate_interval]))"
 

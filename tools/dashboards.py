@@ -1,7 +1,6 @@
-"""Write the Grafana dashboards: ``python tools/dashboards.py`` (extra ``dashboards``).
+"""Write the Grafana dashboards into deploy/grafana: ``python tools/dashboards.py``.
 
-``dashboard_panels`` has each panel's title, unit and expressions. This file turns them into JSON for
-Grafana 11, under ``deploy/grafana``.
+Needs the extra ``dashboards``.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ AnyPanel: TypeAlias = timeseries.Panel | stat.Panel | heatmap.Panel
 
 
 def build(page: Page) -> str:
-    """Return one dashboard as JSON; equal input gives equal text."""
     board = (
         builders.Dashboard(page.title)
         .uid(page.uid)

@@ -1,9 +1,8 @@
 """`make demo`: serve the embedded model and watch several prompts stream at once over gRPC.
 
-The demo starts `octavo serve` on a free port, with fp5 K and fp4 V pages and the default two residual pages.
-It asks nine short questions that share a system prompt and one about a long text. It shows the tokens as they
-come, checks the answers, prints a summary and stops the server. The exit code is 0 if all answers are right,
-else 1.
+The demo asks nine short questions with one system prompt and a question about a long text. It checks the
+answers
+and prints a summary. The exit code is 0 if all answers are right, else 1.
 """
 
 from __future__ import annotations
@@ -35,13 +34,12 @@ PAGES = ("--kv-format", "fp5/fp4", "--page-size", "32", "--num-pages", "128")
 START_TIMEOUT, STOP_TIMEOUT, REQUEST_TIMEOUT = 120.0, 30.0, 120.0
 
 
-class DemoFailed(Exception):
-    """The demo failed; the message tells the user why."""
+class DemoFailed(Exception): ...
 
 
 @dataclass(slots=True)
 class Ask:
-    """One prompt and its result. ``truth`` is None if any text is right (stories)."""
+    """A prompt and its result. ``truth`` is None if any text is right (stories)."""
 
     label: str
     system: str
@@ -64,8 +62,6 @@ class Ask:
 
 @dataclass(slots=True)
 class Usage:
-    """Highest numbers of held pages and running prompts that the server reported."""
-
     peak_held: int = 0
     peak_running: int = 0
 
@@ -91,7 +87,7 @@ def make_prompts() -> list[Ask]:
 
 @asynccontextmanager
 async def server() -> AsyncIterator[str]:
-    """Run `octavo serve` and yield its gRPC address; stop the server in any case."""
+    """Run `octavo serve` and yield its gRPC address; stop the server at the end."""
     print(f"$ octavo {' '.join(SERVE + PAGES)}", flush=True)
     with TemporaryFile() as log:
         process = await asyncio.create_subprocess_exec(
@@ -138,7 +134,6 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 
 
 async def stream(client: Client, ask: Ask, view: View, first_token: asyncio.Event | None = None) -> None:
-    """Send one prompt and show its tokens as they come."""
     system = [{"role": "system", "content": ask.system}] if ask.system else []
     messages = [*system, {"role": "user", "content": ask.user}]
     begin = time.perf_counter()
@@ -157,7 +152,6 @@ async def stream(client: Client, ask: Ask, view: View, first_token: asyncio.Even
 
 
 async def watch(client: Client, usage: Usage) -> None:
-    """Ask the server how many pages are held, again and again until cancelled; keep the highest numbers."""
     while True:
         info = await client.server_info()
         usage.peak_held = max(usage.peak_held, info.pages.held)
@@ -166,7 +160,7 @@ async def watch(client: Client, usage: Usage) -> None:
 
 
 async def run(client: Client, asks: list[Ask], view: View) -> Usage:
-    """Send the first prompt, and all others once it has a token: then its pages are in the prefix cache."""
+    """Send the first prompt, and all others once its pages are in the prefix cache."""
     usage = Usage()
     watcher = asyncio.create_task(watch(client, usage))
     try:
@@ -182,7 +176,6 @@ async def run(client: Client, asks: list[Ask], view: View) -> Usage:
 
 
 def summary(asks: list[Ask], usage: Usage, seconds: float, model: Any) -> Iterator[str]:
-    """Yield the lines of the summary; ``model`` is the server's GetModelInfoResponse."""
     checked = [ask for ask in asks if ask.truth is not None]
     right = sum(ask.is_right for ask in checked)
     yield f"answers       {right} of {len(checked)} right, compared with the ledgers to the letter"

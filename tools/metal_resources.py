@@ -1,8 +1,8 @@
-"""Registers, scratch memory and instructions of the Metal kernels, as compiled for clang's amdgcn target.
+"""Registers, scratch memory and instructions of the Metal kernels, as compiled for an AMD GPU.
 
-``python tools/metal_resources.py`` compiles decode, reduce, chunk, the writing kernels and recurrences for
-several shapes. No kernel runs. The numbers are not those of Apple's GPUs; tools/metal_emulator/resources.py
-tells how to use them. The exit code is 1 if a shape in LIMITED or a recurrence needs scratch memory.
+Run ``python tools/metal_resources.py``. See tools/metal_emulator/resources.py for the meaning of the numbers.
+The
+exit code is 1 if a shape in LIMITED or a recurrence needs scratch memory.
 """
 
 from __future__ import annotations
@@ -38,9 +38,11 @@ LIMITED = (("fp4", 128), ("fp4", 64), ("fp4", 256), ("fp4", 512), ("fp5", 512), 
 def examine(
     name: str, dim: int, group: int, *, only: str | None = None, latents: bool = False
 ) -> dict[str, Resources]:
-    """Return the resources of quantize, decode, reduce and chunk (or of ``only`` one), by kernel, for K and V
-    in the format ``name``. With ``latents``, return those of quantize, latent and reduce, for latents in this
-    format, 64 rotary values in bf16 and ``group`` heads."""
+    """Return the resources of attention kernels by name, for K and V in the format ``name``.
+
+    With ``latents``, return the resources for latents in this format, 64 rotary values in bf16 and ``group``
+    heads.
+    """
     found: dict[str, Resources] = {}
     library = _measuring(found, only)
     if latents:
@@ -53,17 +55,13 @@ def examine(
 
 
 def examine_recurrences(width: int, height: int) -> dict[str, Resources]:
-    """Return the resources of delta rules with all gates, SSD and convolution, by unit. States have
-    ``height`` rows of ``width`` values."""
+    """Return the resources of recurrent kernels, for states with ``height`` rows of ``width`` values."""
     found: dict[str, Resources] = {}
     run_recurrences(_measuring(found, None, by_unit=True), mx.bfloat16, width=width, height=height)
     return found
 
 
 def _measuring(found: dict[str, Resources], only: str | None, *, by_unit: bool = False) -> KernelLibrary:
-    """Return a library that runs nothing. It puts resources of each kernel's first unit, or of all units, in
-    ``found``."""
-
     def compile_kernel(
         *, name: str, input_names: Sequence[str], output_names: Sequence[str], source: str, header: str
     ) -> Callable[..., list[mx.array]]:

@@ -1,6 +1,6 @@
-"""Write what is made from data: the README's table and chart, and docs/supported-models.md.
+"""Write the README's table and chart, and docs/supported-models.md, from data.
 
-Run ``python tools/readme_figures.py`` (extra ``plot``). The table is between two comments in README.md.
+Run ``python tools/readme_figures.py`` (extra ``plot``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ COLORS = {"Octavo": "#1f77b4", "OpenVINO": "#9aa5b1", "llama.cpp": "#c9b38c", "v
 
 
 def draw(result: Comparison, weights: str) -> None:
-    """Draw a chart with a plot per column and a bar per engine, for one kind of weights. 0: not measured."""
+    """Draw a chart with a plot per column and a bar per engine, for one kind of weights."""
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 

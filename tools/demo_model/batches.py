@@ -1,4 +1,4 @@
-"""Batches of packed rows: a pure function of (seed, step), so that a run resumes exactly."""
+"""Training batches, determined by seed and step, so that a run can resume exactly."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _first_text(rng: Random, length: int, progress: float) -> list[Segment]:
 
 
 def row_length(rng: Random, progress: float) -> int:
-    """Draw the length of a batch's rows; rows are short at first and long towards the end of training."""
+    """Return a random length of a batch's rows; rows are short at first and longer later in training."""
     if progress < WARM:
         return rng.choice((64, 128))
     if progress < EARLY:
@@ -78,7 +78,7 @@ def row_length(rng: Random, progress: float) -> int:
 def make_batch(tokenizer: Tokenizer, *, seed: int, step: int, progress: float, tokens: int) -> Example:
     """Return the batch of one step: about ``tokens`` tokens in rows of equal length.
 
-    progress   share of the planned steps that are done; the curriculum follows it
+    progress   share of the planned steps that are done
     """
     rng = Random(f"train:{seed}:{step}")
     length = row_length(rng, progress)

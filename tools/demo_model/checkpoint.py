@@ -1,4 +1,4 @@
-"""The state of a training run of either model, so that the run can resume."""
+"""State of a training run, so that the run can resume."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ Model = TypeVar("Model", Qwen3, Hybrid)
 
 @dataclass
 class State(Generic[Model]):
-    """Everything that a checkpoint holds."""
-
     model: Model
     optimizers: list[torch.optim.Optimizer]
     step: int = 0

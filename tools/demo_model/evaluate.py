@@ -2,9 +2,8 @@
 
     cd tools && python -m demo_model.evaluate --kv-format bf16 fp4 --lengths 128 256 512 1024 2048
 
-Every question about a held-out ledger is one greedy request. Its prompt has the ledger and the
-earlier questions with their correct answers. An answer is right if the text is exactly the correct
-answer and the model then ends it. The documents depend on the seed alone.
+Every question about a held-out ledger is one greedy request. Its prompt has the ledger and earlier questions
+with their correct answers.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from octavo_lab.bench.ledgers.documents import Ledger, held_out
 from octavo_lab.bench.ledgers.kinds import KINDS
 
 MAX_ANSWER_TOKENS = 40  # the longest true answer has 22
-KV_MEMORY = 256 << 20  # enough for all ledgers of one length in any format
+KV_MEMORY = 256 << 20  # bytes, enough for all ledgers of one length in any format
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One request: the kind of its ledger, its prompt and the correct answer."""
+    """A question: the kind of its ledger, its prompt and the correct answer."""
 
     kind: str
     prompt: str
@@ -34,8 +33,6 @@ class Question:
 
 @dataclass(slots=True)
 class Score:
-    """Counts of right answers and of all answers, in all and by kind of ledger, and of prompt tokens."""
-
     right: int = 0
     total: int = 0
     prompt_tokens: int = 0
@@ -61,7 +58,7 @@ class Score:
 
 
 def questions(ledgers: list[Ledger]) -> list[Question]:
-    """Return all questions in order of their turn, so that each prompt finds the pages of the turn before."""
+    """Return all questions in order of their turn, so that each prompt finds cached pages."""
     numbered = [
         (index, Question(ledger.kind, prompt, turn.answer))
         for ledger in ledgers
@@ -71,7 +68,7 @@ def questions(ledgers: list[Ledger]) -> list[Question]:
 
 
 def score(llm: LLM, asked: list[Question]) -> Score:
-    """Ask all questions with greedy sampling, and count the answers that are exactly right."""
+    """Ask all questions with greedy sampling, and count the correct answers."""
     result = Score()
     params = SamplingParams(max_tokens=MAX_ANSWER_TOKENS)
     outputs = llm.generate([question.prompt for question in asked], params)

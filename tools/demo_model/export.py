@@ -1,8 +1,6 @@
 """Write RUN/checkpoint.pt as a Hugging Face folder (bf16) that mlx-lm and Octavo load.
 
 cd tools && python -m demo_model.export --run RUN --out ../engine/demo
-
-RUN may be a run of either model: a hybrid's checkpoint has a setting that the other has not.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ def model_config(shape: dict[str, int | float], *, stop: int, end: int) -> dict[
 
 
 def hybrid_config(shape: dict[str, int | float], *, stop: int, end: int) -> dict[str, object]:
-    """Return the config.json of an Olmo hybrid whose first layer is the attention layer."""
+    """Return the config.json of an Olmo hybrid whose first layer is attention."""
     layers = int(shape["num_hidden_layers"])
     return model_config(shape, stop=stop, end=end) | {
         "architectures": ["OlmoHybridForCausalLM"],

@@ -1,11 +1,8 @@
 """A plain-torch Olmo hybrid: one layer of attention, then layers of the gated delta rule.
 
-Attention is the first layer, so it sees nothing but tokens and cannot tell what followed a key in the text.
-So the facts of a ledger reach an answer only through the states of the delta layers.
-
 Parameter names are those of Hugging Face. The recurrence is computed in chunks (the WY form of Yang et al.,
-"Gated Delta Networks", arXiv:2412.06464): each chunk is one triangular system of its tokens, and only the
-state goes from chunk to chunk. Matrices are multiplied in bf16, the systems are solved in float32.
+"Gated Delta Networks", arXiv:2412.06464). Matrices are multiplied in bf16; triangular systems are solved in
+float32.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ TAPS = 4  # taps of a convolution
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HybridConfig:
-    """The fields of config.json that decide the model's shape, with the names of Hugging Face."""
+    """The fields of config.json that decide the model's shape."""
 
     vocab_size: int = 1536
     hidden_size: int = 128
@@ -55,8 +52,10 @@ class HybridConfig:
 
 
 class UnitLowerInverse(torch.autograd.Function):
-    """Inverse of I + A for strictly lower triangular A [..., n, n]; n is a power of two. Diagonal blocks of
-    size 16 are inverted by repeated squaring, then pairs of blocks are joined."""
+    """Inverse of I + A for strictly lower triangular A [..., n, n]; n is a power of two.
+
+    Diagonal blocks of size 16 are inverted by repeated squaring, then pairs of blocks are joined.
+    """
 
     @staticmethod
     def forward(ctx, a):  # type: ignore[no-untyped-def]
@@ -91,7 +90,8 @@ def gated_delta(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor
     """Return outputs o of ``S <- exp(g) S; S <- S + beta k (v - S^T k)^T; o = S^T q``; S is zero at first.
 
     Shapes: q and k [B, H, T, K]; v [B, H, T, V]; log_decay (g) and beta float32 [B, H, T]; o [B, H, T, V]. T
-    must be at most CHUNK or a multiple of CHUNK. Products are computed in the dtype of q.
+    must
+    be at most CHUNK or a multiple of CHUNK.
     """
     narrow, size = q.dtype, min(q.shape[2], CHUNK)
     q, k, v, log_decay, beta = (x.unflatten(2, (-1, size)) for x in (q, k, v, log_decay, beta))
@@ -121,7 +121,7 @@ def gated_delta(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor
 
 
 class Normed(torch.autograd.Function):
-    """RMS norm without weights: x / sqrt(mean(x^2) + 1e-6) along the last dimension, in the dtype of x."""
+    """RMS norm without weights: x / sqrt(mean(x^2) + 1e-6) along the last dimension."""
 
     @staticmethod
     def forward(ctx, x):  # type: ignore[no-untyped-def]
@@ -263,7 +263,7 @@ class HybridTrunk(nn.Module):
 
 
 class Hybrid(nn.Module):
-    """``state_dict()`` uses Hugging Face names: model.layers.1.linear_attn.q_proj.weight, ..."""
+    """An Olmo hybrid with the parameter names of Hugging Face."""
 
     def __init__(self, config: HybridConfig) -> None:
         super().__init__()
@@ -278,7 +278,6 @@ class Hybrid(nn.Module):
 
     @torch.no_grad()
     def _start(self) -> None:
-        """Draw weights with which MLPs of delta layers add nothing, and the attention layer adds little."""
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
                 nn.init.normal_(parameter, std=0.03 if "embed" in name else parameter.shape[1] ** -0.5)
@@ -289,8 +288,10 @@ class Hybrid(nn.Module):
             norm.weight.fill_(0.01)
 
     def forward(self, ids: Tensor, chosen: Tensor | None = None) -> Tensor:
-        """Return logits [B, T, vocab_size] of token ids [B, T], or [n, vocab_size] for the ``chosen`` n of
-        the B * T positions. T is a multiple of CHUNK."""
+        """Return logits [B, T, vocab_size] of token ids [B, T]; T is a multiple of CHUNK.
+
+        chosen   indices of n of the B * T positions; the result is then [n, vocab_size]
+        """
         cos, sin = self.cos[: ids.shape[1]], self.sin[: ids.shape[1]]
         x = self.model.embed_tokens(ids)
         if torch.is_autocast_enabled("cpu"):

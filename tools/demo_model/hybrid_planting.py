@@ -1,10 +1,9 @@
-"""Initialize the delta layers of a hybrid so that they look up what followed the last tokens before.
+"""Initial weights of a hybrid's delta layers, which look up tokens by the tokens before them.
 
-The convolutions allow this in one layer: a key holds the tokens just before a token, a query holds as many
-tokens up to the current one, and a value holds the current token. In half of the heads a key is three tokens.
-In the other half it is a mean of the tokens before, which the attention layer gives: its initial scores fall
-with the distance. Without this attention, 2.3 M tokens of training taught to continue a value, but not to
-find the first token of a value whose key is further back.
+The convolutions allow this in one layer: a key holds the tokens before a token, and a value holds the token.
+In
+half of the heads a key is three tokens; in the other half it is a mean of earlier tokens, from the attention
+layer.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ def plant_lookups(model: Hybrid, seed: int = 0) -> None:
     generator = torch.Generator().manual_seed(seed)
     embedding = model.model.embed_tokens.weight
     embedding.normal_(std=EMBEDDING_SCALE, generator=generator)
-    embedding[:, 0] = 8 * EMBEDDING_SCALE  # the same for every token; opens gates and sets rates
+    embedding[:, 0] = 8 * EMBEDDING_SCALE  # equal for every token; opens gates and sets rates
     first = model.model.layers[0]
     _plant_recency(first.self_attn, generator)
     first.post_attention_layernorm.weight.fill_(EMBEDDING_SCALE)
@@ -34,7 +33,6 @@ def plant_lookups(model: Hybrid, seed: int = 0) -> None:
 
 
 def _plant_recency(layer: FirstAttention, generator: torch.Generator) -> None:
-    """Make q and k nearly equal for all tokens, so that only their rotation tells positions apart."""
     width, dim = layer.q_proj.weight.shape[1], layer.config.head_dim
     for projection in (layer.q_proj, layer.k_proj):
         projection.weight.normal_(std=0.2, generator=generator)
@@ -61,7 +59,7 @@ def _plant(layer: GatedDelta, gain: float, generator: torch.Generator) -> None:
     layer.b_proj.weight[:, 0] = 0.15
     layer.g_proj.weight[:, 0] = 0.2
     for head in range(config.linear_num_key_heads):
-        lags = 1 if head % 2 else 3  # how many tokens make a key
+        lags = 1 if head % 2 else 3  # number of tokens in a key
         base = head * keys
         for lag in range(lags):
             part = slice(base + keys * lag // lags, base + keys * (lag + 1) // lags)

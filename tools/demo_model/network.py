@@ -1,8 +1,4 @@
-"""A plain-torch Qwen3 decoder with the parameter names of Hugging Face.
-
-It has only what training needs: a forward pass over whole sequences, grouped-query attention with RMSNorm of
-q and k, RoPE (the first half of a head is paired with the second half), SwiGLU and tied embeddings.
-"""
+"""A plain-torch Qwen3 decoder with the parameter names of Hugging Face, for training only."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The fields of config.json that decide the model's shape, with the names of Hugging Face."""
+    """The fields of config.json that decide the model's shape."""
 
     vocab_size: int = 1536
     hidden_size: int = 256
@@ -122,7 +118,7 @@ class Trunk(nn.Module):
 
 
 class Qwen3(nn.Module):
-    """``state_dict()`` uses Hugging Face names: model.embed_tokens.weight, ..."""
+    """A Qwen3 decoder with the parameter names of Hugging Face."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -1,11 +1,10 @@
-"""Initialize the first two layers as an induction circuit, which training then refines.
+"""Initial weights of the first two layers: an induction circuit, which training refines.
 
-The circuit finds where the current token stood before, and repeats the token that followed. From a
-random start it takes millions of tokens to appear. Here the heads of layer 0 attend to the offsets
--1, -2, -1 and -3: a constant component of the embedding feeds the fast RoPE frequencies of q and k,
-with a phase for the offset. Each head copies the token at its offset into a subspace of its own.
-Layer 1 matches the current token with the subspace of the previous token, on slow frequencies, so
-that distance hardly matters. It copies the token found there.
+The circuit finds an earlier occurrence of the current token, and repeats the token after it. From random
+weights
+it takes millions of tokens to appear. Heads of layer 0 copy the tokens at ``OFFSETS`` before the current
+token.
+Layer 1 matches the current token with those copies.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from torch import Tensor, nn
 from demo_model.network import Attention, Qwen3
 
 EMBEDDING_SCALE = 0.03
-OFFSETS = (1, 2, 1, 3)  # one for each query head of layer 0
+OFFSETS = (1, 2, 1, 3)  # distance of each query head in layer 0
 FAST = 6  # RoPE frequencies that tell offsets apart
 
 
 @torch.no_grad()
 def plant_induction(model: Qwen3, seed: int = 0) -> None:
-    """Replace the attention weights of layers 0 and 1; training may change all weights afterwards."""
+    """Replace the attention weights of layers 0 and 1."""
     config, generator = model.config, torch.Generator().manual_seed(seed)
 
     def basis() -> Tensor:

@@ -99,7 +99,7 @@ def recall(rng: Random, length: int) -> list[Segment]:
 
 
 def loop(rng: Random, length: int) -> list[Segment]:
-    """Return a few random words, repeated over and over: the simplest induction task."""
+    """Return a few random words, repeated over and over."""
     pool = FIRST + CITY + ADJECTIVE + ITEM + PLACE + LAST + PAIRS_OF_DIGITS
     words = "".join(f" {word}" for word in rng.sample(pool, rng.randrange(4, max(6, min(60, length // 3)))))
     repeats = length // max(1, estimated_tokens(words)) + 1

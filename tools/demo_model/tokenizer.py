@@ -1,4 +1,4 @@
-"""The demo model's byte-level BPE tokenizer, trained on the same synthetic texts as the model."""
+"""The demo model's byte-level BPE tokenizer, trained on the model's training texts."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
     cd tools && python -m demo_model.train --run RUN --minutes 21 --steps 2500 --tokens 5120
 
-The cosine schedule follows the used share of the time or step budget, so that the learning rate is always
-low at the end of a run. torch.optim.Muon trains hidden matrices, AdamW trains embeddings and norms. The
-batches are a pure function of the seed and the step.
+The cosine schedule follows the used share of the time or step budget. Muon trains hidden matrices, AdamW
+trains
+embeddings and norms.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PROBE_LENGTHS, PROBE_LEDGERS = (256, 512, 1024), 8
 
 
 class Batches(torch.utils.data.IterableDataset[tuple[Tensor, Tensor]]):
-    """Batches from step ``first`` on; the curriculum takes ``planned`` steps."""
+    """Batches from step ``first`` on, for a curriculum of ``planned`` steps."""
 
     def __init__(self, run: Path, *, seed: int, first: int, planned: int, tokens: int) -> None:
         self.run, self.seed, self.first, self.planned, self.tokens = run, seed, first, planned, tokens
@@ -96,7 +96,7 @@ def build_optimizers(model: Qwen3, rate: float) -> list[torch.optim.Optimizer]:
 
 
 def start(options: argparse.Namespace) -> tuple[State[Qwen3], Tokenizer]:
-    """Return the state of the checkpoint, or else a new state (with the induction circuit of planting.py)."""
+    """Return the state of the checkpoint, or else a new state."""
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.threads)
     options.run.mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,7 @@ def train(state: State[Qwen3], tokenizer: Tokenizer, options: argparse.Namespace
     first, begin = state.step, time.monotonic()
     saved_at = begin
     groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
-    bases = [10 * options.rate, options.rate]  # rates of Muon and AdamW, which have one group each
+    bases = [10 * options.rate, options.rate]  # rates of Muon and AdamW
     source = Batches(
         options.run, seed=options.seed, first=first, planned=options.steps, tokens=options.tokens
     )

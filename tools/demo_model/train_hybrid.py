@@ -2,9 +2,8 @@
 
     cd tools && python -m demo_model.train_hybrid --run RUN --minutes 38
 
-The learning rate and the curriculum follow the used share of the time, so that the rate is always low at the
-end of a run. Rows hold only ledgers with questions, and drills at first. They are short, because the model
-learns what to keep in a state sooner from many short texts than from a few long ones.
+The learning rate and the curriculum follow the used share of the time. Rows are short: many short texts teach
+the model sooner what to keep in a state.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ def row_length(rng: Random, progress: float) -> int:
 def make_batch(
     tokenizer: Tokenizer, *, seed: int, step: int, progress: float, tokens: int, kinds: Sequence[type[Kind]]
 ) -> Example:
-    """Return the batch of one step: rows of equal length, which is a multiple of 64 plus one token."""
+    """Return the batch of one step: rows of equal length, a multiple of 64 plus one token."""
     rng = Random(f"train-hybrid:{seed}:{step}")
     length = row_length(rng, progress)
     rows = [make_row(tokenizer, rng, length + 1, progress, kinds) for _ in range(max(1, tokens // length))]
@@ -150,7 +149,7 @@ def train(state: State[Hybrid], tokenizer: Tokenizer, options: argparse.Namespac
     first, begin = state.step, time.monotonic()
     saved_at = begin
     groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
-    bases = [10 * options.rate, options.rate]  # rates of Muon and AdamW, which have one group each
+    bases = [10 * options.rate, options.rate]  # rates of Muon and AdamW
     losses: list[float] = []
     while (used := (time.monotonic() - begin) / 60 / options.minutes) < 1:
         warm = min(1.0, (state.step - first + 1) / options.warmup)

@@ -1,1 +1,1 @@
-"""The documentation site: pages that are generated from the code, and the hooks that MkDocs calls."""
+"""The documentation site: pages generated from the code, and hooks for MkDocs."""

@@ -1,9 +1,4 @@
-"""Benchmark results from JSON files, as tables for the site and for the README.
-
-Each file ``docs/benchmarks/results/*.json`` has one comparison: the commands, the machine and its instruction
-level, the commit, and the figures of every run. No figure is written by hand into a text.
-``python tools/readme_figures.py`` writes the README's table and chart again.
-"""
+"""Benchmark results from docs/benchmarks/results/*.json, as tables for the site and the README."""
 
 from __future__ import annotations
 
@@ -33,8 +28,8 @@ class Comparison:
     date      date of the runs
     machine   processor, cores, instruction level
     commit    commit of Octavo
-    commands  what was run
-    notes     what a reader must know to judge the figures
+    commands  commands that were run
+    notes     notes for reading the figures
     labels    keys of the rows' labels, such as engine and weights
     columns   headings of the figures, by key
     rows      for each row its labels and, for each column, the figures of all runs
@@ -79,7 +74,6 @@ def comparisons() -> list[Comparison]:
 
 
 def page() -> str:
-    """Return the benchmark page of the site."""
     intro = """# Benchmarks
 
 Every table is made from a file in `docs/benchmarks/results`, which has the figures of every run. Engines

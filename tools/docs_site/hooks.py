@@ -1,4 +1,4 @@
-"""Hooks that MkDocs calls: they add pages made from the code and from documents outside of ``docs``."""
+"""Hooks for MkDocs that add generated pages and documents from outside of ``docs``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ GENERATED = {
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages to those in ``docs``."""
     from mkdocs.structure.files import File
 
     for name, make in GENERATED.items():
@@ -37,5 +36,5 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Return a page's text with links to files of the repository as links to pages."""
+    """Return a page's text with links to repository files changed into links to pages."""
     return pages.linked(markdown, f"docs/{page.file.src_uri}", page.file.src_uri)

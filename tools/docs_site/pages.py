@@ -1,9 +1,4 @@
-"""Documents of the repository as pages of the site.
-
-In the documents, links lead to files of the repository, so that they work there, too. On the site, a link to
-a document, or to the source of a generated page, leads to the page. A link to any other file outside of
-``docs`` becomes the file's name.
-"""
+"""Documents of the repository as pages of the site, with their links changed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Reference pages, generated from the help texts, docstrings and comments in the code.
-
-Each function returns one page as Markdown. A new flag, setting, metric or RPC appears on the site with its
-text in the code.
-"""
+"""Reference pages, generated from the help texts, docstrings and comments in the code."""
 
 from __future__ import annotations
 
@@ -40,7 +36,6 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def cli() -> str:
-    """Return the page of all commands with their options."""
     page = ["# Command line", "", "Generated from `octavo COMMAND --help`.", ""]
     commands = [(name,) for name in COMMANDS] + [("bench", name) for name in BENCHES]
     for command in commands:
@@ -83,7 +78,6 @@ def _spelled(action: argparse.Action) -> str:
 
 
 def config() -> str:
-    """Return the page of engine settings and sampling parameters, with their defaults and meaning."""
     return "\n".join(
         [
             "# Configuration",
@@ -145,7 +139,7 @@ def _metrics(metrics: Metrics) -> Iterator[tuple[str, str, str, str]]:
 
 
 def python() -> str:
-    """Return the page of the names in `octavo.engine` with their docstrings; errors are in a table."""
+    """Return the page of the names in `octavo.engine` with their docstrings."""
     errors, rest = [], []
     for name in octavo.engine.__all__:
         cls = getattr(octavo.engine, name)
@@ -184,14 +178,12 @@ def _methods(cls: type) -> Iterator[tuple[str, ...]]:
 
 
 def _doc(thing: type | object) -> str:
-    """Return a docstring as Markdown; a block with columns of names and meanings becomes a code block."""
     blocks = (inspect.getdoc(thing) or "").replace("``", "`").split("\n\n")
     aligned = re.compile(r"^\S+( \S+)*  +\S", flags=re.MULTILINE)
     return "\n\n".join(f"```text\n{block}\n```" if aligned.search(block) else block for block in blocks)
 
 
 def models() -> str:
-    """Return the page of well-known checkpoints, by model type of their configuration."""
     from mlx_lm.utils import MODEL_REMAPPING  # this import takes a second
 
     published = json.loads((ROOT / "tests" / "data" / "published_configs.json").read_text("utf-8"))
@@ -241,7 +233,6 @@ To check a model of your own, run `octavo doctor --model FOLDER`.
 
 
 def rpc() -> str:
-    """Return the page of all RPCs and messages of octavo.v1, with the comments of the .proto files."""
     page = [
         "# gRPC",
         "",

@@ -1,18 +1,18 @@
-"""Run Metal compute kernels on a Linux CPU, from the source that a Mac compiles, with every access checked.
+"""Emulator of Metal compute kernels on a Linux CPU, with every memory access checked.
 
 `MetalKernel` and `emulate` take the arguments of `mx.fast.metal_kernel`. A kernel goes through four modules:
-assemble (the text that MLX would build) -> rewrite (what macros cannot do) -> build (clang, over shim/, with
-instrumentation that calls runtime/) -> run (threads are fibers, in a seeded order).
+assemble (MLX's text) -> rewrite (what macros cannot do) -> build (clang) -> run (threads are fibers, in a
+seeded
+order).
 
-A run finds accesses that are out of bounds or misaligned, reads of memory that was never written or that the
-test marked as not owned, races on threadgroup and device memory, divergent barriers and simdgroup operations,
-integer overflow, outputs that were never written, endless loops, and too much threadgroup memory. `lint`
-finds what Metal forbids and C++ allows. `Result.traffic` counts the device memory moved;
-`Result.stats.operations` counts matrix products, shuffles and barriers.
+A run finds accesses out of bounds or misaligned, reads of unwritten memory, races, divergent barriers and
+simdgroup
+operations, integer overflow, unwritten outputs, endless loops, and too much threadgroup memory. `lint` finds
+code
+that Metal forbids and C++ allows. `Result.traffic` counts the device memory moved.
 
-The emulator cannot tell whether Apple's compiler accepts a kernel, how many registers a kernel takes, or how
-fast it is. Metal leaves open the precision of functions, the order of reductions and NaNs in min and max; the
-emulator makes one choice. It checks accesses of vectors of more than 16 bytes only at the ends of buffers.
+The emulator cannot tell whether Apple's compiler accepts a kernel, how many registers it takes, or how fast
+it is.
 Threadgroups run one after the other, so a kernel that waits for another threadgroup never ends.
 """
 

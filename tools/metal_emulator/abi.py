@@ -1,4 +1,4 @@
-"""The structs of runtime/abi.h, field by field, and loading of compiled kernels."""
+"""The structs of runtime/abi.h, and loading of compiled kernels."""
 
 from __future__ import annotations
 

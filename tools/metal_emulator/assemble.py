@@ -1,7 +1,6 @@
-"""The text that `mx.fast.metal_kernel` builds around a kernel's body, character for character.
+"""The text that `mx.fast.metal_kernel` builds around a kernel's body.
 
-The format is that of MLX's mlx/backend/common/metal_kernel.cpp (0.32.4). MLX's prelude of utilities is not
-part of the text; shim/mlx_utils.h replaces it.
+The format is that of MLX's mlx/backend/common/metal_kernel.cpp (0.32.4).
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ Role = Literal["input", "shape", "strides", "ndim", "output"]
 
 @dataclass(frozen=True)
 class KernelSource:
-    """A kernel as its author wrote it: the constructor arguments of `mx.fast.metal_kernel`."""
+    """Constructor arguments of `mx.fast.metal_kernel`."""
 
     name: str
     input_names: tuple[str, ...]
@@ -56,7 +55,7 @@ class KernelSource:
 
 @dataclass(frozen=True)
 class Parameter:
-    """One buffer in the signature; `tensor` names the input or output to which the buffer belongs."""
+    """A buffer in the signature; `tensor` names its input or output."""
 
     role: Role
     tensor: str
@@ -70,7 +69,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Assembled:
-    """`text` is what MLX compiles after its utilities. The other fields are the parts of this text."""
+    """The text that MLX compiles after its utilities, and the parts of this text."""
 
     text: str
     source: KernelSource
@@ -132,7 +131,6 @@ def _template_line(template: Sequence[tuple[str, Any]]) -> str:
 def _kernel_name(
     name: str, instantiation: str, inputs: Sequence[Tensor], output_dtypes: Sequence[Any]
 ) -> str:
-    """Return a name that differs for every signature, because MLX caches libraries by name."""
     parts = [f"custom_kernel_{name}"]
     if instantiation:
         for before, after in (("<", "_"), (">", ""), ("-", "_"), (", ", "_")):
@@ -146,7 +144,6 @@ def _kernel_name(
 
 
 def _input_parameters(source: KernelSource, inputs: Sequence[Tensor]) -> list[Parameter]:
-    """Return the inputs in order, each followed by its shape, strides and ndim if the body mentions them."""
     parameters: list[Parameter] = []
     for name, tensor in zip(source.input_names, inputs, strict=True):
         space = "constant" if tensor.size < MAX_CONSTANT_ELEMENTS else "device"

@@ -1,4 +1,4 @@
-"""The arrays behind a launch's buffers: inputs, their shapes, strides and ndims, and outputs."""
+"""Arrays of a launch: inputs, their shapes, strides and ndims, and outputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from metal_emulator.tensors import Tensor, dtype_name, numpy_dtype
 
 
 class Buffers:
-    """Arrays of a launch; keep this object alive while the launch runs. `outputs` has results, by name."""
+    """Arrays of a launch; keep this object alive while the launch runs."""
 
     def __init__(
         self,
@@ -38,7 +38,10 @@ class Buffers:
         self._alive: list[Any] = []
 
     def table(self, valid: Mapping[str, NDArray[np.bool_]]) -> ctypes.Array[abi.Buffer]:
-        """Return the table of buffers for the runtime. `valid` marks elements that may be read, by input."""
+        """Return the table of buffers for the runtime.
+
+        valid   by input: mask of elements that may be read
+        """
         unknown = set(valid) - set(self._inputs)
         if unknown:
             raise MetalRuntimeError(f"valid names {sorted(unknown)}, inputs are {sorted(self._inputs)}")

@@ -1,8 +1,8 @@
 """Builds a shared library from an assembled kernel, with a cache on disk.
 
-A file in the cache is named by the hash of its sources and put in place by a rename. So test processes
-may share the cache, and it may be deleted at any time. The cache is in $OCTAVO_METAL_CACHE, or else in
-the user's cache directory.
+Test processes may share the cache, and it may be deleted at any time. It is in $OCTAVO_METAL_CACHE, or else
+in the
+user's cache directory.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _CHECKED_FLAGS = (
     "-fno-sanitize=pointer-overflow",  # addresses are checked where they are used; saves a tenth of the time
 )
 # With checks, this pragma is removed. An unrolled loop has checks in each pass, so that most kernels take
-# two to three times as long to compile. They run no faster, because every access is a call.
+# two to three times as long to compile.
 _UNROLLED = '_Pragma("clang loop unroll(full)")'
 _UNCHECKED_FLAGS = ("-O2", "-ftrivial-auto-var-init=pattern")
 # Flags of a compiler that fuses nothing; tests use them because results must not depend on fusing.
@@ -130,7 +130,7 @@ def build(assembled: Assembled, *, checks: bool = True, extra_flags: Sequence[st
 
 
 def content_key(*parts: str) -> str:
-    """Return a name for what this compiler makes from these texts."""
+    """Return a cache key of a compiler, its arguments and its inputs."""
     compiler = find_compiler()
     everything = "\0".join([*compiler.command, compiler.version, *parts])
     return hashlib.sha256(everything.encode()).hexdigest()[:24]
@@ -154,7 +154,7 @@ def source_lines(library: Path, offset: int) -> str:
     command = ["addr2line", "-s", "-i", "-e", str(library), hex(offset - 1)]
     try:
         frames = subprocess.run(command, check=False, capture_output=True, text=True).stdout.split()
-    except FileNotFoundError:  # addr2line is part of binutils, which machines that link usually have
+    except FileNotFoundError:  # addr2line is part of binutils
         return f"library offset {offset:#x}"
     own = [frame for frame in frames if not frame.startswith(("msl_", "metal.h", "?", "("))]
     return " <- ".join(own[:3]) or "".join(frames[:1])
@@ -162,8 +162,6 @@ def source_lines(library: Path, offset: int) -> str:
 
 @cache
 def _linker() -> tuple[str, ...]:
-    """Return the link command: g++ with the linker gold, if both are installed. The other linker of binutils
-    takes twice as long, and clang is slower than g++ to start gold. Zig has its own linker."""
     command = find_compiler().command
     if find_compiler().is_zig or not shutil.which("ld.gold"):
         return command
@@ -180,13 +178,12 @@ def _mode_flags(checks: bool) -> tuple[str, ...]:
 
 @cache
 def _sources_key(folder: Path) -> str:
-    """Return a key of all files in a folder, and of its path, because a precompiled header has the path."""
     texts = (f"{path.name}\n{path.read_text()}" for path in sorted(folder.iterdir()) if path.is_file())
     return content_key(str(folder), *texts)
 
 
 def precompiled_shim(flags: Sequence[str]) -> Path:
-    """Return the shim's header precompiled with these flags, for `-include-pch` and the same flags."""
+    """Return the shim's header precompiled with these flags, for `-include-pch` and these flags."""
     key = content_key(_sources_key(SHIM), _sources_key(RUNTIME), *flags)
     target = cache_directory() / f"shim-{key}.pch"
     # No time stamps are needed, because the file's name has the hash of its content.
@@ -209,7 +206,6 @@ def _runtime_objects() -> list[Path]:
 
 
 def _make(target: Path, arguments: Sequence[str | Path], failure: str) -> None:
-    """Compile ``target``, a file in the cache, unless it exists."""
     if target.exists():
         return
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:

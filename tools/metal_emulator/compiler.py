@@ -27,7 +27,7 @@ REMEDY = (
 
 @dataclass(frozen=True)
 class Compiler:
-    """A command that takes clang's options. `version` is its version line, a part of every cache key."""
+    """A command that takes clang's options; `version` is a part of every cache key."""
 
     command: tuple[str, ...]
     version: str
@@ -38,7 +38,7 @@ class Compiler:
 
     @property
     def target_flags(self) -> tuple[str, ...]:
-        """Return flags for a fixed CPU, so that cached kernels run on every machine that shares the cache."""
+        """Return flags for a fixed CPU, so that several machines can share cached kernels."""
         if platform.machine() != "x86_64":
             return ()
         return ("-mcpu=x86_64_v3",) if self.is_zig else ("-march=x86-64-v3",)
@@ -46,9 +46,9 @@ class Compiler:
 
 @cache
 def find_compiler() -> Compiler:
-    """Return the compiler named in OCTAVO_METAL_CXX, or else the first one that is new enough.
+    """Return the compiler named in OCTAVO_METAL_CXX, or else the first that is new enough.
 
-    Raises NoMetalCompilerError, which tells what to install, if there is none.
+    Raises NoMetalCompilerError if there is none.
     """
     if sys.platform != "linux":
         raise NoMetalCompilerError(f"the Metal emulator runs on Linux, this is {sys.platform}")
@@ -66,7 +66,7 @@ def find_compiler() -> Compiler:
 
 
 def why_unavailable() -> str | None:
-    """Return why this machine cannot build kernels, as the reason to skip a test; None if it can."""
+    """Return why this machine cannot build kernels; None if it can."""
     try:
         find_compiler()
     except NoMetalCompilerError as error:

@@ -14,7 +14,7 @@ class MetalEmulatorError(Exception):
 
 
 class NoMetalCompilerError(MetalEmulatorError):
-    """No compiler here can build kernels; the message says what to install."""
+    """No compiler here can build kernels; the message names a package to install."""
 
 
 class MetalCompileError(MetalEmulatorError):

@@ -1,8 +1,6 @@
 """Rules of Metal's language that a C++ compiler does not enforce.
 
-There are two passes: regular expressions over the kernel's text (`lint_text`), and checks of the LLVM IR of
-the translated unit (`lint_unit`), which shows casts, calls and globals however they are spelled. Both follow
-the Metal Shading Language Specification, version 3.1; neither was compared with Apple's compiler.
+Source: the Metal Shading Language Specification, version 3.1.
 """
 
 from __future__ import annotations
@@ -75,7 +73,7 @@ def lint(
     template: Sequence[tuple[str, Any]] | None = None,
     atomic_outputs: bool = False,
 ) -> list[str]:
-    """Return what Metal would refuse in this kernel, each finding once; an empty list if it finds nothing."""
+    """Return findings, each only once: code that Metal would refuse."""
     kernel = KernelSource(name, tuple(input_names), tuple(output_names), source, header, atomic_outputs)
     findings = lint_text(header, source)
     try:
@@ -109,7 +107,7 @@ def lint_text(header: str, body: str) -> list[str]:
 
 
 def lint_unit(unit: str) -> list[str]:
-    """Return findings in a translated unit (rewrite.unit_source), also errors if it does not compile.
+    """Return findings in a translated unit, including errors if it does not compile.
 
     Metal's address spaces become address spaces of LLVM, so that every cast between them shows.
     """
@@ -147,8 +145,6 @@ def _forbidden(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _members_without_space(text: str) -> Iterator[tuple[int, str]]:
-    """Yield non-static member functions that name no address space after their parameters. The address space
-    of their object is `thread` up to Metal 4.0 and generic from 4.1 on."""
     for struct in _STRUCT.finditer(text):
         depth, end = 1, struct.end()
         while end < len(text) and depth:

@@ -1,4 +1,4 @@
-"""Checks of a kernel's LLVM IR, compiled without optimisation (see lint.lint_unit)."""
+"""Checks of a kernel's LLVM IR, compiled without optimisation."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Registers, scratch memory and instructions of a kernel, as compiled for another GPU.
+"""Registers, scratch memory and instructions of a kernel, as compiled for an AMD GPU.
 
-clang compiles the kernel for amdgcn (gfx1100, which has waves of 32 lanes and 32-bit registers, like Apple's
-GPUs), over proxy/. This is only a proxy: Apple's compiler allots registers by its own rules, for other
-instructions. What the source forces holds there, too: how many values are live at once, which arrays end in
-scratch memory (those not indexed by unrolled loops), and how the instructions of two loops compare.
+The target gfx1100 has waves of 32 lanes and 32-bit registers, like Apple's GPUs. It is only a proxy: Apple's
+compiler allots registers by its own rules. It shows how many values are live at once, arrays that end in
+scratch
+memory, and how the instructions of two loops compare.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def measure(
 
 
 def has_target() -> bool:
-    """Return whether the compiler supports amdgcn; the compilers of PyPI and of Debian do."""
+    """Return whether the compiler supports amdgcn."""
     command = [*find_compiler().command, *TARGET, "-x", "c++", "-S", "-o", "-", "/dev/null"]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
@@ -124,7 +124,6 @@ def _unit(assembled: Assembled, threadgroup: tuple[int, int, int]) -> str:
 
 
 def _compile(unit: str) -> str:
-    """Return the assembly text of the unit; take it from the cache if it is there."""
     target = cache_directory() / f"proxy-{content_key(unit, PROXY.read_text(), _LIMITS, *_FLAGS, *TARGET)}.s"
     if not target.exists():
         with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
@@ -152,7 +151,6 @@ def _number(text: str, pattern: str) -> int:
 
 
 def _blocks(text: str) -> list[tuple[str, Counter[str]]]:
-    """Return, for each basic block, the comment of its label and its instructions by kind."""
     blocks: list[tuple[str, Counter[str]]] = [("", Counter())]
     for line in text.splitlines():
         if re.match(r"\.LBB\d+_\d+:|; %bb\.", line):
@@ -161,7 +159,7 @@ def _blocks(text: str) -> list[tuple[str, Counter[str]]]:
             kind = next((name for name, pattern in _KINDS if pattern.match(word[0])), None)
             if kind is not None:
                 blocks[-1][1][kind] += 1
-        elif re.match(r"\s+;", line) and not blocks[-1][1]:  # the rest of a label's comment
+        elif re.match(r"\s+;", line) and not blocks[-1][1]:
             blocks[-1] = (blocks[-1][0] + line, blocks[-1][1])
         elif "; -- End function" in line:
             break
@@ -169,7 +167,6 @@ def _blocks(text: str) -> list[tuple[str, Counter[str]]]:
 
 
 def _loops(text: str) -> tuple[Counter[str], ...]:
-    """Return the instructions of each loop by kind, without those of loops inside it."""
     loops: dict[str, Counter[str]] = {}
     for comment, kinds in _blocks(text):
         own = re.search(r"\.L(BB\d+_\d+):", comment)

@@ -1,7 +1,8 @@
-"""Rewrites Metal's text for clang's C++, as far as macros cannot do it.
+"""Rewrites Metal's text for clang's C++, where macros cannot do it.
 
-The shim turns the rest of the language into C++ (shim/metal.h). Lines keep their numbers, so that every
-message names a line of the kernel's source. Text that is not understood stays as it is and fails to compile.
+The shim (shim/metal.h) turns the rest of the language into C++. Lines keep their numbers, so that every
+message
+names a line of the kernel's source.
 """
 
 from __future__ import annotations
@@ -40,7 +41,6 @@ def rewrite(source: str) -> str:
 
 
 def _threadgroup_variables(match: re.Match[str]) -> str:
-    """Replace `threadgroup T a[N], b;` by references into the emulator's threadgroup memory."""
     declaration = match["declaration"].strip()
     parts = _TYPE_AND_VARIABLES.match(declaration)
     if parts is None or "=" in declaration:  # declares a pointer or reference, not memory
@@ -57,7 +57,6 @@ def _threadgroup_variables(match: re.Match[str]) -> str:
 
 
 def _split_at_commas(text: str) -> Iterator[str]:
-    """Yield the parts of a text between commas that are not inside brackets."""
     depth, start = 0, 0
     for i, character in enumerate(text):
         depth += (character in "[<(") - (character in "]>)")
@@ -68,7 +67,6 @@ def _split_at_commas(text: str) -> Iterator[str]:
 
 
 def _vector_constructors(source: str) -> str:
-    """Replace `vec<T, N>(...)` by `msl_make<vec<T, N>>(...)`, because clang has no vector constructors."""
     position = 0
     while (start := _VECTOR_START.search(source, position)) is not None:
         end, depth = start.end(), 1
@@ -85,7 +83,6 @@ def _vector_constructors(source: str) -> str:
 
 
 def _alias_constructors(source: str) -> str:
-    """Replace constructors likewise if a typedef or using declaration names the vector type."""
     aliases = set(re.findall(r"\btypedef\s+" + _VECTOR + r"\s+(\w+)\s*;", source))
     aliases |= set(re.findall(r"\busing\s+(\w+)\s*=\s*" + _VECTOR + r"\s*;", source))
     for alias in sorted(aliases):

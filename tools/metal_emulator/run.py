@@ -1,4 +1,4 @@
-"""Run a Metal kernel on the CPU and check every access (see `emulate`)."""
+"""Runs a Metal kernel on the CPU and checks every access."""
 
 from __future__ import annotations
 
@@ -91,9 +91,9 @@ def emulate(
 ) -> Result:
     """Build and run one kernel, with the arguments of `mx.fast.metal_kernel` and those of Options.
 
-    Inputs are NumPy arrays (also of ml_dtypes' bfloat16), MLX arrays or scalars; outputs are NumPy arrays.
     Raises MetalCompileError. Raises MetalRuntimeError if the launch is impossible or, unless raise_on_report
-    is False, if the run reports anything.
+    is False,
+    if the run reports anything.
     """
     kernel = KernelSource(name, tuple(input_names), tuple(output_names), source, header, atomic_outputs)
     tensors = [Tensor.of(value) for value in inputs]

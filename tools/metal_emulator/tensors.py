@@ -39,13 +39,13 @@ def dtype_name(dtype: Any) -> str:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the NumPy dtype of an MLX dtype name; bfloat16 is that of ml_dtypes."""
+    """Return the NumPy dtype of an MLX dtype name; bfloat16 is from ml_dtypes."""
     return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """An argument of a launch; `data` is flat and contiguous, with as many elements as `shape` has."""
+    """An argument of a launch; `data` is flat and contiguous."""
 
     data: NDArray[Any]
     dtype: str

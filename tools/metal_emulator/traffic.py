@@ -1,12 +1,12 @@
 """Device memory that one launch moves, to be compared with an algorithm's minimum.
 
-Bytes are counted in three ways. If all lanes of a simdgroup load the same 4 bytes, the counts are
- - `thread_bytes`: 128, the sum over lanes, which shows how much is shared
- - `bytes`: 4, the distinct bytes of one instruction executed by a simdgroup, which move from the cache
-   to registers; another instruction, simdgroup or threadgroup that reads them counts them again
- - `unique_bytes`: 4, the distinct bytes of the launch, which an infinite cache would fetch.
-`lines` counts the 128-byte lines that an execution touches, from the buffer's start. `min_lines` is the
-number of lines that its distinct bytes would fill. Both are equal if accesses coalesce perfectly.
+Example: all lanes of a simdgroup load one value of 4 bytes.
+
+thread_bytes   128: the sum over lanes
+bytes          4: the distinct bytes of one instruction executed by a simdgroup
+unique_bytes   4: the distinct bytes of the launch, which an infinite cache would fetch
+lines          128-byte lines that an execution touches
+min_lines      lines that its distinct bytes would fill; equals ``lines`` if accesses coalesce perfectly
 """
 
 from __future__ import annotations
@@ -20,10 +20,7 @@ from metal_emulator.build import source_lines
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """One load or store instruction on one buffer, summed over all simdgroups.
-
-    A source line may have several sites, such as unrolled or inlined copies or halves of a simdgroup_load.
-    """
+    """One load or store instruction on one buffer, summed over all simdgroups."""
 
     library: Path
     offset: int  # offset of the instruction in the library

@@ -63,10 +63,7 @@ def extension(*, only_amx: bool) -> Path:
 
 
 def built_extension() -> Path | None:
-    """Return the folder of the installed extension's build, if it is up to date and for this interpreter.
-
-    The emulated extension uses most of its object files.
-    """
+    """Return the folder of the installed extension's build, if it is up to date and for this interpreter."""
     wanted = {
         "CMAKE_HOME_DIRECTORY": str(ROOT),
         "CMAKE_BUILD_TYPE": "Release",
@@ -81,8 +78,6 @@ def built_extension() -> Path | None:
 
 
 def _is_complete(folder: Path) -> bool:
-    """Return whether each source has an object that is newer than the source, all headers and CMakeLists.txt,
-    and whether the extension was linked after all objects."""
     csrc = ROOT / "kernels" / "csrc"
     shared = max(_changed(path) for path in (ROOT / "CMakeLists.txt", *csrc.rglob("*.h")))
     linked = max((_changed(path) for path in folder.glob("_ext*.so")), default=0.0)
@@ -99,7 +94,6 @@ def _changed(path: Path) -> float:
 
 
 def _settings(folder: Path) -> dict[str, str]:
-    """Return the CMake cache of the build in a folder: given options and detected values."""
     cache = folder / "CMakeCache.txt"
     lines = cache.read_text().splitlines() if cache.exists() else []
     named = (line.partition("=") for line in lines if not line.startswith(("#", "//")))
@@ -107,7 +101,6 @@ def _settings(folder: Path) -> dict[str, str]:
 
 
 def _find(tool: str) -> str | None:
-    """Find a program on PATH or in the interpreter's folder, where Python packages put theirs."""
     beside = str(Path(sys.executable).parent)
     return shutil.which(tool, path=os.pathsep.join((os.environ.get("PATH", ""), beside)))
 
