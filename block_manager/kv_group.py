@@ -16,8 +16,7 @@ from .types import NULL_PAGE, Digest, GroupPageTable, PageId, PageTable
 class PassedFirst:
     """Eviction policy of groups with a window: evict pages behind the window first.
 
-    A hit at a prompt's end needs only the last pages. Earlier pages help only
-    sequences that branch off there.
+    A hit at a prompt's end needs only the last pages.
     """
 
     def __init__(self, policy: EvictionPolicy) -> None:

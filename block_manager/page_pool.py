@@ -64,7 +64,7 @@ class PagePool:
         return PageCounts(self.num_pages - cached - empty, cached, empty)
 
     def num_shared(self, pages: abc.Sequence[int]) -> int:
-        """Return how many of a table's pages have several holders; only its first pages can."""
+        """Return how many pages of a table have several holders; these are its first pages."""
         return bisect.bisect(pages, -2, key=lambda page: -min(self._ref_counts[page], 2))
 
     def ref_count(self, page: PageId) -> int:

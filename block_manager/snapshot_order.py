@@ -38,7 +38,7 @@ def wanted_snapshots(
     if every_page:
         return list(range(first, last + 1))
     pages = {junction} if first <= junction <= last else set()
-    tail = num_known // page_size  # this page may be full before a prompt's last step
+    tail = num_known // page_size
     if with_tail and first <= tail <= last:
         pages.add(tail)
     return sorted(pages)
@@ -135,7 +135,10 @@ class SnapshotOrder:
             record.is_awaited = False
 
     def last_known(self, digests: abc.Sequence[Digest]) -> int:
-        """Return the number of pages before the last present or evicted snapshot; 0 if none is known."""
+        """Return the number of pages before the latest known snapshot, or 0.
+
+        The snapshot may be cached or evicted.
+        """
         for num_pages in range(len(digests), 0, -1):
             if digests[num_pages - 1] in self._records or digests[num_pages - 1] in self._gone:
                 return num_pages

@@ -91,7 +91,7 @@ class KVGroupSpec(ABC):
         return pages_for(self.keep, page_size)
 
     def max_positions(self, page_size: int, *, max_chunk: int, num_pinned: int = 0) -> int:
-        """Return how many positions a sequence can have if only ``num_pinned`` pages are in use."""
+        """Return the longest possible sequence, in positions, while ``num_pinned`` pages are pinned."""
         num_pages = self.num_pages - num_pinned
         bounded = self.max_pages(page_size, max_chunk=max_chunk) <= num_pages
         return UNBOUNDED if bounded else num_pages * page_size

@@ -63,7 +63,7 @@ class StateGroup(CacheGroup):
     """Allocates, finds and releases the recurrent slots of all page tables.
 
     index   index of this group, after the KV groups
-    pages   page pools of the groups without a window; evicting a snapshot evicts pages only it needs
+    pages   page pools of the groups without a window; a snapshot is evicted with pages that only it needs
     """
 
     spec: RecurrentState

@@ -92,7 +92,6 @@ def choose_backend(name: str, threads: int | None = None, *, exact: bool = False
 
 
 def set_up_device() -> None:
-    """Make MLX compute on the Metal device or, without one, on the CPU."""
     if not mx.metal.is_available():
         mx.set_default_device(mx.cpu)
         mx.disable_compile()  # on a CPU it would run a C++ compiler while serving
@@ -108,12 +107,11 @@ def native_instructions() -> tuple[str, int]:
 
 
 def row_tile(backend_name: str) -> int:
-    """Return the rows per tile of matrix products: 16 with AMX, else 1 (no tiles)."""
     return 16 if backend_name == "cpu" and native_instructions()[0] == "amx" else 1
 
 
 def kernel_clock(backend_name: str) -> Callable[[], float] | None:
-    """Return a clock in seconds of kernel time; None if the backend has none."""
+    """Return a clock, in seconds, of time spent in kernels; None if the backend has none."""
     if backend_name != "cpu":
         return None
     from . import _ext

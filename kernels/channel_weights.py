@@ -27,8 +27,7 @@ def quantize_channels(weight: mx.array, group_size: int) -> Quantized:
     """Quantize floats [..., outputs, inputs] to w8a8.
 
     Returns codes uint32 [..., outputs, inputs / 4], and scales and biases [..., outputs, inputs / group_size]
-    of
-    the weight's dtype. ``s = max|w| / 127`` per channel, and the code of w is ``round(w / s) + 128``.
+    of the weight's dtype. ``s = max|w| / 127`` per channel, and the code of w is ``round(w / s) + 128``.
     """
     return _by_rows(_quantize_rows, weight, group_size)
 
@@ -37,10 +36,9 @@ def quantize_two_levels(weight: mx.array, group_size: int) -> Quantized:
     """Quantize floats [..., outputs, inputs] to w4a8.
 
     Returns codes uint32 [..., outputs, inputs / 8], and scales and biases [..., outputs, inputs / group_size]
-    of
-    the weight's dtype. A group's step is ``(max - min) / 15``. A channel's ``s`` is the least power of two
-    for
-    which no weight exceeds 115 ``s`` and no step exceeds 16 ``s``. A group's ``k`` is ``round(step / s)``.
+    of the weight's dtype. A group's step is ``(max - min) / 15``. A channel's ``s`` is the least power of two
+    for which no weight exceeds 115 ``s`` and no step exceeds 16 ``s``. A group's ``k`` is ``round(step /
+    s)``.
     """
     return _by_rows(_quantize_rows_twice, weight, group_size)
 

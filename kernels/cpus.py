@@ -24,7 +24,6 @@ def cpu_quota(cgroups: Path = CGROUPS, own: Path = OWN_CGROUP) -> int | None:
 
 
 def allowed_cpus() -> int:
-    """Return the number of CPUs in this process's affinity."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -24,12 +24,12 @@ class LayerGroup:
 
     @property
     def chunk(self) -> int | None:
-        """Number of positions in a chunk if the layers attend within chunks; otherwise None."""
+        """Length of a chunk in positions, for chunked attention; otherwise None."""
         return self.window if self.chunked else None
 
 
 def without_unreached_windows(layers: Sequence[LayerSpec], max_model_len: int) -> tuple[LayerSpec, ...]:
-    """Return the layers without windows that are as long as ``max_model_len``."""
+    """Return the layers, as full attention if their window covers ``max_model_len`` positions."""
     return tuple(
         layer
         if layer.window is None or layer.window < max_model_len
@@ -57,7 +57,7 @@ def group_layers(layers: Sequence[LayerSpec], max_model_len: int) -> tuple[Layer
 def residual_groups(
     groups: Sequence[LayerGroup], spec: ResidualSpec, page_size: int
 ) -> tuple[LayerGroup, ...]:
-    """Return ``groups`` with the window and the kept positions that are read in 16 bits."""
+    """Return the groups of 16-bit residual pages, with their window and kept positions."""
     window = spec.window(page_size)
     return tuple(
         replace(group, window=window, keep=spec.kept(page_size))

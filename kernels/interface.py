@@ -88,9 +88,7 @@ class PageStorage(Protocol):
     def spec(self) -> PoolSpec: ...
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the pool."""
-        ...
+    def nbytes(self) -> int: ...
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy page ``source`` onto page ``target`` in every layer, pair by pair."""
@@ -116,8 +114,7 @@ class PagedKVCache(Protocol):
 
     A step calls ``begin_step``, then ``write`` and ``attend`` for each layer, then one ``mx.eval`` with
     ``pending()``, and at last ``nonfinite_tokens``. A step may write each layer once. After a write, callers
-    must
-    not keep older array handles of that layer.
+    must not keep older array handles of that layer.
     """
 
     @property
@@ -143,8 +140,7 @@ class PagedKVCache(Protocol):
 
         Row t sees positions up to ``positions[t]``, inside the layer's window. Query head h reads K/V head
         ``h // (Hq // Hkv)``. Returns [T, Hq, Dv] in the dtype of ``queries``. Raises ValueError for wrong
-        shapes and
-        unsupported options.
+        shapes and unsupported options.
         """
         ...
 
@@ -190,9 +186,8 @@ class AdapterTable(Protocol):
     """Low-rank adapters (LoRA, DoRA) for layers that read one input x.
 
     A slot has one adapter's factors ``a`` [rank, inputs] and ``b`` [rank, outputs] for each layer. They
-    change a
-    layer's output y to y + d, where d = ``scale * (x @ a.T) @ b``, or with a gain (DoRA) to
-    ``gain * (y - bias + d) + bias``.
+    change a layer's output y to y + d, where d = ``scale * (x @ a.T) @ b``, or with a gain (DoRA) to ``gain *
+    (y - bias + d) + bias``.
     """
 
     def put(
@@ -235,9 +230,7 @@ class AttentionBackend(Protocol):
         ...
 
     @property
-    def takes_masks(self) -> bool:
-        """Whether the backend's pools support ``AttendOptions.mask``."""
-        ...
+    def takes_masks(self) -> bool: ...
 
     @property
     def writes_in_place(self) -> bool:

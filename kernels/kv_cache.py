@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 def cut_into_chunks(metadata: AttentionMetadata, chunk: int) -> AttentionMetadata:
-    """Return the step with each chunk of ``chunk`` positions, a multiple of the page size, as a sequence."""
+    """Return the step with each chunk as a sequence of its own.
+
+    chunk   positions per chunk, a multiple of the page size
+    """
     if (metadata.positions < chunk).all():
         return metadata
     number, row_sequences = metadata.positions // chunk, metadata.row_sequences

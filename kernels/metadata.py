@@ -123,7 +123,6 @@ class AttentionMetadata(StepRows):
         )
 
     def select(self, groups: Iterable[int]) -> AttentionMetadata:
-        """Return the step with only these of its groups, in this order."""
         return replace(self, groups=tuple(self.groups[index] for index in groups))
 
     def only_group(self) -> GroupMetadata:

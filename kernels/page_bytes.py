@@ -1,8 +1,7 @@
 """Layout of a page as bytes, equal on every backend, so that pages can move between pools.
 
 A page has its layers in order, and a layer its KV heads. A head has the codes of its K rows, then their
-scales,
-then codes and scales of its V rows. All are little-endian, and rotated if the format rotates.
+scales, then codes and scales of its V rows. All are little-endian, and rotated if the format rotates.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ class LayerBytes:
 
 
 def layer_bytes(spec: PoolSpec) -> list[LayerBytes]:
-    """Return the location of each layer in the bytes of a page."""
     places, start = [], 0
     for layer in spec.layers:
         size = replace(spec, layers=(layer,)).page_bytes
@@ -40,7 +38,6 @@ def layer_bytes(spec: PoolSpec) -> list[LayerBytes]:
 
 
 def check_read(spec: PoolSpec, pages: Sequence[int]) -> None:
-    """Raise ValueError unless every page exists."""
     for page in pages:
         if not 0 <= page < spec.num_pages:
             raise ValueError(f"page {page} lies outside the pool of {spec.num_pages} pages")
@@ -62,10 +59,9 @@ def convert_pages(source: PoolSpec, data: PageBytes, target: PoolSpec, *, skip: 
     """Convert consecutive pages of one sequence to another page size or format.
 
     ``data`` is [n, source.page_bytes], the result [m, target.page_bytes]. The first ``skip`` positions are
-    left
-    out, and so are last positions that do not fill a page of the new size. Rows of an unchanged format keep
-    their
-    bits. Raises ValueError for pools with different layers, and for values that the new format cannot store.
+    left out, and so are last positions that do not fill a page of the new size. Rows of an unchanged format
+    keep their bits. Raises ValueError for pools with different layers, and for values that the new format
+    cannot store.
     """
     if source.layers != target.layers:
         raise ValueError("pages can be converted between pools of the same layers only")

@@ -62,8 +62,8 @@ class RecurrentKernels(Protocol):
     """Kernels that compute all segments of a step at once, and write states in place.
 
     A kernel takes a pool of states [num_slots, ...], the result of ``arrays`` for the step, and the step's
-    rows. It
-    returns the pool's new handle and y. A step computed twice advances states twice: see ``StateSegments``.
+    rows. It returns the pool's new handle and y. A step computed twice advances states twice: see
+    ``StateSegments``.
     """
 
     def arrays(self, step: StateSegments) -> Any:
@@ -110,8 +110,7 @@ class RecurrentKernels(Protocol):
         """Compute the gated delta rule; ``reference.recurrent.gated_delta`` has the formula.
 
         pool float32 [N, Hv, Dv, Dk]; q, k [T, Hk, Dk]; v [T, Hv, Dv]; a [T, Hv] or [T, Hv, Dk]; b [T, Hv]. y
-        has the
-        dtype of v.
+        has the dtype of v.
         """
         ...
 
@@ -146,8 +145,7 @@ class RecurrentKernels(Protocol):
         """Compute a depthwise causal convolution over the rows of each sequence, then SiLU if ``silu``.
 
         pool [N, K - 1, C], the inputs before the step, in the dtype of x or float32; x [T, C]; weight [K, C];
-        bias
-        [C]. y has the dtype of x. MLX's Conv1d has weights [C, K, 1]: transpose them once.
+        bias [C]. y has the dtype of x. MLX's Conv1d has weights [C, K, 1]: transpose them once.
         """
         ...
 

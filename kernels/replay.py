@@ -44,18 +44,14 @@ class Programs(Protocol):
 class ReplayablePool(Protocol):
     """Pool of a KV cache whose operations depend on the step only through arrays."""
 
-    def step_values(self) -> list[Ints]:
-        """Return the indices and flags of the current step."""
-        ...
+    def step_values(self) -> list[Ints]: ...
 
     @property
     def step_shape(self) -> tuple[int, ...]:
         """Return a key that differs between steps whose ``step_values`` have different shapes."""
         ...
 
-    def packed_values(self) -> list[Ints]:
-        """Return ``step_values`` joined into as few arrays as possible."""
-        ...
+    def packed_values(self) -> list[Ints]: ...
 
     def step_inputs(self) -> list[mx.array]:
         """Return ``step_values`` as MLX arrays, followed by the page arrays of every layer."""

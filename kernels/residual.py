@@ -1,8 +1,7 @@
 """The residual window: positions that queries read from 16-bit pages instead of quantized ones.
 
 Every row is written twice: quantized in its page, and in 16 bits in a residual page, which is released when
-no
-later query reads it::
+no later query reads it::
 
     page         0     1     2     3     4     5          a query in page 5, sink_pages = residual_pages = 1
     residual    16b    -     -     -     -    16b         its reads from residual pages ...
@@ -41,7 +40,7 @@ class ResidualSpec:
     quantize_after: int = 0
 
     def window(self, page_size: int) -> int:
-        """Return the fewest positions that a query reads in 16 bits, its own included."""
+        """Return the fewest positions that a query reads in 16 bits, counting its own."""
         return (self.residual_pages - 1) * page_size + 1
 
     def kept(self, page_size: int) -> int:

@@ -60,7 +60,6 @@ class ResidualCache(Generic[Pool]):
         self.residual.write(layer, keys, values)
 
     def gather(self, layer: int) -> tuple[mx.array, mx.array]:
-        """Return dense K and V, each position from the pages that queries read."""
         import mlx.core as mx
 
         kinds = [pool.gather(layer) for pool in (self.quantized, self.residual)]

@@ -8,7 +8,7 @@ from octavo.block_manager import BlockManager
 
 from .types import Sequence
 
-MAX_CAUTION = 30  # preemptions that count: 2^30 pages are more than any pool has
+MAX_CAUTION = 30  # most preemptions of a sequence that count; 2^30 pages exceed any pool
 
 
 def lost_work(sequence: Sequence, blocks: BlockManager) -> int:

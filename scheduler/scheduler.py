@@ -39,8 +39,7 @@ class Scheduler:
     resources   resources of a running sequence besides pages, state slots and time; see resources.py
 
     ``plan`` and ``commit`` alternate. ``plan_ahead`` may plan one more step between them. ``add`` and
-    ``abort``
-    may be called at any time, but build the batch of a planned step before aborting its sequences.
+    ``abort`` may be called at any time, but build the batch of a planned step before aborting its sequences.
     """
 
     def __init__(
@@ -256,7 +255,6 @@ class Scheduler:
                 self._arrivals.displaced(victim)
 
     def _plan_decodes(self, draft: StepDraft) -> None:
-        """Plan the sequences that have one token to compute."""
         new, chunk = tuple.__new__, ScheduledChunk
         append = draft.work.append
         running = self._queues.running
@@ -277,7 +275,6 @@ class Scheduler:
             draft.shape = decode_shape(draft.work)
 
     def _open_budget(self, draft: StepDraft) -> None:
-        """Compute the tokens and, with a latency target, the time that decodes leave in the step."""
         time, latency = None, self._targets.latency
         if latency is not None and draft.shape is not None:
             time = latency.limit(draft.shape, self._targets.tightest(item.sequence for item in draft.work))
@@ -444,7 +441,7 @@ class Scheduler:
         parent = drawn[0][0]
         assert parent.table is not None
         parent.parallel_samples = []
-        kv_valid = all(result.token is not None for result in results)  # aborted members count, too
+        kv_valid = all(result.token is not None for result in results)
         if kv_valid:
             self.blocks.commit(parent.table, parent.tokens, item.stop)
         remaining: list[Sequence] = []

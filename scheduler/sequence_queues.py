@@ -24,7 +24,7 @@ class SlotShares:
         self.waiting: dict[str, int] = {}
         self.are_several = False  # whether several tenants have sequences
         self._present: dict[str, int] = {}  # by tenant: number of running and waiting sequences
-        self._is_uneven: bool | None = False  # None: to be computed
+        self._is_uneven: bool | None = False
 
     def count_running(self, sequence: Sequence, change: int) -> None:
         """Count a sequence that starts (``change`` 1) or stops (-1) running."""

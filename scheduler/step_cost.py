@@ -20,8 +20,7 @@ class StepCost:
 
     Terms: a constant, rows, and positions attended to. Decodes and prompt chunks have separate coefficients.
     Errors are relative, so that long prompts do not outweigh short steps. Steps with prompts count as if
-    their
-    last tile of rows were full. (Ljung, System Identification, 2nd ed., 11.2.)
+    their last tile of rows were full. (Ljung, System Identification, 2nd ed., 11.2.)
     """
 
     def __init__(self, row_tile: int = 1) -> None:
@@ -63,7 +62,7 @@ class StepCost:
             pc = ca * a + cb * b + cc * c + dc * d + ec * e
             pd = da * a + db * b + dc * c + dd * d + ed * e
             pe = ea * a + eb * b + ec * c + ed * d + ee * e
-        else:  # most steps have no prompts
+        else:
             pa = aa * a + ba * b + da * d
             pb = ba * a + bb * b + db * d
             pc = ca * a + cb * b + dc * d

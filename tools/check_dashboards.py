@@ -1,7 +1,7 @@
 """Check the dashboards in deploy/grafana against Grafana's schema, with the TypeScript compiler.
 
-npm install --prefix build/grafana @grafana/schema@11.6.0 typescript@7.0.2
-python tools/check_dashboards.py build/grafana
+npm install --prefix build/grafana @grafana/schema@11.6.0 typescript@7.0.2 python tools/check_dashboards.py
+build/grafana
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ type Plain<T> = T extends string ? `${T}` : T extends (infer I)[] ? Plain<I>[]
 
 
 def source_of(dashboard: dict[str, Any], schema: Path) -> str:
-    """Return a TypeScript program that compiles if the dashboard conforms to the schema."""
     raw = schema / "dist" / "esm" / "raw"
     panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
     lines = [f"import type {{ Dashboard }} from '{raw}/dashboard/x/dashboard_types.gen';"]

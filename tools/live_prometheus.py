@@ -23,8 +23,7 @@ async def live_prometheus(target: str, folder: Path) -> AsyncIterator[str]:
     """Run a Prometheus that scrapes ``target`` (host:port) once a second; yield its address.
 
     Raises FileNotFoundError if the program is missing (Debian's package ``prometheus``), and RuntimeError if
-    it does
-    not start.
+    it does not start.
     """
     config = (DEPLOY / "prometheus" / "prometheus.yml").read_text()
     config = config.replace("127.0.0.1:9400", target).replace("15s", "1s")
@@ -51,7 +50,6 @@ async def live_prometheus(target: str, folder: Path) -> AsyncIterator[str]:
 
 
 async def ready_address(log: asyncio.StreamReader) -> str:
-    """Return Prometheus's address from its log, once it is ready."""
     address, ready = "", False
     while not (address and ready):
         line = await log.readline()
@@ -76,5 +74,4 @@ async def query(address: str, path: str, **parameters: str) -> dict[str, Any]:
 
 
 def in_prometheus(expression: str) -> str:
-    """Return a panel's expression with Grafana's variables filled in."""
     return expression.replace("$instance", ".*").replace("$__rate_interval", "1m")

@@ -1,8 +1,7 @@
 """Registers, scratch memory and instructions of the Metal kernels, as compiled for an AMD GPU.
 
 Run ``python tools/metal_resources.py``. See tools/metal_emulator/resources.py for the meaning of the numbers.
-The
-exit code is 1 if a shape in LIMITED or a recurrence needs scratch memory.
+The exit code is 1 if a shape in LIMITED or a recurrence needs scratch memory.
 """
 
 from __future__ import annotations
@@ -55,7 +54,6 @@ def examine(
 
 
 def examine_recurrences(width: int, height: int) -> dict[str, Resources]:
-    """Return the resources of recurrent kernels, for states with ``height`` rows of ``width`` values."""
     found: dict[str, Resources] = {}
     run_recurrences(_measuring(found, None, by_unit=True), mx.bfloat16, width=width, height=height)
     return found

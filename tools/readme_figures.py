@@ -16,7 +16,6 @@ COLORS = {"Octavo": "#1f77b4", "OpenVINO": "#9aa5b1", "llama.cpp": "#c9b38c", "v
 
 
 def draw(result: Comparison, weights: str) -> None:
-    """Draw a chart with a plot per column and a bar per engine, for one kind of weights."""
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 

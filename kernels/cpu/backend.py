@@ -82,7 +82,6 @@ class CpuPool:
         self.begin_group(metadata, metadata.only_group())
 
     def begin_group(self, metadata: AttentionMetadata, group: GroupMetadata) -> None:
-        """Begin a step in which ``group`` has the pages of this pool."""
         if metadata.page_size != self._spec.page_size:
             raise ValueError(f"page_size must be the pool's {self._spec.page_size}, got {metadata.page_size}")
         num_rows, num_sequences = len(metadata.positions), len(metadata.kv_len)
@@ -148,7 +147,6 @@ class CpuPool:
         )
 
     def mask(self, layer: int, options: AttendOptions, num_heads: int) -> mx.array | None:
-        """Return the mask [T, 1 or Hq, L] of an attention call."""
         step, spec = self.step, self._spec.layers[layer]
         if self._reach is None or options.mask is not None:
             return check_mask(options.mask, tokens=step.num_tokens, num_heads=num_heads, length=step.longest)
@@ -159,14 +157,12 @@ class CpuPool:
         return self._masks[window]
 
     def gather(self, layer: int) -> tuple[mx.array, mx.array]:
-        """Return dense K and V like ``PagedKVCache.gather``, in the dtype of the keys written last."""
         counts = np.diff(self.step_values()[1])
         rows = mx.array(np.repeat(np.arange(len(counts), dtype=np.int32), counts))
         keys, values = self.gather_sequences(layer)
         return keys[rows], values[rows]
 
     def gather_sequences(self, layer: int) -> tuple[mx.array, mx.array]:
-        """Return dense K [B, Hkv, L, D] and V of each sequence."""
         step = self.step
         keys, values = _ext.gather_pages(
             self._layouts[layer],
@@ -190,7 +186,6 @@ class CpuPool:
         return [self._values]
 
     def step_values(self) -> list[Ints]:
-        """Return the indices of the current step in the order of CpuStep, then its flags, all 0."""
         if self._values is None:
             raise ValueError("no step has begun; call begin_step first")
         num_rows, num_sequences, width = self._shape
@@ -203,7 +198,6 @@ class CpuPool:
         return mx.zeros(self._shape[0], mx.int32) if self._flags is None else self._flags
 
     def step_inputs(self) -> list[mx.array]:
-        """Return all arrays on which the step's graph depends; see ``ReplayablePool.step_inputs``."""
         step = self.step
         flags = self._begun_flags()
         indices = [step.slots, step.q_start, step.kv_len, step.page_table, step.starts]
@@ -238,7 +232,6 @@ class CpuPool:
         return [row for row, flag in enumerate(flags) if flag] if any(flags) else []
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy pages in order, because a page may be a target and later a source."""
         pairs = list(pairs)
         for layer, layout in enumerate(self._layouts):
             self._layers[layer] = _ext.copy_pages(layout, self._layers[layer], pairs)
@@ -261,12 +254,10 @@ class CpuPool:
             stored[list(pages)] = data[:, place.span].reshape(len(pages), *stored.shape[1:])
 
     def pages(self, layer: int) -> tuple[_ext.PageLayout, mx.array]:
-        """Return the layout and the pages of one layer, as kernels take them."""
         return self._layouts[layer], self._layers[layer]
 
     @property
     def step(self) -> CpuStep:
-        """The current step's metadata on the device."""
         if self._step is None:
             *indices, flags = self.step_values()
             longest = int(indices[2].max(initial=0))

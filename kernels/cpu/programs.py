@@ -18,5 +18,4 @@ class CpuPrograms:
     def capture(
         self, filled: Sequence[mx.array], fixed: Sequence[mx.array], outputs: Sequence[mx.array]
     ) -> _ext.Program:
-        """Capture a program; see ``_ext.Program``."""
         return _ext.Program(self._arena, list(filled), list(fixed), list(outputs))

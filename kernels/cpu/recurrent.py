@@ -31,7 +31,6 @@ class StateArrays:
 
     @classmethod
     def of(cls, step: StateSegments) -> StateArrays:
-        """Return the arrays of a checked step; an index outside of the pool would abort the process."""
         return cls(mx.array(step.segments), mx.array(step.checkpoints))
 
 
@@ -47,17 +46,14 @@ def zeros(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
 
 
 def mark_nonfinite(flags: mx.array, step: StateArrays, y: mx.array) -> mx.array:
-    """Mark rows with NaN or infinity in ``flags``, in place; see ``RecurrentKernels.mark_nonfinite``."""
     return _ext.mark_nonfinite(flags, step.segments, step.checkpoints, y)
 
 
 def rows_behind(window: mx.array, keep: int) -> mx.array:
-    """Return the rows of ``window`` after the first ``keep``."""
     return _ext.rows_behind(window, keep)
 
 
 def state_capture() -> StateCapture:
-    """Return the means to capture steps as programs; see ``RecurrentKernels.state_capture``."""
     return StateCapture(CpuPrograms(), lambda arrays: StateArrays(*arrays))
 
 
@@ -90,7 +86,6 @@ def gated_delta(
     *,
     gates: DeltaGates = READY,
 ) -> tuple[mx.array, mx.array]:
-    """Compute the gated delta rule; see ``RecurrentKernels.gated_delta``."""
     parameters: list[mx.array] = []
     if gates.kind != "ready":
         if gates.A_log is None or gates.dt_bias is None:
@@ -109,7 +104,6 @@ def causal_conv(
     *,
     silu: bool = False,
 ) -> tuple[mx.array, mx.array]:
-    """Compute a causal convolution; see ``RecurrentKernels.causal_conv``."""
     inputs = [x, weight] if bias is None else [x, weight, bias]
     return recurrence("causal_conv", pool, step, inputs, [float(silu)])
 
@@ -124,6 +118,5 @@ def ssd(
     *,
     parameters: SsdParameters,
 ) -> tuple[mx.array, mx.array]:
-    """Compute Mamba-2's recurrence; see ``RecurrentKernels.ssd``."""
     inputs = [x, B, C, dt, parameters.A_log, parameters.dt_bias, parameters.D]
     return recurrence("ssd", pool, step, inputs, [parameters.lowest, parameters.highest])

@@ -53,8 +53,7 @@ class PageFormat(ABC):
         """Return the float32 values [..., head_dim] of stored codes and scales."""
 
     @abstractmethod
-    def describe(self) -> str:
-        """Describe the format in one line: codes, scale, rotation."""
+    def describe(self) -> str: ...
 
     def rotates(self, head_dim: int) -> bool:
         """Return whether rows are stored after a Hadamard rotation."""
@@ -114,7 +113,6 @@ class PageFormat(ABC):
 
 
 def check_multiple(name: str, head_dim: int, multiple: int) -> None:
-    """Raise ValueError unless ``head_dim`` is a positive multiple of ``multiple``."""
     if head_dim < 1 or head_dim % multiple:
         raise ValueError(
             f"{name} packs rows of a multiple of {multiple} values, got head_dim {head_dim}; use bf16 pages"
@@ -128,7 +126,6 @@ Format = TypeVar("Format", bound=type[PageFormat])
 
 
 def register(format_class: Format) -> Format:
-    """Register a format under its name."""
     assert format_class.name not in FORMATS, f"two page formats are called {format_class.name!r}"
     FORMATS[format_class.name] = format_class()
     return format_class
@@ -142,7 +139,6 @@ class FormatPair:
     v: str
 
     def __str__(self) -> str:
-        """Return both names, such as int8/fp4, or a single name if they are equal."""
         return self.k if self.k == self.v else f"{self.k}/{self.v}"
 
 

@@ -80,7 +80,7 @@ class FP5(PageFormat):
 
 
 def scale_values(scales: NDArray[np.uint8]) -> Floats:
-    """Return the float32 values of E5M3 bytes 0..247; larger bytes are never stored."""
+    """Return float32 values of E5M3 bytes; bytes above 247 are never stored."""
     return (scales.astype(np.uint16) << np.uint16(7)).view(np.float16).astype(np.float32)
 
 

@@ -43,8 +43,7 @@ class BF16(_Half):
     def _round(self, rows: Floats) -> NDArray[np.uint16]:
         bits = np.ascontiguousarray(rows).view(np.uint32)
         upper = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16
-        # Rounding could carry a NaN's fraction into its sign. A truncated NaN may become infinity, but
-        # neither is ever stored.
+        # Rounding a NaN could carry into its sign, so it is truncated and kept a NaN.
         return np.where(np.isnan(rows), bits >> 16 | 1, upper).astype(np.uint16)
 
     def dequantize(self, codes: Array, scales: Array) -> Floats:

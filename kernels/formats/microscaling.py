@@ -27,12 +27,10 @@ class _Microscaled(PageFormat):
     group_size: ClassVar[int]
 
     @abstractmethod
-    def scale_bytes(self, absmax: Floats) -> Bytes:
-        """Return the stored scale bytes of groups whose largest magnitudes are ``absmax``."""
+    def scale_bytes(self, absmax: Floats) -> Bytes: ...
 
     @abstractmethod
-    def scale_values(self, scales: Bytes) -> Floats:
-        """Return the float32 values of stored scale bytes."""
+    def scale_values(self, scales: Bytes) -> Floats: ...
 
     def codes_per_row(self, head_dim: int) -> int:
         check_multiple(self.name, head_dim, self.group_size)

@@ -17,7 +17,7 @@ def pack(codes: Array, bits: int) -> NDArray[np.uint32]:
 
 
 def unpack(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
-    """Return the codes in packed words; the inverse of ``pack``."""
+    """Return the codes in packed words."""
     codes = words[..., None] >> np.arange(0, 32, bits, dtype=np.uint32) & np.uint32((1 << bits) - 1)
     return codes.reshape(*words.shape[:-1], words.shape[-1] * (32 // bits)).astype(np.uint8)
 

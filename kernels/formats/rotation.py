@@ -1,8 +1,7 @@
 """Hadamard rotation of rows, with every float32 operation in a fixed order.
 
 The rotation spreads an outlier channel over its block, so that one scale per row suffices. The rotation is
-its
-own inverse.
+its own inverse.
 """
 
 from __future__ import annotations
@@ -22,10 +21,8 @@ def hadamard(rows: NDArray[np.float32]) -> NDArray[np.float32]:
     """Rotate float32 rows [..., D] in blocks of b = ``rotation_block(D)`` values.
 
     A block is multiplied by the Sylvester-Hadamard matrix divided by sqrt(b). For h = 1, 2, 4, ..., b/2, each
-    pair
-    (i, i + h) with ``i & h == 0`` becomes (x[i] + x[i + h], x[i] - x[i + h]) in float32. At the end, every
-    value
-    is multiplied by ``float32(1 / sqrt(b))``.
+    pair (i, i + h) with ``i & h == 0`` becomes (x[i] + x[i + h], x[i] - x[i + h]) in float32. At the end,
+    every value is multiplied by ``float32(1 / sqrt(b))``.
     """
     head_dim = rows.shape[-1]
     block = rotation_block(head_dim)

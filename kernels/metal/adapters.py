@@ -28,14 +28,12 @@ class _Factors(NamedTuple):
 
 
 def shrink_unit(inputs: int, num_layers: int) -> KernelSource:
-    """Return the unit of sources/shrink.metal."""
     macros = {"INPUTS": inputs, "PARTS": num_layers, "ROWS": _ROWS}
     names = ("x", "slots", "places", "a")
     return make_unit("shrink", f"{inputs}_{num_layers}", names, ("z",), macros, {}, ("adapters",))
 
 
 def expand_unit(outputs: Sequence[int], *, gains: bool) -> KernelSource:
-    """Return the unit of sources/expand.metal for layers with these numbers of outputs."""
     parts = range(len(outputs))
     macros: dict[str, int | str] = {f"OUTPUTS_{part}": count for part, count in enumerate(outputs)}
     macros |= {

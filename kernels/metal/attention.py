@@ -69,7 +69,6 @@ class Parts:
         return len(self.plan)
 
     def inputs(self) -> dict[str, mx.array]:
-        """Return the inputs that a kernel reads for each row."""
         of_rows = {"positions": self.positions, "page_table": self.page_table}
         return of_rows if self.seen_since is None else of_rows | {"seen_since": self.seen_since}
 

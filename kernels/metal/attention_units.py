@@ -31,7 +31,6 @@ CHUNK_BYTES = 28672
 
 
 def chunk_parts(layer: LayerSpec) -> int:
-    """Return how many simdgroups share 8 rows of a chunk, so that queries and sums fit into registers."""
     return 2 if max(layer.head_dim, layer.value_dim) > 128 else 1
 
 
@@ -60,17 +59,14 @@ class AttentionConfig(PageReaderConfig):
 
     @property
     def slices(self) -> int:
-        """Number of simdgroups that share the query heads of a KV head in decode."""
         return -(-self.group // MAX_HEADS)
 
     @property
     def heads(self) -> int:
-        """Number of query heads of a simdgroup in decode."""
         return -(-self.group // self.slices)
 
     @property
     def ranges(self) -> int:
-        """Number of ranges of keys that decode divides among simdgroups; always even."""
         return {1: 8, 2: 4, 3: 4}.get(self.slices, 2)
 
     @property
@@ -83,7 +79,6 @@ class AttentionConfig(PageReaderConfig):
 
     @property
     def chunk_keys(self) -> int:
-        """Number of keys in a tile of the chunk kernel; two tiles fit into threadgroup memory."""
         products = 0 if self.chunk_parts == 1 else 32 * CHUNK_SIMDGROUPS  # bytes per key
         return next(
             keys
@@ -149,7 +144,6 @@ class AttentionConfig(PageReaderConfig):
         return fixed + tuple(name for name, on in optional if on)
 
     def decode_unit(self, *, split: bool) -> KernelSource:
-        """Return the unit of sources/decode.metal. With ``split``, its outputs are partial results."""
         layer = self.layer
         k_format, v_format = page_format(self.k_format), page_format(self.v_format)
         shared = max(self.group * layer.head_dim, self.decode_simdgroups // 2 * self.heads * layer.value_dim)
@@ -191,7 +185,6 @@ class AttentionConfig(PageReaderConfig):
         )
 
     def reduce_unit(self) -> KernelSource:
-        """Return the unit that joins partial results."""
         inputs = ("rows", "partial", "stats") + (("sinks",) if self.sinks else ())
         own = ("VALUE_DIM", "VALUE_LANE", "VALUE_NORM_BITS", "NUM_HEADS", "SINKS", "SINK(head)")
         macros: dict[str, int | str] = {name: value for name, value in self._macros().items() if name in own}
@@ -203,7 +196,6 @@ class AttentionConfig(PageReaderConfig):
         return make_unit("reduce", suffix, inputs, ("out",), macros, {}, ("rows", "attention"))
 
     def chunk_unit(self, *, split: bool) -> KernelSource:
-        """Return the unit of sources/chunk.metal. With ``split``, its outputs are partial results."""
         keys = self.chunk_keys
         key_bytes, value_bytes = self.tile_bytes(keys)
         row_group = 8 * (self._widest + 4) * 4  # bytes of the rows' queries or outputs

@@ -60,7 +60,6 @@ class MetalBackend:
 
     @cached_property
     def adapter_tables(self) -> MakeAdapterTable | None:
-        """Function that creates adapter tables; None if the adapter kernels fail their self-test."""
         problem = adapter_problem(self._library)
         if problem is None:
             return partial(MetalAdapterTable, self._library)

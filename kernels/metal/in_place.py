@@ -26,7 +26,6 @@ _THREADS = 128
 
 
 def copy_unit(spec: PoolSpec, layer: int, run_bytes: Mapping[str, int]) -> KernelSource:
-    """Return the unit that copies pages; ``run_bytes``: bytes of a head in a page, by array."""
     k_format, v_format, heads = page_format(spec.k_format), page_format(spec.v_format), spec.layers[layer]
     size, word = next(
         (size, word)
@@ -120,7 +119,6 @@ class InPlacePool(MetalPool):
         self._dtypes[layer] = (keys.dtype, values.dtype)
 
     def pending(self) -> list[mx.array]:
-        """Return the output of the last write, which depends on all other writes of the step."""
         return [] if self._unstorable is None else [self._unstorable]
 
     def flags(self) -> list[mx.array]:
@@ -140,7 +138,6 @@ class InPlacePool(MetalPool):
         return super().read_pages(pages)
 
     def write_pages(self, pages: Sequence[int], data: PageBytes) -> None:
-        """Write pages from the host into the arrays' own memory."""
         check_write(self._spec, pages, data)
         self._finish()
         at = np.array(pages, np.int64)

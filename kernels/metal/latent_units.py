@@ -46,12 +46,11 @@ class LatentConfig(PageReaderConfig):
 
     @property
     def simdgroups(self) -> int:
-        """Number of simdgroups of a threadgroup."""
         return PARTS * (2 if self.num_heads <= 16 else 4)
 
     @property
     def rows(self) -> int:
-        """Number of rows of a threadgroup; a row is one query head of one token."""
+        """Number of (token, query head) pairs of a threadgroup."""
         return 8 * self.simdgroups // PARTS
 
     @property
@@ -88,7 +87,6 @@ class LatentConfig(PageReaderConfig):
         }
 
     def unit(self, *, split: bool) -> KernelSource:
-        """Return the unit of sources/latent.metal. With ``split``, its outputs are partial results."""
         layer, keys = self.layer, self.keys
         latents, rotary = page_format(self.k_format), page_format(self.v_format)
         scales = has_scales(latents, layer.head_dim), has_scales(rotary, layer.value_dim)

@@ -92,7 +92,6 @@ def plan_latents(metadata: AttentionMetadata, layer: LayerSpec, *, num_heads: in
 
 
 def head_tiles(parts: Ints, *, num_heads: int, rows: int) -> Ints:
-    """Return the items of parts (token, sequence, first tile, end tile), with up to ``rows`` heads each."""
     first = np.tile(np.arange(0, num_heads, rows), len(parts))
     at = np.repeat(np.arange(len(parts)), -(-num_heads // rows))
     row, sequence, begin, end = parts[at].T
@@ -106,10 +105,6 @@ def _cut(metadata: AttentionMetadata, sequences: Ints, outs: Ints, *, num_heads:
 
 
 def row_tiles(runs: Ints, *, num_heads: int, rows: int) -> Ints:
-    """Return items of runs of tokens, with up to ``rows`` (token, head) pairs each.
-
-    runs   [N, 4]  (first token, number of tokens, sequence, first output)
-    """
     first, lengths, sequences, outs = runs.T
     totals = lengths * num_heads
     counts = -(-totals // rows)

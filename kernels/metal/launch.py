@@ -53,7 +53,7 @@ class Kernel:
     compiled: Callable[..., Sequence[mx.array]]
 
     def __call__(self, inputs: Mapping[str, mx.array], launch: Launch) -> list[mx.array]:
-        """Launch the kernel and return its outputs in order; inputs that it does not have are ignored."""
+        """Launch the kernel and return its outputs in order; ignore unknown inputs."""
         arrays = [inputs[name] for name in self.unit.input_names]
         for name, array in zip(self.unit.input_names, arrays, strict=True):
             if array.size < MIN_ELEMENTS:
@@ -78,7 +78,7 @@ class KernelLibrary:
     _kernels: dict[str, Kernel] = field(default_factory=dict)
 
     def kernel(self, unit: KernelSource) -> Kernel:
-        """Return the kernel of this unit, compiled when it is first launched."""
+        """Return the kernel of this source, compiled at its first launch."""
         if unit.name not in self._kernels:
             compiled = self.compile_kernel(
                 name=unit.name,
@@ -93,17 +93,15 @@ class KernelLibrary:
         return kernel
 
     def run(self, unit: KernelSource, inputs: Mapping[str, mx.array], launch: Launch) -> list[mx.array]:
-        """Launch ``unit`` once."""
         return self.kernel(unit)(inputs, launch)
 
     @property
     def names(self) -> frozenset[str]:
-        """Names of the units requested so far."""
         return frozenset(self._kernels)
 
 
 def padded(array: NDArray[Any]) -> mx.array:
-    """Return the array on the device, with the last axis zero-padded to at least 8 elements in total."""
+    """Return the array on the device, zero-padded to at least 8 elements."""
     rows = int(np.prod(array.shape[:-1]))
     missing = -(-MIN_ELEMENTS // max(rows, 1)) - array.shape[-1]
     if missing > 0:
@@ -112,6 +110,6 @@ def padded(array: NDArray[Any]) -> mx.array:
 
 
 def wide(array: mx.array) -> mx.array:
-    """Return the array; if it has fewer than 8 elements, flattened and zero-padded to 8."""
+    """Return the array, flattened and zero-padded if it has fewer than 8 elements."""
     missing = MIN_ELEMENTS - array.size
     return array if missing <= 0 else mx.pad(array.flatten(), (0, missing))

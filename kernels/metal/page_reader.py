@@ -26,7 +26,6 @@ class PageReaderConfig:
     ordered: bool = False
 
     def tile_bytes(self, keys: int) -> tuple[int, int]:
-        """Return the bytes of ``keys`` padded rows of K and of V in threadgroup memory."""
         layer = self.layer
         return (
             keys * (layer.head_dim + 8) * format_source(self.k_format).tile_bytes,
@@ -34,7 +33,6 @@ class PageReaderConfig:
         )
 
     def name_with(self, heads: str) -> str:
-        """Return the part of a kernel's name that identifies its parameters."""
         layer = self.layer
         options = {"s": self.sinks, "c": self.softcap, "b": self.bounded, "o": self.ordered}
         return (
@@ -43,7 +41,6 @@ class PageReaderConfig:
         )
 
     def visibility_macros(self) -> dict[str, int | str]:
-        """Return the macros of sources/attention.metal for page size, visibility, softcap and sinks."""
         return {
             "PAGE_SIZE": self.page_size,
             "WINDOW": self.layer.window or int(self.bounded),

@@ -50,7 +50,6 @@ def num_tiles(positions: Ints, window: int | None, keep: int) -> Ints:
 
 
 def bounded_tiles(positions: Ints, low: Ints, keep: int) -> Ints:
-    """Return how many tiles queries read that see positions from ``low`` on, and the first ``keep``."""
     end = positions // DECODE_TILE + 1
     first = low // DECODE_TILE
     return np.asarray(end - first + np.minimum(-(-np.minimum(keep, low) // DECODE_TILE), first), np.int32)
@@ -79,7 +78,6 @@ def plan_decode(metadata: AttentionMetadata, window: int | None, keep: int) -> D
 
 
 def divide(rows: Ints, sequences: Ints, tiles: Ints, splits: Ints) -> tuple[Ints, Ints]:
-    """Return (row, sequence, first tile, end tile) of each split, [M, 4], and each row's first split."""
     first = np.cumsum(splits) - splits
     owner = np.repeat(np.arange(len(rows)), splits)
     part, end, count = np.arange(len(owner)) - first[owner], tiles[owner].astype(np.int64), splits[owner]
@@ -106,7 +104,6 @@ def plan_chunks(metadata: AttentionMetadata, tokens_per_tile: int) -> Ints:
 
 
 def chunk_rows(metadata: AttentionMetadata) -> Ints:
-    """Return the step's rows that belong to sequences with several rows."""
     counts = np.diff(metadata.q_start)
     return np.flatnonzero(np.repeat(counts > 1, counts)).astype(np.int32)
 
@@ -124,7 +121,6 @@ def cut(rows: Ints, owners: NDArray[np.integer], size: int) -> tuple[Ints, Ints]
 
 
 def restore_order(*rows: Ints) -> Ints | None:
-    """Return the index of each of the step's rows in the concatenated ``rows``; None if they are in order."""
     joined = np.concatenate(rows)
     order = np.argsort(joined).astype(np.int32)
     return None if (order == np.arange(len(order))).all() else order

@@ -69,7 +69,6 @@ class MetalPool(ReferencePool):
     def _was_read(self, layer: int, read: mx.array | None) -> None: ...
 
     def partials(self, layer: int, queries: mx.array, rotary: mx.array | None, parts: Parts) -> Partials:
-        """Compute ``parts`` of attention; ``rotary``: rotary queries of a latent layer."""
         pages = self._pages(layer)
         if rotary is None:
             partials = self._attention.partials(layer, queries, pages, parts)
@@ -99,7 +98,6 @@ class MetalPool(ReferencePool):
 
 
 def rows_launch(count: int, *layout: tuple[int, mx.Dtype]) -> Launch:
-    """Return a launch of one simdgroup per row; ``layout``: (width, dtype) of each output before storable."""
     threads = 32 * NUM_SIMDGROUPS
     outputs = tuple(((count, width), dtype) for width, dtype in layout)
     return Launch(

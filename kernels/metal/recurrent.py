@@ -36,7 +36,6 @@ class SegmentArrays:
 
     @classmethod
     def of(cls, step: StateSegments) -> SegmentArrays:
-        """Return the arrays of a checked step; kernels do not check slots."""
         kept = step.checkpoints[step.checkpoints[:, 0] >= 0]
         kept = kept[np.argsort(kept[:, 0], kind="stable")]
         used = step.segments[step.segments[:, 1] > 0]
@@ -96,7 +95,6 @@ class MetalRecurrences:
         *,
         gates: DeltaGates = READY,
     ) -> tuple[mx.array, mx.array]:
-        """Compute the gated delta rule; see ``RecurrentKernels.gated_delta``."""
         _, heads, height, width = pool.shape
         state = MatrixState(heads=heads, key_heads=q.shape[1], height=height, width=width)
         vector = a.ndim == 3
@@ -141,7 +139,6 @@ class MetalRecurrences:
         *,
         parameters: SsdParameters,
     ) -> tuple[mx.array, mx.array]:
-        """Compute Mamba-2's recurrence; see ``RecurrentKernels.ssd``."""
         _, heads, height, width = pool.shape
         state = MatrixState(heads=heads, key_heads=B.shape[1], height=height, width=width)
         num_rows = x.shape[0]
@@ -180,7 +177,6 @@ class MetalRecurrences:
         *,
         silu: bool = False,
     ) -> tuple[mx.array, mx.array]:
-        """Compute a causal convolution of two taps or more; see ``RecurrentKernels.causal_conv``."""
         taps, channels = weight.shape
         if taps < 2:
             raise ValueError(f"a convolution must have two taps or more for the Metal kernels, got {taps}")

@@ -28,7 +28,6 @@ _DECAYS: dict[GateKind, str] = {
 
 
 def takes_width(width: int) -> bool:
-    """Return whether there is a kernel for states with rows of ``width`` values."""
     return width % WIDTH_MULTIPLE == 0 and 0 < width <= MAX_WIDTH
 
 
@@ -54,7 +53,6 @@ class MatrixState:
 
     @property
     def lanes(self) -> int:
-        """Number of lanes that share a row, a power of two."""
         return 1 << (-(-self.width // _LANE_VALUES) - 1).bit_length()
 
     @property
@@ -67,7 +65,6 @@ class MatrixState:
 
     @property
     def tiles(self) -> int:
-        """Number of threadgroups for the rows of a head."""
         return -(-self.height // (self._simdgroup_rows * self.simdgroups))
 
     @property
@@ -94,7 +91,6 @@ class MatrixState:
 
 
 def delta_unit(state: MatrixState, gates: GateKind, *, vector_gate: bool, wide_A: bool) -> KernelSource:
-    """Return the unit of sources/delta.metal; ``wide_A``: A_log has a value for each value of a row of a."""
     macros = state.macros() | {
         "GATES": state.width if vector_gate else 1,
         "GATE_AT(i)": "((i) / VECTOR * LANES + place.across) * VECTOR + (i) % VECTOR"
@@ -118,7 +114,6 @@ def delta_unit(state: MatrixState, gates: GateKind, *, vector_gate: bool, wide_A
 
 
 def ssd_unit(state: MatrixState) -> KernelSource:
-    """Return the unit of sources/ssd.metal."""
     inputs = ("pool", "to_pool", "segments", "checkpoints", "x", "B", "C", "dt")
     return make_unit(
         "ssd",
@@ -132,7 +127,6 @@ def ssd_unit(state: MatrixState) -> KernelSource:
 
 
 def conv_unit(taps: int, channels: int, *, silu: bool, bias: bool) -> KernelSource:
-    """Return the unit of sources/conv.metal."""
     return make_unit(
         "conv",
         f"t{taps}_c{channels}{'_silu' if silu else ''}{'_bias' if bias else ''}",

@@ -1,8 +1,7 @@
 """Attention over quantized pages and 16-bit residual pages on Metal.
 
 For each row, the pages of one kind form a shorter sequence, over which the usual kernels run. MLX's
-operations
-join the results of both kinds.
+operations join the results of both kinds.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class _Route:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """For each row, the pages of one kind that it reads.
+    """For each row, its quantized pages or its residual pages.
 
     page_table  [T, P]  the pages
     positions   [T]     last position in these pages; -1 if there are none

@@ -92,22 +92,19 @@ def format_source(name: str) -> FormatSource:
 
 
 def lane_dim(dim: int) -> int:
-    """Return how many values of a row a lane has: the row is padded to a power of two and divided by 32."""
+    """Return the values of a row per lane; rows are padded to a power of two."""
     return int(max(32, 1 << (dim - 1).bit_length())) // 32
 
 
 def row_lanes(dim: int) -> int:
-    """Return how many lanes share a row in decode, a power of two; each has 8 values."""
     return int(1 << (dim // 8 - 1).bit_length())
 
 
 def loads_in_flight(fmt: PageFormat, dim: int) -> int:
-    """Return how many loads decode issues before it uses the first."""
     return min(row_lanes(dim), 8 // format_source(fmt.name).raw_words)
 
 
 def norm_bits(dim: int) -> str:
-    """Return a literal of the bits of float32(1 / sqrt(b)), the rotation's factor for blocks of b values."""
     return f"0x{int(np.float32(1 / np.sqrt(rotation_block(dim))).view(np.uint32)):08X}u"
 
 
@@ -116,7 +113,6 @@ def rotates(fmt: PageFormat, dim: int) -> int:
 
 
 def in_runs(fmt: PageFormat, dim: int) -> int:
-    """Return 1 if decode loads runs of 32 adjacent words, because whole rows would straddle cache lines."""
     return int(format_source(fmt.name).words and 32 % (dim // 8) != 0)
 
 
@@ -134,7 +130,6 @@ def has_scales(fmt: PageFormat, dim: int) -> bool:
 
 
 def quantize_unit(fmt: PageFormat, dim: int) -> KernelSource:
-    """Return the unit of sources/quantize.metal: rows [R, dim] to codes, scales (if any) and storable."""
     parts = ("codes", "scales") if has_scales(fmt, dim) else ("codes",)
     return make_unit(
         "quantize",
@@ -148,7 +143,6 @@ def quantize_unit(fmt: PageFormat, dim: int) -> KernelSource:
 
 
 def write_unit(k_format: PageFormat, v_format: PageFormat, key_dim: int, value_dim: int) -> KernelSource:
-    """Return the unit that quantizes K and V and writes them into pages: sources/write.metal."""
     parts: list[str] = []
     macros: dict[str, int | str] = {"MAX_SIMDGROUPS": MAX_WRITE_SIMDGROUPS}
     for letter, name, fmt, dim in (("k", "KEY", k_format, key_dim), ("v", "VALUE", v_format, value_dim)):

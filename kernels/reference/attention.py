@@ -56,7 +56,9 @@ class Bias:
         if rows.dtype == mx.bool_:
             return mx.where(mx.logical_and(rows, seen), logits, -mx.inf)
         rows = rows.astype(mx.float32)
-        seen = mx.logical_and(seen, mx.logical_not(rows <= HIDDEN))  # NaN counts as visible, to be noticed
+        seen = mx.logical_and(
+            seen, mx.logical_not(rows <= HIDDEN)
+        )  # NaN counts as visible, so that it reaches the output
         return mx.where(seen, logits + rows, -mx.inf)
 
 

@@ -1,9 +1,8 @@
 """The reference backend: paged attention on plain MLX operations, on any device.
 
 It gathers and dequantizes the pages of every sequence for each layer and step, so it is slow. Codes and
-scales
-of K and of V are separate arrays for each layer, [num_pages * Hkv * page_size, width]. Code outside this
-module must not keep a handle to a pool array, or MLX copies it at each write.
+scales of K and of V are separate arrays for each layer, [num_pages * Hkv * page_size, width]. Code outside
+this module must not keep a handle to a pool array, or MLX copies it at each write.
 """
 
 from __future__ import annotations
@@ -128,7 +127,6 @@ class ReferencePool:
         return mx.concatenate(outs)[self._restore_order].astype(queries.dtype)
 
     def check_latents(self, layer: int, queries: mx.array, options: AttendOptions) -> None:
-        """Raise ValueError unless the layer can be a latent layer and ``options.rotary`` fits it."""
         spec, rotary = self._spec.layers[layer], options.rotary
         if spec.num_kv_heads != 1 or options.softcap is not None:
             raise ValueError(f"latents have one KV head and no softcap, got {spec} and {options.softcap}")
@@ -139,7 +137,6 @@ class ReferencePool:
             )
 
     def check_queries(self, layer: int, queries: mx.array, options: AttendOptions) -> Bias:
-        """Return the call's ``Bias``; ValueError unless queries and mask fit the layer and the step."""
         heads, dim = self._spec.layers[layer].num_kv_heads, self._spec.layers[layer].head_dim
         tokens, num_heads = self._step.num_tokens, queries.shape[1]
         if queries.shape != (tokens, num_heads, dim) or num_heads % heads:
@@ -149,12 +146,10 @@ class ReferencePool:
 
     @property
     def groups(self) -> list[EqualRows]:
-        """The sequences of the step, grouped by their number of rows."""
         return self._groups
 
     @property
     def restore_order(self) -> mx.array:
-        """Permutation from the concatenated rows of ``groups`` to the order of the step."""
         return self._restore_order
 
     def rows(self, layer: int, part: int, tables: mx.array) -> mx.array:
@@ -168,21 +163,17 @@ class ReferencePool:
         return hadamard(rows) if rotated else rows
 
     def rotates_values(self, layer: int) -> bool:
-        """Return whether V is stored rotated."""
         return self._codecs[1].format.rotates(self._spec.layers[layer].value_dim)
 
     def rotates_keys(self, layer: int) -> bool:
-        """Return whether K is stored rotated."""
         return self._codecs[0].format.rotates(self._spec.layers[layer].head_dim)
 
     def gather(self, layer: int) -> tuple[mx.array, mx.array]:
-        """Return dense K and V in the dtypes of the keys and values last written."""
         rows = mx.array(self._step.row_sequences)
         keys, values = self.gather_sequences(layer)
         return keys[rows], values[rows]
 
     def gather_sequences(self, layer: int) -> tuple[mx.array, mx.array]:
-        """Return dense K [B, Hkv, L, D] and V of each sequence."""
         metadata = self._step
         tables, lengths = mx.array(metadata.groups[0].page_table), mx.array(metadata.kv_len)
         longest = int(metadata.kv_len.max())

@@ -73,7 +73,6 @@ def _scale_values(scales: mx.array) -> mx.array:
 
 
 def hadamard(rows: mx.array) -> mx.array:
-    """Rotate rows like ``octavo.kernels.formats.hadamard``."""
     head_dim = rows.shape[-1]
     block = rotation_block(head_dim)
     out, h = rows, 1
@@ -195,7 +194,6 @@ class NumpyCodec:
 
 
 def codec(name: str) -> Codec:
-    """Return the codec of the page format ``name``."""
     fmt = page_format(name)
     if isinstance(fmt, INT8 | INT4):
         return IntegerCodec(fmt)

@@ -32,10 +32,8 @@ def dense_attention(
     """Return attention [T, Hq, Dv] of one sequence.
 
     Queries [T, Hq, D] are at ``positions`` [T]; keys [L, Hkv, D] and values [L, Hkv, Dv] are those of
-    positions
-    0..L-1. A query at p sees position j if j <= p and (no window, or j > p - window, or j < keep). A ``mask``
-    [T, 1
-    or Hq, L] replaces this rule. A row that sees nothing gets zeros.
+    positions 0..L-1. A query at p sees position j if j <= p and (no window, or j > p - window, or j < keep).
+    A ``mask`` [T, 1 or Hq, L] replaces this rule. A row that sees nothing gets zeros.
     """
     group = queries.shape[1] // keys.shape[1]
     k = np.repeat(keys.astype(np.float64), group, axis=1)
@@ -129,7 +127,6 @@ class OracleLayer:
         softcap: float | None = None,
         mask: NDArray[Any] | None = None,
     ) -> Float64s:
-        """Attend in float64, like ``PagedKVCache.attend``."""
         out = np.empty((*queries.shape[:2], self.spec.value_dim))
         for b, length in enumerate(metadata.kv_len):
             rows = slice(metadata.q_start[b], metadata.q_start[b + 1])

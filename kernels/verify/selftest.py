@@ -24,8 +24,7 @@ def attend_over_residual(
     """Return the last step's output [T, 2 * Hkv, D], and the expected output.
 
     A query reads the first page of its sequence, and the page of its own position, in 16 bits. Raises
-    ValueError
-    if the backend refuses this.
+    ValueError if the backend refuses this.
     """
     layer, rng = spec.layers[0], np.random.default_rng(4)
     beside = replace(layer, window=1, keep=spec.page_size)

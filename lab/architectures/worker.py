@@ -9,7 +9,6 @@ from dataclasses import asdict
 
 
 def main(backend: str, names: list[str]) -> None:
-    """Examine the architectures ``names``; output of model code goes to standard error."""
     from octavo.kernels.backends import choose_backend, set_up_device
 
     from .examine import examine

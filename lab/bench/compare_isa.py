@@ -54,7 +54,6 @@ Figures = dict[Case, Figure]
 
 
 def compare_levels(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure at every level, print the slow cases, and return the JSON output."""
     levels = available_levels()
     best: dict[str, Figures] = {level: {} for level in levels}
     _measure_rounds(args, best)
@@ -92,7 +91,6 @@ def compare_levels(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def only_cases(args: argparse.Namespace, found: Sequence[Mapping[str, Any]]) -> argparse.Namespace:
-    """Return arguments that measure only the cases found and their references."""
     linear = [case for case in found if case["kernel"] == "linear"]
     paged = [case for case in found if case["kernel"] != "linear"]
     return argparse.Namespace(
@@ -130,7 +128,6 @@ def figures(result: Mapping[str, Any]) -> Figures:
 
 
 def keep_best(best: Figures, found: Figures) -> None:
-    """Replace each figure in ``best`` for which ``found`` has a faster one."""
     for case, figure in found.items():
         if case not in best or figure.us < best[case].us:
             best[case] = figure
@@ -152,7 +149,7 @@ def find_cliffs(best: Mapping[str, Figures]) -> Iterator[dict[str, Any]]:
 
 
 def find_dear(best: Mapping[str, Figures]) -> Iterator[dict[str, Any]]:
-    """Yield cases that take longer per byte than fp4 pages or int4 weights, without writes."""
+    """Yield cases that take longer per byte than fp4 pages or int4 weights; writes are left out."""
     for level, found in best.items():
         for case, figure in found.items():
             than = "int4" if case.kernel == "linear" else "fp4"

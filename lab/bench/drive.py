@@ -28,7 +28,6 @@ class Workload:
     output_tokens: int
 
     def max_tokens(self, batch: int, max_step_tokens: int) -> int:
-        """Return the most output tokens of a sequence, including those decoded while others prefill."""
         prefill_steps = -(-batch * self.prompt_tokens // max(1, max_step_tokens - batch)) + batch
         return self.output_tokens + prefill_steps
 

@@ -1,8 +1,7 @@
 """``octavo bench engine``: prefill and decode rates of the engine itself, without a server.
 
 Prompts are random and the prefix cache is off. Decoding is timed while all requests of a batch decode.
-Prefill
-and time to first token are medians over several single prompts.
+Prefill and time to first token are medians over several single prompts.
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure, print the table, and return the JSON output."""
     load = Workload(args.batch, args.prompt_tokens, args.output_tokens)
     config = _config(given_settings(args), load)
     core = build_core(config)

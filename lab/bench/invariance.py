@@ -1,8 +1,7 @@
 """``octavo bench invariance``: whether a request's output depends on anything but the request.
 
 The requests are served alone, among others, in chunks, with several thread counts, from the prefix cache,
-from
-disk, after preemption, and with drafts. Tokens and log probabilities must be bit-identical.
+from disk, after preemption, and with drafts. Tokens and log probabilities must be bit-identical.
 """
 
 from __future__ import annotations
@@ -86,7 +85,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Compare, print a line for each setting, and return the JSON output."""
     report = Report()
     info: dict[str, Any] = {}
     for config in _configs(args):
@@ -109,7 +107,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def exit_code(result: dict[str, Any]) -> int:
-    """Return 1 if any request depends on how it is served, else 0."""
     return 1 if result["different"] or not result["cases"] else 0
 
 
@@ -126,7 +123,6 @@ def _configs(args: argparse.Namespace) -> Iterator[EngineConfig]:
 
 
 def describe(config: EngineConfig) -> str:
-    """Return a text of the settings that change the arithmetic."""
     pages = f"{config.weights} weights, {config.page_formats} pages"
     if (residual := config.residual) is None:
         return pages
@@ -266,7 +262,6 @@ def _served(config: EngineConfig) -> Iterator[_Served]:
 
 
 def prompt(index: int, vocab_size: int) -> list[int]:
-    """Return the token ids of a compared request."""
     ids: list[int] = (
         np.random.default_rng(SEED + index).integers(0, vocab_size, PROMPT_TOKENS[index]).tolist()
     )
@@ -274,7 +269,6 @@ def prompt(index: int, vocab_size: int) -> list[int]:
 
 
 def mates(count: int, vocab_size: int) -> list[list[int]]:
-    """Return prompts of other requests, of many lengths."""
     rng = np.random.default_rng(SEED - 1)
     return [rng.integers(0, vocab_size, int(rng.integers(1, 80))).tolist() for _ in range(count)]
 

@@ -65,7 +65,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure, print the tables, and return the JSON output."""
     if args.quick and args.threads not in (None, 1):
         raise InvalidConfig(
             f"--quick counts the processor time of one thread, not of {args.threads}; leave --threads out"

@@ -43,7 +43,6 @@ class Slo:
     limits: Mapping[str, float]
 
     def kept_by(self, trace: Trace) -> bool:
-        """Return whether a successful request keeps every limit."""
         seconds = {
             "ttft": trace.times.ttft_s,
             "tpot": trace.tpot_s,

@@ -28,7 +28,6 @@ class StepParts:
 
     @property
     def overhead(self) -> float | None:
-        """Milliseconds outside of kernels."""
         if self.kernels is None:
             return None
         return self.plan + self.batch + self.run + self.accept + self.commit + self.report

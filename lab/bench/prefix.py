@@ -55,7 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure, print tables, and return the JSON output."""
     require_matplotlib(args.plot)
     config = _config(given_settings(args), args.prefix_tokens, Chats())
     runner = load_runner(config)

@@ -47,10 +47,8 @@ def cost_without_reuse(bench: Bench, *, prompt_tokens: int, rounds: int) -> dict
     """Compare the time of prompts that share nothing, with the prefix cache on and off.
 
     The engines step in a random order, so that a slowdown of the machine affects all of them. The pool is
-    full
-    from the start, so each new page needs an eviction. The engines share the pool's memory, so only their
-    times
-    are valid.
+    full from the start, so each new page needs an eviction. The engines share the pool's memory, so only
+    their times are valid.
     """
     cores = {"off": bench.core(prefix_cache=False), "control": bench.core(prefix_cache=False)}
     cores["on"] = bench.core(used=True)

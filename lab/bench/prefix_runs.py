@@ -27,7 +27,6 @@ ANSWER_TOKENS = 8
 
 
 def answer_of(max_tokens: int) -> SamplingParams:
-    """Return sampling parameters for a greedy answer of exactly ``max_tokens`` tokens."""
     return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
 
 
@@ -93,11 +92,6 @@ class Bench:
         used: bool = False,
         states: RecurrentState | None = None,
     ) -> EngineCore:
-        """Return a new engine core.
-
-        used     whether all pages already cache tokens of other requests
-        states   slots for recurrent states, at most those of the runner
-        """
         blocks = BlockManager(
             num_pages or self.info.num_pages,
             self.info.page_size,

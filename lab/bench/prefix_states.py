@@ -22,12 +22,11 @@ class Trial:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the snapshots."""
         return self.num_snapshots * self.states.slot_bytes
 
 
 def trials(states: RecurrentState, chats: Chats) -> Iterator[Trial]:
-    """Yield every policy with a quarter to three snapshots per conversation, if there are enough slots."""
+    """Yield every policy with a quarter to three snapshots per conversation, if the slots suffice."""
     most = states.num_slots - 1
     wanted = {max(1, chats.conversations * quarters // 4) for quarters in (1, 2, 4, 8, 12)}
     for name, policy in POLICIES.items():
@@ -47,7 +46,6 @@ def trials(states: RecurrentState, chats: Chats) -> Iterator[Trial]:
 def by_snapshots(
     bench: Bench, chats: Chats, num_pages: int, chosen: list[Trial], done: Callable[[], object]
 ) -> list[dict[str, Any]]:
-    """Return one JSON row for each trial; every trial has a pool of ``num_pages`` pages."""
     return [
         {
             "snapshots": trial.snapshots,

@@ -109,7 +109,6 @@ def format_pairs(text: str) -> list[Pages]:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure bf16 pages and then every format, print a table, and return the JSON output."""
     _check(args)
     pairs = [BASELINE, *(pair for pair in args.formats if pair != BASELINE)]
     documents: list[Document] = []

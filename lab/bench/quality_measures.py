@@ -135,10 +135,10 @@ class PerplexityRatio:
 
 
 def perplexity_ratio(base: Sequence[Predictions], other: Sequence[Predictions]) -> PerplexityRatio:
-    """Return the perplexity ratio for the same tokens.
+    """Return ``other``'s perplexity divided by ``base``'s, with a standard error.
 
     The error is that of a mean over blocks of ``BLOCK_TOKENS`` tokens, because neighbouring tokens are not
-    independent. It uses the delta method on the logarithm of the ratio.
+    independent.
     """
     changes = [
         block
@@ -181,7 +181,7 @@ def paired_difference(documents: Sequence[tuple[NDArray[np.bool_], NDArray[np.bo
 
 
 def row_errors(name: str, head_dim: int) -> dict[str, float]:
-    """Return relative RMS errors of stored rows: Gaussian, or with 4 channels made 8 or 30 times as large."""
+    """Return relative RMS errors of stored rows, without and with outlier channels."""
     rng, fmt = np.random.default_rng(0), page_format(name)
     rows = rng.standard_normal((2000, head_dim)).astype(np.float32)
     channels = rng.choice(head_dim, min(4, head_dim), replace=False)

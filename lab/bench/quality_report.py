@@ -10,7 +10,6 @@ from ..plots.figure import picture
 
 
 def render(result: Mapping[str, Any]) -> str:
-    """Return the results as a table."""
     rows = result["formats"]
     lengths = list(next(iter(rows.values())).get("recall", {}))
     head = f"{'format':<14}{'bytes':>7}{'perplexity':>17}{'top-1':>9}{'KL':>10}{'K, 30x':>8}{'decode/s':>10}"

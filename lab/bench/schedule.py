@@ -136,7 +136,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Simulate, print the table, and return the JSON output."""
     require_matplotlib(args.plot)
     model = StepModel(args.step_ms, args.row_ms, args.prompt_token_ms, args.position_ms)
     limits = Limits(

@@ -62,7 +62,6 @@ class SimulatedSwap:
         )
 
     def copied_s(self) -> float:
-        """Seconds of all copies so far."""
         return self._pages.copied_s
 
 
@@ -180,7 +179,6 @@ class Outcome:
         }
 
     def lines(self) -> dict[str, list[float]]:
-        """Return the data for ``plots.schedule``: times to first token, and the values after each step."""
         return {
             "ttft_s": [each.ttft for each in self.served],
             "at_s": [moment.at_s for moment in self.course],
@@ -307,7 +305,6 @@ class Service:
         target_itl: float | Literal["auto"] | None,
         target_ttft: float | None,
     ) -> float:
-        """Return the share of these requests that were served well."""
         blocks = BlockManager(self.num_pages, self.page_size, max_chunk=step_tokens)
         limits = Limits(step_tokens, min(self.max_running, step_tokens), target_itl=target_itl)
         outcome = simulate(

@@ -56,7 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure, print the table, and return the JSON output."""
     step_us = {str(num): time_steps(num, args.steps) for num in args.sequences}
     shared_us = {str(num): time_steps(num, args.steps, shared=True) for num in args.sequences}
     result = {
@@ -76,8 +75,7 @@ def time_steps(num_sequences: int, num_steps: int, *, shared: bool = False) -> f
     """Return the median microseconds of plan and commit while ``num_sequences`` decode.
 
     With ``shared``, the sequences belong to ``NUM_TENANTS`` tenants, other sequences wait, and the scheduler
-    has
-    a latency target.
+    has a latency target.
     """
     pages_each = -(-(NUM_PROMPT + num_steps + WARM_UP + 2) // PAGE_SIZE)
     blocks = BlockManager(num_sequences * pages_each, PAGE_SIZE)

@@ -76,7 +76,6 @@ def _rate(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Run the benchmark, print a table, and return the JSON output."""
     _check(args)
     traces, wall_s = asyncio.run(_measure(args))
     good = [trace for trace in traces if trace.error is None]

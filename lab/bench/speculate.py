@@ -60,7 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure, print the table, and return the JSON output."""
     require_matplotlib(args.plot)
     settings = given_settings(args)
     speculate: str = settings.setdefault("speculate", "ngram")

@@ -31,7 +31,7 @@ class Row:
 
 
 def compare(workloads: Mapping[str, Sequence[TraceRequest]], sizes: Sequence[int] = SIZES) -> list[Row]:
-    """Replay each workload at each pool size with each policy, and compute the optimum."""
+    """Replay each workload at each pool size with each policy; add the hit ratios of the optimum."""
     rows = []
     todo = [(name, size) for name in workloads for size in sizes]
     for name, size in tqdm(todo, unit="size", disable=None, file=sys.stderr):
@@ -45,7 +45,6 @@ def compare(workloads: Mapping[str, Sequence[TraceRequest]], sizes: Sequence[int
 
 
 def render(rows: Sequence[Row]) -> str:
-    """Return the rows as a table."""
     names = [*POLICIES, OPTIMUM]
     lines = [f"{'workload':24} {'pages':>7}" + "".join(f"{name:>10}" for name in names)]
     for row in rows:

@@ -15,8 +15,7 @@ def optimal_hits(requests: Sequence[TraceRequest], num_pages: int) -> int:
 
     L. A. Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5
     (1966). Of two pages needed at the same time, the deeper one is evicted, so cached prefixes have no holes.
-    A
-    request larger than the pool is skipped. The bound is exact if requests come one by one.
+    A request larger than the pool is skipped. The bound is exact if requests come one by one.
     """
     served = [request for request in requests if len(request.page_ids) <= num_pages]
     chains, next_uses = _next_uses(served)

@@ -20,7 +20,7 @@ ATTENTION = "none needed"
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A snapshot policy; ``RecurrentState`` has these fields."""
+    """A snapshot policy, with fields of ``RecurrentState``."""
 
     tail: bool = True
     junction: bool = True
@@ -70,9 +70,9 @@ def compare_states(
     shares: Sequence[float] = SHARES,
     sizes: Sequence[int] = (1,),
 ) -> list[StateRow]:
-    """Replay a trace with ``num_pages`` pages' bytes, divided between pages and slots in several ways.
+    """Replay a trace in the memory of ``num_pages`` pages, divided between pages and slots in several ways.
 
-    sizes   divisors of the bytes; all replays are repeated for each
+    sizes   divisors of the memory; all replays are repeated for each
 
     Raises InvalidRequest if the largest share cannot hold two states.
     """
@@ -116,7 +116,6 @@ def _slots(policy: Policy, num_bytes: int, state_bytes: int, page_bytes: int) ->
 
 
 def render_states(rows: Sequence[StateRow]) -> str:
-    """Return the rows as a table."""
     lines = [
         f"{'snapshots':<26}{'MiB':>10}{'share':>8}{'pages':>10}{'slots':>8}{'found':>10}{'of attention':>14}"
     ]

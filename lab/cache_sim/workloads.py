@@ -19,9 +19,8 @@ def chats(
     """Return the requests of conversations, one of which begins about every 300 ms.
 
     After each turn, a conversation goes on with a chance of 3/4, after a log-normal time to think. It begins
-    with
-    one of several system prompts, most often the first. A turn repeats the conversation and adds one to six
-    pages.
+    with one of several system prompts, most often the first. A turn repeats the conversation and adds one to
+    six pages.
     """
     rng = random.Random(seed)
     fresh = itertools.count(num_systems * system_pages)

@@ -37,8 +37,7 @@ class Timing:
     """Rules for timing: the best of ``repeats`` passes over ``working_set`` bytes, by ``clock``.
 
     A pass has fewer layers if all layers would take more than ``longest`` seconds. Shorter passes are
-    repeated
-    until they take ``longest`` seconds together.
+    repeated until they take ``longest`` seconds together.
     """
 
     working_set: int = field(default_factory=lambda: WORKING_SET)

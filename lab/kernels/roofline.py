@@ -33,7 +33,7 @@ class Roofline:
         return asdict(self)
 
     def best_of(self, other: Roofline) -> Roofline:
-        """Return the higher value of each limit, because other load on the machine lowers measurements."""
+        """Return the higher value of each limit."""
         faster = max(self, other, key=lambda roofline: roofline.matmul_gflop_s)
         return replace(faster, dram_read_gb_s=max(self.dram_read_gb_s, other.dram_read_gb_s))
 

@@ -11,7 +11,6 @@ WIDTH = 0.35  # width of a bar
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Draw the JSON output."""
     panels = {
         "ttft": _draw_ttft,
         "pools": _draw_pools,

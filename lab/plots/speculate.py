@@ -9,7 +9,6 @@ from .figure import picture
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Draw the JSON output."""
     rows = result["results"]
     batches = sorted({row["batch"] for row in rows})
     texts = list(dict.fromkeys(row["text"] for row in rows))

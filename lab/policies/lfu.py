@@ -1,4 +1,4 @@
-"""Least frequently used."""
+"""Eviction policy LFU: least frequently used."""
 
 from __future__ import annotations
 

@@ -67,9 +67,8 @@ class AgeOrder:
     """Order of waiting sequences by age.
 
     Preempted sequences come first. Next is the oldest sequence if it has been overtaken ``MAX_OVERTAKEN``
-    times.
-    Then come the others. Sequences that will miss their deadline come last. With a prefix cache, sequences of
-    equal rank are ordered by cached tokens, most first.
+    times. Then come the others. Sequences that will miss their deadline come last. With a prefix cache,
+    sequences of equal rank are ordered by cached tokens, most first.
 
     lengths   estimated cached tokens; None if they do not affect the order
     late      sequences that never ran and can no longer meet the deadline of their first token

@@ -1,4 +1,4 @@
-"""Fair queues: admit the tenant with the fewest tokens served next."""
+"""Fair queues: the tenant with the fewest served tokens is admitted next."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ class FairQueue(WaitingQueue):
             floor = min([service.get(other, 0.0) for other in priority_class.lanes])
         else:
             floor = service.get(priority_class.last_left or "", 0.0)
-        level = priority_class.level = max(priority_class.level, floor)  # never falls, even with head starts
+        level = priority_class.level = max(priority_class.level, floor)
         self._forget_absent(priority_class, level - self.head_start)
         service[tenant] = max(service.get(tenant, 0.0), level - self.head_start)
 
@@ -210,8 +210,7 @@ class DeficitQueue(FairQueue):
     """DLPM (Cao et al., "Locality-aware Fair Scheduling in LLM Serving", 2025).
 
     A waiting tenant may be served until its counter reaches a level. Among these tenants, the request with
-    most
-    cached tokens is admitted first. When all waiting tenants have reached the level, it rises by whole
+    most cached tokens is admitted first. When all waiting tenants have reached the level, it rises by whole
     quanta.
     """
 

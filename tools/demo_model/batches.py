@@ -39,7 +39,6 @@ def encode(tokenizer: Tokenizer, segments: list[Segment]) -> Example:
 
 
 def make_row(tokenizer: Tokenizer, rng: Random, length: int, progress: float) -> Example:
-    """Return a row of ``length`` tokens: a ledger or a drill, then filler texts."""
     parts = [encode(tokenizer, _first_text(rng, length, progress))]
     border = Example(np.array([tokenizer.token_to_id(END)]), np.zeros(1, dtype=np.float32))
     while sum(len(part.ids) for part in parts) < length:
@@ -63,7 +62,6 @@ def _first_text(rng: Random, length: int, progress: float) -> list[Segment]:
 
 
 def row_length(rng: Random, progress: float) -> int:
-    """Return a random length of a batch's rows; rows are short at first and longer later in training."""
     if progress < WARM:
         return rng.choice((64, 128))
     if progress < EARLY:

@@ -68,7 +68,6 @@ def questions(ledgers: list[Ledger]) -> list[Question]:
 
 
 def score(llm: LLM, asked: list[Question]) -> Score:
-    """Ask all questions with greedy sampling, and count the correct answers."""
     result = Score()
     params = SamplingParams(max_tokens=MAX_ANSWER_TOKENS)
     outputs = llm.generate([question.prompt for question in asked], params)

@@ -90,8 +90,7 @@ def gated_delta(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor
     """Return outputs o of ``S <- exp(g) S; S <- S + beta k (v - S^T k)^T; o = S^T q``; S is zero at first.
 
     Shapes: q and k [B, H, T, K]; v [B, H, T, V]; log_decay (g) and beta float32 [B, H, T]; o [B, H, T, V]. T
-    must
-    be at most CHUNK or a multiple of CHUNK.
+    must be at most CHUNK or a multiple of CHUNK.
     """
     narrow, size = q.dtype, min(q.shape[2], CHUNK)
     q, k, v, log_decay, beta = (x.unflatten(2, (-1, size)) for x in (q, k, v, log_decay, beta))

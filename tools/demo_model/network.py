@@ -29,7 +29,6 @@ class ModelConfig:
 
     @property
     def group_size(self) -> int:
-        """Query heads per key-value head."""
         return self.num_attention_heads // self.num_key_value_heads
 
 

@@ -1,10 +1,8 @@
 """Initial weights of the first two layers: an induction circuit, which training refines.
 
 The circuit finds an earlier occurrence of the current token, and repeats the token after it. From random
-weights
-it takes millions of tokens to appear. Heads of layer 0 copy the tokens at ``OFFSETS`` before the current
-token.
-Layer 1 matches the current token with those copies.
+weights it takes millions of tokens to appear. Heads of layer 0 copy the tokens at ``OFFSETS`` before the
+current token. Layer 1 matches the current token with those copies.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ FAST = 6  # RoPE frequencies that tell offsets apart
 
 @torch.no_grad()
 def plant_induction(model: Qwen3, seed: int = 0) -> None:
-    """Replace the attention weights of layers 0 and 1."""
     config, generator = model.config, torch.Generator().manual_seed(seed)
 
     def basis() -> Tensor:

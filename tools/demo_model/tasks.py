@@ -99,7 +99,6 @@ def recall(rng: Random, length: int) -> list[Segment]:
 
 
 def loop(rng: Random, length: int) -> list[Segment]:
-    """Return a few random words, repeated over and over."""
     pool = FIRST + CITY + ADJECTIVE + ITEM + PLACE + LAST + PAIRS_OF_DIGITS
     words = "".join(f" {word}" for word in rng.sample(pool, rng.randrange(4, max(6, min(60, length // 3)))))
     repeats = length // max(1, estimated_tokens(words)) + 1
@@ -107,7 +106,6 @@ def loop(rng: Random, length: int) -> list[Segment]:
 
 
 def pairs(rng: Random, length: int) -> list[Segment]:
-    """Return words in fixed pairs, then the pairs again in random order."""
     keys, values = rng.sample((FIRST + LAST, CITY + JOB, ADJECTIVE, ITEM + PLACE, PAIRS_OF_DIGITS), 2)
     count = min(rng.randrange(3, max(5, length // 6)), len(keys), len(values))
     table = list(zip(rng.sample(keys, count), rng.sample(values, count), strict=True))
@@ -119,7 +117,6 @@ def pairs(rng: Random, length: int) -> list[Segment]:
 
 
 def echo(rng: Random, length: int) -> list[Segment]:
-    """Return a request to repeat random words, and the answer."""
     pool = FIRST + CITY + ADJECTIVE + ITEM + PLACE + LAST
     width = max(8, min(60, length // 2 - 8))
     words = " ".join(
@@ -180,7 +177,6 @@ def small_talk(rng: Random) -> list[Segment]:
 
 
 def filler(rng: Random) -> list[Segment]:
-    """Return a short text that fills up a row of training text after its ledger."""
     draw = rng.random()
     if draw < 0.55:
         return story(rng)

@@ -38,7 +38,6 @@ def corpus(seed: int, documents: int) -> Iterator[str]:
 
 
 def train_tokenizer(vocab_size: int = VOCAB_SIZE, seed: int = 0, documents: int = 6000) -> Tokenizer:
-    """Return the tokenizer; equal arguments give equal tokenizers."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -3,8 +3,7 @@
     cd tools && python -m demo_model.train --run RUN --minutes 21 --steps 2500 --tokens 5120
 
 The cosine schedule follows the used share of the time or step budget. Muon trains hidden matrices, AdamW
-trains
-embeddings and norms.
+trains embeddings and norms.
 """
 
 from __future__ import annotations
@@ -96,7 +95,6 @@ def build_optimizers(model: Qwen3, rate: float) -> list[torch.optim.Optimizer]:
 
 
 def start(options: argparse.Namespace) -> tuple[State[Qwen3], Tokenizer]:
-    """Return the state of the checkpoint, or else a new state."""
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.threads)
     options.run.mkdir(parents=True, exist_ok=True)

@@ -41,7 +41,6 @@ PROBE_LENGTHS, PROBE_LEDGERS = (128,), 5
 def make_row(
     tokenizer: Tokenizer, rng: Random, length: int, progress: float, kinds: Sequence[type[Kind]]
 ) -> Example:
-    """Return a row of ``length`` tokens: ledgers with questions, and drills, which are rare later."""
     parts: list[Example] = []
     while sum(len(part.ids) for part in parts) < length:
         if rng.random() < (0.5 if progress < WARM else 0.05):
@@ -79,7 +78,6 @@ def make_batch(
 
 
 def build_optimizers(model: Hybrid, rate: float) -> list[torch.optim.Optimizer]:
-    """Return Muon for matrices, and AdamW for the embedding, gates, convolutions and norms."""
     matrices: list[torch.nn.Parameter] = []
     others: list[torch.nn.Parameter] = []
     for name, parameter in model.named_parameters():
@@ -92,7 +90,6 @@ def build_optimizers(model: Hybrid, rate: float) -> list[torch.optim.Optimizer]:
 
 
 def train_step(state: State[Hybrid], batch: Example) -> float:
-    """Update the model once; return the mean loss of answer tokens."""
     ids, weights = torch.from_numpy(batch.ids), torch.from_numpy(batch.weights)
     answer = weights[:, 1:].flatten() == ANSWER_WEIGHT
     draw = torch.rand(answer.shape, generator=torch.Generator().manual_seed(state.step))

@@ -68,7 +68,6 @@ def _shown(runs: Sequence[float]) -> str:
 
 
 def comparisons() -> list[Comparison]:
-    """Return all comparisons, the latest first."""
     read = [Comparison(name=path.stem, **json.loads(path.read_text())) for path in RESULTS.glob("*.json")]
     return sorted(read, key=lambda result: (result.date, result.name), reverse=True)
 
@@ -84,7 +83,6 @@ a shared virtual machine's speed drifts, so compare rows of one table, not of tw
 
 
 def readme_result() -> Comparison:
-    """Return the comparison that the README shows."""
     return next(result for result in comparisons() if result.name == README_RESULT)
 
 

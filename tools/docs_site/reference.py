@@ -28,7 +28,6 @@ PROTOS = ("octavo/v1/generation.proto", "octavo/v1/cache.proto")
 
 
 def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Return a Markdown table; cells may contain anything but line breaks."""
     lines = ["| " + " | ".join(header) + " |"]
     lines.append("|" + " --- |" * (lines[0].count(" | ") + 1))
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
@@ -112,7 +111,6 @@ def meanings_of(cls: type) -> dict[str, str]:
 
 
 def metrics() -> str:
-    """Return the page of Prometheus metrics with their types, labels and meaning."""
     rows = sorted((f"`{name}`", kind, labels, text) for name, kind, labels, text in _metrics(Metrics()))
     return "\n".join(
         [
@@ -139,7 +137,6 @@ def _metrics(metrics: Metrics) -> Iterator[tuple[str, str, str, str]]:
 
 
 def python() -> str:
-    """Return the page of the names in `octavo.engine` with their docstrings."""
     errors, rest = [], []
     for name in octavo.engine.__all__:
         cls = getattr(octavo.engine, name)

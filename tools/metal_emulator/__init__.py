@@ -2,18 +2,14 @@
 
 `MetalKernel` and `emulate` take the arguments of `mx.fast.metal_kernel`. A kernel goes through four modules:
 assemble (MLX's text) -> rewrite (what macros cannot do) -> build (clang) -> run (threads are fibers, in a
-seeded
-order).
+seeded order).
 
 A run finds accesses out of bounds or misaligned, reads of unwritten memory, races, divergent barriers and
-simdgroup
-operations, integer overflow, unwritten outputs, endless loops, and too much threadgroup memory. `lint` finds
-code
-that Metal forbids and C++ allows. `Result.traffic` counts the device memory moved.
+simdgroup operations, integer overflow, unwritten outputs, endless loops, and too much threadgroup memory.
+`lint` finds code that Metal forbids and C++ allows. `Result.traffic` counts the device memory moved.
 
 The emulator cannot tell whether Apple's compiler accepts a kernel, how many registers it takes, or how fast
-it is.
-Threadgroups run one after the other, so a kernel that waits for another threadgroup never ends.
+it is. Threadgroups run one after the other, so a kernel that waits for another threadgroup never ends.
 """
 
 from __future__ import annotations

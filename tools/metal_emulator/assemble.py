@@ -86,7 +86,6 @@ def assemble(
     output_dtypes: Sequence[Any],
     template: Sequence[tuple[str, Any]] = (),
 ) -> Assembled:
-    """Put the signature around the body, as MLX does for inputs of these sizes and types."""
     for what, names, given in (
         ("inputs", source.input_names, inputs),
         ("output_dtypes", source.output_names, output_dtypes),

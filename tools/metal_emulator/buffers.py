@@ -38,10 +38,6 @@ class Buffers:
         self._alive: list[Any] = []
 
     def table(self, valid: Mapping[str, NDArray[np.bool_]]) -> ctypes.Array[abi.Buffer]:
-        """Return the table of buffers for the runtime.
-
-        valid   by input: mask of elements that may be read
-        """
         unknown = set(valid) - set(self._inputs)
         if unknown:
             raise MetalRuntimeError(f"valid names {sorted(unknown)}, inputs are {sorted(self._inputs)}")

@@ -1,8 +1,7 @@
 """Builds a shared library from an assembled kernel, with a cache on disk.
 
 Test processes may share the cache, and it may be deleted at any time. It is in $OCTAVO_METAL_CACHE, or else
-in the
-user's cache directory.
+in the user's cache directory.
 """
 
 from __future__ import annotations
@@ -86,7 +85,6 @@ class Built:
 
 
 def cache_directory() -> Path:
-    """Return the folder of compiled kernels; make the folder if it is missing."""
     named = os.environ.get(CACHE_VARIABLE)
     user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     path = Path(named) if named else user_cache / "octavo-metal-emulator"
@@ -130,7 +128,6 @@ def build(assembled: Assembled, *, checks: bool = True, extra_flags: Sequence[st
 
 
 def content_key(*parts: str) -> str:
-    """Return a cache key of a compiler, its arguments and its inputs."""
     compiler = find_compiler()
     everything = "\0".join([*compiler.command, compiler.version, *parts])
     return hashlib.sha256(everything.encode()).hexdigest()[:24]
@@ -154,7 +151,7 @@ def source_lines(library: Path, offset: int) -> str:
     command = ["addr2line", "-s", "-i", "-e", str(library), hex(offset - 1)]
     try:
         frames = subprocess.run(command, check=False, capture_output=True, text=True).stdout.split()
-    except FileNotFoundError:  # addr2line is part of binutils
+    except FileNotFoundError:  # addr2line is not installed
         return f"library offset {offset:#x}"
     own = [frame for frame in frames if not frame.startswith(("msl_", "metal.h", "?", "("))]
     return " <- ".join(own[:3]) or "".join(frames[:1])
@@ -183,7 +180,6 @@ def _sources_key(folder: Path) -> str:
 
 
 def precompiled_shim(flags: Sequence[str]) -> Path:
-    """Return the shim's header precompiled with these flags, for `-include-pch` and these flags."""
     key = content_key(_sources_key(SHIM), _sources_key(RUNTIME), *flags)
     target = cache_directory() / f"shim-{key}.pch"
     # No time stamps are needed, because the file's name has the hash of its content.

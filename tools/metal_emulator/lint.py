@@ -73,7 +73,7 @@ def lint(
     template: Sequence[tuple[str, Any]] | None = None,
     atomic_outputs: bool = False,
 ) -> list[str]:
-    """Return findings, each only once: code that Metal would refuse."""
+    """Return messages about code that Metal would refuse."""
     kernel = KernelSource(name, tuple(input_names), tuple(output_names), source, header, atomic_outputs)
     findings = lint_text(header, source)
     try:
@@ -85,7 +85,7 @@ def lint(
 
 
 def lint_text(header: str, body: str) -> list[str]:
-    """Return findings in the text of the kernel, as "header:line: ..." or "body:line: ..."."""
+    """Return messages about the kernel's text, as "header:line: ..." or "body:line: ..."."""
     findings = []
     for where, text in (("header", header), ("body", body)):  # also comments must be ASCII for MLX
         for match in re.finditer(r"[^\x00-\x7F]", text):
@@ -107,10 +107,7 @@ def lint_text(header: str, body: str) -> list[str]:
 
 
 def lint_unit(unit: str) -> list[str]:
-    """Return findings in a translated unit, including errors if it does not compile.
-
-    Metal's address spaces become address spaces of LLVM, so that every cast between them shows.
-    """
+    """Return messages about a translated unit, including compile errors."""
     flags = (*_FLAGS, *find_compiler().target_flags)
     prelude = precompiled_shim(flags)
     with tempfile.TemporaryDirectory(dir=cache_directory(), prefix="lint-") as folder:

@@ -39,7 +39,6 @@ class _Function:
 
 
 def lint_ir(ir: str) -> list[str]:
-    """Return findings in the order of the IR, possibly repeated."""
     functions = {
         name: _Function(name, body, frozenset(_CALLEE.findall(body))) for name, body in _FUNCTION.findall(ir)
     }

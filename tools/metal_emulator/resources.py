@@ -2,8 +2,7 @@
 
 The target gfx1100 has waves of 32 lanes and 32-bit registers, like Apple's GPUs. It is only a proxy: Apple's
 compiler allots registers by its own rules. It shows how many values are live at once, arrays that end in
-scratch
-memory, and how the instructions of two loops compare.
+scratch memory, and how the instructions of two loops compare.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def measure(
     output_dtypes: Sequence[Any],
     threadgroup: tuple[int, int, int],
 ) -> Resources:
-    """Compile a kernel as for a launch with these arguments; return resources. Raises MetalCompileError."""
+    """Return a kernel's resources for a launch with these arguments. Raises MetalCompileError."""
     assembled = assemble(source, [Tensor.of(value) for value in inputs], output_dtypes)
     text = _compile(_unit(assembled, threadgroup))
     return Resources(
@@ -93,7 +92,6 @@ def measure(
 
 
 def has_target() -> bool:
-    """Return whether the compiler supports amdgcn."""
     command = [*find_compiler().command, *TARGET, "-x", "c++", "-S", "-o", "-", "/dev/null"]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 

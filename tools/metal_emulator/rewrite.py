@@ -1,8 +1,7 @@
 """Rewrites Metal's text for clang's C++, where macros cannot do it.
 
 The shim (shim/metal.h) turns the rest of the language into C++. Lines keep their numbers, so that every
-message
-names a line of the kernel's source.
+message names a line of the kernel's source.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def strip_comments(source: str) -> str:
 
 
 def rewrite(source: str) -> str:
-    """Return a header or body as text that clang compiles after the shim."""
+    """Return a header or body as C++ that clang compiles after the shim."""
     source = strip_comments(source)
     source = re.sub(r"\[\[\s*threadgroup\(\d+\)\s*\]\]", "", source)
     source = re.sub(r"\btemplate\s*\[\[host_name[^;]*;", "", source)
@@ -91,7 +90,6 @@ def _alias_constructors(source: str) -> str:
 
 
 def unit_source(assembled: Assembled) -> str:
-    """Return the C++ file of a kernel: header, signature, body, and the entry point for the runtime."""
     arguments = [
         f"{'*' if parameter.is_reference else ''}({parameter.ctype}*)buffers[{i}]"
         for i, parameter in enumerate(assembled.parameters)

@@ -92,8 +92,7 @@ def emulate(
     """Build and run one kernel, with the arguments of `mx.fast.metal_kernel` and those of Options.
 
     Raises MetalCompileError. Raises MetalRuntimeError if the launch is impossible or, unless raise_on_report
-    is False,
-    if the run reports anything.
+    is False, if the run reports anything.
     """
     kernel = KernelSource(name, tuple(input_names), tuple(output_names), source, header, atomic_outputs)
     tensors = [Tensor.of(value) for value in inputs]

@@ -34,7 +34,7 @@ class Site:
 
     @property
     def where(self) -> str:
-        """Source line as "kernel:line", with its callers after arrows."""
+        """Source line as "kernel:line"."""
         return source_lines(self.library, self.offset)
 
 
@@ -80,7 +80,6 @@ class Traffic:
 
 
 def make_traffic(sites: Iterable[Site], unique: Mapping[str, tuple[int, int]]) -> Traffic:
-    """Sum the sites of each buffer; `unique` has each buffer's distinct bytes (read, written)."""
     sites = tuple(sites)
 
     def of(name: str, *, is_write: bool) -> Count:

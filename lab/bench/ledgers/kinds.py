@@ -55,8 +55,7 @@ class Kind(ABC):
         """Draw a random key, which may be in use."""
 
     @abstractmethod
-    def card(self, key: str) -> Card:
-        """Draw random facts about a key."""
+    def card(self, key: str) -> Card: ...
 
     def absent(self, key: str) -> str:
         """Return the answer to a question about a key without a line."""

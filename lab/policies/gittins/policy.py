@@ -44,12 +44,10 @@ class Gittins:
     """Evicts the page with the fewest expected hits for its space.
 
     A page's value is its Gittins index: the most hits per time that keeping it for a while can give (J.
-    Gittins,
-    "Bandit processes and dynamic allocation indices", J. R. Statist. Soc. B 41, 1979; compare LHD of
-    Beckmann, Chen
-    and Cidon, NSDI 2018). Evicted pages are remembered for a while, so that misses are counted, too. While
-    LRU would
-    find more (``ShadowLRU``), the policy evicts older pages first. All operations take O(1) per page.
+    Gittins, "Bandit processes and dynamic allocation indices", J. R. Statist. Soc. B 41, 1979; compare LHD of
+    Beckmann, Chen and Cidon, NSDI 2018). Evicted pages are remembered for a while, so that misses are
+    counted, too. While LRU would find more (``ShadowLRU``), the policy evicts older pages first. All
+    operations take O(1) per page.
 
     num_ghosts   number of evicted pages to remember
     """
@@ -231,5 +229,4 @@ class Gittins:
 
 @register("gittins")
 def make_gittins(num_pages: int) -> Gittins:
-    """Return the policy for a pool of ``num_pages`` pages."""
     return Gittins(num_pages, max(MIN_GHOSTS, 2 * num_pages))

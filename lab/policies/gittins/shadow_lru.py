@@ -24,12 +24,12 @@ class ShadowLRU:
         self._released: dict[int, int] = {}  # by time of release: number of pages not requested since
         self._num_recent = 0  # sum of ``_released``
         self._begin_at: int | None = None
-        self._lead = 0.0  # pages found by the policy and not by LRU, minus the opposite
+        self._lead = 0.0  # hits of the policy minus hits of LRU
         self._total = 0.0
         self._halve_at = HALF_LIFE
 
     def want(self, released_at: int, *, found: bool) -> None:
-        """Count the reuse of a page that was last released at ``released_at``; ``found``: not evicted."""
+        """Count the reuse of a page last released at ``released_at``; ``found``: still cached."""
         if released_at >= self._since:
             self._released[released_at] -= 1
             self._num_recent -= 1
