@@ -1,5 +1,3 @@
-"""Fixtures shared by several test files of the engine."""
-
 from __future__ import annotations
 
 import importlib
@@ -19,7 +17,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def unadapted_gear(monkeypatch: pytest.MonkeyPatch) -> None:
-    """gear as mlx-lm has it: it computes with K and V itself, which pages refuse."""
     module = importlib.import_module(install.GEAR)
     plain = overrides.original(install.GEAR, "_softcap_attention")
     monkeypatch.setattr(module, "_softcap_attention", plain)

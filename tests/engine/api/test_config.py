@@ -1,5 +1,3 @@
-"""Settings that cannot work are refused when they are written down."""
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,5 +1,3 @@
-"""Merging deltas equals joining them by hand, in time proportional to their number."""
-
 from __future__ import annotations
 
 import pytest
@@ -86,7 +84,6 @@ def test_output_after_the_end_is_a_bug() -> None:
 
 
 def test_logprobs_are_most_of_what_is_counted() -> None:
-    """A token with 20 alternatives takes some 3 KB as Python objects."""
     entry = TokenLogprob(1, -0.5, tuple((token, -1.0) for token in range(20)))
     delta = Delta(request_id="r", index=0, token_ids=(1,), logprobs=(entry,))
     assert 2_000 < delta_bytes(delta) < 6_000

@@ -1,5 +1,3 @@
-"""Settings from Python: a value of another type is refused in a line, or kept in the setting's own."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""Sizes in bytes as people write them."""
-
 from __future__ import annotations
 
 import pytest

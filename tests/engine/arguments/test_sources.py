@@ -1,5 +1,3 @@
-"""Options from variables and files: which comes first, and what is said about mistakes."""
-
 from __future__ import annotations
 
 import argparse
@@ -129,7 +127,6 @@ def test_a_service_of_kubernetes_is_no_port(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_every_option_has_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A value that none of them takes: each must say so, and where it stood."""
     for action in command_parser(["serve"])._actions:
         for option in action.option_strings:
             if (action.type is None and action.choices is None) or not option.startswith("--"):

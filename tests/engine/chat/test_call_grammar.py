@@ -1,5 +1,3 @@
-"""Grammars of forced calls: what they let a model write is what the readers read."""
-
 from __future__ import annotations
 
 import json
@@ -37,7 +35,6 @@ def forced(compiler: ConstraintCompiler, parser: str, tools: Any = TOOLS, **opti
 
 
 def written(shape: CallShape, calls: list[tuple[str, dict[str, Any]]]) -> str:
-    """Calls as the shape says that a model writes them."""
     texts = []
     for index, (name, arguments) in enumerate(calls):
         before, after = shape.call
@@ -61,7 +58,7 @@ def written(shape: CallShape, calls: list[tuple[str, dict[str, Any]]]) -> str:
 
 
 def followed(constraint: Constraint, text: str) -> int:
-    """How many bytes of the text may come, one after another; -1 if all, and an end behind them."""
+    """Return the number of bytes that the grammar accepts, or -1 for a complete text."""
     data = text.encode()
     for position, byte in enumerate(data):
         if constraint.is_complete or not constraint.allowed()[byte]:
@@ -143,7 +140,7 @@ def test_optional_parameters_enums_and_definitions(compiler: ConstraintCompiler)
             form = tool_format(parser)
             assert form is not None
             if parser == "gemma4" and arguments == {"deep": "x"}:
-                continue  # which has its own notation of values, without types
+                continue
             text = written(form.shape, [("f", arguments)])
             assert (followed(forced(compiler, parser, [made]), text) == -1) is fits, text
 

@@ -1,5 +1,3 @@
-"""Answers of gpt-oss: channels are reasoning, content and calls, however the text is cut."""
-
 from __future__ import annotations
 
 import json
@@ -22,7 +20,6 @@ PREAMBLE = "<|channel|>commentary<|message|>Let me look.<|end|><|start|>assistan
 TEMPLATE = "{{ tools }}<|channel|>analysis<|message|><|channel|>commentary to=functions."
 ZONE = '{"zone": "ü"}'
 
-# What is read: reasoning, content and the call's arguments.
 READ: dict[str, tuple[str, tuple[str, str, str | None]]] = {
     "analysis and a call": (ANALYSIS + CALL, ("Which file?", "", ZONE)),
     "the recipient first": (ANALYSIS + EARLY, ("Which file?", "", ZONE)),

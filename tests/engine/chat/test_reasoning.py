@@ -1,5 +1,3 @@
-"""The end of reasoning and the beginning of content, however the text is cut."""
-
 from __future__ import annotations
 
 import pytest
@@ -8,7 +6,7 @@ from answers import read, reader
 from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.chat.reasoning import REASONING_PARSERS, Reasoning, reasoning_named, reasoning_of
 
-CASES = [  # parser, whether the prompt opens it, text, reasoning, content
+CASES = [  # parser, whether the prompt opens the reasoning, text, expected reasoning, expected content
     ("qwen3", True, "I see.\nSo\n</think>\n\nFour < five.", "I see.\nSo", "Four < five."),
     ("qwen3", False, "<think>\nI see.\n</think>\n\nFour.", "I see.", "Four."),
     ("qwen3", False, "Four </think> five", "", "Four </think> five"),

@@ -1,5 +1,3 @@
-"""Calls in the notations of all families: whole, in pieces, cut and broken."""
-
 from __future__ import annotations
 
 import json
@@ -57,7 +55,6 @@ def test_cuts_between_pieces_change_nothing(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("parser", sorted(WRITTEN))
 def test_a_cut_call_is_never_made_whole(parser: str) -> None:
-    """At whatever character: arguments are a beginning of what the model would have written."""
     text = BEFORE[parser] + WRITTEN[parser]
     whole = read(reader(parser), [text])
     for length in range(len(text)):
@@ -74,12 +71,11 @@ def test_a_cut_call_is_never_made_whole(parser: str) -> None:
 
 @pytest.mark.parametrize("parser", STREAMED)
 def test_arguments_come_while_they_are_generated(parser: str) -> None:
-    """Half of a long text has been handed out by the time the model has written it."""
     made, answer = reader(parser), Answer()
     text = WRITTEN[parser]
     answer.add(made.add(text[: text.index("return")]))
     assert [call.name for call in answer.calls] == ["write_file"]
-    if parser != "minicpm5":  # whose texts in CDATA are read when they end
+    if parser != "minicpm5":  # MiniCPM5 arguments in CDATA are parsed only when they end
         assert "if x < 2 & y" in answer.calls[0].arguments
     assert '"path": "a b/<c>.py"' in answer.calls[0].arguments.replace('":"', '": "')
     assert not answer.calls[0].is_whole

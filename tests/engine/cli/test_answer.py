@@ -1,5 +1,3 @@
-"""The speed that ``octavo generate`` reports."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -11,7 +9,7 @@ from octavo.engine.cli.answer import Answer
 
 
 def answered(messages: Sequence[tuple[float, int]]) -> Answer:
-    """A request sent at 5 s; messages: seconds after that, and tokens."""
+    """messages: (seconds after the request, number of tokens)."""
     readings = iter([5.0, *(5.0 + after for after, _ in messages)])
     answer = Answer(1, clock=lambda: next(readings))
     for number, (_, num_tokens) in enumerate(messages, 1):

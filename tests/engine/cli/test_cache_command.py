@@ -1,5 +1,3 @@
-"""``octavo cache``: what each subcommand prints, its JSON, and how it fails."""
-
 from __future__ import annotations
 
 import asyncio
@@ -18,12 +16,10 @@ from served import Served, collect, served
 
 pytestmark = pytest.mark.server
 
-PROMPT = list(range(40, 62))  # five full pages of four, and two tokens
+PROMPT = list(range(40, 62))  # five pages of 4 tokens, and two more tokens
 
 
 class Background:
-    """A served engine on an event loop of its own, while the command runs in this thread."""
-
     def __init__(self, **config: Any) -> None:
         self.config = small_config(**config)
         self.its: Served | None = None

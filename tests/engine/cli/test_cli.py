@@ -1,5 +1,3 @@
-"""The command line: exit codes, one-line errors, and the JSON that programs read."""
-
 from __future__ import annotations
 
 import argparse
@@ -145,7 +143,7 @@ def test_a_picture_of_no_known_kind(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_plot_without_matplotlib(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     code, _, err = _run(capsys, "bench", "serve", "--connect", "127.0.0.1:1", "--plot", "x.png")
     assert code == 2
     assert "pip install matplotlib" in err
@@ -344,7 +342,7 @@ def test_doctor_tests_the_arithmetic_that_is_asked_for(
     tested: list[bool] = []
 
     def note(backend: AttentionBackend) -> list[selftest.SelfTestResult]:
-        tested.append(getattr(backend.create_pool(spec), "exact", exact))  # only native pools know of it
+        tested.append(getattr(backend.create_pool(spec), "exact", exact))
         return []
 
     monkeypatch.setattr(selftest, "run_selftest", note)

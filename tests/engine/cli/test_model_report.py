@@ -1,5 +1,3 @@
-"""``octavo doctor --model``: which recurrences run on native kernels, and which on mlx-lm's operations."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""``octavo serve`` as a process of its own, with the embedded model, and what talks to it."""
-
 from __future__ import annotations
 
 import asyncio
@@ -56,7 +54,6 @@ async def test_a_server_and_everything_that_talks_to_it(capsys: pytest.CaptureFi
 
 
 async def _check_generate(capsys: pytest.CaptureFixture[str], address: str) -> None:
-    """The same tokens with and without a server."""
     results: list[dict[str, Any]] = []
     for where in (["--connect", address], [*SMALL, "--kv-format", "bf16/fp4"]):
         code, out, err = await _command(
@@ -114,7 +111,7 @@ async def _check_ports(server: ServerProcess) -> None:
     for flag, address in (("--listen", server.ready["grpc"]), ("--metrics", server.ready["metrics"])):
         other = {"--listen": "--metrics", "--metrics": "--listen"}[flag]
         flags = [*SMALL, flag, address, other, "127.0.0.1:0"]
-        # Even with a model that does not load: the port is looked at first, since loading takes long.
+        # The port is checked before the model is loaded, because loading takes long.
         with pytest.raises(InvalidConfig, match=f"{address}.*port is in use.*{flag}"):
             await ServerProcess([*flags, "--model", "./no/such/folder"]).start()
     async with Client(server.ready["grpc"]) as client:
@@ -138,7 +135,7 @@ async def test_a_signal_drains_and_exits_0(end: signal.Signals) -> None:
 
 
 async def _send_until_refused(client: Client) -> None:
-    while True:  # until the signal has arrived
+    while True:
         await collect(client.generate("more", SamplingParams(max_tokens=1)))
 
 
@@ -157,7 +154,7 @@ async def test_ctrl_c_ends_generate_quietly() -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "octavo.engine.cli", "generate", PROMPT, "--ignore-eos", "--max-tokens", "7000",
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        # Shells start what runs in the background with SIGINT ignored, and that is inherited.
+        # Shells start background commands with SIGINT ignored, and child processes inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     assert process.stdout is not None

@@ -1,5 +1,3 @@
-"""System limits of a server, and its timely end."""
-
 from __future__ import annotations
 
 import asyncio
@@ -49,7 +47,7 @@ def test_a_process_that_does_not_end_is_ended_and_says_so() -> None:
     code = (
         "import threading, time; from octavo.engine.cli.serve_limits import ExitDeadline\n"
         "ExitDeadline().start(0.3, 7)\n"
-        "threading.Thread(target=time.sleep, args=(100,)).start()"  # joined at the end, for ever
+        "threading.Thread(target=time.sleep, args=(100,)).start()"
     )
     done = python(code)
     assert done.returncode == 7
@@ -59,8 +57,8 @@ def test_a_process_that_does_not_end_is_ended_and_says_so() -> None:
 def test_a_process_whose_interpreter_is_kept_is_ended_too() -> None:
     code = (
         "import ctypes, sys; from octavo.engine.cli.serve_limits import ExitDeadline\n"
-        "ExitDeadline().start(1.0, 7)\n"  # time enough to begin what keeps it
-        "ctypes.PyDLL(None).sleep(100)"  # keeps the interpreter's lock
+        "ExitDeadline().start(1.0, 7)\n"
+        "ctypes.PyDLL(None).sleep(100)"  # holds the GIL
     )
     done = python(code)
     assert done.returncode == 1
@@ -68,7 +66,7 @@ def test_a_process_whose_interpreter_is_kept_is_ended_too() -> None:
 
 
 def test_sigterm_ends_a_server_that_is_only_starting() -> None:
-    """By its own hand: without a handler the first process of a container would not end at all."""
+    """Without a handler, the first process of a container ignores SIGTERM."""
     command = [
         sys.executable,
         "-m",
@@ -193,7 +191,6 @@ def test_sigterm_ends_a_server_before_it_has_read_its_options() -> None:
 
 @pytest.mark.parametrize("first", [False, True])
 def test_sigterm_while_python_starts_is_not_lost_in_the_image(first: bool) -> None:
-    """``first``: as the first process of a container, which has no default actions of signals."""
     docker = (ROOT / "deploy" / "docker" / "Dockerfile").read_text()
     *launcher, program = json.loads(re.findall(r"^ENTRYPOINT (.+octavo.+)$", docker, flags=re.MULTILINE)[0])
     assert program == "octavo"
@@ -216,7 +213,6 @@ def test_sigterm_while_python_starts_is_not_lost_in_the_image(first: bool) -> No
 
 
 def test_the_end_of_the_interpreter_does_not_outlast_the_deadline() -> None:
-    """Under load, freeing what is loaded may take seconds, in which no timer of Python's runs."""
     code = (
         "import sys, time; from types import SimpleNamespace; from octavo.engine.cli import serve\n"
         "class Slow:\n"

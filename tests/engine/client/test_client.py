@@ -1,5 +1,3 @@
-"""Error messages of a client for a server that it cannot reach."""
-
 from __future__ import annotations
 
 import grpc

@@ -1,5 +1,3 @@
-"""Rates of messages whose times are made up."""
-
 from __future__ import annotations
 
 import pytest
@@ -8,7 +6,7 @@ from octavo.engine.client.token_times import RESOLUTION_S, TokenTimes
 
 
 def times(*messages: tuple[float, int] | tuple[float, int, int]) -> TokenTimes:
-    """Return the times of a request sent at 100 s; messages: seconds after that, tokens, and the sample."""
+    """messages: (seconds after the request, number of tokens, sample)."""
     found = TokenTimes(100.0)
     for after, *message in messages:
         found.add(100.0 + after, *message)
@@ -30,10 +28,10 @@ def test_a_message_is_one_gap_however_many_tokens_it_has() -> None:
     "messages",
     [
         [(0.5, 8)],
-        [(0.5, 8), (0.5, 0)],  # and its end
+        [(0.5, 8), (0.5, 0)],
         [(0.5, 8), (1.0, 0)],
         [(0.5, 1), (0.5, 7)],
-        [(0.5, 1), (0.5 + 2e-5, 7)],  # the first was read late: 350,000 tokens/s
+        [(0.5, 1), (0.5 + 2e-5, 7)],
         [(0.5, 1), *((0.5 + n * 1e-4, 1) for n in range(1, 8))],
     ],
 )

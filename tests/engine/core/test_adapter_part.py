@@ -1,5 +1,3 @@
-"""Requests with adapters in the core: slots of rows, waiting for a slot, and unloading."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -120,7 +118,7 @@ def test_an_aborted_request_leaves_its_slot(core: EngineCore, adapters: FakeAdap
 
 def test_an_adapter_in_use_cannot_be_unloaded(core: EngineCore) -> None:
     assert core.adapters is not None
-    for name in ("a", "b", "c"):  # c waits for a slot: it is in use, too
+    for name in ("a", "b", "c"):
         add(core, name)
     run(core)
     assert core.gauges.adapters == (8, ("a", "b"), ("c",))

@@ -1,5 +1,3 @@
-"""Commands: plain data both ways, all of them answered, and never more between two steps than fit."""
-
 from __future__ import annotations
 
 import ast
@@ -38,7 +36,6 @@ def all_commands() -> list[type[Command[Any]]]:
 
 @pytest.fixture
 def llm(tmp_path: Path) -> Iterator[LLM]:
-    """An engine that has everything a command may be about."""
     config = small_config(save_dir=tmp_path, max_pinned_pages=20)
     with LLM(config, core_factory=FakeCore(groups=GROUPS, adapters=FakeAdapters())) as engine:
         engine._ask(commands.SubscribeEvents(tokens=True))
@@ -48,7 +45,6 @@ def llm(tmp_path: Path) -> Iterator[LLM]:
 
 
 def samples(llm: LLM) -> list[Command[Any]]:
-    """One of each kind, in an order in which each has an answer."""
     digests = tuple(llm._ask(commands.ListPages()))
     (full, _) = llm._ask(commands.ReadPages(digests))
     return [
@@ -74,7 +70,6 @@ def samples(llm: LLM) -> list[Command[Any]]:
 
 
 def is_plain(value: object) -> bool:
-    """Whether a value is data all the way down: nothing of the engine's own hangs on it."""
     if value is None or isinstance(value, bool | int | float | str | bytes | array | np.ndarray):
         return True
     if isinstance(value, dict):
@@ -93,7 +88,7 @@ def test_every_command_and_every_answer_is_plain_data_that_can_be_pickled(llm: L
         assert is_plain(command), command
         copy = pickle.loads(pickle.dumps(command))
         assert type(copy) is type(command)
-        answer = llm._ask(copy)  # what was sent to another process does as well
+        answer = llm._ask(copy)
         assert is_plain(answer), f"{type(command).__name__} answers {answer}"
         pickle.loads(pickle.dumps(answer))
 
@@ -166,7 +161,6 @@ async def test_no_step_is_in_flight_while_a_command_is_executed(monkeypatch: pyt
             return execute(self, target)
 
         monkeypatch.setattr(GetCacheStats, "execute", executing)
-        # Asked earlier, the command would be executed before the third step is submitted.
         await until(lambda: gate.is_waiting and ("submit", 2) in runner.calls)
         answer = engine._client.ask(commands.GetCacheStats())
         gate.open()

@@ -1,5 +1,3 @@
-"""The engine's loop over a ledger: together as alone, nothing lost, one failure is one request's."""
-
 from __future__ import annotations
 
 from collections import Counter
@@ -37,7 +35,7 @@ class Arrival:
 def arrivals(draw: st.DrawFn) -> Arrival:
     at_step = draw(st.integers(0, 12))
     return Arrival(
-        # Few letters and common beginnings, so that prompts share pages.
+        # Few letters and shared prefixes, so that prompts share pages.
         prompt=draw(st.sampled_from([b"", b"aabbaabbaabb"]))
         + bytes(draw(st.lists(st.sampled_from(b"ab"), min_size=1, max_size=12))),
         params=SamplingParams(
@@ -74,8 +72,6 @@ def configs(draw: st.DrawFn) -> EngineConfig:
 
 @given(configs(), st.lists(arrivals(), min_size=1, max_size=8), st.sampled_from([0, 7]))
 def test_served_together_is_served_alone(config: EngineConfig, todo: list[Arrival], ends_every: int) -> None:
-    """Whatever comes and goes around it, a request that is not aborted gets exactly its own
-    tokens and text; an aborted one gets a beginning of them; and no page is lost."""
     harness = Harness(config, ends_every=ends_every, feeds=config.async_steps is True)
     served: dict[Request, Arrival] = {}
     aborts: list[tuple[int, Request]] = []
@@ -120,7 +116,7 @@ def test_an_abort_frees_the_pages_at_once() -> None:
     assert harness.core.gauges.pages_held > 0
     harness.core.abort(request)
     assert harness.core._blocks.num_held == 0
-    harness.core.abort(request)  # nothing is left to abort
+    harness.core.abort(request)
     harness.run()
     assert {delta.finish_reason for delta in harness.deltas[request][-3:]} == {FinishReason.ABORT}
     harness.assert_idle()
@@ -129,9 +125,9 @@ def test_an_abort_frees_the_pages_at_once() -> None:
 def test_the_samples_of_a_request_share_its_prompt() -> None:
     harness = Harness(small_config(page_size=4))
     request = harness.add(b"x" * 40, SamplingParams(max_tokens=4, n=4, seed=0, temperature=1))
-    for _ in range(3):  # two of prompt, one of decode
+    for _ in range(3):  # two prefill steps and one decode step
         harness.step()
-    # Ten full pages of prompt, shared; then one page each for what the samples say.
+    # 10 shared pages of the prompt, and 4 pages of the samples.
     assert harness.core.gauges.pages_held == 10 + 4
     harness.run()
     assert sum(record.prefill_tokens for record in harness.observer.records) == 40
@@ -200,7 +196,6 @@ def test_an_error_of_the_runner_is_nobodys_own() -> None:
 
 
 def test_requests_that_no_step_can_serve_fail_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever bug left them without a step, later requests are served."""
     harness = Harness()
     stuck = [harness.add(b"stuck", replace(FOUR, n=n)) for n in (1, 3)]
     with monkeypatch.context() as patch:

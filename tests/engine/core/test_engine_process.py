@@ -1,5 +1,3 @@
-"""The engine in a separate process: serving, refusals, answers and its end."""
-
 from __future__ import annotations
 
 import asyncio

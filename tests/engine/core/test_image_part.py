@@ -1,5 +1,3 @@
-"""Requests with images in the core: rows of features, positions on three axes, and what is encoded when."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -54,7 +52,6 @@ def add(
 
 
 def inputs(core: EngineCore) -> dict[str, npt.NDArray[np.generic]]:
-    """The inputs of the next step's rows."""
     flight = core._submit(core._plan(0.0))
     assert flight is not None
     core._commit(flight)
@@ -62,7 +59,7 @@ def inputs(core: EngineCore) -> dict[str, npt.NDArray[np.generic]]:
 
 
 def test_chunks_that_cut_an_image_have_its_rows(core: EngineCore, images: FakeImages) -> None:
-    add(core, "cut", lead=3)  # chunks of eight: five rows of the image, then three
+    add(core, "cut", lead=3)  # chunks of 8 rows: five rows of the image, then three
     first, second = inputs(core), inputs(core)
     assert first["image_rows"].tolist() == [0] * 3 + [1] * 5
     assert second["image_rows"].tolist() == [1] * 3 + [0] * 2
@@ -93,7 +90,7 @@ def test_steps_without_images_have_no_inputs(core: EngineCore) -> None:
 
 def test_a_cached_image_is_not_encoded_again(core: EngineCore, images: FakeImages) -> None:
     for name, picture in (("a", b"\5"), ("b", b"\5"), ("c", b"\6")):
-        request = add(core, name, lead=4, tail=6, picture=picture * 32)  # pages of four
+        request = add(core, name, lead=4, tail=6, picture=picture * 32)  # pages of 4 tokens
         while request.finish_reason is None:
             core.step()
     assert images.encoded == [b"\5" * 32, b"\6" * 32]

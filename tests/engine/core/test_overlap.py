@@ -1,5 +1,3 @@
-"""A step in flight: what is submitted before the step before it is resolved, and what becomes of it."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -27,7 +25,6 @@ def runner_of(harness: Harness) -> LedgerRunner:
 
 
 def num_ahead(harness: Harness) -> int:
-    """Steps that were submitted before the one before them was resolved."""
     calls = runner_of(harness).calls
     return sum(calls.index(("submit", n + 1)) < place for place, (what, n) in enumerate(calls)
                if what == "resolve" and ("submit", n + 1) in calls)  # fmt: skip
@@ -83,7 +80,7 @@ def test_who_drafts_is_waited_for_only_where_something_is_guessed() -> None:
     assert num_ahead(harness) == 11
     assert harness.result(request) == alone(list(b"nothing to guess"), free)
     harness = overlapping()
-    params = replace(free, max_tokens=100)  # of few letters: some runs come again
+    params = replace(free, max_tokens=100)
     request = harness.add(b"again and again", params)
     num_waited = 0
     while harness.core.has_work:
@@ -103,7 +100,7 @@ def test_an_arrival_is_let_in_by_the_step_after_the_one_in_flight() -> None:
     first = harness.add(b"first", SamplingParams(max_tokens=30, ignore_eos=True))
     harness.step()
     second = harness.add(b"second", PLAIN)
-    harness.step()  # resolves what was in flight
+    harness.step()
     harness.step()
     assert harness.deltas[second], "it has its first token"
     harness.run()
@@ -122,7 +119,7 @@ def test_a_row_behind_the_end_is_dropped_with_its_page(params: SamplingParams, e
     long = SamplingParams(max_tokens=40, ignore_eos=True)
     requests = [(harness.add(p, params), p, params) for p in (b"abc", b"bcd", b"cde")]
     requests.append((harness.add(b"goes on", long), b"goes on", long))
-    harness.run()  # balances the books after each step
+    harness.run()
     for request, prompt, its in requests:
         assert harness.result(request) == alone(list(prompt), its, ends_every=ends_every)
     assert {harness.result(request).finish_reason for request, *_ in requests[:3]} == {FinishReason.STOP}
@@ -155,7 +152,7 @@ def test_settling_ends_the_step_in_flight_and_keeps_its_news() -> None:
     assert harness.core._in_flight is None
     assert runner_of(harness).calls[-1][0] == "resolve"
     assert harness.core.has_work
-    harness.core.settle()  # there is nothing more
+    harness.core.settle()
     harness.run()
     assert harness.result(request) == alone(list(b"asks"), PLAIN)
 

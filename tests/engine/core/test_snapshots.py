@@ -1,5 +1,3 @@
-"""Prompts and caches saved by name: what is loaded is what was saved, or nothing changes."""
-
 from __future__ import annotations
 
 import shutil
@@ -28,7 +26,6 @@ FOUR = SamplingParams(max_tokens=4, ignore_eos=True)
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Callable[..., LLM]]:
-    """Makes engines on ledgers, and closes them."""
     engines: list[LLM] = []
 
     def make(core: FakeCore | None = None, **changes: object) -> LLM:
@@ -63,7 +60,7 @@ def test_a_saved_prompt_is_found_by_another_engine(engine: Callable[..., LLM], t
 def test_large_prompts_move_in_portions(
     engine: Callable[..., LLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saved, "PART_BYTES", 3 * 4 * 16)  # three pages
+    monkeypatch.setattr(saved, "PART_BYTES", 3 * 4 * 16)  # bytes of three pages
     path = tmp_path / "x.safetensors"
     assert engine().save_prompt(PROMPT, path).num_pages == 25
     llm = engine()
@@ -72,7 +69,6 @@ def test_large_prompts_move_in_portions(
 
 
 def test_a_whole_cache(engine: Callable[..., LLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four prompts that share beginnings: every page is saved once, and found again."""
     monkeypatch.setattr(saved, "PART_BYTES", 5 * 4 * 16)
     prompts = [PROMPT[:41], [*PROMPT[:20], *range(30, 50)], [*PROMPT[:20], *range(60, 90)], [7] * 30]
     fake = FakeCore()
@@ -107,8 +103,7 @@ def test_evicted_pages_are_not_remembered_for_ever(engine: Callable[..., LLM], t
 def test_saving_holds_no_page_that_a_request_needs(
     engine: Callable[..., LLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A prompt that needs nearly the whole pool comes while another, which fills it, is being read."""
-    monkeypatch.setattr(saved, "PART_BYTES", 8 * 16 * 16)  # eight pages
+    monkeypatch.setattr(saved, "PART_BYTES", 8 * 16 * 16)  # bytes of eight pages
     fake = FakeCore()
     llm = engine(fake, page_size=16, num_pages=64, max_step_tokens=512)
     cached, other = [number % 250 for number in range(900)], [7] * 800
@@ -135,7 +130,6 @@ def test_saving_holds_no_page_that_a_request_needs(
 def test_a_prompt_that_keeps_giving_way_is_saved_up_to_there(
     engine: Callable[..., LLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each time it is read, another page is gone: it ends, with what comes before the first of them."""
     monkeypatch.setattr(saved, "PART_BYTES", 5 * 4 * 16)
     llm = engine()
     ask_one(llm, PROMPT)
@@ -286,7 +280,6 @@ def test_only_paths_below_the_folder(tmp_path: Path) -> None:
 
 
 def test_a_real_model_s_pages_are_converted(tmp_path: Path) -> None:
-    """From bf16 pages of 16 to fp4 pages of 32, and the same format in smaller pages to the bit."""
     base = EngineConfig(num_pages=40, page_size=16, max_running=4, max_step_tokens=128)
     path, prompt = tmp_path / "x.safetensors", [number * 7 % 200 for number in range(150)]
     with LLM(base) as llm:

@@ -1,5 +1,3 @@
-"""Drafts in the engine's loop: fewer steps, the very tokens, and nothing left behind."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -24,8 +22,6 @@ TEXT = b"the same words again and again: "
 
 
 class Parrot:
-    """A runner around another one that repeats ``TEXT`` for ever, ten drafts held or not."""
-
     def __init__(self, core: EngineCore, *, fails_at: int | None = None) -> None:
         self._runner = core._runner
         self._fails_at = fails_at
@@ -85,7 +81,6 @@ def test_a_request_may_say_otherwise() -> None:
     ],
 )
 def test_default_source_of_drafts(speculate: str, invariant: bool, is_recurrent: bool, expected: str) -> None:
-    """With a draft model or a head, texts are not searched."""
     states = RecurrentState(num_slots=4, slot_bytes=64) if is_recurrent else None
     info = Harness(small_config()).core.info
     info = replace(info, batch_invariant=invariant, states=states)
@@ -120,7 +115,6 @@ def test_a_failure_behind_drafts_ends_the_request_after_what_held() -> None:
 
 
 def test_rejected_drafts_publish_nothing() -> None:
-    """Afterwards only the output's pages are found."""
     harness = Harness(small_config(page_size=2, num_pages=128, speculate="ngram", draft_tokens=9))
     blocks = harness.core._blocks
     blocks.keep_tokens()
@@ -133,7 +127,6 @@ def test_rejected_drafts_publish_nothing() -> None:
 
 
 def test_drafts_come_after_what_must_be_computed() -> None:
-    """A prompt that fills the step leaves no rows for drafts."""
     harness, runner = parrot(speculate="ngram")
     harness.add(TEXT * 2, SamplingParams(max_tokens=60))
     for _ in range(4):

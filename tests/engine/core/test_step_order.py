@@ -1,5 +1,3 @@
-"""The order in which the parts of a step meet: drafts, grammars, prompt scores, embeddings and preemption."""
-
 from __future__ import annotations
 
 import itertools
@@ -33,8 +31,6 @@ LETTERS = StructuredOutput(regex="(ab)+c")
 
 
 class Head:
-    """A head for multi-token prediction that always says "a"."""
-
     num_pages, page_size, max_model_len = 64, 4, 4096
 
     def __init__(self, note: Any) -> None:
@@ -46,8 +42,6 @@ class Head:
 
 
 class Drafts(MTPDrafts):
-    """Drafts by a head whose rounds take the same time on any machine."""
-
     def guess(self, asks: Iterable[Ask]) -> list[tuple[int, ...]]:
         given = super().guess(asks)
         self.round_s = Average()
@@ -56,8 +50,6 @@ class Drafts(MTPDrafts):
 
 
 class Traced:
-    """A core that records the calls at its interfaces."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, num_pages: int, max_step_tokens: int) -> None:
         self.lines: list[str] = []
         config = small_config(
@@ -126,7 +118,7 @@ class Traced:
     def _noted(self, function: Any, line: Any) -> Any:
         def noted(each: Any, *args: Any) -> Any:
             shown = [list(arg) if isinstance(arg, tuple | list) else "rows" for arg in args[:1]]
-            if args:  # a mask that was not prepared begins to be computed when it is asked for
+            if args:
                 self.note(line(each, *args) if callable(line) else line.format(*shown))
             return function(each, *args)
 

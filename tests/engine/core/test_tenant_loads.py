@@ -1,5 +1,3 @@
-"""Observers get the loads of tenants."""
-
 from __future__ import annotations
 
 from core_harness import Harness

@@ -1,5 +1,3 @@
-"""Holders are counted by tenant, and refused beyond their limit."""
-
 from __future__ import annotations
 
 import contextlib

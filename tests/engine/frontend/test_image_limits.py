@@ -1,5 +1,3 @@
-"""Memory of images whose requests have not ended."""
-
 from __future__ import annotations
 
 import pytest
@@ -25,7 +23,7 @@ def test_pixels_of_unfinished_requests_are_bounded(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(request_limiter, "MAX_PIXEL_BYTES", 100)
     unfinished: list[EngineRequest] = []
     limiter = RequestLimiter(small_config(), unfinished, UnreadOutput(), Gauges)
-    limiter.check_images(request_with(500))  # alone it is admitted
+    limiter.check_images(request_with(500))
     unfinished += [request_with(60), request_with(0)]
     limiter.check_images(request_with(40))
     limiter.check_images(request_with(0))

@@ -1,5 +1,3 @@
-"""Batches in, outputs out, in order; over a ledger core."""
-
 from __future__ import annotations
 
 import subprocess

@@ -1,5 +1,3 @@
-"""Tools and reasoning of ``LLM.chat``, over a ledger that says anything its constraint allows."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""A stream between the engine and its reader: what merges, and what waits."""
-
 from __future__ import annotations
 
 import asyncio
@@ -20,8 +18,6 @@ from octavo.engine.frontend.output_streams import OutputStreams, Stream
 
 
 class _Request:
-    """As much of a request as a stream looks at."""
-
     def __init__(self, n: int) -> None:
         self.params = SamplingParams(n=n)
 

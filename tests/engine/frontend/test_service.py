@@ -1,5 +1,3 @@
-"""The asyncio edge over a ledger core: streams, and readers that are slow or give up."""
-
 from __future__ import annotations
 
 import asyncio
@@ -51,7 +49,7 @@ async def test_text_ids_and_chat_are_prompts() -> None:
             assert await collect(engine.generate(prompt, params)) == {0: alone(ids, params)}
 
 
-# How far a request of 40 prompt tokens in chunks of 8, and 30 to generate, gets in so many steps.
+# Engine steps after which a request is in each state: 40 prompt tokens in chunks of 8.
 STATES = {"submitted": 0, "prefilling": 2, "last chunk": 4, "decoding": 9}
 
 
@@ -89,7 +87,6 @@ async def test_whoever_gives_up_gets_no_more_than_one_step(state: str, how: str)
 
 
 def engine_after(engine: AsyncEngine, gate: Gate) -> AsyncGenerator[Delta, None]:
-    """An ended request's id is free at once, and its state does not affect the next one."""
     gate.open()
     return engine.generate([7] * 40, SamplingParams(max_tokens=3), request_id="r")
 
@@ -143,10 +140,10 @@ async def test_a_slow_reader_gets_fewer_and_larger_deltas() -> None:
         stream = engine.generate([1, 2], params)
         first = [await anext(stream)]
         other = await collect(engine.generate([3], SamplingParams(max_tokens=100)))
-        assert other == {0: alone([3], SamplingParams(max_tokens=100))}  # no request waits for the slow one
-        await until(lambda: not engine._open.streams())  # all of it has arrived, unread
+        assert other == {0: alone([3], SamplingParams(max_tokens=100))}
+        await until(lambda: not engine._open.streams())
         rest = [delta async for delta in stream]
-        assert len(rest) <= 3  # one per sample, and what may have come with the first
+        assert len(rest) <= 3
         for index in range(2):
             tokens = [t for delta in first + rest if delta.index == index for t in delta.token_ids]
             assert tokens == alone([1, 2], params, index=index).token_ids

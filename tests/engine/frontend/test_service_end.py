@@ -1,5 +1,3 @@
-"""Start and end of the asyncio edge: drain, death, and resources left behind."""
-
 from __future__ import annotations
 
 import asyncio
@@ -199,7 +197,6 @@ async def test_info_and_tokenizer_are_the_models() -> None:
 
 
 async def test_an_id_is_free_as_soon_as_its_reader_gave_up() -> None:
-    """Also before the engine knows: news of the first request never reach the second."""
     gate = Gate()
     async with running(gate=gate) as (engine, _, _):
         first = asyncio.create_task(

@@ -1,5 +1,3 @@
-"""Refusals and waiting times at the asyncio edge."""
-
 from __future__ import annotations
 
 import asyncio
@@ -130,7 +128,7 @@ async def test_prompts_that_wait_are_counted_in_tokens_too(monkeypatch: pytest.M
         short = SamplingParams(max_tokens=2)
         first = asyncio.create_task(collect(engine.generate([1] * 120, short)))
         await asyncio.sleep(0)
-        gate.allow(1)  # it is being computed, and does not wait
+        gate.allow(1)
         await until(lambda: engine.gauges().num_running == 1)
         others = [asyncio.create_task(collect(engine.generate([2] * 60, short)))]
         await asyncio.sleep(0)
@@ -165,7 +163,7 @@ async def test_who_waits_too_long_is_refused_and_who_runs_is_not(monkeypatch: py
             await anext(engine.generate([2]))
         assert observer.reasons == ["queue_timeout"]
         assert not first.cancelled()
-        first._run()  # as if its time had passed, too
+        first._run()
         gate.open()
         assert (await runs)[0].finish_reason is FinishReason.LENGTH
         await until(lambda: engine.gauges().num_waiting == 0)
@@ -206,7 +204,6 @@ async def test_the_smaller_number_is_let_in_first() -> None:
 
 
 async def test_what_the_parameters_leave_room_for_is_served() -> None:
-    """All tokens but one may end the output; without min_tokens, or with no end token, all of them may."""
     async with running() as (engine, _, _):
         for params in (
             SamplingParams(stop_ids=tuple(range(258)), max_tokens=2),

@@ -1,5 +1,3 @@
-"""Shares of the queue: a tenant that sends without end is refused while there is room for the others."""
-
 from __future__ import annotations
 
 import asyncio
@@ -33,14 +31,11 @@ def test_a_share_is_at_least_one_and_never_more_than_there_are(share: float, tot
 
 
 class Senders:
-    """Requests that are kept unfinished, and their tasks."""
-
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
         self.tasks: list[asyncio.Task[object]] = []
 
     async def send(self, tenant: Tenant, prompt: list[int]) -> None:
-        """Raises what the engine refuses the request with."""
         task: asyncio.Task[object] = asyncio.create_task(collect(self.stream(tenant, prompt)))
         num_open = len(self._engine._open.streams())
         await until(lambda: task.done() or len(self._engine._open.streams()) > num_open)
@@ -54,7 +49,7 @@ class Senders:
 
 async def test_a_tenant_has_its_share_of_the_queue_and_others_have_theirs() -> None:
     gate = Gate()
-    config = small_config(max_running=2, max_waiting=6)  # 8 in all, 4 each
+    config = small_config(max_running=2, max_waiting=6)  # 8 requests in all, 4 per tenant
     async with running(config, gate=gate) as (engine, _, observer):
         senders = Senders(engine)
         for _ in range(4):
@@ -71,15 +66,14 @@ async def test_a_tenant_has_its_share_of_the_queue_and_others_have_theirs() -> N
             await senders.send(CAROL, [1, 2, 3])
         gate.open()
         await asyncio.gather(*senders.tasks)
-        await senders.send(ALICE, [1, 2, 3])  # what has ended counts no longer
+        await senders.send(ALICE, [1, 2, 3])
         await asyncio.gather(*senders.tasks)
         assert not engine._shares._num_samples
 
 
 async def test_each_sample_counts_against_the_share() -> None:
-    """Samples wait, hold slots and take memory as requests do."""
     gate = Gate()
-    config = small_config(max_running=2, max_waiting=6)  # 8 in all, 4 each
+    config = small_config(max_running=2, max_waiting=6)  # 8 requests in all, 4 per tenant
     many = SamplingParams(max_tokens=2, ignore_eos=True, n=3)
     async with running(config, gate=gate) as (engine, _, _):
         first = asyncio.create_task(collect(engine.generate([1, 2], many, tenant=ALICE)))
@@ -102,7 +96,7 @@ async def test_a_tenant_has_its_share_of_the_tokens_that_wait(monkeypatch: pytes
         senders = Senders(engine)
         await senders.send(BOB, [9])
         (begun,) = engine._open.streams()
-        await until(lambda: begun.request.number in engine.gauges().prompts_left)  # it waits no longer
+        await until(lambda: begun.request.number in engine.gauges().prompts_left)
         await senders.send(ALICE, [1] * 30)
         with pytest.raises(Overloaded, match=r"30 prompt tokens of this .* and the 30 .* exceed 50"):
             await senders.send(ALICE, [1] * 30)
@@ -163,7 +157,7 @@ def test_waiting_tokens_are_counted_until_the_first_step_or_the_end() -> None:
     assert (waiting.num_tokens, waiting.num_tokens_of("a"), waiting.num_tokens_of("c")) == (12, 7, 0)
     gauges = Gauges(prompts_left={requests[0].number: 3})
     assert (waiting.num_tokens, waiting.num_tokens_of("a")) == (9, 4)
-    gauges = Gauges()  # a request that has begun never waits again
+    gauges = Gauges()
     for request in requests[:2]:
         waiting.forget(request.number)
     assert (waiting.num_tokens, waiting.num_tokens_of("a"), waiting.num_tokens_of("b")) == (5, 0, 5)

@@ -1,5 +1,3 @@
-"""Threads for text: bounded in all and for each tenant, whether callers wait or have left."""
-
 from __future__ import annotations
 
 import asyncio
@@ -65,7 +63,7 @@ async def test_what_runs_counts_after_its_caller_has_left(door: threading.Event)
     for task in (*running, waiting):
         task.cancel()
     await asyncio.wait([*running, waiting])
-    await until(lambda: texts.num_pending == NUM_THREADS)  # what had not begun never will
+    await until(lambda: texts.num_pending == NUM_THREADS)
     door.set()
     await until(lambda: texts.num_pending == 0)
     texts.close()

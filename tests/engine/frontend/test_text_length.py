@@ -1,5 +1,3 @@
-"""Texts that can never fit are refused before encoding, others never, and other work continues."""
-
 from __future__ import annotations
 
 import sys
@@ -63,7 +61,7 @@ TEXTS = st.text(
     st.one_of(
         st.sampled_from("ab \n\t"),
         st.characters(exclude_categories=["Cs"]),
-        st.sampled_from("\u0301\u0323\u0345\u1100\u1161\u11a8\u03b1\u0313"),  # what compositions swallow
+        st.sampled_from("\u0301\u0323\u0345\u1100\u1161\u11a8\u03b1\u0313"),  # NFC combines these
     ),
     max_size=60,
 )
@@ -102,7 +100,6 @@ def test_ids_are_those_of_the_librarys_plain_call(text: str) -> None:
 
 
 def _dropping() -> dict[str, tokenizers.Tokenizer]:
-    """Tokenizers that leave out, or put together, any amount of text."""
     spaces = _byte_level()
     spaces.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -150,7 +147,6 @@ def test_what_cannot_fit_is_refused_before_it_is_encoded() -> None:
 
 
 def test_other_threads_go_on_while_a_long_text_is_encoded() -> None:
-    """Of the millisecond ticks of another thread none is lost for long."""
     text = ("What the interpreter's lock holds up is everybody. " * 20_000)[:600_000]
     ticks, done = 0, threading.Event()
 

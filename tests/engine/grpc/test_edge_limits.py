@@ -1,5 +1,3 @@
-"""Costs of a call before it is refused: bodies, lists, texts and waiting calls."""
-
 from __future__ import annotations
 
 import asyncio
@@ -46,13 +44,11 @@ from vllm_worker import ask
 pytestmark = pytest.mark.server
 
 SHORT = SamplingParams(max_tokens=3)
-MODEL_LEN = 4096  # of the fake
+MODEL_LEN = 4096
 MIB = 2**20
 
 
 class Proxy:
-    """Passes bytes on to a server, and counts them."""
-
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")
         self._target = host, int(port)
@@ -93,7 +89,7 @@ class Proxy:
             self.num_sent += len(data) if counts else 0
             writer.write(data)
             await writer.drain()
-        writer.close()  # and so the other direction ends
+        writer.close()
 
 
 async def test_the_body_of_a_call_without_a_token_is_not_received(tmp_path: Path) -> None:
@@ -117,7 +113,7 @@ async def test_the_body_of_a_call_without_a_token_is_not_received(tmp_path: Path
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call()
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        # Flow control lets up to some 10 MiB of each through, for nobody; all three are 120 MiB.
+        # gRPC flow control lets about 10 MiB of each body through; the three bodies are 120 MiB.
         assert proxy.num_sent < 2 * large, f"{proxy.num_sent} bytes were taken in"
 
 
@@ -138,7 +134,7 @@ async def test_prompts_that_can_never_fit_are_refused_before_they_are_looked_at(
     async with served() as its, its.channel() as channel:
         longest = its.engine.tokenizer.longest_token
         routers: Any = vllm_engine_pb2_grpc.VllmEngineStub(channel)
-        monkeypatch.setattr(its.engine.tokenizer, "_backend", None)  # nothing can be encoded
+        monkeypatch.setattr(its.engine.tokenizer, "_backend", None)
         ids = [1] * (MODEL_LEN + 1)
         chat = pb.Chat(messages=[pb.ChatMessage(role="user")] * (MODEL_LEN + 1))
         for request, message in (
@@ -166,7 +162,6 @@ async def test_text_calls_have_a_bound_of_their_own() -> None:
 
 
 async def test_text_calls_and_prompts_wait_for_nothing_that_others_keep_busy() -> None:
-    """Not for asyncio's default executor, which anything may fill, and prompts not for text calls."""
     door = threading.Event()
     busy: list[asyncio.Task[bool]] = []
     async with served(config=small_config(num_pages=2000)) as its:
@@ -239,13 +234,12 @@ async def test_prompts_on_their_way_in_count_as_waiting_tokens(monkeypatch: pyte
 
 
 async def test_a_burst_is_answered_in_words_and_never_cancelled() -> None:
-    """1,500 calls arrive while the event loop is busy: more than gRPC's own limit."""
     async with served() as its:
         with grpc.insecure_channel(its.address) as channel:
             stub: Any = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
             await asyncio.to_thread(grpc.channel_ready_future(channel).result, 30)
             calls = [stub.GetServerInfo.future(pb.GetServerInfoRequest()) for _ in range(1500)]
-            time.sleep(1.0)  # what a busy event loop is
+            time.sleep(1.0)
             codes: Counter[grpc.StatusCode] = Counter()
             for call in calls:
                 codes[await asyncio.to_thread(call.code)] += 1
@@ -296,13 +290,13 @@ async def test_memory_of_a_burst_of_calls_is_freed_afterwards(
         ]
         await eventually(lambda: _num_calls(its) == size, "all are in")
         await asyncio.sleep(0.05)
-        assert not given_back  # nothing has ended
+        assert not given_back
         gate.open()
         await asyncio.gather(*calls)
         await eventually(lambda: bool(given_back), "it is given back")
         await its.client.model_info()
         await asyncio.sleep(0.05)
-        assert len(given_back) == 1  # not for one call more
+        assert len(given_back) == 1
         assert given_back[0] <= size // 2
 
 
@@ -355,7 +349,7 @@ def test_refusals_never_ask_for_a_body() -> None:
 
 
 async def test_a_call_without_its_message_is_counted_and_ended() -> None:
-    """Headers alone, by hand: no client library leaves a call like that."""
+    """The HTTP/2 frames are written by hand, because client libraries always send a message."""
     async with served(write_timeout_s=0.3) as its:
         connection = await Connection.open(its.address)
         paths = ("/octavo.v1.Generation/Generate", "/octavo.v1.Generation/Tokenize")
@@ -378,7 +372,7 @@ async def test_nothing_is_done_for_a_call_that_was_reset(monkeypatch: pytest.Mon
     async with served() as its:
         connection = await Connection.open(its.address)
         path = "/octavo.v1.Generation/GetModelInfo"
-        for stream in range(1, 401, 2):  # reset in the packet that opens them, their message too late
+        for stream in range(1, 401, 2):
             await connection.send(http2_call(stream, path) + reset(stream) + message(stream, b""))
         await its.client.tokenize("that one is answered after them")
         await eventually(lambda: _num_calls(its) == 0, "none is left")
@@ -492,7 +486,6 @@ async def test_a_connection_has_so_many_streams_however_fast_it_resets_them(
 
 
 async def test_long_prompts_of_ids_are_read_as_they_were_sent() -> None:
-    """They stay packed until the request has its place."""
     core = FakeCore(max_model_len=40_000, verify=False)
     ids = [97 + number % 20 for number in range(30_000)]
     async with served(core, config=small_config(num_pages=8000)) as its:

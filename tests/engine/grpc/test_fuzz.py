@@ -1,5 +1,3 @@
-"""Random and mutated messages to every method, while honest streams run undisturbed."""
-
 from __future__ import annotations
 
 import asyncio
@@ -25,7 +23,7 @@ pytestmark = pytest.mark.server
 
 HONEST = SamplingParams(max_tokens=12, temperature=1.0, seed=4)
 PROMPT = [65, 66, 67, 68, 69]
-EXPECTED = {  # what a caller's nonsense may end with
+EXPECTED = {  # status codes that an invalid request may get
     grpc.StatusCode.OK,
     grpc.StatusCode.INVALID_ARGUMENT,
 }
@@ -93,11 +91,11 @@ METHODS: list[tuple[str, list[Message]]] = [
     ("/vllm.grpc.engine.VllmEngine/Abort", [vllm.AbortRequest(request_ids=["nobody"])]),
     ("/vllm.grpc.engine.VllmEngine/GetLoads", [vllm.GetLoadsRequest(dp_rank=1)]),
 ]  # fmt: skip
-ENDLESS = ("/Watch", "/SubscribeKvEvents", "/FlushCache")  # cut short by their deadline
+ENDLESS = ("/Watch", "/SubscribeKvEvents", "/FlushCache")  # methods that end only at their deadline
 ALLOWED = EXPECTED | {
     grpc.StatusCode.NOT_FOUND,
     grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,  # more pins than may be
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.OUT_OF_RANGE,
     grpc.StatusCode.DATA_LOSS,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -108,7 +106,6 @@ INTEGERS = (0, 1, 2, 7, -1, 255, 256, 258, 2**31 - 1, -(2**31), 2**32 - 1, 2**63
 
 
 def vary(message: Message, chance: random.Random, depth: int = 0) -> None:
-    """Set some fields to values at the edges of what they can hold, whatever they mean."""
     for field in message.DESCRIPTOR.fields:
         if chance.random() < 0.7 or depth > 3:
             continue
@@ -144,7 +141,6 @@ def value(field: Any, chance: random.Random) -> Any:
 
 
 def nonsense(sources: list[Message], chance: random.Random) -> bytes:
-    """Return a message with odd values, a damaged message, or random bytes."""
     kind = chance.random()
     if kind < 0.1:
         return chance.randbytes(chance.randrange(60))
@@ -153,7 +149,7 @@ def nonsense(sources: list[Message], chance: random.Random) -> bytes:
     if kind < 0.7:
         vary(message, chance)
         return message.SerializeToString()
-    data = bytearray(message.SerializeToString() or b"\0")  # some have no fields
+    data = bytearray(message.SerializeToString() or b"\0")
     for _ in range(chance.randrange(1, 5)):
         data[chance.randrange(len(data))] = chance.randrange(256)
     return bytes(data[: chance.randrange(len(data) + 1)] if chance.random() < 0.2 else data)
@@ -169,7 +165,7 @@ async def attack(channel: grpc.aio.Channel, number: int, seen: Counter[grpc.Stat
         else:
             call = channel.unary_stream(method, None, None)(
                 data, timeout=0.1 if method.endswith(ENDLESS) else 30
-            )  # also reads the one reply of a unary method
+            )
         async for _ in call:
             pass
         code, details = grpc.StatusCode.OK, ""

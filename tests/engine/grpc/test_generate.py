@@ -1,5 +1,3 @@
-"""Answers of Generate, Tokenize and the info calls, over real sockets."""
-
 from __future__ import annotations
 
 import asyncio

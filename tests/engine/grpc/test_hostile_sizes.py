@@ -1,6 +1,3 @@
-"""What a call costs before its limits: each RPC is called with messages that have as much as possible of one
-thing, of every field."""
-
 from __future__ import annotations
 
 import asyncio
@@ -26,9 +23,9 @@ from octavo.proto import generation_pb2 as octavo
 
 pytestmark = pytest.mark.server
 
-SIZE = 1 << 20  # of a message
-MAX_GROWTH = 4  # times the message
-RECEIVED = field(9999, b"a" * SIZE)  # an unknown field: what receiving a message takes, whatever is in it
+SIZE = 1 << 20  # bytes of each message
+MAX_GROWTH = 4  # maximum growth of memory, as a multiple of the message size
+RECEIVED = field(9999, b"a" * SIZE)
 SERVICES: tuple[ServiceDescriptor, ...] = tuple(
     file.DESCRIPTOR.services_by_name[name]
     for file, name in (
@@ -40,7 +37,7 @@ SERVICES: tuple[ServiceDescriptor, ...] = tuple(
     )
 )
 MANY = 1000
-VALID: dict[str, Message] = {  # requests that would be served, to which something hostile is added
+VALID: dict[str, Message] = {  # valid requests, to which hostile fields are added
     "GenerateRequest": octavo.GenerateRequest(text="a"),
     "vllm.GenerateRequest": vllm.GenerateRequest(text="a"),
     "EmbedRequest": octavo.EmbedRequest(text="a"),
@@ -52,7 +49,6 @@ VALID: dict[str, Message] = {  # requests that would be served, to which somethi
 
 
 def cases(services: Iterable[ServiceDescriptor]) -> Iterator[tuple[str, str, bool, bytes]]:
-    """Name, method, whether its requests are a stream, and message."""
     for service in services:
         for method in service.methods:
             path = f"/{service.full_name}/{method.name}"
@@ -65,7 +61,6 @@ def cases(services: Iterable[ServiceDescriptor]) -> Iterator[tuple[str, str, boo
 
 
 def products() -> Iterator[tuple[str, str, bool, bytes]]:
-    """Messages that something multiplies: two long parts, and ids that take one byte."""
     ids = octavo.TokenIds(ids=[1] * (SIZE + 1))
     many_ids = octavo.GenerateRequest(token_ids=ids).SerializeToString()
     yield "Generate: ids of one byte", "/octavo.v1.Generation/Generate", False, many_ids
@@ -76,7 +71,6 @@ def products() -> Iterator[tuple[str, str, bool, bytes]]:
 
 
 async def call(channel: grpc.aio.Channel, path: str, streams: bool, data: bytes) -> str:
-    """Make a call and read the beginning of what it answers; the status, or OK."""
     made: Any = (
         channel.stream_stream(path, None, None)(iter([data]), timeout=20)
         if streams

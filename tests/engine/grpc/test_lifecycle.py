@@ -1,5 +1,3 @@
-"""Health, reflection, drain, ports in use, and the engine's death."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,3 @@
-"""16-bit pages next to quantized ones, on the demo model over real sockets."""
-
 from __future__ import annotations
 
 import functools
@@ -39,7 +37,7 @@ async def serving(**settings: object) -> AsyncIterator[tuple[Client, AsyncEngine
 
 @dataclass(frozen=True)
 class Answer:
-    """``score``: log probability of its tokens together; ``cached``: tokens of the prompt that were."""
+    """``score``: sum of the log probabilities; ``cached``: number of cached prompt tokens."""
 
     tokens: tuple[int, ...]
     score: float

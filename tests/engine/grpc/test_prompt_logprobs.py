@@ -1,5 +1,3 @@
-"""Log probabilities of prompts over both services, with others in the batch and after preemption."""
-
 from __future__ import annotations
 
 import asyncio
@@ -20,7 +18,7 @@ ASKED = SamplingParams(max_tokens=4, prompt_logprobs=2, n=2)
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_router_gets_them_once_per_sample(stream: bool) -> None:
     async with worker() as its:
-        for _ in range(2):  # the second time the prompt is cached, and computed again
+        for _ in range(2):  # the second time, the prompt is cached
             found = by_index(await its.generate(stream=stream, prompt_logprobs=2, n=2, max_tokens=4))
             assert found.keys() == {0, 1}
             for chunks, complete in found.values():
@@ -51,7 +49,6 @@ def _check(found: PromptLogprobs | None, prompt: list[int]) -> None:
 
 
 async def test_a_crowded_pool_changes_nothing() -> None:
-    """Prompts of several steps each, with preemption in between."""
     prompts = [[number] * 50 + list(range(60)) for number in range(1, 9)]
     core = FakeCore()
     async with served(core, config=small_config(num_pages=70)) as its:

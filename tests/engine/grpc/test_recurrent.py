@@ -1,5 +1,3 @@
-"""Models with recurrent layers over real sockets: streams, batches, prefixes, preemption, ends."""
-
 from __future__ import annotations
 
 import asyncio
@@ -31,8 +29,6 @@ GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
 
 
 class RealCore:
-    """A core factory that keeps the core it made."""
-
     core: EngineCore | None = None
     runner = None
 
@@ -42,7 +38,6 @@ class RealCore:
         return self.core
 
     def check(self) -> None:
-        """Check the books, and that no page is held."""
         assert self.core is not None
         blocks = self.core._blocks
         blocks.check()
@@ -140,7 +135,7 @@ async def test_a_request_without_a_slot_waits_for_one(folder: Path) -> None:
         wanted = [(await collect(its.client.generate(prompt, GREEDY)))[0].token_ids for prompt in PROMPTS]
     core.check()
     core = RealCore()
-    small = config(folder, state_memory=2 * slot_bytes, num_pages=14)  # two run, and pages run out
+    small = config(folder, state_memory=2 * slot_bytes, num_pages=14)
     async with served(core, config=small) as its:  # type: ignore[arg-type]
         got = await asyncio.gather(*(collect(its.client.generate(prompt, GREEDY)) for prompt in PROMPTS))
         assert [deltas[0].token_ids for deltas in got] == wanted
@@ -155,7 +150,6 @@ async def test_a_request_without_a_slot_waits_for_one(folder: Path) -> None:
     "name", ["qwen3_5", "mamba", pytest.param("recurrent_gemma", marks=pytest.mark.slow)]
 )
 async def test_native_kernels_stream_the_same_however_they_are_served(name: str, tmp_path: Path) -> None:
-    """On the CPU backend, in steps of 16 tokens and of 7, on one thread and on two."""
     require_extension()
     folder = recurrent_models.make_folder(tmp_path / "model", name)
     native = {"backend": "cpu", "weights": "keep"}
@@ -167,14 +161,13 @@ async def test_native_kernels_stream_the_same_however_they_are_served(name: str,
     core = RealCore()
     changes = {"threads": 2, "max_step_tokens": 7, **native}
     async with served(core, config=config(folder, **changes)) as its:  # type: ignore[arg-type]
-        for _ in range(2):  # cold, then from snapshots
+        for _ in range(2):
             got = await asyncio.gather(*(collect(its.client.generate(prompt, GREEDY)) for prompt in PROMPTS))
             assert [deltas[0].token_ids for deltas in got] == alone
     core.check()
 
 
 def test_models_without_attention_have_no_residual_window(tmp_path: Path) -> None:
-    """Neither in the pool nor in the folder, though coarse formats have one by default."""
     folder = recurrent_models.make_folder(tmp_path / "model", "mamba2", mx.float32)
     settings = config(folder, kv_format="fp4", cache_dir=tmp_path / "pages")
     params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
@@ -194,8 +187,6 @@ def test_models_without_attention_have_no_residual_window(tmp_path: Path) -> Non
      pytest.param("rwkv7", "cpu", marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_bits_are_the_same_cold_and_from_disk(name: str, backend: str, tmp_path: Path) -> None:
-    """Engines one after the other: one computes, one finds pages and states in its folder, one has loaded
-    a saved cache. Tokens and log probabilities are equal to the last bit."""
     if backend == "cpu":
         require_extension()
     folder = recurrent_models.make_folder(tmp_path / "model", name, mx.bfloat16)
@@ -243,7 +234,7 @@ async def test_a_nan_in_a_state_ends_its_request_alone(folder: Path) -> None:
 
         def broken() -> None:
             committed()
-            if next(steps) < 9:  # a client that is held up may read all tokens at once: so it says not when
+            if next(steps) < 9:
                 return
             (running,) = [s.table.state.running for s in core.core._scheduler._queues.running if s.table][:1]  # type: ignore[union-attr]
             bad = {

@@ -1,5 +1,3 @@
-"""A model with recurrent layers under load: cancellations, samples, few slots and few pages."""
-
 from __future__ import annotations
 
 import asyncio
@@ -21,8 +19,6 @@ NUM_PROMPTS, NUM_ROUNDS, PER_ROUND = 12, 12, 10
 
 
 class RealCore:
-    """A core factory that keeps the core it made."""
-
     core: EngineCore
     runner = None
 
@@ -51,12 +47,11 @@ def settings(folder: Path, *, num_pages: int, state_memory: int, prefix_cache: b
 
 
 async def request(its: Served, rng: random.Random, alone: dict[tuple[int, ...], tuple[int, ...]]) -> None:
-    """One prompt, sampled once or twice, to its end or cancelled on the way."""
     prompt = rng.choice(list(alone))
     stream = its.client.generate(list(prompt), greedy(rng.choice([1, 1, 2])))
     if rng.random() < 0.3:
         for _ in range(rng.randrange(1, 5)):
-            await anext(stream, None)  # a client that is held up reads all its tokens in one message
+            await anext(stream, None)  # a slow client may get all tokens in one message
         await stream.aclose()
         return
     for delta in (await collect(stream)).values():

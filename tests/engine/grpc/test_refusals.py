@@ -1,5 +1,3 @@
-"""Wrong requests: one clear message, the right status, no lost pages, no effect on other requests."""
-
 from __future__ import annotations
 
 import asyncio
@@ -70,7 +68,6 @@ MALFORMED = {
 
 
 async def test_malformed_requests_of_every_kind() -> None:
-    """Sends all of them to one server, which then serves a good one with every page idle."""
     async with served() as its:
         for name, (request, hint) in MALFORMED.items():
             with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -185,7 +182,6 @@ async def test_a_missing_server_is_reported_with_a_remedy() -> None:
 
 
 def _status(error: grpc.aio.AioRpcError) -> Any:
-    """The google.rpc.Status a call ended with."""
     status = rpc_status.from_call(cast(grpc.Call, error))
     assert status is not None, "no details came"
     return status
@@ -197,7 +193,7 @@ async def _drain(its: Served, request: pb.GenerateRequest) -> None:
 
 
 async def test_a_refusal_that_quotes_much_arrives_as_what_it_is() -> None:
-    """A status beyond 8 KiB of headers is RESOURCE_EXHAUSTED to clients, which try again then."""
+    """Clients turn a status with more than 8 KiB of headers into RESOURCE_EXHAUSTED, and then retry."""
     long = "x" * 100_000
     async with served() as its:
         asks = (

@@ -1,5 +1,3 @@
-"""TLS, client certificates, tokens and tenants, over real connections."""
-
 from __future__ import annotations
 
 import asyncio
@@ -48,7 +46,6 @@ def authority() -> trustme.CA:
 
 
 def server_files(folder: Path, authority: trustme.CA, *, clients: trustme.CA | None = None) -> TlsFiles:
-    """A certificate for 127.0.0.1, as files."""
     issued = authority.issue_cert("127.0.0.1", "localhost")
     cert, key, ca = folder / "server.pem", folder / "server.key", folder / "clients.pem"
     issued.cert_chain_pems[0].write_to_path(cert)
@@ -60,7 +57,6 @@ def server_files(folder: Path, authority: trustme.CA, *, clients: trustme.CA | N
 
 
 def trusting(folder: Path, authority: trustme.CA, *, own: trustme.CA | None = None) -> ClientCredentials:
-    """A client that trusts ``authority``, with a certificate of the authority ``own``."""
     ca, cert, key = folder / "ca.pem", folder / "client.pem", folder / "client.key"
     authority.cert_pem.write_to_path(ca)
     if own is None:
@@ -125,7 +121,7 @@ async def test_a_renewed_certificate_is_used_after_a_reload(tmp_path: Path, auth
 
 
 def test_certificates_are_handed_over_only_when_they_are_new(tmp_path: Path, authority: trustme.CA) -> None:
-    """gRPC makes a new handshaker for each connection otherwise, and forgets sessions."""
+    """With new credentials, gRPC makes a new handshaker for each connection and forgets TLS sessions."""
     security = Security(tls=server_files(tmp_path, authority))
     assert security.credentials() is not None
     assert security._renewed() is None, "it has the first ones from the beginning"

@@ -1,5 +1,3 @@
-"""Clients that do not read: their output is bounded, their calls end, and others go on."""
-
 from __future__ import annotations
 
 import asyncio
@@ -30,19 +28,16 @@ pytestmark = pytest.mark.server
 
 NARROW = {"grpc__http2__lookahead_bytes": 1024, "grpc__http2__bdp_probe": 0}
 SHORT = SamplingParams(max_tokens=3)
-LARGE = pb.SamplingParams(max_tokens=3000, logprobs=4)  # some 2 MB in memory, 200 KB on the wire
+LARGE = pb.SamplingParams(max_tokens=3000, logprobs=4)  # about 2 MB in memory, 200 KB on the wire
 CONFIG = {"page_size": 32, "num_pages": 512}
 
 
 class Stalled:
-    """A call whose client has read one response."""
-
     def __init__(self, call: Any, first: pb.GenerateResponse) -> None:
         self._call = call
         self.num_tokens = len(first.token_ids)
 
     async def read_on(self, pause: float = 0.0) -> None:
-        """Read the rest, with a pause after each of the first responses."""
         async with asyncio.timeout(60):
             await self._read_on(pause)
 
@@ -56,7 +51,6 @@ class Stalled:
 
 @contextlib.asynccontextmanager
 async def stalled(its: Served, sampling: pb.SamplingParams) -> AsyncIterator[Stalled]:
-    """Over a connection of its own, with little room on the way."""
     channel = its.channel(**NARROW)
     stub: Any = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
     try:
@@ -127,14 +121,12 @@ async def test_a_write_that_does_not_move_ends_its_call() -> None:
             await eventually(lambda: its.server.limiter.calls.total == 0, "nothing waits for its last word")
             writer = its.server.handler.writer
             assert not writer._writes
-            writer.timeout_s = 30.0  # a busy machine is no slow reader
+            writer.timeout_s = 30.0  # a busy machine must not count as a slow reader
             assert await collect(its.client.generate("b", SHORT)), "others are served"
 
 
 async def test_a_reader_that_resumes_too_late_gets_the_reason() -> None:
-    """The server does not wait for the client to receive the status. On a blocked connection it may be lost,
-    which affects only that client; one of several attempts must get it.
-    """
+    """The status may be lost on a blocked connection, so only one of several attempts must get it."""
     config = small_config(**CONFIG)
     async with served(FakeCore(verify=False), config=config, write_timeout_s=0.3) as its:
         for _ in range(4):
@@ -162,7 +154,6 @@ def _check_reason(error: grpc.aio.AioRpcError) -> None:
 
 
 async def test_a_running_request_whose_client_stops_reading_is_ended_too() -> None:
-    """Its pages are free although it had 20,000 tokens to go."""
     core = FakeCore(verify=False, max_model_len=30_000)
     config = small_config(page_size=32, num_pages=1024)
     async with served(core, config=config, write_timeout_s=0.3) as its:
@@ -199,7 +190,6 @@ async def test_a_reader_that_is_merely_slow_is_let_alone() -> None:
 
 
 async def test_whole_answers_are_collected_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OUTPUT_MODE_FINAL, and vLLM's service without ``stream``: one joining per sample, not per token."""
     from octavo.engine.api import output_collector
     from octavo.engine.api.outputs import Delta
 
@@ -223,7 +213,6 @@ async def test_whole_answers_are_collected_once(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_pages_wait_for_no_reader() -> None:
-    """A request of whole answers gives its pages back when it is computed, read or not."""
     gate = Gate()
     async with served(FakeCore(before_step=gate), config=small_config()) as its:
         call = its.client.stub.Generate(
@@ -252,7 +241,6 @@ async def test_log_probabilities_that_cannot_be_sent_are_refused_before_they_are
 
 
 async def test_a_reader_that_waits_is_not_ended_for_one_large_delta(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other streams are not ended either: output of one byte over the limit is read soon."""
     monkeypatch.setattr(request_limiter, "MAX_UNREAD_BYTES", 1)
     monkeypatch.setattr(output_streams, "MAX_HELD_LIMITS", 2**30)
     config = small_config(**CONFIG)

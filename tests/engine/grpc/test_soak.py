@@ -1,5 +1,3 @@
-"""A thousand mixed requests with cancellations on the demo model: nothing is lost, nothing grows."""
-
 from __future__ import annotations
 
 import asyncio
@@ -16,8 +14,8 @@ from octavo.engine.api.stats import Observer, StepRecord
 pytestmark = pytest.mark.server
 
 NUM_REQUESTS = 1000
-WARM_UP = 300  # allocators and caches have reached their size by then
-NUM_PAGES = 48  # too few for all that may run at once: preemption and eviction must happen too
+WARM_UP = 300  # requests before memory is measured, because allocators and caches grow first
+NUM_PAGES = 48  # too few for all requests, to cause preemption and eviction
 CONCURRENCY = 24
 GROWTH_BYTES = 16 * 1024**2
 
@@ -25,7 +23,6 @@ SYSTEM = "Ledger of the harbour office, kept in good order by the clerk. "
 
 
 async def visit(engine: AsyncEngine, rng: random.Random) -> FinishReason | None:
-    """One request of random shape; None if its reader gave up."""
     long = rng.random() < 0.05
     prompt = SYSTEM * rng.randint(0, 3) + "Once upon a time " * rng.randint(1, 60 if long else 4)
     params = SamplingParams(
@@ -68,8 +65,6 @@ def resident_bytes() -> int:
 
 
 class Counter(Observer):
-    """Counts what a small pool makes happen."""
-
     def __init__(self) -> None:
         self.num_preemptions = 0
         self.num_evicted = 0

@@ -1,5 +1,3 @@
-"""Drafts over real sockets, through both services: several tokens in a message, the same answers."""
-
 from __future__ import annotations
 
 import asyncio
@@ -35,7 +33,7 @@ pytestmark = [pytest.mark.server, pytest.mark.usefixtures("every_draft_is_comput
 
 PIECE = [17, 201, 33, 8, 150, 64, 90]
 PROMPT = PIECE * 3
-SHARED: tuple[dict[str, Any], ...] = (  # fields of both services by the same names
+SHARED: tuple[dict[str, Any], ...] = (  # fields with equal names in both services
     {"temperature": 0.0, "logprobs": 2},
     {"temperature": 0.8, "seed": 5, "logprobs": 0, "top_k": 20, "top_p": 0.9},
     {"temperature": 1.0, "seed": 6, "logprobs": 3, "n": 2, "logit_bias": {PIECE[0]: 6.0, PIECE[1]: 6.0}},
@@ -46,8 +44,6 @@ SHARED: tuple[dict[str, Any], ...] = (  # fields of both services by the same na
 
 
 class Steps(Observer):
-    """Statistics of the engine's steps."""
-
     def __init__(self) -> None:
         self.num_steps = self.num_accepted = self.num_rejected = 0
 
@@ -63,16 +59,13 @@ class Steps(Observer):
 
 @dataclass
 class Said:
-    """One sample's tokens, with the log probability of each and of the likeliest beside it, and how many
-    tokens each message brought."""
-
     tokens: list[int] = field(default_factory=list)
     logprobs: list[object] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     end: str = ""
 
 
-Answers = list[dict[int, Said]]  # of each request, by sample
+Answers = list[dict[int, Said]]  # one dictionary per request, keyed by sample
 
 
 @dataclass
@@ -86,7 +79,6 @@ class Server:
 
 @asynccontextmanager
 async def serving(folder: Path, speculate: str, **changes: Any) -> AsyncIterator[Server]:
-    """On a free port; at its end nobody holds a page."""
     settings: dict[str, Any] = {"page_size": 8, "num_pages": 96, "max_running": 8, "max_step_tokens": 96}
     config = EngineConfig(model=str(folder), speculate=speculate, draft_tokens=6, **settings | changes)
     made: list[EngineCore] = []
@@ -150,21 +142,19 @@ async def through_vllm(stub: Any, settings: dict[str, Any]) -> dict[int, Said]:
 
 
 async def ask_all(server: Server) -> tuple[Answers, Answers]:
-    """Return the answers of both services, with all requests at once."""
     octavo = asyncio.gather(*(through_octavo(server.client, settings) for settings in SHARED))
     vllm = asyncio.gather(*(through_vllm(server.vllm, settings) for settings in SHARED))
     return list(await octavo), list(await vllm)
 
 
 def contents(answers: Answers) -> list[dict[int, Said]]:
-    """Return the answers without their division into messages."""
     return [
         {index: replace(said, sizes=[]) for index, said in sorted(samples.items())} for samples in answers
     ]
 
 
 def single(logprob: float) -> float:
-    """As a float of 32 bits carries it."""
+    """Round to float32."""
     return float(struct.unpack("f", struct.pack("f", logprob))[0])
 
 
@@ -197,8 +187,6 @@ async def test_both_services_say_the_same_with_drafts(
 
 
 async def test_messages_carry_all_tokens_of_a_step(folder: Path) -> None:
-    """A step that computes several tokens of a sequence makes one message: fewer steps than tokens are
-    fewer messages than tokens."""
     settings = SHARED[0]
     async with serving(folder, "off") as server:
         expected = await through_octavo(server.client, settings)
@@ -213,7 +201,7 @@ async def test_messages_carry_all_tokens_of_a_step(folder: Path) -> None:
 
 
 async def test_both_services_say_the_same_to_the_bit(plain: tuple[Answers, Answers]) -> None:
-    """Log probabilities are of 64 bits in one protocol, and of 32 in the other."""
+    """Log probabilities are float64 in one protocol and float32 in the other."""
     for ours, theirs in zip(*plain, strict=True):
         for index, said in ours.items():
             assert theirs[index].tokens == said.tokens
@@ -240,7 +228,6 @@ async def test_a_request_may_ask_for_drafts_or_against_them(
 async def test_pages_that_are_short_and_streams_that_are_cancelled(
     folder: Path, plain: tuple[Answers, Answers]
 ) -> None:
-    """Some of all are preempted, some leave after their first message; the others say what they say alone."""
     async with serving(folder, "suffix", num_pages=20, kv_format="bf16") as server:
 
         async def leave() -> None:

@@ -1,5 +1,3 @@
-"""Many streams at once, and clients that leave, stall or run out of time."""
-
 from __future__ import annotations
 
 import asyncio
@@ -24,14 +22,12 @@ LONG = SamplingParams(max_tokens=200)
 
 
 def _few_steps() -> Gate:
-    """Lets some tokens of a stream through; the rest would come once it is open."""
     gate = Gate()
     gate.allow(3)
     return gate
 
 
 async def _freed_early(its: Served, gate: Gate, *, at_most: int = 10) -> None:
-    """Every page is idle long before the 200 tokens have been made."""
     await eventually(lambda: its.server.handler.num_active == 0, "the engine was told")
     gate.open()
     await eventually(lambda: all_idle(its.engine), "pages idle")
@@ -109,7 +105,6 @@ async def test_cancelling_while_waiting_leaves_the_queue() -> None:
 
 
 async def test_a_client_that_stops_reading_delays_no_other() -> None:
-    """With little room on the way, what it has not read waits as one merged response."""
     config = small_config(page_size=32, num_pages=256)
     async with served(FakeCore(verify=False), config=config) as its:
         channel = its.channel(grpc__http2__lookahead_bytes=1024, grpc__http2__bdp_probe=0)
@@ -196,7 +191,6 @@ async def test_cancelling_generate_many_frees_all_its_pages() -> None:
 async def test_generate_many_whose_client_does_not_read_can_still_be_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The server's own backlog is full when the call is cancelled, and nothing hangs."""
     monkeypatch.setattr(generation, "BATCH_BACKLOG", 1)
     async with served(gate=SlowSteps()) as its:
         channel = its.channel(grpc__http2__lookahead_bytes=1024, grpc__http2__bdp_probe=0)

@@ -1,5 +1,3 @@
-"""Structured output over both services: obeyed by every sample, refused by name, undisturbed."""
-
 from __future__ import annotations
 
 import asyncio
@@ -95,7 +93,6 @@ async def test_a_bad_schema_is_refused_before_anything_is_queued() -> None:
 
 
 async def test_slow_grammars_block_no_request_and_end_with_engine() -> None:
-    """More of them than there are helpers, threads of asyncio's executor, or places in a tenant's queue."""
     async with served() as its:
         assert its.core.core is not None
         its.core.core.builder.grammars.compiler = ConstraintCompiler(
@@ -135,7 +132,6 @@ async def test_stop_strings_end_a_constrained_output_too() -> None:
 
 
 async def test_a_constraint_outlives_preemption() -> None:
-    """Twelve requests in a pool for two or three: preempted ones continue where they were."""
     prompts = [f"number {number}: " for number in range(12)]
     params = [
         _params(
@@ -152,7 +148,7 @@ async def test_a_constraint_outlives_preemption() -> None:
             if together:
                 tasks = [asyncio.create_task(job) for job in jobs]
                 await eventually(lambda: len(its.engine._open.streams()) == len(jobs), "all are in")
-                gate.open()  # however slowly they arrived
+                gate.open()
                 whole = await asyncio.gather(*tasks)
             else:
                 gate.open()
@@ -170,7 +166,6 @@ async def test_a_constraint_outlives_preemption() -> None:
 
 
 async def test_streams_go_on_while_a_grammar_is_compiled() -> None:
-    """Compiling is off the event loop and off the engine's thread."""
     async with served(FakeCore(before_step=pause)) as its:
         free = asyncio.create_task(collect(its.client.generate("x", SamplingParams(max_tokens=60))))
         big = StructuredOutput(json_schema={"enum": [f"value {number} of many" for number in range(3000)]})

@@ -1,5 +1,3 @@
-"""Adapters over HTTP and gRPC: chosen by the model's name, loaded and unloaded by operators."""
-
 from __future__ import annotations
 
 import asyncio
@@ -45,7 +43,6 @@ CHAT = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an adapter of the demo model."""
     root = tmp_path_factory.mktemp("adapters")
     tiny_adapters.make_adapter(root / "tale", resolve_model("demo"), rank=4)
     tiny_adapters.make_adapter(root / "other", resolve_model("demo"), rank=8, seed=9)
@@ -140,7 +137,7 @@ async def test_an_unloaded_adapter_is_not_replaced_by_the_model(
         def then_unloaded(*args: Any) -> str:
             name = check(*args)
             assert engine._input is not None
-            engine._input.adapters.clear()  # what an operator's call does meanwhile
+            engine._input.adapters.clear()
             return name
 
         monkeypatch.setattr(Services, "check_model", then_unloaded)
@@ -155,8 +152,8 @@ async def test_a_caller_that_leaves_does_not_part_the_lists_of_adapters(tmp_path
         for call, left in ((engine.load_adapter("a", tmp_path), ["a"]), (engine.unload_adapter("a"), [])):
             task = asyncio.ensure_future(call)
             await asyncio.sleep(0)
-            await asyncio.sleep(0)  # the command is sent
-            time.sleep(0.05)  # while its answer waits for this thread
+            await asyncio.sleep(0)
+            time.sleep(0.05)
             task.cancel()
             await until(lambda left=left: list(engine.adapters) == left)  # type: ignore[misc]
             assert core.core is not None
@@ -172,7 +169,6 @@ async def test_without_a_folder_nothing_is_loaded() -> None:
 
 
 async def test_adapters_over_grpc(folder: Path) -> None:
-    """Loaded and listed; chosen by the message, by the metadata and, as routers do, by the port."""
     engine = AsyncEngine(EngineConfig(num_pages=64, lora_dir=folder))
     await engine.start()
     server = GrpcServer(engine)

@@ -1,5 +1,3 @@
-"""Tools and reasoning over HTTP, with the real openai and anthropic packages as clients."""
-
 from __future__ import annotations
 
 import json
@@ -217,7 +215,6 @@ async def test_a_request_of_claude_code_is_served(model: Scripted) -> None:
 
 
 async def test_conversations_with_images_and_files_go_on(model: Scripted) -> None:
-    """Agents send them again with every turn: a refusal would never end."""
     model.says("</think>Yes")
     data = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
     image: Any = {"type": "image", "source": data}

@@ -1,5 +1,3 @@
-"""Programs that people use with OpenAI servers, where they are installed: extra ``clients``."""
-
 from __future__ import annotations
 
 import asyncio
@@ -22,7 +20,7 @@ from http_served import demo_http
 pytestmark = [
     pytest.mark.server,
     pytest.mark.slow,
-    pytest.mark.filterwarnings("default"),  # theirs
+    pytest.mark.filterwarnings("default"),
 ]
 ASK = "Tell me a story about Mara."
 DEMO = Path(__file__).resolve().parents[3] / "engine" / "demo"
@@ -110,7 +108,7 @@ async def test_an_evaluation_gets_the_log_probabilities_of_mlx_lm(tmp_path: Path
             logits = model(mx.array([ids]))[0].astype(mx.float32)
             scores = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
             wanted = sum(scores[at - 1, ids[at]].item() for at in range(len(first), len(ids)))
-            # bf16 logits are rounded by up to 0.06 each, at every level in another way
+            # bf16 logits have rounding errors of up to 0.06.
             assert float(reply[0]) == pytest.approx(wanted, rel=0.05, abs=0.05)
 
 

@@ -1,5 +1,3 @@
-"""Clients over HTTP that send too much, too slowly or nothing, and clients that leave: others are served."""
-
 from __future__ import annotations
 
 import asyncio
@@ -82,8 +80,6 @@ async def test_a_large_body_is_refused_by_its_declared_size() -> None:
 @pytest.mark.parametrize("kind", ["messages", "parts", "tools"])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
 async def test_a_conversation_has_a_bounded_number_of_parts(path: str, kind: str) -> None:
-    """The event loop reads them one by one."""
-
     def body(count: int) -> dict[str, Any]:
         text = "input_text" if path == "/v1/responses" else "text"
         whole, part = {"role": "user", "content": "a"}, {"type": text, "text": "a"}
@@ -289,13 +285,12 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
 
 
 async def test_a_client_that_does_not_read_is_cut_off() -> None:
-    """Its request ends, and others are served meanwhile."""
     async with http_served(config=small_config(num_pages=1024), write_timeout_s=0.3) as served:
         assert served.below is not None
         handler = served.below.server.handler
         handler.writer.timeout_s = 0.3
         assert served.server._server is not None
-        for listener in served.server._server.sockets:  # connections take it over
+        for listener in served.server._server.sockets:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         host, port = served.address.rsplit(":", 1)
         with socket.socket() as client:
@@ -306,7 +301,7 @@ async def test_a_client_that_does_not_read_is_cut_off() -> None:
             await eventually(lambda: handler.num_active == 1, "it runs")
             await served_still(served)
             await eventually(lambda: handler.num_active == 0, "it ends")
-            await asyncio.sleep(1.0)  # the engine may be done before the time to read is over
+            await asyncio.sleep(1.0)
             client.setblocking(False)
             found = b""
             with contextlib.suppress(ConnectionError):
@@ -327,7 +322,6 @@ async def test_the_oldest_idle_connections_make_room(monkeypatch: pytest.MonkeyP
 
 
 async def test_only_json_is_read() -> None:
-    """So that pages of other sites cannot send requests from a browser without asking."""
     async with http_served() as served:
         reply = await served.ask("POST", COMPLETIONS, b"{}", {"content-type": "text/plain"})
         assert reply.status == 415
@@ -353,7 +347,6 @@ async def test_tokens_are_asked_for_before_the_body(tmp_path: Path) -> None:
 
 
 def tls_files(folder: Path) -> tuple[TlsFiles, ssl.SSLContext]:
-    """A certificate in files, and a client's context that trusts it."""
     ca = trustme.CA()
     certificate = ca.issue_cert("127.0.0.1")
     files = TlsFiles(cert=folder / "cert.pem", key=folder / "key.pem")
@@ -365,7 +358,7 @@ def tls_files(folder: Path) -> tuple[TlsFiles, ssl.SSLContext]:
 
 
 async def test_250_idle_tls_connections_cost_16_mib(tmp_path: Path) -> None:
-    """Each has been used once. The process is new, so freed memory does not hide what they hold."""
+    """Each connection was used once. A new process is measured, so freed memory cannot hide the cost."""
     files, context = tls_files(tmp_path)
     flags = ["--num-pages", "16", "--http", "127.0.0.1:0", "--tls-cert", str(files.cert), "--tls-key"]
     async with ServerProcess([*flags, str(files.key)]) as server:
@@ -423,7 +416,6 @@ async def test_a_failing_request_is_an_error_in_its_stream() -> None:
 
 
 async def _rest(reader: asyncio.StreamReader) -> bytes:
-    """What comes until the connection ends, however it does."""
     found = b""
     try:
         while piece := await reader.read(2**16):

@@ -1,8 +1,3 @@
-"""Error messages for wrong values over HTTP are short.
-
-Each endpoint gets bodies that have as much as possible of one thing, in every field.
-"""
-
 from __future__ import annotations
 
 import subprocess
@@ -20,7 +15,7 @@ from octavo.engine.http.request_model import LONG_BODY, MAX_DEPTH, MAX_NUMBERS, 
 
 pytestmark = pytest.mark.server
 
-MAX_ERRORS = 50  # that pydantic tells of one body, of 1 KB each
+MAX_ERRORS = 50  # most errors of one body: pydantic writes 1 KB for each
 ITEMS = ('"a"', "1", "1.5", "[]", "{}", "null", "[1]", '{"text":"a"}')
 SAMPLES: dict[str, str] = {
     "prompt": '"a"',
@@ -37,7 +32,6 @@ ENDPOINTS = [kind for kind, _ in POSTS.values()]
 
 
 def values(size: int) -> Iterator[tuple[str, str]]:
-    """What is in a field: its name, and JSON of some ``size`` bytes."""
     yield "long", '"' + "a" * size + '"'
     yield "escaped", '"' + "\\u0000" * (size // 6) + '"'
     for item in ITEMS:
@@ -48,7 +42,6 @@ def values(size: int) -> Iterator[tuple[str, str]]:
 
 
 def bodies(kind: Any, size: int) -> Iterator[tuple[str, bytes]]:
-    """Names and bodies for a field of each type, and for an unknown one; small values would be served."""
     for name in (
         *{repr(each.annotation): name for name, each in kind.model_fields.items()}.values(),
         "unknown",

@@ -1,5 +1,3 @@
-"""``octavo serve --http``: one command and one process serve the openai package."""
-
 from __future__ import annotations
 
 import asyncio
@@ -72,7 +70,6 @@ async def test_one_command_serves_the_openai_package() -> None:
 
 
 async def _check_explained(server: ServerProcess, client: Any) -> None:
-    """The id in an answer is the one that ``octavo cache explain`` takes."""
     answer = await chat(client, max_tokens=1)
     async with Client(server.ready["grpc"]) as beside:
         assert (await beside.cache.explain(answer.id)).request_id == answer.id
@@ -100,7 +97,6 @@ main(sys.argv[1:])
 
 
 async def _check_drain(server: ServerProcess, client: Any) -> None:
-    """A stream that runs is finished, and new requests are refused meanwhile."""
     stream = await chat(client, stream=True, max_tokens=300, extra_body={"ignore_eos": True})
     events = aiter(stream)
     await anext(events)

@@ -1,5 +1,3 @@
-"""Pictures over HTTP: both chat interfaces, what is cached, and what is refused."""
-
 from __future__ import annotations
 
 import base64
@@ -45,7 +43,7 @@ async def test_the_same_picture_is_cached_and_another_is_not() -> None:
     ids = first.json["prompt_token_ids"]
     assert ids == [*b"user:what is this?", *[ord("~")] * 6, *b"|"]
     cached = [each.json["usage"]["prompt_tokens_details"]["cached_tokens"] for each in (first, again, other)]
-    assert cached == [0, 24, 16]  # pages of four; the picture begins in the fifth
+    assert cached == [0, 24, 16]  # pages of 4 tokens; the image begins in the fifth page
     assert len(images.encoded) == 2
 
 

@@ -1,5 +1,3 @@
-"""The OpenAI surface as tables: every field of every endpoint is served and checked, or refused by name."""
-
 from __future__ import annotations
 
 import gzip
@@ -36,7 +34,7 @@ from octavo.engine.http.sampling import SamplingFields
 from octavo.engine.http.tokens import DetokenizeRequest, TokenizeRequest
 
 pytestmark = pytest.mark.server
-on_demo = pytest.mark.asyncio(loop_scope="module")  # with one server for all
+on_demo = pytest.mark.asyncio(loop_scope="module")
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 MESSAGES, COUNT, RESPONSES = "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"
@@ -62,7 +60,7 @@ KINDS: dict[str, type[RequestModel]] = {
     TOKENIZE: TokenizeRequest, DETOKENIZE: DetokenizeRequest,
 }  # fmt: skip
 
-# How a field reaches the engine: its value, and what SamplingParams then have.
+# Value of each field in a request, and the SamplingParams that it becomes.
 SAMPLED: dict[str, tuple[Any, dict[str, Any]]] = {
     "max_tokens": (5, {"max_tokens": 5}),
     "min_tokens": (2, {"min_tokens": 2}),
@@ -99,15 +97,11 @@ SAMPLED: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 class Demo(NamedTuple):
-    """The embedded model behind HTTP, and the openai and the anthropic package as its clients."""
-
     served: HttpServed
     chat: openai.AsyncOpenAI
     claude: anthropic.AsyncAnthropic
 
     async def send(self, path: str, body: dict[str, Any]) -> Reply:
-        """Send a request by its package: its method's own arguments, and other fields as extra_body. Neither
-        package has a method for reranking and tokenizing, so these requests are sent without one."""
         methods: dict[str, Callable[..., Any]] = {
             CHAT: self.chat.chat.completions.create, COMPLETIONS: self.chat.completions.create,
             EMBEDDINGS: self.chat.embeddings.create, RESPONSES: self.chat.responses.create,
@@ -132,7 +126,6 @@ async def demo() -> AsyncIterator[Demo]:
 
 @pytest.fixture
 def asked(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The engine's requests, which are refused."""
     found: list[Any] = []
 
     def generate(_: object, params: SamplingParams, *, request_id: str, **_options: object) -> Any:
@@ -182,7 +175,7 @@ def test_every_sampling_parameter_has_its_field() -> None:
 
 
 class Served(NamedTuple):
-    """A request's further fields, and whether an answer is right."""
+    """Other fields of a request, and a check of the answer."""
 
     fields: dict[str, Any]
     right: Callable[[Any], bool]
@@ -212,7 +205,6 @@ def _is_b_or_c(answer: Any) -> bool:
     return json.loads(text_of(answer)) in ({"a": "b"}, {"a": "c"})
 
 
-# What comes back over HTTP, from the embedded model.
 BOTH: dict[str, Served] = {
     "max_tokens": Served({"max_tokens": 2}, lambda a: a["usage"]["completion_tokens"] == 2),
     "min_tokens": Served({"min_tokens": 6}, lambda a: a["usage"]["completion_tokens"] == 6),
@@ -331,7 +323,7 @@ SERVED: dict[str, dict[str, Served]] = {
     },
 }  # fmt: skip
 
-# Fields that change no answer, or not one of the embedded model, sent together.
+# Fields that change no answer of the embedded model, sent together.
 LABELS: dict[str, Any] = {
     "model": "demo",
     "user": "x",
@@ -462,7 +454,6 @@ def _asked(part: dict[str, Any]) -> dict[str, Any]:
     return {"input": [{**ITEM, "content": [part]}]}
 
 
-# Requests with a field that is refused, also within others, by the full name of the field.
 REFUSED_WITHIN: dict[str, list[tuple[str, dict[str, Any]]]] = {
     CHAT: [
         ("response_format.json_schema", {"response_format": FORMAT | {"type": "json_object"}}),
@@ -601,7 +592,7 @@ async def test_a_refusal_starts_with_the_name_of_the_field(
 def test_no_field_of_the_api_is_missing_from_the_tables() -> None:
     agents = {MESSAGES: MessagesRequest.model_fields, RESPONSES: ResponsesRequest.model_fields}
     elsewhere = {"tools", "tool_choice", "parallel_tool_calls", "chat_template", "include_reasoning"}
-    headers = {"user_profile_id", "workspace_id"}  # of the anthropic package: labels without an effect
+    headers = {"user_profile_id", "workspace_id"}
     for path, params in (
         (CHAT, chat_params.CompletionCreateParamsBase),
         (COMPLETIONS, completion_params.CompletionCreateParamsBase),
@@ -609,7 +600,7 @@ def test_no_field_of_the_api_is_missing_from_the_tables() -> None:
         (MESSAGES, MessageCreateParamsBase),
         (RESPONSES, ResponseCreateParamsBase),
     ):
-        others = agents.get(path) or ({} if path == EMBEDDINGS else SAMPLED)  # test_agents has the first
+        others = agents.get(path) or ({} if path == EMBEDDINGS else SAMPLED)
         known = {
             *SERVED.get(path, ()),
             *REFUSED[path],
@@ -759,7 +750,6 @@ async def test_null_is_the_same_as_left_out(demo: Demo) -> None:
 
 @on_demo
 async def test_answers_are_those_of_the_openai_package(demo: Demo) -> None:
-    """Without a field that its types do not have, but for vLLM's."""
     more = {"logprobs": True, "top_logprobs": 1}
     chat = (await demo.served.post(CHAT, BASE[CHAT] | more)).json
     completion = (await demo.served.post(COMPLETIONS, BASE[COMPLETIONS] | {"logprobs": 1})).json
@@ -777,7 +767,6 @@ async def test_answers_are_those_of_the_openai_package(demo: Demo) -> None:
 
 
 def unknown_fields(model: Any) -> set[str]:
-    """Names in a model, or within it, that its type does not have."""
     found = set(model.model_extra or {})
     for name in type(model).model_fields:
         value = getattr(model, name, None)
@@ -814,7 +803,7 @@ async def test_a_stream_is_the_answer_in_pieces(demo: Demo, path: str) -> None:
                 pieces = [value for c in own for value in c["logprobs"][name]]
                 if name == "token_logprobs":
                     assert pieces == pytest.approx(values, abs=1e-3)
-                elif name != "top_logprobs":  # which are numbers too
+                elif name != "top_logprobs":
                     assert pieces == values
 
 

@@ -1,5 +1,3 @@
-"""The prefix cache seen over the wire: what was found, why not more, what stays, what is forgotten."""
-
 from __future__ import annotations
 
 import time
@@ -18,7 +16,7 @@ from served import Served, all_idle, collect, eventually, served
 pytestmark = pytest.mark.server
 
 SHORT = SamplingParams(max_tokens=2)
-PROMPT = list(range(10, 32))  # five full pages of four, and two tokens
+PROMPT = list(range(10, 32))  # five pages of 4 tokens, and two more tokens
 
 
 async def say(its: Served, ids: list[int], name: str | None = None, *, salt: str = "") -> Delta:
@@ -27,7 +25,6 @@ async def say(its: Served, ids: list[int], name: str | None = None, *, salt: str
 
 
 async def reason(its: Served, name: str) -> tuple[int, int, str]:
-    """Tokens found, position of the first page that was not, and why not."""
     found = await its.client.cache.explain(name)
     return found.cached_tokens, found.miss_position, pb.MissReason.Name(found.reason)
 
@@ -81,14 +78,13 @@ async def test_without_a_cache_that_is_the_reason() -> None:
 
 
 async def test_the_next_turn_finds_the_answer_of_the_last() -> None:
-    """Generated tokens are published like those of prompts."""
     async with served() as its:
         deltas = its.client.generate(PROMPT, SamplingParams(max_tokens=21, ignore_eos=True))
         answer = (await collect(deltas))[0].token_ids
         turn = [*PROMPT, *answer, 7, 7, 7]
         second = await say(its, turn, "second")
         assert len(answer) == 21
-        # The last token generated was never fed to the model: 42 positions are written, ten pages.
+        # The last generated token was never fed to the model: 42 positions are written, in ten full pages.
         assert second.cached_tokens == 40
         assert (await its.client.cache.explain("second")).miss_position == 40
 
@@ -137,7 +133,7 @@ async def test_pins_outlive_pressure_until_they_are_let_go() -> None:
         await say(its, PROMPT, "system")
         pinned = await cache.pin("mine", prefix_of(token_ids=PROMPT))
         assert (pinned.num_tokens, pinned.prefix_tokens, pinned.pinned_pages) == (20, 22, 5)
-        for number in range(12):  # each takes nearly all the room there is
+        for number in range(12):
             await say(its, [number] * 60)
         assert (await say(its, PROMPT, "still")).cached_tokens == 20
         stats = await cache.stats()
@@ -186,7 +182,6 @@ async def test_pins_are_refused_with_the_remedy() -> None:
 
 
 async def test_what_only_fits_where_pins_may_be_is_refused() -> None:
-    """Whether or not anything is pinned: it would wait for ever if something were."""
     async with served(config=small_config(num_pages=24, max_pinned_pages=6)) as its:
         with pytest.raises(InvalidRequest, match="holds 72"):
             await say(its, [5] * 71)
@@ -211,7 +206,7 @@ async def test_a_page_on_disk_that_another_kind_of_server_left_says_so(tmp_path:
         await say(its, PROMPT)
     kinds = [path for path in tmp_path.iterdir() if path.is_dir()]
     assert len(kinds) == 1
-    kinds[0].rename(tmp_path / ("0" * 32))  # as if another model had written it
+    kinds[0].rename(tmp_path / ("0" * 32))  # as if another model had written the folder
     async with served(config=small_config(cache_dir=tmp_path)) as its:
         await say(its, [*PROMPT[:8], *range(200, 210)], "begins like it")
         await say(its, [77] * 22, "other")

@@ -1,5 +1,3 @@
-"""Saving and loading the cache over the wire and from the command line."""
-
 from __future__ import annotations
 
 import asyncio
@@ -24,7 +22,7 @@ from served import Served, collect, eventually, served
 pytestmark = pytest.mark.server
 
 SHORT = SamplingParams(max_tokens=2, ignore_eos=True)
-PROMPT = list(range(10, 32))  # five full pages of four, and two tokens
+PROMPT = list(range(10, 32))  # five pages of 4 tokens, and two more tokens
 
 
 async def say(its: Served, ids: list[int], *, salt: str = "") -> Delta:
@@ -53,8 +51,7 @@ async def test_one_prompt_moves_to_another_server(tmp_path: Path) -> None:
 async def test_saving_with_a_full_pool_costs_requests_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """64 pages, 57 of them one prompt's: a prompt that needs most of them comes in the middle of its save."""
-    monkeypatch.setattr(snapshots, "PART_BYTES", 8 * 16 * 16)  # eight pages
+    monkeypatch.setattr(snapshots, "PART_BYTES", 8 * 16 * 16)  # bytes of eight pages
     prompt, other = [number % 250 for number in range(900)], [7] * 800
     config = small_config(page_size=16, num_pages=64, max_step_tokens=512, save_dir=tmp_path)
     async with served(config=config) as its:
@@ -79,8 +76,6 @@ async def test_saving_with_a_full_pool_costs_requests_nothing(
 async def test_saves_come_one_after_the_other_and_take_no_thread_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two of one name: the second is refused, and does not replace the first. A disk that hangs holds up
-    saves alone."""
     held, threads = threading.Event(), list[str]()
     write = page_files.write_run
 

@@ -1,5 +1,3 @@
-"""Tenants and salts: no tenant finds, sees or can infer the cached pages of another."""
-
 from __future__ import annotations
 
 import asyncio
@@ -33,7 +31,6 @@ PROMPT = list(range(10, 32))
 
 
 def tenants(folder: Path) -> tuple[Security, dict[str, ClientCredentials]]:
-    """A server's security, and what each tenant shows."""
     everyone = folder / "tokens"
     everyone.write_text("".join(f"{tenant} {token}\n" for tenant, token in TOKENS.items()))
     own = {}
@@ -75,7 +72,6 @@ async def test_tenants_see_their_own_requests_pins_prefixes_and_events(tmp_path:
 
 
 async def events_until(stream: AsyncGenerator[pb.WatchResponse, None], number: int) -> list[pb.WatchResponse]:
-    """All responses up to the event of this number."""
     responses = [await asyncio.wait_for(anext(stream), 20)]
     while responses[-1].number < number:
         responses.append(await asyncio.wait_for(anext(stream), 20))
@@ -83,7 +79,6 @@ async def events_until(stream: AsyncGenerator[pb.WatchResponse, None], number: i
 
 
 async def test_watchers_never_see_other_tenants_pages(tmp_path: Path) -> None:
-    """A pool in which tenants evict each other: each watcher sees what is its own, and all of that."""
     security, own = tenants(tmp_path)
     core, config = FakeCore(), small_config(num_pages=16)
     async with served(core, config=config, security=security, credentials=own["a"]) as its, \
@@ -96,7 +91,7 @@ async def test_watchers_never_see_other_tenants_pages(tmp_path: Path) -> None:
                 await say(bob, [number] * 22)
             assert core.core is not None
             log = core.core.cache.blocks.events
-            await its.client.cache.stats()  # every step is over
+            await its.client.cache.stats()
             seen = [await events_until(stream, log.next_number - 1) for stream in (alices, bobs)]
         events = log.since(first.number + 1)
         prefixes = [security.salts.of(tenant) for tenant in "ab"]
@@ -162,19 +157,18 @@ async def test_a_miss_does_not_tell_what_other_tenants_have_sent(tmp_path: Path)
         assert "salt" not in guess.text
         after = await bob.cache.stats()
         assert pb.MISS_REASON_OTHER_SALT not in {miss.reason for miss in (*before.misses, *after.misses)}
-        await say(bob, PROMPT, "own", salt="x")  # of their own, they may know
+        await say(bob, PROMPT, "own", salt="x")
         assert pb.MissReason.Name((await bob.cache.explain("own")).reason) == "MISS_REASON_OTHER_SALT"
 
 
 async def test_a_guess_costs_the_same_whatever_others_have_cached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A prompt takes no hit, equal look-ups and equal steps, so its cost reveals nothing."""
     looked_up: list[int] = []
     acquire = PagePool.acquire
 
     def counting(pool: PagePool, digests: list[Any]) -> list[Any]:
-        pages = acquire(pool, digests)  # stops at the first it does not find
+        pages = acquire(pool, digests)
         looked_up.append(min(len(digests), len(pages) + 1))
         return pages
 

@@ -1,5 +1,3 @@
-"""Page events over the wire: in order, without gaps, and honest about what is lost."""
-
 from __future__ import annotations
 
 import asyncio
@@ -21,7 +19,7 @@ from served import Served, collect, eventually, served
 pytestmark = pytest.mark.server
 
 SHORT = SamplingParams(max_tokens=2)
-PROMPT = list(range(10, 32))  # five full pages of four, and two tokens
+PROMPT = list(range(10, 32))  # five pages of 4 tokens, and two more tokens
 
 
 def log_of(its: Served) -> EventLog:
@@ -34,7 +32,6 @@ async def say(its: Served, ids: list[int]) -> None:
 
 
 async def read(stream: AsyncGenerator[pb.WatchResponse, None], num_events: int) -> list[pb.WatchResponse]:
-    """The next so many events, heartbeats left out."""
     events: list[pb.WatchResponse] = []
     while len(events) < num_events:
         response = await asyncio.wait_for(anext(stream), 20)
@@ -45,7 +42,7 @@ async def read(stream: AsyncGenerator[pb.WatchResponse, None], num_events: int) 
 
 async def test_a_watcher_knows_the_cached_pages() -> None:
     async with served(config=small_config(num_pages=16)) as its:
-        await say(its, [9] * 22)  # before the first watcher
+        await say(its, [9] * 22)
         async with aclosing(its.client.cache.watch()) as stream:
             hello = await asyncio.wait_for(anext(stream), 20)
             assert hello.WhichOneof("event") is None
@@ -81,7 +78,6 @@ async def test_a_watcher_with_an_invalid_start_gets_an_error() -> None:
 
 
 async def test_a_watcher_that_falls_behind_gets_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The watcher reads the first batch, then is busy while the log advances."""
     reading = asyncio.Event()
     monkeypatch.setattr("octavo.engine.grpc.page_events.BATCH", 1)
 
@@ -128,11 +124,10 @@ async def test_idle_watchers_get_heartbeats_and_leave_no_holders(
         await its.client.cache.flush()
         assert not change.done(), "nobody is to be told"
         await its.engine.ask(SubscribeEvents())
-        await asyncio.wait_for(change, 20)  # of what came before: a watcher looks at once
+        await asyncio.wait_for(change, 20)
 
 
 async def test_many_watchers_cost_the_engine_as_much_as_one() -> None:
-    """Events are fetched once per change, however many wait for them."""
     async with served() as its:
         ask, fetches = its.engine.ask, list[int]()
 
@@ -181,7 +176,7 @@ async def test_a_call_that_is_cancelled_while_it_subscribes_is_not_counted() -> 
             answer = await ask(command)
             if isinstance(command, SubscribeEvents):
                 subscribing.set()
-                await held.wait()  # the engine has done it, and the answer is on its way
+                await held.wait()
             return answer
 
         its.engine.ask = slow  # type: ignore[method-assign]
@@ -232,8 +227,6 @@ async def test_a_watcher_that_does_not_read_is_ended_like_any_slow_reader(
         write, stalled = handler.writer.write, asyncio.Event()
 
         class Stalled:
-            """A call whose client has stopped reading."""
-
             async def write(self, _response: object) -> None:
                 stalled.set()
                 await asyncio.Event().wait()

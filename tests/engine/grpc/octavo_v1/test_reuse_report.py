@@ -1,5 +1,3 @@
-"""GetStats' tree: built once for concurrent calls, and reused for a while."""
-
 from __future__ import annotations
 
 import asyncio
@@ -16,15 +14,13 @@ from octavo.engine.inspection.reuse_tree import ReusedPrefix
 
 
 class FakeEngine:
-    """Answers ListReusedPrefixes with one prefix per tenant, and counts."""
-
     def __init__(self) -> None:
         self.info = fake_info(small_config())
         self.tokenizer = byte_tokenizer()
         self.asked: Counter[bytes] = Counter()
         self.is_dead = False
-        self.seconds = 0.0  # the time that it is
-        self.draw_s = 0.0  # that passes while a tree is drawn
+        self.seconds = 0.0
+        self.draw_s = 0.0
         self._drawing = False
 
     async def ask(self, command: Command[list[ReusedPrefix]]) -> list[ReusedPrefix]:
@@ -39,7 +35,7 @@ class FakeEngine:
 
     def clock(self) -> float:
         now = self.seconds
-        if self._drawing:  # asked when drawing begins, and when it has ended
+        if self._drawing:
             self.seconds += self.draw_s
             self._drawing = False
         return now
@@ -50,7 +46,6 @@ def reports(engine: FakeEngine) -> ReuseReports:
 
 
 async def hits(made: ReuseReports, tenant: bytes) -> list[int]:
-    """Of the only prefix; the engine counts in it how often it was asked."""
     return [node.num_hits for node in await made.best(tenant, 10)]
 
 

@@ -1,5 +1,3 @@
-"""VllmEngine.Generate: the answers of vLLM 0.32's own gRPC server, from Octavo."""
-
 from __future__ import annotations
 
 import asyncio
@@ -158,7 +156,7 @@ async def test_a_cancelled_call_and_a_deadline_free_their_pages() -> None:
 
 
 async def test_unset_numbers_mean_defaults() -> None:
-    """proto3 cannot tell 0 from not set; only an unset temperature is sampled."""
+    """proto3 cannot tell 0 from an unset number."""
     async with worker() as its:
         request = pb.GenerateRequest(
             text=bytes(PROMPT).decode(), sampling_params=pb.SamplingParams(max_tokens=5, temperature=0.0)

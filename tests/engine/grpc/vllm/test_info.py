@@ -1,5 +1,3 @@
-"""VllmEngine's description of the model, the server, its load and its tokenizer."""
-
 from __future__ import annotations
 
 import hashlib
@@ -108,7 +106,7 @@ async def test_what_is_not_there_is_unimplemented() -> None:
                 its.stub.StartProfile(common_pb2.StartProfileRequest()),
                 its.stub.StopProfile(common_pb2.StopProfileRequest()),
             ),
-            grpc.StatusCode.INVALID_ARGUMENT: (  # a model whose output head is not known, and no prompt
+            grpc.StatusCode.INVALID_ARGUMENT: (
                 its.stub.Embed(pb.EmbedRequest(tokenized=pb.TokenizedInput(input_ids=[1, 2]))),
                 its.stub.Embed(pb.EmbedRequest()),
             ),

@@ -1,5 +1,3 @@
-"""SubscribeKvEvents and FlushCache, as a router uses them."""
-
 from __future__ import annotations
 
 import asyncio
@@ -26,14 +24,12 @@ from vllm_worker import Worker, pause, worker
 
 pytestmark = pytest.mark.server
 
-PROMPT = list(range(10, 32))  # five full pages of four, and two tokens
+PROMPT = list(range(10, 32))  # five pages of 4 tokens, and two more tokens
 
 
 class Index:
-    """A router's index of a worker's pages: prompts by their tokens, checked on every update."""
-
     def __init__(self) -> None:
-        self.path: dict[int, tuple[int, ...]] = {}  # block hash: all tokens up to its end
+        self.path: dict[int, tuple[int, ...]] = {}  # block hash: all tokens up to the end of the block
         self.last = 0
 
     def apply(self, batch: pb.KvEventBatch) -> None:
@@ -59,14 +55,11 @@ class Index:
             before = self.path[block.block_hash] = (*before, *block.token_ids)
 
     def knows(self, tokens: list[int]) -> int:
-        """The longest beginning of these tokens that it would route by."""
         paths = set(self.path.values())
         return max((n for n in range(len(tokens) + 1) if tuple(tokens[:n]) in paths), default=0)
 
 
 class Router:
-    """A subscription that is read in the background."""
-
     def __init__(
         self, its: Worker, cursor: int = 0, index: Index | None = None, metadata: Any = (), **options: Any
     ) -> None:
@@ -82,7 +75,7 @@ class Router:
             self.index.apply(batch)
 
     async def __aenter__(self) -> Router:
-        await asyncio.wait_for(self.call.initial_metadata(), 20)  # at once, whatever happens
+        await asyncio.wait_for(self.call.initial_metadata(), 20)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -98,7 +91,6 @@ class Router:
         await eventually_async(known, f"the router knows {num_tokens} of {tokens}")
 
     async def refusal(self) -> grpc.StatusCode:
-        """Return the error with which the server ends the subscription."""
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await asyncio.wait_for(self._task, 20)
         return caught.value.code()
@@ -116,8 +108,6 @@ def log_of(its: Worker) -> EventLog:
 
 
 async def subscribed(its: Worker) -> None:
-    """The server has begun to keep tokens."""
-
     async def keeps() -> bool:
         return log_of(its).tokens_since is not None
 
@@ -168,7 +158,7 @@ async def test_a_router_learns_what_is_cached_and_what_no_longer_is() -> None:
             await say(its, [number] * 40)
         await router.learns(PROMPT, 0)
         await say(its, [*range(200, 222)])
-        await router.learns([*range(200, 222)], 20)  # before it can learn that they are gone
+        await router.learns([*range(200, 222)], 20)
         reply = await its.stub.FlushCache(pb.FlushCacheRequest())
         assert (reply.success, "discarded" in reply.message) == (True, True)
         await router.learns([*range(200, 222)], 0)
@@ -180,13 +170,13 @@ async def test_a_router_learns_what_is_cached_and_what_no_longer_is() -> None:
 
 async def test_a_router_that_comes_late_begins_with_what_can_be_found() -> None:
     async with worker(config=small_config(num_pages=64)) as its:
-        await say(its, [250] * 22)  # before the first subscription
+        await say(its, [250] * 22)
         async with Router(its):
             await subscribed(its)
         other = [*PROMPT[:8], *range(100, 110)]
         await say(its, PROMPT)
         await say(its, other)
-        await say(its, [250] * 30)  # continues pages whose tokens were not kept
+        await say(its, [250] * 30)
         async with Router(its) as late:
             await late.learns(PROMPT, 20)
             await late.learns(other, 16)
@@ -224,11 +214,9 @@ async def test_a_router_resumes_or_gets_an_error() -> None:
         async with Router(its, router.index.last, router.index) as again:
             await again.learns(other, 16)
             assert len(again.batches) == 1, "what it had already is not sent again"
-        # Of an earlier start of the server, and of one that has not been.
         for cursor in (1, router.index.last - (1 << 24), router.index.last + 1000):
             request = pb.SubscribeKvEventsRequest(start_sequence_number=cursor)
             call = its.stub.SubscribeKvEvents(request)
-            # Without initial metadata: a router that had got some would try again with its cursor.
             assert await asyncio.wait_for(call.initial_metadata(), 20) == ()
             assert await asyncio.wait_for(call.code(), 20) is grpc.StatusCode.OUT_OF_RANGE
 
@@ -319,7 +307,7 @@ async def test_removed_blocks_of_other_tenants_are_not_sent(tmp_path: Path) -> N
         call = its.stub.SubscribeKvEvents(pb.SubscribeKvEventsRequest(), metadata=bob.metadata())
         await call.initial_metadata()
         await subscribed(its)
-        for number in range(6):  # alice's new pages evict her old ones
+        for number in range(6):
             await say(its, [number] * 40)
         log = log_of(its)
         removed = [event for event in log.since(1) if event.kind == "removed"]
