@@ -1,5 +1,3 @@
-"""A step as flat arrays, against the same thing written one position at a time."""
-
 from __future__ import annotations
 
 from array import array
@@ -48,7 +46,7 @@ def steps(draw: st.DrawFn) -> tuple[SchedulerOutput, int]:
     size = draw(st.sampled_from([1, 2, 4, 32]))
     free = draw(st.permutations(range(64)))
     work, decodes, num_groups = [], draw(st.booleans()), draw(st.integers(1, 3))
-    plain = decodes and draw(st.booleans())  # said so, or found out: the batch is the same
+    plain = decodes and draw(st.booleans())
     for _ in range(draw(st.integers(1, 8))):
         count = draw(st.integers(1, 6))
         pages, free = free[:count], free[count:]
@@ -143,7 +141,6 @@ def _parts(item: ScheduledChunk) -> tuple[GroupPageTable, ...]:
 
 
 def test_page_tables_can_grow_after_their_step_was_built() -> None:
-    """The batch copies a table: a live view would pin the array and break the next reservation."""
     item = make_work([3, 4], 4, 0, 6, samples=True, num_parallel_samples=0)
     batch = build_batch(SchedulerOutput((item,)), 4)
     assert item.sequence.table is not None

@@ -1,8 +1,7 @@
-"""The demo model answers from its context through Octavo's pages, in 16 and in 4 bits.
+"""The demo model answers from its context, with 16-bit and 4-bit pages.
 
-A lost page, pages swapped or a position off by one turns most answers wrong, so a floor a few
-points below the measured accuracy tells a broken cache from rounding.
-"""
+A lost page, swapped pages or positions off by one turn most answers wrong.
+The floors are a few points below the measured accuracy."""
 
 from __future__ import annotations
 
@@ -22,12 +21,12 @@ def test_answers_come_from_the_pages(kv_format: str, floor: float) -> None:
     with LLM(EngineConfig(model="demo", kv_format=kv_format, num_pages=512)) as llm:
         result = score(llm, asked)
     assert result.accuracy >= floor, result.as_dict()
-    # Later questions repeat the ledger and the earlier turns: most of their tokens must be found.
+    # Later questions repeat the ledger and the earlier turns, so most tokens must be cached.
     assert result.cached_tokens > 0.6 * result.prompt_tokens
 
 
 def test_the_score_counts_wrong_answers() -> None:
-    """The negative control: asked about another ledger, the model cannot know."""
+    """Negative control: the model cannot answer a question about another ledger."""
     ledgers = held_out(256, 8)
     asked = questions(ledgers[:4])
     others = questions(ledgers[4:])

@@ -1,5 +1,3 @@
-"""Embeddings of decoder models compared with mlx-lm's hidden states, pooled by NumPy."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -20,7 +18,7 @@ from tiny_models import VOCAB_SIZE, make_model
 
 pytestmark = pytest.mark.parity
 
-# 16-bit pages of more digits than bf16: the models here compute in float32, as their reference does.
+# 16-bit pages have more digits than bf16: these models compute in float32, as the reference does.
 SMALL: dict[str, Any] = {
     "kv_format": "fp16",
     "num_pages": 64,
@@ -28,7 +26,7 @@ SMALL: dict[str, Any] = {
     "max_step_tokens": 32,
     "page_size": 16,
 }
-LENGTHS = (1, 5, 16, 33, 80)  # in chunks of 32 together, over several steps
+LENGTHS = (1, 5, 16, 33, 80)  # tokens of each prompt; chunks of 32
 Vectors = npt.NDArray[np.float32]
 
 
@@ -43,7 +41,6 @@ def _prompts() -> list[list[int]]:
 
 
 def _mlx_lm(folder: Path, prompts: list[list[int]], pooling: Pooling) -> Vectors:
-    """Of mlx-lm's model without its head, one prompt after the other."""
     model, _ = utils.load_model(folder)
     pooled = []
     for prompt in prompts:

@@ -1,7 +1,6 @@
 """The host's work for a decode step, counted in calls of Python functions.
 
-Nothing is timed, so a call that moves into a loop over layers or rows is found on any machine.
-"""
+Counts are exact on any machine, unlike times."""
 
 from __future__ import annotations
 
@@ -33,8 +32,6 @@ HERE = Path(octavo.__file__).resolve().parents[2]
 
 
 class Calls:
-    """Counts calls of this project's functions, by file and name, on the thread that begins."""
-
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
 
@@ -54,8 +51,6 @@ class Calls:
 
 
 def calls_between_submits(folder: Path, rows: int, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Of a step of so many decode rows in the middle of their outputs: from where one step has been submitted
-    to where the next one is to be."""
     submit = PagedRunner.submit
     steps: list[tuple[int, Calls]] = []
 
@@ -114,7 +109,6 @@ def decode_step(rows: int) -> AttentionMetadata:
 
 
 def metal_calls(rows: int, num_layers: int) -> Counter[str]:
-    """Of kernels/metal for a step that is not the first."""
     launches: list[str] = []
 
     def compile_kernel(**parts: Any) -> Callable[..., Sequence[mx.array]]:

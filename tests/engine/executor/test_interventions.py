@@ -1,5 +1,3 @@
-"""The table of what is changed in MLX and mlx-lm names every file that changes something, and no other."""
-
 from __future__ import annotations
 
 import ast
@@ -16,8 +14,7 @@ FOREIGN = {"mlx", "mlx_lm", "resource", "sys", "builtins"}
 
 
 def interventions(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield what puts something of ours into a module, class or object that is not ours."""
-    imported = {"module", *_imported(tree)}  # ``module``: one of a loaded model
+    imported = {"module", *_imported(tree)}
     for node in ast.walk(tree):
         value = node.value if isinstance(node, ast.AnnAssign | ast.Assign) else None
         owner = value.value if isinstance(value, ast.Attribute) else None
@@ -34,20 +31,19 @@ def interventions(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _imported(tree: ast.AST) -> Iterator[str]:
-    """Yield names of modules of others, and of what is imported from them."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.split(".")[0] in FOREIGN:
                     yield alias.asname or alias.name.split(".")[0]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            ours = node.module.rpartition(".")[2] == "mlx_lm_import"  # hands modules of mlx-lm on
+            ours = node.module.rpartition(".")[2] == "mlx_lm_import"
             if ours or (not node.level and node.module.split(".")[0] in FOREIGN):
                 yield from (alias.asname or alias.name for alias in node.names)
 
 
 def _is_foreign(target: ast.expr, imported: set[str]) -> bool:
-    if isinstance(target, ast.Subscript):  # sys.modules[name] = ..., vars(module)[name] = ...
+    if isinstance(target, ast.Subscript):
         text = ast.unparse(target.value)
         return text == "sys.modules" or text.startswith("vars(")
     if not isinstance(target, ast.Attribute):

@@ -1,5 +1,3 @@
-"""Whole models through the Metal kernels: the probe that every model passes on loading."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -30,14 +28,13 @@ def probed(folder: Path, name: str, dtype: mx.Dtype) -> tuple[probe.ProbeResult,
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma3_text", "mistral"])
 def test_models_are_paged(tmp_path: Path, name: str) -> None:
-    """Full attention, alone and with windowed layers, compared with mlx-lm's own forward."""
     _, emulator = probed(tmp_path, name, mx.bfloat16)
     assert emulator.ran("chunk")
     assert emulator.ran("decode")
 
 
 def test_models_with_latents_are_paged(tmp_path: Path) -> None:
-    """In float32: MLX has no other mixture of experts on this device."""
+    """The model is float32, because MLX has no other mixture of experts on this device."""
     result, emulator = probed(tmp_path, "deepseek_v3", mx.float32)
     assert result.latents
     assert emulator.ran("latent")

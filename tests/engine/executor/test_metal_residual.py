@@ -1,5 +1,3 @@
-"""An engine on an emulated Metal device: layers with windows, of quantized pages and residual ones."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -20,10 +18,9 @@ pytestmark = [pytest.mark.parity, needs_compiler, pytest.mark.timeout(300)]
 
 
 def answers(llm: LLM) -> list[tuple[list[int], list[float]]]:
-    """Tokens of two prompts, one beyond the window, and their logprobs."""
     params = SamplingParams(max_tokens=5, temperature=0, logprobs=0, ignore_eos=True)
     found = []
-    for prompt in ([7] * 50 + [3] * 20, [6] * 9):  # no two tokens of theirs are nearly as likely
+    for prompt in ([7] * 50 + [3] * 20, [6] * 9):
         ((sample,),) = (output.outputs for output in llm.generate([prompt], params, progress=False))
         assert sample.logprobs is not None
         found.append((list(sample.token_ids), [token.logprob for token in sample.logprobs]))
@@ -31,7 +28,6 @@ def answers(llm: LLM) -> list[tuple[list[int], list[float]]]:
 
 
 def furthest(some: list[tuple[list[int], list[float]]], others: list[tuple[list[int], list[float]]]) -> float:
-    """The largest difference of their logprobs."""
     return max(
         abs(a - b)
         for (_, mine), (_, theirs) in zip(some, others, strict=True)
@@ -40,7 +36,7 @@ def furthest(some: list[tuple[list[int], list[float]]], others: list[tuple[list[
 
 
 def test_answers_are_those_of_the_reference(tmp_path: Path) -> None:
-    """Alternating full layers and windows of 40 positions, pages of 16, the last two read in 16 bits."""
+    """Full layers alternate with windows of 40 positions; pages have 16, and the last two stay in 16 bits."""
     folder = tiny_models.make_model(tmp_path, "gemma3_text", dtype=mx.float32, sliding_window=40)
     settings: dict[str, Any] = {"kv_format": "fp4", "page_size": 16, "num_pages": 40, "max_running": 6}
     settings["max_step_tokens"] = 48
@@ -53,6 +49,5 @@ def test_answers_are_those_of_the_reference(tmp_path: Path) -> None:
         got = answers(llm)
     assert any("_w0_k0_b" in name for name, _ in device.results), "a kernel that is told where windows begin"
     assert [tokens for tokens, _ in got] == [tokens for tokens, _ in want]
-    # Rounding in another order may store another code of 4 bits; without residual pages most are others.
     assert furthest(got, want) < 0.05
     assert furthest(quantized, want) > 0.1

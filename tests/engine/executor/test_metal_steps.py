@@ -1,5 +1,3 @@
-"""Steps of whole models on Metal: what one launches and moves, and steps that overlap."""
-
 from __future__ import annotations
 
 import contextlib
@@ -58,8 +56,6 @@ def paged_model(folder: Path, architecture: str, backend: MetalBackend) -> Paged
 
 @pytest.fixture(autouse=True)
 def mlx_activations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, where native operations fall through to MLX's: another test of this process may have
-    replaced them, which lasts as long as the process, and they cannot be exported."""
     with contextlib.suppress(ImportError):  # without the extension nothing is replaced
         from octavo.engine.executor.native import activations
 
@@ -67,7 +63,6 @@ def mlx_activations(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def primitives_of(model: PagedModel, lengths: Sequence[int]) -> list[dict[str, Any]]:
-    """What MLX would compute for a step of one more token for sequences of these lengths."""
     tables = [np.arange(length // 16 + 1, dtype=np.int32) for length in lengths]
     metadata = build_metadata([(length, 1) for length in lengths], tables, 16)
     groups = len(model.kv_cache.storages)
@@ -86,7 +81,7 @@ def primitives_of(model: PagedModel, lengths: Sequence[int]) -> list[dict[str, A
         return [logits, *model.kv_cache.flags()]
 
     mx.export_function(found.append, step, mx.array(rows))
-    for storage in model.kv_cache.storages:  # as if the device had done it: the next step waits for arrays
+    for storage in model.kv_cache.storages:
         assert isinstance(storage, InPlacePool)
         storage._last = [mx.array(np.zeros(8, bool))] * len(storage.spec.layers)
     return [entry for entry in found if entry["type"] == "primitive"]
@@ -99,7 +94,6 @@ def primitives_of(model: PagedModel, lengths: Sequence[int]) -> list[dict[str, A
 def test_a_layer_of_a_decode_step_takes_two_launches_or_three_and_moves_no_pool(
     tmp_path: Path, architecture: str, lengths: tuple[int, ...], per_layer: int
 ) -> None:
-    """Write and decode; decode of long rows is split and reduced. For pages MLX itself computes nothing."""
     backend = MetalBackend(KernelLibrary(on_gpu))
     backend._writes_in_place = True
     folder = tiny_models.make_model(tmp_path, architecture, dtype=mx.bfloat16)
@@ -140,8 +134,6 @@ def test_a_layer_of_a_decode_step_takes_two_launches_or_three_and_moves_no_pool(
     ids=("decode", "split", "chunk", "mixed", "mixed and split"),
 )
 def test_mlx_computes_nothing_for_pages_itself(sequences: tuple[tuple[int, int], ...], launches: int) -> None:
-    """Of a layer's K, V and queries as they come, nothing but kernels makes its outputs; nor of sinks, once
-    a step has been."""
     layer = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64)
     spec = PoolSpec(layers=(layer,), num_pages=NUM_PAGES, page_size=16, k_format="fp4", v_format="fp4")
     pool = InPlacePool(spec, KernelLibrary(on_gpu))
@@ -176,8 +168,6 @@ def answers(llm: LLM) -> list[Any]:
 def test_steps_overlap_by_default_and_change_no_token(
     tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also on a device that runs launches late, in any order that they allow. Of one model also after steps
-    before the first request, which must change no token either."""
     folder = tiny_models.make_model(tmp_path, architecture)
     followed: list[int] = []
     take = DeviceStep.take

@@ -1,5 +1,3 @@
-"""Served log probabilities compared with mlx-lm's, in a process that imports nothing of Octavo."""
-
 from __future__ import annotations
 
 import json
@@ -44,7 +42,6 @@ Asks = Callable[[dict[str, Any]], dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def ask() -> Iterator[Asks]:
-    """Send a job to the process of mlx-lm and return its answer."""
     command = [sys.executable, mlx_lm_alone.__file__]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
@@ -64,7 +61,6 @@ def ask() -> Iterator[Asks]:
 def differences(
     ask: Asks, folder: Path, config: dict[str, Any], lengths: tuple[int, ...] = (5, 37)
 ) -> np.ndarray:
-    """The largest difference of a log probability in every row, prompts and greedy tokens of them."""
     require_extension()
     rng = np.random.default_rng(3)
     prompts = [rng.integers(1, 300, length).tolist() for length in lengths]
@@ -103,7 +99,6 @@ def test_norms_in_groups_are_served_as_mlx_lm_computes_them(ask: Asks, tmp_path:
 def test_choices_of_positions_differ_by_rounding_and_ties_only(
     ask: Asks, tmp_path: Path, architecture: str
 ) -> None:
-    """With index keys rounded as in pages, and the earliest of equal scores chosen, nothing differs."""
     from octavo_lab.architectures.configurations import configuration
 
     config = configuration(architecture) | {"index_topk": 16}
@@ -116,8 +111,6 @@ def test_choices_of_positions_differ_by_rounding_and_ties_only(
 def test_published_configurations_are_served_as_mlx_lm_computes_them(
     ask: Asks, tmp_path: Path, name: str
 ) -> None:
-    """Two layers or more of each, beyond windows of 128 positions. Rounding may choose another expert for a
-    row."""
     config = small(name)
     window = window_of(config) or 0
     lengths = (5, window + 9 if 0 < window <= LONGEST_WINDOW else 37)

@@ -1,5 +1,3 @@
-"""mlx-lm is imported without parts that loading a model does not need, with no effect on other code."""
-
 from __future__ import annotations
 
 import importlib

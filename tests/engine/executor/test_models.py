@@ -1,5 +1,3 @@
-"""Ten architectures and more, made tiny: greedy serving through pages against mlx-lm itself."""
-
 from __future__ import annotations
 
 import itertools
@@ -34,19 +32,21 @@ pytestmark = pytest.mark.parity
 
 PAGE_SIZE = 8
 MAX_TOKENS = 12
-MIXTURES = {"qwen3_moe", "gpt_oss"}  # MLX's own experts on a CPU compute in float32 only
+MIXTURES = {"qwen3_moe", "gpt_oss"}  # MLX's own experts compute in float32 only on a CPU
 LARGEST_ERROR = 6.0
 """Of a bf16 model's log-probabilities, in RMS errors of mlx-lm's own in bf16; of a few hundred the largest
 is at most 5.1, at any level of instructions. A tolerance in absolute terms would have to be gemma's."""
-FEW_DECIDED = {"gemma3_text": 8}  # four norms in each layer round
-RMS_ERROR = 1.1  # over all of them: what is served is at least as close to float32 as mlx-lm in bf16
+FEW_DECIDED = {"gemma3_text": 8}
+RMS_ERROR = 1.1
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A tiny model, served from pages of its own precision or of 8 bits. ``tolerance`` is how far a logprob
-    may be from that of mlx-lm in float32; None: as far as rounding to bf16 takes mlx-lm itself. ``decided``
-    is how many of the 72 tokens must have a margin beyond twice that, so that equality says something."""
+    """A tiny model, served from pages of its own precision or of 8 bits.
+
+    tolerance: largest error of a log probability, compared with mlx-lm in float32
+    decided:   minimum of the 72 tokens with a margin above twice the tolerance
+    """
 
     architecture: str
     dtype: mx.Dtype
@@ -82,8 +82,6 @@ class Output:
 def serve(
     runner: ModelRunner, prompts: Sequence[list[int]], blocks: BlockManager, routing: Routing | None = None
 ) -> list[Output]:
-    """Greedy tokens of all prompts at once, in steps of at most 16 tokens: chunked prefill,
-    interleaved with decodes, over shared pages. ``routing`` is told which tokens each step had."""
     scheduler = Scheduler(blocks, Limits(max_step_tokens=16, max_running=8))
     sequences = [Served(f"s{i}", list(prompt), MAX_TOKENS) for i, prompt in enumerate(prompts)]
     outputs = [Output([], [], 0) for _ in prompts]
@@ -118,7 +116,6 @@ def serve(
 
 
 def prompts() -> list[list[int]]:
-    """Ragged prompts; the last two share two pages and a half with the first."""
     rng = np.random.default_rng(1)
     first, *others = (rng.integers(0, tiny_models.VOCAB_SIZE - 1, n).tolist() for n in (40, 3, 17, 9))
     return [first, *others, first[:20] + others[2], first[:20] + others[0]]
@@ -132,9 +129,6 @@ def log_softmax(logits: mx.array) -> NDArray[np.float64]:
 
 
 class Plain:
-    """mlx-lm's own model over whole sequences, in float32 or in the precision of its weights; a mixture
-    with the experts that were served."""
-
     def __init__(self, folder: Path, routing: Routing | None, *, wide: bool) -> None:
         model: Module
         model, _ = load_model(folder)
@@ -144,7 +138,7 @@ class Plain:
         self.routed = None if routing is None else RoutedModel(model, routing, wide=wide)
 
     def logprobs(self, prompt: list[int], tokens: list[int]) -> NDArray[np.float64]:
-        """Of what follows the prompt and each of the tokens but the last, [len(tokens), V]."""
+        """Return log probabilities [len(tokens), V] of the tokens after the prompt."""
         cache = make_prompt_cache(self._model)
         if self.routed is not None:
             logits = self.routed(prompt + tokens[:-1], cache)
@@ -158,8 +152,6 @@ def rms(values: Sequence[float] | NDArray[np.float64]) -> float:
 
 
 def grid() -> Iterator[object]:
-    """Every architecture in 32 bits on the reference, in 16 bits and from 8-bit pages on native kernels, and
-    every third the other way round, too."""
     architectures = list(tiny_models.CONFIGS)
     for case, backend in itertools.product(CASES, BACKENDS):
         usual = "reference" if case.kv_format == "fp16" else "cpu"
@@ -181,7 +173,6 @@ def load_served(folder: Path, case: Case, backend: str) -> ModelRunner:
 
 
 def serve_all(runner: ModelRunner, routing: Routing | None) -> list[Output]:
-    """The output of every prompt; the last two find the pages of the first."""
     blocks = BlockManager(runner.info.groups, PAGE_SIZE, max_chunk=16)
     return [
         output for part in (prompts()[:4], prompts()[4:]) for output in serve(runner, part, blocks, routing)
@@ -190,14 +181,9 @@ def serve_all(runner: ModelRunner, routing: Routing | None) -> list[Output]:
 
 @dataclass(slots=True)
 class Errors:
-    """What served outputs are off by, and mlx-lm in the precision of the weights, from mlx-lm in float32.
+    """Errors of served outputs and of mlx-lm in the weights' precision, compared with mlx-lm in float32.
 
-    logprobs, plain_logprobs  of each token and of the likeliest beside it
-    routers                   of mlx-lm's, of the routers' logits, given the experts that were served
-    distance                  by how much, in those logits, an expert that was not taken beat one that was
-    router_scale              RMS of those logits
-    rows                      float32 log-probabilities [V] of each served token's place, and the token
-    """
+    rows: float32 log probabilities [V] at each served token, and the token."""
 
     logprobs: list[float] = field(default_factory=list)
     plain_logprobs: list[float] = field(default_factory=list)
@@ -229,7 +215,6 @@ def measure(outputs: Sequence[Output], folder: Path, routing: Routing | None) ->
 
 
 def check(found: Errors, case: Case) -> None:
-    """Log-probabilities, the tokens that these decide, and the experts that were chosen."""
     if case.tolerance is None:
         assert rms(found.logprobs) <= RMS_ERROR * rms(found.plain_logprobs)
         tolerance = LARGEST_ERROR * rms(found.plain_logprobs)
@@ -249,8 +234,6 @@ def check(found: Errors, case: Case) -> None:
 
 @pytest.mark.parametrize(("case", "backend"), list(grid()))
 def test_greedy_serving_is_mlx_lms_own(case: Case, backend: TestedBackend, tmp_path: Path) -> None:
-    """Log-probabilities and tokens, against mlx-lm in float32 on the served model's weights: rounding
-    to bf16 may take what is served no farther from it than mlx-lm itself."""
     if case.is_mixture and case.dtype != mx.float32 and backend.name != "cpu":
         pytest.skip("only the native CPU backend computes experts in bf16 on a CPU")
     backend.create()
@@ -270,8 +253,6 @@ MIXED_CASES = [case for case in CASES if case.is_mixture]
 @pytest.mark.parametrize("wrong", ["expert", "choice"])
 @pytest.mark.parametrize("mixture", MIXED_CASES, ids=str)
 def test_a_wrong_expert_in_one_layer_is_noticed(mixture: Case, wrong: str, tmp_path: Path) -> None:
-    """Experts are compared given their routing, which must not excuse a wrong one: neither another
-    than the router chose, nor a router that prefers what it should not."""
     name = next(backend.name for backend in reversed(BACKENDS))
     folder = tiny_models.make_model(tmp_path, mixture.architecture, dtype=mixture.dtype)
     with closing(load_served(folder, mixture, name)) as runner:

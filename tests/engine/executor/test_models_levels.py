@@ -1,5 +1,3 @@
-"""The tests of models at every instruction set: those that this CPU runs, and the others emulated."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -14,7 +12,7 @@ pytestmark = pytest.mark.parity
 _ext = require_extension()
 
 FOLDER = Path(__file__).resolve().parent
-# Sockets, files and caches of the outer run are not the inner one's.
+# The inner run must not use the sockets, files and caches of the outer run.
 RUN = """
 import pytest, sys
 from octavo.kernels import _ext
@@ -25,15 +23,11 @@ sys.exit(code)
 
 
 def run_tests(level: str, *arguments: str) -> str:
-    """What pytest prints of the tests that ``arguments`` name, at a level; all pass."""
     return run_at_level(level, RUN.format(arguments=list(arguments)), limit=800)
 
 
 @at_every_level
 def test_models_are_mlx_lms_own_at_every_level(level: str) -> None:
-    """A quarter of the architectures in 16 bits, another one at each level, and one in 32 bits and from int8
-    pages at all of them, greedily served by the native backend. All of them are served at the level of this
-    CPU; the slow run has them at the others."""
     quarter = list(tiny_models.CONFIGS)[LEVELS.index(level) :: len(LEVELS)]
     chosen = [f"{name}-bfloat16-bf16" for name in quarter] + ["llama-float32-fp16", "llama-float32-int8"]
     test = f"{FOLDER / 'test_models.py'}::test_greedy_serving_is_mlx_lms_own"

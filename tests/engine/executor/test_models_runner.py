@@ -1,5 +1,3 @@
-"""The runner: failures stay with their sequence, copies and slices change nothing, weights convert."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -52,7 +50,7 @@ def test_a_step_without_samples_writes_its_pages(runner: paged.PagedRunner) -> N
 def test_pages_are_copied_before_the_step_writes(runner: paged.PagedRunner) -> None:
     runner.run(make_batch([(PROMPT, 0, [1, 2])], []), [])
     wanted = runner.run(make_batch([([9], 11, [1, 2])], [0]), [state()])
-    runner.run(make_batch([([200], 11, [1, 2])], []), [])  # overwrites the slot of the token 9
+    runner.run(make_batch([([200], 11, [1, 2])], []), [])
     copies = (PageCopy(PageId(2), PageId(7)),)
     got = runner.run(make_batch([([9], 11, [1, 7])], [0], copies), [state()])
     assert tokens_of(got) == tokens_of(wanted)
@@ -98,7 +96,7 @@ def test_logits_that_are_not_finite_fail_their_row_only(
 def test_keys_that_are_not_finite_fail_their_sequence_only(
     tmp_path: Path, backend: str, rows: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Token 13 has an embedding of infinity, so rows that read it have K that cannot be stored."""
+    """Token 13 has an infinite embedding, so K of rows that read it cannot be stored."""
     if rows is not None:
         monkeypatch.setattr(paged.PagedRunner, "_rows_at_once", lambda *_: rows)
     folder = tiny_models.make_model(tmp_path, "llama", dtype=mx.float32)
@@ -118,14 +116,13 @@ def test_keys_that_are_not_finite_fail_their_sequence_only(
     failed = set(output.failed_rows)
     assert {3, 6} <= failed, "the sequence that samples nothing must be told of, too"
     assert not failed & {0, 1, 2}
-    # What was stored is zeros, so the next step of a neighbour on other pages is as before.
     again = runner.run(make_batch([(PROMPT[:3], 0, [1])], [2]), [state()])
     assert tokens_of(again) == [good.token]
     runner.close()
 
 
 def test_keys_that_are_not_finite_are_found_in_steps_that_repeat(tmp_path: Path, backend: str) -> None:
-    """Graphs of steps of one shape are replayed from the second on."""
+    """Steps of one shape are replayed from the second on."""
     runner = load(tiny_models.make_model(tmp_path, "llama", dtype=mx.float32), backend)
     embedding = runner._model._model.model.embed_tokens
     embedding.weight = mx.where(mx.arange(tiny_models.VOCAB_SIZE)[:, None] == 13, mx.inf, embedding.weight)
@@ -200,7 +197,7 @@ def test_memory_stays_flat_however_the_steps_vary(runner: paged.PagedRunner) -> 
 
 
 def test_the_limit_of_open_files_survives_mlx_lm() -> None:
-    """In a process of its own: importing mlx-lm lowers the limit."""
+    """Importing mlx-lm lowers the limit of the process, so a new process is measured."""
     import subprocess
     import sys
 

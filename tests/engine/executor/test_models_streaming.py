@@ -1,5 +1,3 @@
-"""Sequences that outgrow what a token sees: kept positions and the latest ones, like rotating caches."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -36,7 +34,6 @@ def config(folder: Path, **changes: object) -> EngineConfig:
 
 
 def rotating_logprobs(folder: Path, tokens: list[int], max_kv_size: int | None) -> list[float]:
-    """Of each token after the prompt, by mlx-lm with its own caches, one token at a time."""
     model, _ = load_model(folder)
     caches = make_prompt_cache(model, max_kv_size=max_kv_size)
     logprobs = []
@@ -63,7 +60,6 @@ def test_tokens_beyond_the_size_equal_those_of_a_rotating_cache(tmp_path: Path) 
 
 
 def held_while_generating(settings: EngineConfig, num_tokens: int) -> list[int]:
-    """Return the pages that the last group holds after each thousand tokens."""
     held: list[int] = []
     core = build_core(settings)
     request = Request(
@@ -88,7 +84,7 @@ def held_while_generating(settings: EngineConfig, num_tokens: int) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("architecture", "kv_format"), [("qwen3", "fp4"), ("mistral", "bf16")])
 def test_five_thousand_tokens_hold_a_window(tmp_path: Path, architecture: str, kv_format: str) -> None:
-    """Far beyond the 512 positions of the models. mistral has windows of 12 besides."""
+    """The models have windows of 512 positions, mistral also of 12."""
     folder = tiny_models.make_model(tmp_path, architecture, head_dim=32)
     held = held_while_generating(config(folder, kv_format=kv_format, max_model_len=30_000), 5_000)
     assert len(held) == 5
@@ -97,7 +93,6 @@ def test_five_thousand_tokens_hold_a_window(tmp_path: Path, architecture: str, k
 
 @pytest.mark.parametrize(("window", "keep"), [(20, 0), (20, 4), (100, 0), (4096, 4)])
 def test_a_window_s_pages_do_not_grow(window: int, keep: int) -> None:
-    """20,000 positions, a chunk and then one by one, beside layers that keep everything."""
     size, groups = 32, (FullAttention(num_pages=700), SlidingWindow(num_pages=180, window=window, keep=keep))
     blocks = BlockManager(groups, size, max_chunk=512)
     tokens = [number % 7 for number in range(20_000)]

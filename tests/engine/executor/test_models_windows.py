@@ -1,5 +1,3 @@
-"""Window models through page groups: the same tokens as with every page kept, for a window's price."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -48,8 +46,6 @@ def load(folder: Path, kv_format: str) -> ModelRunner:
 def serve(
     runner: ModelRunner, max_tokens: int, *, num_prompts: int = 3
 ) -> tuple[list[list[int]], list[float], set[int]]:
-    """Greedy tokens of three ragged prompts of which the second begins as the first; their logprobs; and
-    how many pages the last group holds while only the longest is left."""
     rng = np.random.default_rng(1)
     first = rng.integers(0, 250, 60).tolist()
     prompts = [first, [*first[:40], 7, 8], rng.integers(0, 250, 5).tolist()][:num_prompts]
@@ -68,7 +64,7 @@ def serve(
     logprobs: list[float] = []
     held: set[int] = set()
     for number in range(1000):
-        if number == 6:  # when the pages of the first prompt can be found
+        if number == 6:
             for sequence in sequences[1:]:
                 scheduler.add(sequence)
         step = scheduler.plan()
@@ -111,8 +107,6 @@ def test_a_window_costs_a_window_and_changes_nothing(
 
 
 def check_mlx_lms(folder: Path, tokens: list[int], logprobs: list[float], patch: pytest.MonkeyPatch) -> None:
-    """The first sequence of ``serve`` alone, of a float32 model, against mlx-lm's forward of it with K and V
-    rounded to 16 bits. Where positions are chosen, equal scores may be chosen among otherwise."""
     plain, _ = load_model(folder)
     for kind in (KVCache, ChunkedKVCache):
         patch.setattr(kind, "update_and_fetch", rounded(kind.update_and_fetch))
@@ -134,7 +128,6 @@ def rounded(update_and_fetch: Callable[..., Any]) -> Callable[..., Any]:
 def test_chunks_and_chosen_positions_are_mlx_lms_and_the_same_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str
 ) -> None:
-    """Through chunked prompts, beside others, and with a prefix that others computed."""
     folder = tiny_models.make_model(tmp_path, architecture, dtype=mx.float32)
     runner = load(folder, "fp16")
     together, logprobs, held = serve(runner, 100)

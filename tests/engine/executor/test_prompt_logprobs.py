@@ -1,5 +1,3 @@
-"""Log probabilities of prompts, through pages and in chunks, against a plain forward of the model."""
-
 from __future__ import annotations
 
 import shutil
@@ -22,8 +20,7 @@ PROMPTS = ["Once upon a time there was a lamp. " * 4, "Mara", "A", "The sea and 
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    """The embedded model in float32, with K and V rounded to fp16 pages. Chunks of at
-    most 24 tokens, so that long prompts take several steps."""
+    """The demo model in float32, with fp16 pages and chunks of at most 24 tokens."""
     import mlx.core as mx
 
     folder = tmp_path_factory.mktemp("models") / "demo"
@@ -46,7 +43,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 
 
 def plain_logprobs(llm: LLM, ids: list[int]) -> np.ndarray:
-    """[L, V] natural-log probabilities by mlx-lm alone."""
+    """Return natural-log probabilities [L, V] from mlx-lm alone."""
     import mlx.core as mx
     from mlx_lm import load
 

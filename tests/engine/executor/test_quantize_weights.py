@@ -1,5 +1,3 @@
-"""Quantizing weights while they are loaded: MLX's bits, on all threads."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -57,7 +55,6 @@ def test_weights_quantized_while_loading_are_those_of_mlx(
 def test_weights_by_channels_are_those_of_their_definition(
     tmp_path: Path, architecture: str, weights: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From floats, and from affine weights of as many bits; experts, too."""
     folder = tiny_models.make_model(tmp_path / "model", architecture)
     theirs = load_model(folder, weights=weights, ops=MLXOps()).model
     affine = load_model(folder, weights="int8" if weights == "w8a8" else "int4", ops=MLXOps()).model
@@ -65,7 +62,7 @@ def test_weights_by_channels_are_those_of_their_definition(
     convert_weights(affine, weights, MLXOps())
     wanted, wanted_again = parameters(theirs), parameters(affine)
     mx.eval(wanted, wanted_again)
-    for module in (channel_weights, model_ops):  # what follows does not compute by the definition
+    for module in (channel_weights, model_ops):
         monkeypatch.delattr(module, "quantize_as")
     monkeypatch.setattr(channel_weights, "QUANTIZE", {})
     ours = load_model(folder, weights=weights, ops=NativeOps()).model

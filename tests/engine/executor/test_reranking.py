@@ -1,5 +1,3 @@
-"""Documents scored by the next token, compared with mlx-lm's own logits."""
-
 from __future__ import annotations
 
 import math
@@ -29,7 +27,6 @@ SMALL: dict[str, Any] = {
     "max_step_tokens": 32,
     "page_size": 16,
 }
-# The tokenizer knows bytes only. What the query is, is longer than a page.
 PROMPT = RerankPrompt(
     template="{instruction}: is {query} told here? {document}\nAnswer:", yes="y", no="n", instruction="Judge"
 )

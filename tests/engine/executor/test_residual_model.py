@@ -1,5 +1,3 @@
-"""Models over quantized pages with residual pages: what they compute depends on a sequence's tokens alone."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -37,7 +35,6 @@ def load(folder: Path, config: EngineConfig) -> ModelRunner:
 
 
 def prompts() -> list[list[int]]:
-    """Of which the second begins as the first."""
     rng = np.random.default_rng(1)
     first = rng.integers(0, 250, 60).tolist()
     return [first, [*first[:40], 7, 8], rng.integers(0, 250, 5).tolist(), [9] * 30]
@@ -46,8 +43,6 @@ def prompts() -> list[list[int]]:
 def serve(
     runner: ModelRunner, sequences: list[Sequence], *, chunk: int = CHUNK, num_residual: int | None = None
 ) -> dict[str, tuple[list[int], list[float]]]:
-    """Greedy tokens and their logprobs by sequence; the second and later ones come when the pages of the
-    first can be found. ``num_residual``: how many of its 16-bit pages the manager may use."""
     groups = tuple(
         replace(group, num_pages=num_residual)
         if num_residual and isinstance(group, ResidualWindow)
@@ -100,7 +95,7 @@ def test_with_all_pages_kept_tokens_are_those_of_16_bit_pages(
     answers = []
     for settings in ({"kv_format": "bf16"}, {"sink_pages": 80}, {"quantize_after": 10**6}):
         if architecture == "gemma3_text" and "sink_pages" in settings:
-            continue  # its windows keep nothing
+            continue
         runner = load(folder, replace(config, **settings))
         answers.append(serve(runner, requests()))
         if backend == "cpu":

@@ -1,5 +1,3 @@
-"""Named inputs of a step's rows, in mixed batches, captured steps and slices."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -21,8 +19,6 @@ PLAIN = SamplingParams(temperature=0)
 
 
 class Shifted:
-    """An embedding whose rows are moved by the step's input "shift"."""
-
     def __init__(self, embedding: Any, inputs: RowInputs) -> None:
         self._embedding = embedding
         self._inputs = inputs

@@ -1,5 +1,3 @@
-"""Drafts change no token and no bit of a log probability: real models, with and without."""
-
 from __future__ import annotations
 
 import random
@@ -52,13 +50,11 @@ def check(
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_drafts_change_nothing(folder: Path, backend: str) -> None:
-    """In a pool that is too small for all, so that some are preempted."""
     check(folder, seeds=range(2), count=10, drafters=("ngram", "suffix"), backend=backend)
 
 
 @pytest.mark.usefixtures("every_draft_is_computed")
 def test_outputs_of_others_of_the_tenant_are_drafted(folder: Path) -> None:
-    """An earlier output is repeated, so almost nothing is computed token by token."""
     watched = Drafts()
     params = SamplingParams(max_tokens=40, temperature=1.5, seed=7, speculate="suffix", ignore_eos=True)
     with engine(folder, watched) as llm:
@@ -93,7 +89,6 @@ def structured_answers(llm: LLM, seed: int, count: int, speculate: Speculate) ->
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_drafts_change_nothing_under_a_grammar(folder: Path, backend: str) -> None:
-    """Forced tokens are drafted, and forbidden ones are not."""
     watched = Drafts()
     with engine(folder, watched, backend=backend) as llm:
         for seed in range(2):

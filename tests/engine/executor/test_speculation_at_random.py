@@ -1,8 +1,6 @@
-"""2,000 random requests with drafts of all kinds: settings, batch mates, preemption, cancellations, formats.
+"""2,000 random requests, first without drafts, then with drafts of all kinds.
 
-Each is served without drafts first, beside others, and then with them, among others that come and go. The
-answers are equal to the bit; of those that were cancelled, what they had said so far.
-"""
+Outputs must be equal to the bit; outputs of cancelled requests must be prefixes."""
 
 from __future__ import annotations
 
@@ -34,8 +32,6 @@ ROUNDS = {"cpu": 6, "reference": 2}
 
 @dataclass(slots=True)
 class Answer:
-    """The output of one sample."""
-
     tokens: list[int] = field(default_factory=list)
     logprobs: list[object] = field(default_factory=list)
     text: str = ""
@@ -44,7 +40,6 @@ class Answer:
 
 
 def random_config(rng: random.Random, folder: Path, draft: Path, backend: str) -> EngineConfig:
-    """Of pools that are often too small for all, so that some are preempted."""
     kv_format = rng.choice(FORMATS)
     residual = rng.choice([0, 0, 1]) if kv_format not in ("bf16", "fp16") else 0
     return EngineConfig(
@@ -85,7 +80,6 @@ def serve(
     *,
     cancels: float,
 ) -> list[list[Answer]]:
-    """Add them a few at a time, and cancel one before a step with this probability."""
     made = [
         Request(
             f"{index}",
@@ -117,7 +111,6 @@ def serve(
 
 
 def check_round(folder: Path, draft: Path, backend: str, seed: int) -> dict[str, int]:
-    """How many were served to their end, cancelled, and how many drafts held."""
     rng = random.Random(f"{folder.name} {backend} {seed}")
     core = build_core(random_config(rng, folder, draft, backend))
     compiler = ConstraintCompiler(core.tokenizer, vocab_size=core.info.vocab_size)
@@ -133,7 +126,7 @@ def check_round(folder: Path, draft: Path, backend: str, seed: int) -> dict[str,
         drafted = serve(core, compiler, with_drafts, rng, cancels=0.15)
         for request, expected, got in zip(work, plain, drafted, strict=True):
             for before, after in zip(expected, got, strict=True):
-                if after.finish is FinishReason.ABORT or after.finish is None:  # or never begun
+                if after.finish is FinishReason.ABORT or after.finish is None:
                     counts["cancelled"] += 1
                     num_tokens = len(after.tokens)
                     assert after.tokens == before.tokens[:num_tokens], request
@@ -155,12 +148,11 @@ def check_round(folder: Path, draft: Path, backend: str, seed: int) -> dict[str,
 
 
 def check(tmp_path: Path, architecture: str, backend: str, seeds: range) -> None:
-    dtype = mx.bfloat16 if backend == "cpu" else mx.float32  # MLX's experts on a CPU know no other
+    dtype = mx.bfloat16 if backend == "cpu" else mx.float32  # MLX's experts compute in float32 only on a CPU
     folder = tiny_models.make_model(tmp_path / architecture, architecture, dtype=dtype)
     draft = tiny_models.make_model(tmp_path / "draft", "llama", dtype=dtype, seed=1, num_hidden_layers=2)
     total: dict[str, int] = defaultdict(int)
     for seed in seeds:
-        # The model itself, whose guesses hold, or another one, whose guesses do not.
         guesses = folder if seed % 2 else draft
         for name, count in check_round(folder, guesses, backend, seed).items():
             total[name] += count

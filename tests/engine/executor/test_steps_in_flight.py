@@ -1,5 +1,3 @@
-"""A step in flight, and tokens drawn in the step's graph, change no token: real models, with and without."""
-
 from __future__ import annotations
 
 import random
@@ -33,8 +31,6 @@ FORMATS = ("bf16", "fp16", "fp4", "fp5/fp4", "int8", "int4")
 
 
 class Watched:
-    """Outcomes of the steps of all runners."""
-
     def __init__(self) -> None:
         self.num_steps = self.num_followed = self.num_void = self.num_on_host = 0
 
@@ -75,7 +71,6 @@ def engine(folder: Path, **settings: Any) -> LLM:
 
 
 def requests(rng: random.Random, count: int) -> list[tuple[list[int], SamplingParams]]:
-    """Prompts that share beginnings; half of the requests ask for nothing but tokens."""
     shared = [rng.randrange(250) for _ in range(20)]
     made = []
     for _ in range(count):
@@ -110,7 +105,6 @@ def answers(llm: LLM, seed: int, count: int = 9) -> list[object]:
 
 
 def essence(output: RequestOutput) -> object:
-    """Return everything except times."""
     return [(c.text, c.token_ids, c.finish_reason, c.stop_match, c.error, c.logprobs) for c in output.outputs]
 
 
@@ -133,7 +127,6 @@ def test_every_page_format_gives_the_same(
 def test_drafts_where_something_is_guessed_give_the_same(
     folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One after the other; every second one says the same again and again."""
     rng = random.Random(3)
     prompts = [[rng.randrange(250) for _ in range(9)] for _ in range(6)]
     params = [
@@ -185,7 +178,6 @@ def test_a_token_that_the_host_draws_otherwise_is_followed_by_a_repeated_row(
     draw, calls = device_sampling.draw_tokens, 0
 
     def wrong_at_times(logits: mx.array, draws: Any) -> mx.array:
-        """As a device that rounds badly, and knows: every third step is unsure of its first row."""
         nonlocal calls
         calls += 1
         tokens, verdicts = draw(logits, draws)
@@ -203,7 +195,6 @@ def test_a_token_that_the_host_draws_otherwise_is_followed_by_a_repeated_row(
 
 
 def test_one_array_is_evaluated_for_all_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the number of rows, the host reads one array of a step, and evaluates nothing else."""
     reads: list[int] = []
     with watched(monkeypatch) as counts, engine(folder, async_steps=True) as llm:
         read, evaluate = np.array, mx.eval

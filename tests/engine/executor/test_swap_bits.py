@@ -1,8 +1,6 @@
-"""The embedded model in a pool that is too small.
+"""The demo model in a pool that is too small.
 
-Preempted sequences get the tokens and log probabilities of a large pool, whether their pages are recomputed,
-copied back, or read from disk.
-"""
+Preempted sequences have the tokens and log probabilities of a large pool."""
 
 from __future__ import annotations
 
@@ -25,7 +23,6 @@ Outputs = list[tuple[list[int], list[float]]]
 
 
 def generate(kv_format: str, num_pages: int, **options: object) -> tuple[Outputs, int, Gauges]:
-    """Return the outputs of five requests, the number of preemptions, and the gauges at the end."""
     cores: list[EngineCore] = []
 
     def remember(config: EngineConfig, observer: object = None) -> EngineCore:

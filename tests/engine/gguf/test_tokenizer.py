@@ -1,6 +1,3 @@
-"""Tokenizers of GGUF metadata against SentencePiece, and against the patterns of the ``tokenizers``
-library."""
-
 from __future__ import annotations
 
 import io
@@ -22,7 +19,6 @@ TEXTS = st.text(st.sampled_from("abcdehilmnorst \n\t.,!'1290ßü東😀_"), max_
 
 
 def sentence_piece() -> tuple[sentencepiece.SentencePieceProcessor, dict[str, Any]]:
-    """A trained SentencePiece BPE model, and the metadata that llama.cpp's conversion makes of it."""
     draw = random.Random(5)
     lines = [" ".join(draw.choices(TRAINING.split(), k=12)) for _ in range(400)]
     file = io.BytesIO()

@@ -1,5 +1,3 @@
-"""Records of requests' look-ups and of reused prefixes: bounded and correct."""
-
 from __future__ import annotations
 
 from array import array
@@ -55,7 +53,6 @@ def test_tokens_of_ended_requests_are_bounded(requests: list[tuple[int, int]]) -
 
 
 def hit(prefixes: ReusedPrefixes, blocks: BlockManager, tokens: list[int], salt: bytes) -> int:
-    """Serve a prompt; returns what was found, which was told to ``prefixes``."""
     sequence = Sequence("s", tokens, 1, salt)
     sequence.table = table = blocks.open(tokens, salt=salt)
     if num_hit := table.num_written:
@@ -77,7 +74,7 @@ def test_the_tree_adds_up_to_what_was_found(served: list[tuple[list[int], bytes]
     assert sum(node.tokens_saved for node in whole) == sum(num_hit for _, _, num_hit in found)
     paths: list[tuple[int, ...]] = []
     for node in whole:
-        before = () if node.parent is None else paths[node.parent]  # a parent comes first
+        before = () if node.parent is None else paths[node.parent]
         assert len(before) == node.start
         paths.append((*before, *node.tokens))
         assert len(paths[-1]) == node.end

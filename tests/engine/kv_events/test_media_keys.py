@@ -1,5 +1,3 @@
-"""Images in events of pages, as routers and readers over ZMQ get them."""
-
 from __future__ import annotations
 
 from types import SimpleNamespace
@@ -10,7 +8,7 @@ from octavo.engine.grpc.vllm.kv_events import KvEventStream
 from octavo.engine.kv_events.zmq_publisher import _structure
 
 IMAGE = MediaSpan(3, 3, bytes(range(32)))
-TOKENS = [1, 2, 3, 9, 9, 9, 7, 8, 5]  # pages of four: the image has rows in both
+TOKENS = [1, 2, 3, 9, 9, 9, 7, 8, 5]  # pages of 4 tokens: both have rows of the image
 
 
 def test_pages_name_their_images_in_events() -> None:

@@ -1,4 +1,4 @@
-"""KV events over ZMQ: a reader written from vLLM's public schema ends with what the cache holds."""
+"""KV events over ZMQ, read by a client written from vLLM's public schema."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.server
 
 
 def schema(*, array_like: bool) -> Any:
-    """vLLM's types of a batch, which refuse any other field."""
+    """vLLM's batch types, which refuse unknown fields."""
 
     def struct(name: str, *fields: tuple[Any, ...], **options: Any) -> type:
         options |= {"array_like": array_like, "forbid_unknown_fields": True}
@@ -51,8 +51,6 @@ def schema(*, array_like: bool) -> Any:
 
 
 class Reader:
-    """The index that a router keeps of one worker."""
-
     def __init__(self, endpoint: str, replay: str, encoding: str, *, lose: int = 0) -> None:
         self._decode = msgspec.msgpack.Decoder(schema(array_like=encoding == "array")).decode
         self._context = zmq.asyncio.Context()
@@ -62,7 +60,7 @@ class Reader:
         self._replay = replay
         self._lose = lose
         self.next = 0
-        self.blocks: dict[int, tuple[int, ...]] = {}  # hash: all tokens up to the block's end
+        self.blocks: dict[int, tuple[int, ...]] = {}  # hash: all tokens up to the end of the block
         self.salts: set[str] = set()
         self.adapters: set[str | None] = set()
         self.removed = 0
@@ -116,8 +114,6 @@ class Reader:
             self.salts.update(*(keys for keys in event.extra_keys if keys))
 
     async def agrees(self, its: Served) -> None:
-        """Wait until the index is the cache: the same blocks and the same tokens."""
-
         async def same() -> bool:
             if self._task.done():
                 self._task.result()
@@ -134,7 +130,6 @@ class Reader:
 
 @asynccontextmanager
 async def published(tmp_path: Path, encoding: Any = "array", **reader: Any) -> AsyncIterator[tuple[Any, ...]]:
-    """A server whose events are published, and a reader that was there before the first."""
     endpoint, replay = f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay"
     options = KvEventOptions(endpoint=endpoint, replay=replay, topic="kv@worker@m", encoding=encoding)
     publisher = KvEventPublisher(options)
@@ -166,7 +161,7 @@ async def test_a_reader_holds_what_the_cache_holds_though_a_message_is_lost(
 ) -> None:
     async with published(tmp_path, encoding, lose=3) as (its, index, _):
         await its.engine.load_adapter("tale", Path("/srv/tale"))
-        for number in range(8):  # 16 pages hold two of them: the others are evicted
+        for number in range(8):  # 16 pages hold two prompts, so the others are evicted
             named = {"adapter": "tale"} if number == 7 else {}
             await say(its, [number] * 30, salt="s" * (number % 2), **named)
         await index.agrees(its)
@@ -259,8 +254,6 @@ async def test_an_endpoint_that_cannot_be_used_is_named(endpoint: str) -> None:
 
 async def test_a_flood_of_replay_requests_lets_other_tasks_run() -> None:
     class Router:
-        """Always has a request, and always takes a message."""
-
         async def recv_multipart(self) -> list[bytes]:
             return [b"reader", b"", bytes(8)]
 

@@ -1,5 +1,3 @@
-"""Fixtures of all tests of pages on disk."""
-
 from __future__ import annotations
 
 import pytest
@@ -9,6 +7,5 @@ from octavo.engine.kv_store import reader
 
 @pytest.fixture(autouse=True)
 def patient_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A read is not given up because the machine is busy; tests of that say so."""
     monkeypatch.setattr(reader, "STALL_S", 60.0)
     monkeypatch.setattr(reader, "WAIT_S", 60.0)

@@ -1,5 +1,3 @@
-"""Which cached pages are written to files that name them by tokens alone."""
-
 from __future__ import annotations
 
 from octavo.block_manager import BlockManager, MediaSpan

@@ -1,5 +1,3 @@
-"""Files of pages: what is read is what was written, or it is refused."""
-
 from __future__ import annotations
 
 import json
@@ -99,7 +97,7 @@ def test_other_programs_can_read_the_file(tmp_path: Path) -> None:
 def test_no_altered_byte_is_ever_served(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Cut, flip a bit, overwrite a stretch: the page is right or it is dropped, and its file with it."""
+    """The file is cut, a bit is flipped, or a range is overwritten."""
     folder = make_folder(tmp_path_factory.mktemp("shards"))
     fill(folder, 1, 2)
     digest, run = make_run(1, 1, folder.kind)
@@ -128,7 +126,6 @@ def test_no_altered_byte_is_ever_served(
 
 
 def test_a_shard_under_another_name_is_not_served(tmp_path: Path) -> None:
-    """Neither another sequence's page, nor another position's, nor another model's."""
     folder, other = make_folder(tmp_path), make_folder(tmp_path, model="other")
     fill(folder, 1, 2)
     fill(other, 1, 1)
@@ -173,7 +170,7 @@ def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
     paths = [f.path(digest) for digest in chain_of(1, 6)[1] for f in (folder, other)]
     for age, path in enumerate(reversed(paths)):
         os.utime(path, (1000 - age, 1000 - age))
-    read_page(folder, 1, 0)  # the oldest but one
+    read_page(folder, 1, 0)
     size = paths[0].stat().st_size
     small = make_folder(tmp_path, max_bytes=round(size * 8.5))
     pruned = small.prune()
@@ -211,7 +208,6 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_pages_follow_from_their_digest() -> None:
-    """The helper itself: different digests, different bytes."""
     kind = make_kind()
     pages = {bytes_of(digest, kind).tobytes() for digest in chain_of(1, 3)[1] + chain_of(2, 3)[1]}
     assert len(pages) == 6

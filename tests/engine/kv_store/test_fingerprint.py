@@ -1,5 +1,3 @@
-"""Fingerprints of models: every edit changes them, and unchanged files are not read again."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""A server may be killed at any moment: what lies in the folder then is whole, right, or dropped."""
-
 from __future__ import annotations
 
 import random
@@ -27,12 +25,12 @@ def test_killed_at_random_moments(kills: int, tmp_path: Path, monkeypatch: pytes
     announced: set[str] = set()
     with nursery("shards", tmp_path) as process:
         for number in range(kills):
-            first = rng.randrange(number + 1) * 2  # some is written again
+            first = rng.randrange(number + 1) * 2
             announced |= kill_one(process, first, rng, most_s=0.004)
             found = {path.stem: path for path in tmp_path.rglob("*.safetensors")}
             assert announced <= found.keys(), "what was there is there"
             for name, path in found.items():
-                run = read_run(path)  # raises for what is not whole
+                run = read_run(path)  # raises if the file is not whole
                 np.testing.assert_array_equal(
                     run.parts[0].pages[0], bytes_of(Digest(bytes.fromhex(name)), kind)
                 )
@@ -45,12 +43,11 @@ def test_killed_at_random_moments(kills: int, tmp_path: Path, monkeypatch: pytes
 
 
 def restart(folder: Path, groups: tuple[KVGroupSpec, ...], numbers: list[int]) -> int:
-    """Serve prompts that a killed engine may have served; returns how many tokens were on disk."""
     prompts = [prompt_of(number) for number in numbers]
     fake = FakeCore(groups=groups)
     with LLM(small_config(cache_dir=folder), core_factory=fake) as llm:
         outputs = llm.generate(prompts, FOUR_TOKENS, progress=False)
-    for prompt, output in zip(prompts, outputs, strict=True):  # the ledger has checked every position
+    for prompt, output in zip(prompts, outputs, strict=True):
         assert output.outputs[0].token_ids == alone(prompt, FOUR_TOKENS).token_ids
     assert fake.core is not None
     fake.core._blocks.check()
@@ -63,8 +60,7 @@ def restart(folder: Path, groups: tuple[KVGroupSpec, ...], numbers: list[int]) -
 @HOW_OFTEN
 @pytest.mark.parametrize("groups", GROUPS)
 def test_engines_killed_at_random_moments(groups: str, kills: int, tmp_path: Path) -> None:
-    """With layers of windows, a prompt's pages are in several folders, and any of them may be missing. A hit
-    is then a prefix for which every group has the pages that its queries see."""
+    """Each group of layers has its own folder, and any page file may be missing."""
     rng, loaded, known = random.Random(kills), 0, set[Path]()
     with nursery(groups, tmp_path) as process:
         for number in range(kills):
@@ -72,8 +68,8 @@ def test_engines_killed_at_random_moments(groups: str, kills: int, tmp_path: Pat
             found = set(tmp_path.rglob("*.safetensors"))
             assert known <= found
             for path in found - known:
-                read_run(path)  # raises for what is not whole
-            last = 3 * number + len(served)  # the one that was interrupted
+                read_run(path)  # raises if the file is not whole
+            last = 3 * number + len(served)
             loaded += restart(tmp_path, GROUPS[groups], [last, 3 * number, last + 1])
             known = found
     assert loaded > 4 * kills

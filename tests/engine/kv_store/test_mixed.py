@@ -1,5 +1,3 @@
-"""Quantized pages and the 16-bit pages next to them on disk, where a prompt finds both."""
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""Pages of a real model on disk: what is generated after a restart is what was generated before."""
-
 from __future__ import annotations
 
 from dataclasses import replace

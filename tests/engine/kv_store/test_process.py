@@ -1,5 +1,3 @@
-"""A server with a cache folder that is killed, and the one that takes its place."""
-
 from __future__ import annotations
 
 import asyncio

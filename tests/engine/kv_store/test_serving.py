@@ -1,5 +1,3 @@
-"""Pages that outlive the engine, on the ledger: what a prompt gets from disk is what it would compute."""
-
 from __future__ import annotations
 
 import asyncio
@@ -33,7 +31,6 @@ FOUR_TOKENS = SamplingParams(max_tokens=4, ignore_eos=True)
 def generate(
     config: EngineConfig, prompts: list[list[int]], *, core: FakeCore | None = None
 ) -> tuple[list[RequestOutput], StoreCounts]:
-    """Return the outputs of a new engine, and its counts at the end."""
     core = core or FakeCore()
     with LLM(config, core_factory=core) as llm:
         outputs = llm.generate(prompts, FOUR_TOKENS, progress=False)
@@ -68,7 +65,6 @@ def test_the_next_turn_finds_the_answer_too(tmp_path: Path) -> None:
 
 
 def test_memory_and_disk_complete_one_another(tmp_path: Path) -> None:
-    """Half of the prompt is in memory when the other half is read."""
     config = small_config(cache_dir=tmp_path)
     generate(config, [PROMPT])
     core = FakeCore()
@@ -136,7 +132,6 @@ def test_pages_come_in_portions_while_others_are_computed(
 
 
 def test_a_prompt_that_needs_the_pool_twice_is_served(tmp_path: Path) -> None:
-    """Forty prompts of half the pool each, from disk, four at a time: everything is as computed."""
     config = small_config(cache_dir=tmp_path, num_pages=64)
     prompts = [[number, *PROMPT] for number in range(20)] * 2
     cold, _ = generate(small_config(cache_dir=tmp_path / "none", num_pages=64), prompts)
@@ -147,8 +142,6 @@ def test_a_prompt_that_needs_the_pool_twice_is_served(tmp_path: Path) -> None:
 
 
 class Slow:
-    """Holds reads back until they are released."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go = threading.Event()
         self.reading = threading.Event()
@@ -256,8 +249,6 @@ def test_the_budget_holds(tmp_path: Path) -> None:
 
 
 def test_two_servers_share_one_folder(tmp_path: Path) -> None:
-    """Both write the same and other pages at once, within a budget that makes both remove some;
-    whatever is found afterwards is right."""
     config = small_config(cache_dir=tmp_path, cache_dir_bytes=60_000)
     prompts = [[[who, *PROMPT[: 60 + n]] if n % 2 else [n, *PROMPT] for n in range(8)] for who in (1, 2)]
     want, _ = generate(small_config(cache_dir=tmp_path / "alone"), [p for half in prompts for p in half])
@@ -300,7 +291,6 @@ def test_what_cannot_be_is_refused_at_the_start(tmp_path: Path) -> None:
 
 
 def test_the_step_does_not_wait_for_the_end_of_writing(tmp_path: Path) -> None:
-    """Observed from outside: the counts of a running engine come with its gauges."""
     recording, core = Recording(), FakeCore()
     with LLM(small_config(cache_dir=tmp_path), core_factory=core, observer=recording) as llm:
         llm.generate([PROMPT], FOUR_TOKENS, progress=False)

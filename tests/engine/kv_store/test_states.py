@@ -1,6 +1,3 @@
-"""Snapshots of recurrent state on disk and in saved files: beside pages, named by the digest of the page they
-stand behind."""
-
 from __future__ import annotations
 
 import random
@@ -55,7 +52,6 @@ def generate(
     groups: tuple[KVGroupSpec, ...] = GROUPS,
     states: RecurrentState = TAILS,
 ) -> tuple[list[RequestOutput], StoreCounts, EngineCore]:
-    """The outputs of an engine of its own, its counts at the end, and what is left of it."""
     fake = FakeCore(groups=groups, states=states)
     with LLM(small_config(cache_dir=folder), core_factory=fake) as llm:
         outputs = llm.generate(prompts, PARAMS, progress=False)
@@ -134,8 +130,6 @@ def test_states_of_another_kind_are_not_looked_at(tmp_path: Path) -> None:
 def test_restarts_and_losses_never_change_what_is_said(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Engines one after the other, on few pages and fewer slots, whose files go missing; ``generate``
-    compares what each says with what a request gets alone."""
     folder = tmp_path_factory.mktemp("cache")
     groups: tuple[KVGroupSpec, ...] = (FullAttention(num_pages=data.draw(st.integers(28, 48))),)
     if data.draw(st.booleans()):
@@ -223,9 +217,9 @@ def test_a_saved_cache_has_all_states(
 
 
 def test_states_keep_their_place_in_pages_of_another_size(engine: Callable[..., LLM], tmp_path: Path) -> None:
-    """As bytes: a state stands after so many tokens, wherever pages end."""
-    engine().save_prompt(PROMPT[:33], tmp_path / "even.safetensors")  # the state stands after 32 tokens
-    engine().save_prompt(PROMPT[:37], tmp_path / "odd.safetensors")  # after 36
+    """A state belongs to a number of tokens, wherever pages end."""
+    engine().save_prompt(PROMPT[:33], tmp_path / "even.safetensors")  # the state is after 32 tokens
+    engine().save_prompt(PROMPT[:37], tmp_path / "odd.safetensors")  # the state is after 36 tokens
     even, odd = (read_run(tmp_path / f"{name}.safetensors") for name in ("even", "odd"))
     kind = PageLayoutKey(
         even.kind.model, (replace(even.kind.specs[0], page_size=8),), states=even.kind.states
@@ -249,7 +243,6 @@ def test_states_kept_in_another_way_are_refused(engine: Callable[..., LLM], tmp_
 
 
 def test_pages_without_bytes_are_files_too(tmp_path: Path) -> None:
-    """Of a model without attention."""
     spec = PoolSpec(layers=(), num_pages=2, page_size=4, k_format="bf16", v_format="bf16")
     kind = PageLayoutKey("m", (spec,), states=StateKind(4, (("s", (2,), "float32"),), 16))
     state = np.arange(16, dtype=np.uint8)[None]

@@ -1,5 +1,3 @@
-"""Disks that fail, hang, fill up and hold nonsense: prompts are computed, and the process goes on."""
-
 from __future__ import annotations
 
 import errno
@@ -49,7 +47,7 @@ def shards(folder: Path) -> list[Path]:
 def test_a_file_that_is_cut_while_it_is_read_is_an_error_and_no_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mapping would end the process with SIGBUS here."""
+    """Reading the file through mmap would end the process with SIGBUS."""
     path = tmp_path / "x.safetensors"
     _, run = make_run(1, 0, make_kind())
     write_run(path, replace(run, parts=(PagePart((0,), np.zeros((1, 100_000), np.uint8)),)))
@@ -112,8 +110,6 @@ def test_many_damaged_pages_of_a_prompt_are_mended_by_one_request(tmp_path: Path
 
 
 class Disk:
-    """Reads that hang until they are let go."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go = threading.Event()
         self.num_reads = 0
@@ -172,7 +168,7 @@ def test_a_disk_that_answers_again_is_read_again(
             assert time.monotonic() < end
             time.sleep(0.01)
         assert not store.is_stuck
-        monkeypatch.setattr(reader, "STALL_S", 60.0)  # it hangs no more, however busy the machine is
+        monkeypatch.setattr(reader, "STALL_S", 60.0)
         core.core._blocks.flush()
         (warm,) = llm.generate([PROMPT], FOUR_TOKENS, progress=False)
     assert warm.cached_tokens == 100
@@ -181,7 +177,6 @@ def test_a_disk_that_answers_again_is_read_again(
 def test_a_prompt_waits_for_a_slow_disk_so_long_and_keeps_what_has_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Five pages come; the sixth takes longer than the prompt may wait."""
     (cold,), _ = generate(tmp_path, [PROMPT])
     get: Callable[..., object] = ShardFolder.get
     num_reads, gone_on = 0, threading.Event()
@@ -228,8 +223,6 @@ def test_no_step_asks_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_folder_that_cannot_be_looked_at_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the file system does not tell a folder's entries apart, ``is_dir`` asks the disk."""
-
     class Stale:
         name, path = "0" * 32, str(tmp_path / "gone")
 
@@ -258,7 +251,6 @@ def test_pages_that_another_server_wrote_are_found_after_a_refresh(tmp_path: Pat
 
 
 def test_a_full_disk_gives_up_its_oldest_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Room for thirty shards, a budget for thousands: the latest prompt is what is kept."""
     put: Callable[..., int] = ShardFolder.put
 
     def bounded(self: ShardFolder, digest: Digest, run: PageRun, group: int) -> int:

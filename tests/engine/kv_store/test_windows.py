@@ -1,5 +1,3 @@
-"""Pages on disk and in saved files where layers have windows: each group has its own, as many as it needs."""
-
 from __future__ import annotations
 
 import random
@@ -46,7 +44,6 @@ def core_of(fake: FakeCore) -> EngineCore:
 def generate(
     folder: Path, groups: tuple[KVGroupSpec, ...], prompts: list[list[int]]
 ) -> tuple[list[RequestOutput], StoreCounts, EngineCore]:
-    """The outputs of an engine of its own, its counts at the end, and what is left of it."""
     fake = FakeCore(groups=groups)
     with LLM(small_config(cache_dir=folder), core_factory=fake) as llm:
         outputs = llm.generate(prompts, FOUR_TOKENS, progress=False)
@@ -58,14 +55,13 @@ def generate(
 
 
 def shard(core: EngineCore, index: int, group: int) -> Path:
-    """Where a page of PROMPT is on disk."""
     return disk_tier(core)._folder.path(core._blocks.name_pages(PROMPT, [])[index], group)
 
 
 @pytest.mark.parametrize(
     ("groups", "written", "loaded"),
     [
-        # 26 pages; to go on after 25: all; 22, 23, 24; the kept 0 and 1, and 23, 24
+        # Pages of each group: all 25; 22, 23, 24; or the kept 0 and 1, then 23 and 24.
         (MIXED, 3 * 26, 25 + 3 + 4),
         (WINDOW_ONLY, 26, 1 + 3),
     ],
@@ -112,7 +108,6 @@ def test_without_one_page_a_shorter_beginning_is_found(
 
 
 def test_groups_do_not_take_one_another_s_pages(tmp_path: Path) -> None:
-    """The same tokens, and rows of the same size: the digest is equal, the kind is not."""
     (cold,), _, core = generate(tmp_path, MIXED, [PROMPT])
     shard(core, 24, 1).write_bytes(shard(core, 24, 0).read_bytes())
     (warm,), counts, _ = generate(tmp_path, MIXED, [PROMPT])
@@ -137,7 +132,6 @@ def test_the_other_group_s_shard_is_no_other_format(tmp_path: Path) -> None:
 def test_restarts_and_losses_never_change_what_is_said(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Engines one after the other, on pools so small that pages are evicted, whose shards go missing."""
     folder = tmp_path_factory.mktemp("cache")
     windows = st.builds(
         SlidingWindow, num_pages=st.integers(20, 40), window=st.integers(2, 24), keep=st.integers(0, 9)
@@ -171,7 +165,6 @@ def test_a_plan_reads_what_is_needed_and_no_more(data: st.DataObject) -> None:
     digests = [Digest(bytes([index]) * 32) for index in range(num_pages)]
 
     def needed(group: KVGroupSpec, end: int) -> set[int]:
-        """Pages with a position that a query at the end sees, straight from the definition."""
         at = end * PAGE_SIZE
         return {
             position // PAGE_SIZE
@@ -228,7 +221,7 @@ def test_a_saved_prompt_holds_what_can_be_seen(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(saved, "PART_BYTES", 3 * 4 * 16 * len(groups))  # three pages at a time
+    monkeypatch.setattr(saved, "PART_BYTES", 3 * 4 * 16 * len(groups))  # bytes of three pages
     path = tmp_path / "x.safetensors"
     first = engine(groups)
     assert first.save_prompt(PROMPT, path).num_pages == 25

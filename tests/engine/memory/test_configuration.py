@@ -1,5 +1,3 @@
-"""A config.json as transformers reads it: whole numbers, rotary settings, lengths and windows."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -107,9 +105,9 @@ def test_scaling_that_is_no_number_is_refused() -> None:
     ("scaling", "default", "most"),
     [
         (None, 2048, 2048),
-        (YARN, 8192, 8192),  # as model cards say to switch it on
+        (YARN, 8192, 8192),  # as model cards say to enable it
         (YARN | {"original_max_position_embeddings": 1024}, 4096, 4096),
-        (YARN | {"original_max_position_embeddings": 256}, 2048, 2048),  # the larger of both
+        (YARN | {"original_max_position_embeddings": 256}, 2048, 2048),  # the larger length counts
         (LLAMA3, 2048, 2048),
         ({"rope_type": "longrope", "factor": 8.0}, 2048, 2048),
         ({"type": "linear", "factor": 2.0}, 2048, 4096),

@@ -1,5 +1,3 @@
-"""Sizes as people write them, bytes of pages, and safetensors headers that lie."""
-
 from __future__ import annotations
 
 import json
@@ -34,7 +32,7 @@ def test_page_bytes_are_the_arithmetic_of_the_design() -> None:
     layers = (LayerSpec(num_kv_heads=8, head_dim=128, value_dim=128),) * 32
     pages = 4096 // 32
     assert memory.page_bytes(layers, page_size=32, k_format="bf16", v_format="bf16") * pages == GIB // 2
-    # fp4: 64 bytes of codes and 2 of scale for 256 bytes.
+    # fp4: 64 bytes of codes and 2 of scales, instead of 256 bytes.
     assert (
         memory.page_bytes(layers, page_size=32, k_format="fp4", v_format="fp4") * pages
         == GIB // 2 * 66 // 256

@@ -1,5 +1,3 @@
-"""`octavo plan`: what fits into memory with weights and workspace, from a model's observed caches."""
-
 from __future__ import annotations
 
 import json
@@ -42,7 +40,6 @@ QWEN: dict[str, Any] = {
 
 
 def planned(path: Path, *, head_dim: int = 128, memory: int = 4 * 1024**3, **settings: Any) -> dict[str, Any]:
-    """The plan of a folder whose model was seen to cache K and V of 28 layers with 8 heads."""
     layer = LayerSpec(num_kv_heads=8, head_dim=head_dim, value_dim=head_dim)
     caches = plan.ObservedCaches((layer,) * 28)
     return plan.plan(model=str(path), memory=memory, observe=lambda _: caches, **settings)
@@ -98,14 +95,14 @@ def test_a_bounded_cache_needs_the_same_pages_however_long_the_sequence(tmp_path
     path = folder(tmp_path, **QWEN)
     plans = [
         planned(path, context=context, max_kv_size=1020)
-        for context in (4096, 100_000)  # the second is more than the model was made for
+        for context in (4096, 100_000)  # the second is longer than the model supports
     ]
     short, long = (result["formats"]["fp4"] for result in plans)
     assert short == long
     group, residual = long["groups"]
     assert (residual["residual"], residual["pages_per_sequence"]) == (True, 1 + 2)
     assert (group["window"], group["keep"]) == (1016, 4)
-    assert group["pages_per_sequence"] == 1 + 33  # a window of 1,016 may touch 33 pages of 32
+    assert group["pages_per_sequence"] == 1 + 33  # a window of 1,016 positions may touch 33 pages of 32
     assert "28 layers see the first 4 positions and the last 1016: 34 separate pages" in plan.render(plans[1])
     with pytest.raises(InvalidConfig, match="max_kv_size must be at most 40960"):
         planned(path, max_kv_size=50_000)
@@ -181,7 +178,7 @@ def test_a_hub_id_without_a_network_says_so(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_silent_hub_is_given_up_for_the_cached_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The kernel accepts connections of the listening socket, and nothing answers them."""
+    """The kernel accepts connections to the listening socket, but nothing answers."""
     from huggingface_hub import constants
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -199,8 +196,7 @@ def test_a_silent_hub_is_given_up_for_the_cached_snapshot(
 
 
 def test_latents_are_compared_with_dense_keys_and_values(tmp_path: Path) -> None:
-    """DeepSeek-V3: 576 values instead of 128 heads of 192 + 128. A model that has the settings and caches
-    K and V all the same has no latents."""
+    """DeepSeek-V3: 576 values instead of 128 heads with 192 + 128 values."""
     config = {
         **QWEN,
         "model_type": "deepseek_v3",

@@ -1,5 +1,3 @@
-"""Names of models for clients, which never contain paths."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Division of a budget of bytes among groups of layers."""
-
 from __future__ import annotations
 
 import hypothesis.strategies as st
@@ -96,7 +94,7 @@ def test_a_budget_is_spent_and_not_exceeded(
     assert groups[0].num_pages == max(pages, 1)
     for group in groups:
         assert group.num_pages <= groups[0].num_pages
-        if group.num_pages < groups[0].num_pages:  # windows only get less where more is of no use
+        if group.num_pages < groups[0].num_pages:
             assert group.window is not None
             touched = group.window // page_size + 1 + -(-group.keep // page_size)
             assert group.num_pages >= 2 * max_running * touched + 64 // page_size

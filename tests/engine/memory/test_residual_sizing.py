@@ -1,5 +1,3 @@
-"""Residual windows of quantized pages: what asks for them, and what they cost."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -99,7 +97,6 @@ def test_two_pages_are_read_in_16_bits_beside_formats_of_five_bits_and_less(name
 
 
 def test_residual_pages_follow_the_sequences_that_have_room_to_run() -> None:
-    """Few where the memory holds few sequences; without a window, no more than a quarter of all bytes."""
     layers = (LayerSpec(num_kv_heads=8, head_dim=128, value_dim=128),) * 28
     for memory in (2**28, 2**30, 2**31, 2**33):
         size = sizing(

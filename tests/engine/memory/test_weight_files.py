@@ -1,5 +1,3 @@
-"""Which files of a folder hold the weights: what the index says, unless it is stale."""
-
 from __future__ import annotations
 
 import json
@@ -29,7 +27,7 @@ def make(folder: Path, files: tuple[str, ...], index: tuple[str, ...] = ()) -> P
         (("model.safetensors",), (), ("model.safetensors",)),
         (TWO, TWO, TWO),
         (TWO, (), TWO),
-        ((*TWO, "model-extra.safetensors"), TWO, TWO),  # only what the index names
+        ((*TWO, "model-extra.safetensors"), TWO, TWO),  # only files that the index names
         ((*TWO, *THREE[:2]), TWO, TWO),
         ((*TWO, THREE[2]), (), TWO),  # left over from another layout
         (("model.safetensors", *TWO), TWO, ("model.safetensors",)),  # as transformers reads it
@@ -38,7 +36,7 @@ def make(folder: Path, files: tuple[str, ...], index: tuple[str, ...] = ()) -> P
         (("model.safetensors", TWO[0]), (), ("model.safetensors",)),
         (("model.safetensors", "model-mtp.safetensors"), (), ("model.safetensors", "model-mtp.safetensors")),
         (("model.safetensors", "mtp.safetensors"), ("model.safetensors", "mtp.safetensors"), None),
-        (("weights.0.safetensors",), ("weights.0.safetensors",), None),  # any name, if the index has it
+        (("weights.0.safetensors",), ("weights.0.safetensors",), None),  # any name that is in the index
     ],
 )
 def test_the_files_of_a_folder(

@@ -1,5 +1,3 @@
-"""Metric names and values, and the HTTP port that serves them."""
-
 from __future__ import annotations
 
 import json
@@ -65,7 +63,6 @@ RECORD = StepRecord(
 
 
 def _samples(text: str) -> dict[str, float]:
-    """Values by name and labels, as a scraper reads them."""
     return {
         sample.name + "".join(f",{key}={value}" for key, value in sorted(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)
@@ -281,7 +278,7 @@ def test_a_port_in_use(server: MetricsServer, probes: FakeProbes) -> None:
 
 
 def test_what_parameters_bring_about_is_no_error_of_the_engine() -> None:
-    """The alert counts finish_reason="error", which clients must not be able to raise."""
+    """Alerts count finish_reason="error", so clients must not be able to cause it."""
     metrics = Metrics()
     failed = replace(RECORD.ended[0], finish_reason=FinishReason.ERROR)
     metrics.step(
@@ -305,12 +302,12 @@ def test_a_scraper_that_leaves_is_not_worth_a_traceback(
     with socket.create_connection((server.address.host, server.address.port)) as client:
         client.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
         assert done.wait(20)
-        client.recv(10)  # the connection ends
+        client.recv(10)
     assert "Traceback" not in capfd.readouterr().err
 
 
 def test_when_the_process_began_is_exported() -> None:
-    """Alerts see crash loops by it."""
+    """Alerts detect crash loops by this metric."""
     if not Path("/proc/self/stat").exists():
         pytest.skip("prometheus_client reads it from /proc")
     assert _samples(Metrics().render().decode())["process_start_time_seconds"] > 1e9

@@ -1,5 +1,3 @@
-"""TLS and tokens on the metrics port of a real server."""
-
 from __future__ import annotations
 
 import asyncio

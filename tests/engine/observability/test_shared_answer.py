@@ -1,5 +1,3 @@
-"""Callers that come at once share an answer, and no answer is older than its question."""
-
 from __future__ import annotations
 
 import itertools
@@ -27,7 +25,7 @@ def test_callers_that_come_while_an_answer_is_made_share_the_next_one() -> None:
     answer = SharedAnswer(make, 0.0, clock=clock)
     with ThreadPoolExecutor(CALLERS + 1) as threads:
         first = threads.submit(answer)
-        for _ in range(2):  # a caller arrived, and its computation began
+        for _ in range(2):
             assert came.acquire(timeout=30)
         others = [threads.submit(answer) for _ in range(CALLERS)]
         for _ in range(CALLERS):

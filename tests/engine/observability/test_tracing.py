@@ -1,5 +1,3 @@
-"""Spans and metrics of requests: times, parents, attributes, in memory and over a real socket."""
-
 from __future__ import annotations
 
 import asyncio
@@ -109,7 +107,7 @@ def test_the_callers_span_is_the_parent_of_its_own_request_alone(
     tracing.begin("r", [PARENT, ("other", "x")])
     tracing.begin("s", [("other", "x")])
     tracing.step(step_of(RECORD, dataclasses.replace(RECORD, request_id="s")))
-    tracing.step(step_of(RECORD))  # a later request of the same name
+    tracing.step(step_of(RECORD))
     first, second, third = spans_of(tracing, exporter)
     assert first.parent is not None
     assert (f"{first.parent.trace_id:032x}", f"{first.parent.span_id:016x}") == (TRACE, SPAN)
@@ -190,7 +188,6 @@ async def test_a_collector_gets_the_span_of_a_served_request() -> None:
 
 
 def measured(*ended: RequestRecord) -> dict[str, list[tuple[dict[str, Any], float, int]]]:
-    """By metric: attributes, sum and count of each series."""
     reader, inner = InMemoryMetricReader(), Metrics()
     metrics = GenAiMetrics(inner, reader, model="demo")
     metrics.step(step_of(*ended))
@@ -290,7 +287,7 @@ async def test_a_collector_of_the_environment_gets_metrics_and_spans(monkeypatch
         async with ServerProcess(["--num-pages", "32"]) as server, Client(server.ready["grpc"]) as client:
             async for _ in client.generate([5, 6, 7], SamplingParams(max_tokens=3, ignore_eos=True)):
                 pass
-        assert spans.spans.qsize() == 1  # sent before the server ended
+        assert spans.spans.qsize() == 1
         names = {metrics.names.get_nowait() for _ in range(metrics.names.qsize())}
     assert names == set(BUCKETS)
     assert server.returncode == 0

@@ -1,5 +1,3 @@
-"""A draft model changes no token and no bit of a log probability, and leaks no page."""
-
 from __future__ import annotations
 
 import json
@@ -43,7 +41,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Another architecture, with sliding windows, that agrees with no other model."""
     folder = tmp_path_factory.mktemp("models") / "mistral"
     return tiny_models.make_model(folder, "mistral", num_hidden_layers=2)
 
@@ -72,7 +69,6 @@ def check(folder: Path, draft: Path, *, seeds: range = range(2), **settings: Any
 
 
 def test_the_model_itself_guesses_all_of_it(folder: Path) -> None:
-    """With the numbers that draw the tokens, whatever the temperature; what is wrong is of the grammars."""
     accepted, rejected = check(folder, folder)
     assert accepted > 400
     assert accepted > 4 * rejected
@@ -91,7 +87,6 @@ def test_a_model_with_recurrent_layers_is_guessed_for(tmp_path: Path, folder: Pa
 
 
 def test_a_model_with_recurrent_layers_guesses(tmp_path: Path) -> None:
-    """All of it for itself; for another model, wrong guesses are taken back."""
     itself, other = (
         recurrent_models.make_folder(tmp_path / name, name, mx.bfloat16) for name in ("qwen3_5", "lfm2")
     )
@@ -103,7 +98,6 @@ def test_a_model_with_recurrent_layers_guesses(tmp_path: Path) -> None:
 
 
 def test_without_a_slot_a_model_with_recurrent_layers_guesses_less(folder: Path, tmp_path: Path) -> None:
-    """For four sequences of six, with room for one guess of each."""
     recurrent = recurrent_models.make_folder(tmp_path / "lfm2", "lfm2", mx.bfloat16)
     assert serve_and_cancel(config_of(folder, recurrent, num_pages=40, draft_tokens=1)) > 5
     assert serve_and_cancel(config_of(recurrent, recurrent, num_pages=40, max_step_tokens=12)) > 5
@@ -119,13 +113,10 @@ def test_windows_and_other_formats(folder: Path, windowed: Path, backend: str) -
 
 
 def test_cancelled_requests_give_the_draft_models_pages_back(folder: Path, windowed: Path) -> None:
-    """In the middle of prompts, of outputs and of preemption; prompts longer than a step are read bit by
-    bit."""
     assert serve_and_cancel(config_of(folder, windowed, num_pages=30)) > 10
 
 
 def test_pages_of_who_does_not_ask_are_taken(folder: Path) -> None:
-    """There are pages for one sequence: sequences computed together take turns, and none fails."""
     cores = Cores()
     core = cores(config_of(folder, folder, num_pages=200, prefix_cache=False))
     try:
@@ -148,7 +139,6 @@ def test_pages_of_who_does_not_ask_are_taken(folder: Path) -> None:
 
 
 def test_kv_memory_pays_for_the_draft_models_pages(folder: Path, windowed: Path) -> None:
-    """And what MLX may keep of freed buffers stays what the model's own steps need."""
     memory, cores = 2_000_000, Cores()
     settings: dict[str, Any] = {"num_pages": None, "kv_memory": memory}
     core = cores(replace(config_of(folder, windowed, **settings), speculate="off"))
@@ -196,7 +186,6 @@ def test_plans_count_what_the_draft_model_takes(folder: Path, tmp_path: Path, *,
         core.close()
     found = plan(model=config.model, memory=2**30, speculate=config.speculate, observe=observe_caches)
     assert found["draft_weights_bytes"] == found["weights_bytes"]
-    # In memory rows are padded to what an instruction set reads at once: tens of rows of some thousands.
     assert found["weights_bytes"] <= weights < 1.02 * found["weights_bytes"]
     assert "draft model" in render(found)
 

@@ -1,5 +1,3 @@
-"""Numbers of drafts: those expected to pay, learned from every proposal."""
-
 from __future__ import annotations
 
 import random
@@ -17,8 +15,6 @@ from octavo.scheduler import Sequence as Served
 
 
 class Always:
-    """A drafter of one guess, right or wrong; more speaks for it the longer it is right."""
-
     def __init__(self, match: int = 3) -> None:
         self.match = match
         self.num_asked = 0
@@ -32,12 +28,12 @@ class Always:
 @pytest.mark.parametrize(
     ("hold", "cost", "others", "expected"),
     [
-        (1.0, 0.2, 0, 8),  # free lunch
+        (1.0, 0.2, 0, 8),
         (0.0, 0.2, 0, 0),
         (0.2, 0.24, 0, 0),  # 1.2 tokens for 1.24 steps
-        (0.3, 0.2, 0, 1),  # 1.3 for 1.2; a second one adds 0.09 for 0.2
+        (0.3, 0.2, 0, 1),  # 1.3 tokens for 1.2 steps; a second draft adds 0.09 for 0.2
         (0.9, 0.2, 0, 7),
-        (0.9, 0.2, 7, 0),  # a step of eight that a row makes a fifth longer
+        (0.9, 0.2, 7, 0),
         (0.9, 0.025, 7, 8),
     ],
 )
@@ -48,8 +44,6 @@ def test_drafts_are_computed_while_they_pay(hold: float, cost: float, others: in
 
 
 class Times:
-    """Times of steps in which each draft costs a share ``cost``."""
-
     def __init__(self, cost: float) -> None:
         self._ratios = tuple((number, 1 + cost * number) for number in range(1, 9))
 
@@ -59,8 +53,6 @@ class Times:
 
 
 class Going:
-    """A sample that goes on, and steps whose drafts cost ``cost`` each."""
-
     def __init__(self, drafter: Always, *, most: int = 4, engine: Speculation | None = None) -> None:
         self.engine = engine or Speculation("ngram", most=most)
         self.sequence = Served("", [0], 10**6)
@@ -72,7 +64,6 @@ class Going:
         self.room = 10**6
 
     def step(self, right: bool, *, cost: float = 0.2) -> int:
-        """Return the number of drafts of the next step, whose token is then the drafted one or another."""
         self.engine.allot([self], 1, Times(cost))
         self.sequence.tokens.append(self.sequence.tokens[-1] + (1 if right else 5))
         self.drafter.num_right = self.drafter.num_right + 1 if right else 0
@@ -119,7 +110,7 @@ def test_a_request_begins_with_what_its_engine_has_learned() -> None:
     first = Going(Always())
     assert first.step(True) == 0, "three tokens in common say little, as long as nothing is known"
     for place in range(300):
-        first.step(place % 15 > 0)  # copies of 14 tokens each
+        first.step(place % 15 > 0)
     assert Going(Always(), engine=first.engine).step(True) >= 2
     rates = HoldRates(first.engine._hold)
     for _ in range(4):
@@ -129,7 +120,6 @@ def test_a_request_begins_with_what_its_engine_has_learned() -> None:
 
 
 def test_kinds_of_proposals_are_told_apart() -> None:
-    """Chance finds of three tokens say nothing about a long quotation."""
     drafter = Always(match=3)
     going = Going(drafter)
     for _ in range(50):
@@ -157,7 +147,6 @@ def test_long_matches_of_other_requests_say_nothing_beside_ones_own_short_ones()
 
 
 def test_a_name_is_drafted_to_its_end_and_no_further() -> None:
-    """Its fourth token holds behind three, and what follows it never does."""
     rates = HoldRates()
     for _ in range(60):
         rates.learn(3, True)
@@ -184,9 +173,9 @@ ROWS = [(number, 1 + 0.02 * number) for number in (1, 2, 3, 4, 6, 8, 12, 16, 24,
         ([], 1, []),
         ([(0.9, 4)], 8, [4]),
         ([(0.9, 8), (0.0, 8)], 2, [8, 0]),
-        ([(0.1, 8)] * 8, 8, [0] * 8),  # 1.6 per cent more tokens: hardly anything
+        ([(0.1, 8)] * 8, 8, [0] * 8),
         ([(0.99, 8), (0.5, 8)], 2, [8, 4]),
-        ([(0.9, 1)] * 5, 5, [1, 1, 1, 1, 0]),  # five is no number of rows that steps have
+        ([(0.9, 1)] * 5, 5, [1, 1, 1, 1, 0]),
     ],
 )
 def test_the_likeliest_drafts_come_first(
@@ -219,15 +208,11 @@ def test_no_other_number_of_drafts_makes_more_tokens_of_a_steps_time() -> None:
 
 
 class Anything:
-    """A grammar that all may follow."""
-
     def completed(self, drafts: Sequence[int], most: int) -> tuple[int, ...]:
         return tuple(drafts[:most])
 
 
 class Letters:
-    """A grammar of numbers below ten, after which a 0 must follow."""
-
     def completed(self, drafts: Sequence[int], most: int) -> tuple[int, ...]:
         good = next((i for i, draft in enumerate(drafts) if draft > 9), len(drafts))
         return (*drafts[:good], 0)[:most]
@@ -241,7 +226,6 @@ def test_a_grammar_checks_drafts_and_goes_on() -> None:
 
 
 def test_forced_drafts_are_a_separate_kind() -> None:
-    """A drafter that is always wrong does not lower the rate of a grammar that is always right."""
     drafting, tokens = Drafting(Always(match=3), most=1, grammar=Letters()), [9]
     for _ in range(60):
         drafting.look(tokens, 100)

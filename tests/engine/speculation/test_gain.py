@@ -1,8 +1,6 @@
-"""Gains and costs of drafting, in steps of known times, without clock or model.
+"""Gains and costs of drafting, with a fixed time for each number of rows.
 
-Texts are those of ``octavo bench speculate``. Times of steps by number of rows are fixed, about as measured
-once with Qwen3-0.6B's shape on processors with cheap rows (AMX) and expensive rows (AVX2 on AMD Zen 1).
-"""
+The times were measured with Qwen3-0.6B's shape, on AMX and on AVX2 (AMD Zen 1)."""
 
 from __future__ import annotations
 
@@ -19,13 +17,12 @@ from octavo.scheduler.draft_times import DraftTimes
 from octavo_lab.bench.draft_texts import TEXTS
 
 PROMPT, OUTPUT, VOCABULARY = 192, 96, 4000
-AMX = [(1, 1.0), (2, 1.12), (4, 1.2), (9, 1.5), (16, 2.0), (72, 6.0)]  # rows, times one row's
+# (rows, step time as a multiple of one row's).
+AMX = [(1, 1.0), (2, 1.12), (4, 1.2), (9, 1.5), (16, 2.0), (72, 6.0)]
 AVX2 = [(1, 1.0), (2, 1.6), (4, 2.6), (9, 5.4), (16, 9.0), (72, 36.0)]
 
 
 class Said:
-    """A sample that will say what was made up before."""
-
     def __init__(self, prompt: list[int], said: list[int], drafting: Drafting | None) -> None:
         self.sequence = Served("", [*prompt, said[0]], len(said))
         self.drafting = drafting
@@ -36,7 +33,6 @@ class Said:
         return len(self._text) - len(self.sequence.tokens)
 
     def advance(self) -> int:
-        """Take the next tokens, as many as drafts held and one; how many drafts did not."""
         tokens, drafts = self.sequence.tokens, self.sequence.drafts
         right = self._text[len(tokens) :]
         held = next((n for n, draft in enumerate(drafts) if draft != right[n]), len(drafts))
@@ -45,15 +41,11 @@ class Said:
 
 
 class Gain(NamedTuple):
-    """Times as fast as without drafts, and rows computed in vain for 100 tokens."""
-
     ratio: float
     in_vain: float
 
 
 class Machine:
-    """An engine's drafting, on a machine whose steps take such times."""
-
     def __init__(self, rows: Sequence[tuple[int, float]]) -> None:
         self._rows, self._times = zip(*rows, strict=True)
         self._speculation = Speculation("ngram", most=8)
@@ -89,7 +81,6 @@ class Machine:
 def test_where_nothing_can_be_guessed_hardly_anything_is_lost(
     rows: list[tuple[int, float]], most_in_vain: float, before: tuple[str, ...]
 ) -> None:
-    """Also right after requests whose drafts held."""
     machine = Machine(rows)
     for text in before:
         machine.serve(text)
@@ -116,7 +107,6 @@ def test_where_nothing_can_be_guessed_hardly_anything_is_lost(
 def test_what_repeats_gains(
     rows: list[tuple[int, float]], text: str, batch: int, least: float, before: tuple[str, ...]
 ) -> None:
-    """Also right after requests that gained nothing."""
     machine = Machine(rows)
     for other in before:
         machine.serve(other)

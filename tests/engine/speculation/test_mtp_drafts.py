@@ -1,5 +1,3 @@
-"""Inputs of an MTP head: correct tokens, with the hidden states before them."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -21,8 +19,6 @@ GUESS = 7
 
 
 class FakeHead:
-    """Notes (position, token, hidden state) of each row; says GUESS, and -1 for its hidden state."""
-
     num_pages, page_size, max_model_len = 16, 4, 200
 
     def __init__(self) -> None:
@@ -42,8 +38,6 @@ class FakeHead:
 
 
 class Engine:
-    """Feeds hidden states that are their positions, as the steps of one sequence would."""
-
     def __init__(self, tokens: list[int], num_pages: int = 16) -> None:
         self.head = FakeHead()
         self.drafts = MTPDrafts(self.head, BlockManager(num_pages, 4, prefix_cache=False), max_tokens=100)
@@ -82,7 +76,7 @@ def test_hidden_states_of_wrong_guesses_are_not_read() -> None:
     engine.guess(2)
     engine.head.take()
     engine.compute(2, 3, drafts=(GUESS, GUESS))
-    engine.sequence.tokens += [GUESS, 20]  # the first draft was accepted
+    engine.sequence.tokens += [GUESS, 20]
     assert engine.guess(0) == ()
     engine.compute(4, 5, plus=0.5)
     engine.sequence.tokens += [21]
@@ -107,7 +101,7 @@ def test_behind_what_was_not_computed_it_begins_anew() -> None:
     engine.guess(1)
     engine.head.take()
     engine.sequence.tokens += range(6, 33)
-    engine.compute(30, 32)  # after preemption, the rest was in the prefix cache
+    engine.compute(30, 32)
     engine.guess(1)
     assert engine.head.take() == [(0, 31, 30), (1, 32, 31)]
     engine.drafts.close(engine.guesses)
@@ -131,8 +125,6 @@ def test_a_sample_whose_pages_were_taken_begins_anew() -> None:
 
 
 class Reader(StepPart):
-    """A part that needs hidden states."""
-
     def __init__(self) -> None:
         self.got: list[float] = []
 

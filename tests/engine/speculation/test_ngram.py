@@ -1,5 +1,3 @@
-"""Prompt lookup: what it finds is what stood there, however the tokens came."""
-
 from __future__ import annotations
 
 import pytest
@@ -15,7 +13,6 @@ token_lists = st.lists(st.sampled_from([0, 1, 2, 150_000]), max_size=400)
 
 
 def ends_before(tokens: list[int]) -> list[int]:
-    """Earlier ends of the last n-gram, latest first, by looking everywhere."""
     last = tokens[-NGRAM:]
     return [end for end in range(len(tokens) - 2, NGRAM - 2, -1) if tokens[end - NGRAM + 1 : end + 1] == last]
 
@@ -43,7 +40,6 @@ def test_an_index_that_grows_finds_every_place(tokens: list[int], pieces: list[i
 def test_a_text_that_becomes_long_finds_the_same_places(
     tokens: list[int], pieces: list[int], searched: int, num_prompt: int
 ) -> None:
-    """Short, it is searched; long, it is indexed, its prompt apart."""
     num_prompt = min(num_prompt, len(tokens) - 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ngram_index, "SEARCHED", searched)
@@ -60,11 +56,11 @@ def test_a_text_that_becomes_long_finds_the_same_places(
 
 
 def test_parts_of_two_tokens_are_no_token() -> None:
-    """Bytes of 65536 twice hold those of 1."""
+    """Token 65536 twice has the bytes of token 1."""
     for tokens in (
         [65536] * 9 + [1, 1, 1],
         [1, 1, 1] + [65536] * 9 + [1, 1, 1],
-        [0, 0, 0, 256, 5, 0, 0, 0],  # twelve bytes are 0 a byte behind the first place, too
+        [0, 0, 0, 256, 5, 0, 0, 0],
     ):
         index = TextIndex()
         index.extend(tokens)
@@ -84,7 +80,6 @@ def test_memory_is_bounded() -> None:
 
 @given(token_lists, st.integers(1, 20))
 def test_drafts_follow_the_longest_match(tokens: list[int], most: int) -> None:
-    """Of the latest places; from there on the text is copied, and what runs into the end repeats itself."""
     drafts, match = NgramDrafter().propose(tokens, most)
     places = ends_before(tokens)[:8] if len(tokens) >= NGRAM else []
     if not drafts:

@@ -1,5 +1,3 @@
-"""Suffix decoding: places are followed, the majority is drafted, and memory is bounded."""
-
 from __future__ import annotations
 
 import pytest
@@ -20,7 +18,6 @@ token_lists = st.lists(st.sampled_from([0, 1, 2, 150_000]), max_size=300)
 def test_what_is_drafted_stood_behind_that_suffix(
     before: list[int], tokens: list[int], pieces: list[int], most: int
 ) -> None:
-    """Whatever was accepted in between: at the end there is a place with as long a match as it says."""
     recent = RecentOutputs()
     recent.add(before)
     drafter, stop, proposal = SuffixDrafter(recent=recent), 0, Proposal()

@@ -1,5 +1,3 @@
-"""Whatever the model would like to say: an output under a constraint satisfies it."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Structured output: what is refused and why, which tokens may come, and how it ends."""
-
 from __future__ import annotations
 
 import json
@@ -32,7 +30,6 @@ def compiler() -> Iterator[ConstraintCompiler]:
 
 
 def follows(constraint: Constraint, text: str) -> bool:
-    """Whether the output may be ``text`` and end there."""
     for byte in text.encode():
         if constraint.is_complete or not constraint.allowed()[byte]:
             return False
@@ -299,7 +296,7 @@ def test_masks_behind_drafts_are_those_of_the_tokens(compiler: ConstraintCompile
         assert first.allowed()[draft]
         first.accept(draft)
         if k == 0:
-            first.prepare()  # has nothing to do: it is known
+            first.prepare()
         plain = compiler.compile(StructuredOutput(json_schema={"enum": ["abc", "abd", "x"]}))
         for token in drafts[: k + 1]:
             plain.accept(token)

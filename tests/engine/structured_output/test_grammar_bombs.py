@@ -1,5 +1,3 @@
-"""Hostile schemas and grammars: refused in one line, while other requests are served."""
-
 from __future__ import annotations
 
 import gc
@@ -52,7 +50,7 @@ def test_chains_are_compiled_up_to_their_limit_and_then_refused(
 
 @pytest.mark.parametrize("form", bombs.chains(1))
 def test_a_chain_that_overflows_the_stack_ends_the_helper_alone(form: str) -> None:
-    """With a stack of 512 KiB the longest allowed chain is too long."""
+    """The stack has 512 KiB, too little for the longest chain that is allowed."""
     own = make(CompileLimits(stack_bytes=512 * 1024))
     own.compile(StructuredOutput(regex="ab"))
     with pytest.raises(InvalidRequest, match=r"cannot be used: its rules are too deep or too many"):
@@ -70,7 +68,6 @@ def test_a_chain_that_nobody_can_count_is_refused(compiler: ConstraintCompiler) 
 
 @pytest.mark.parametrize("form", bombs.literals(1))
 def test_a_string_is_bounded_in_every_form(compiler: ConstraintCompiler, form: str) -> None:
-    """Each mask inside of a long one takes as long as what is left of it."""
     compiler.compile(bombs.literals(4_000)[form])
     with pytest.raises(InvalidRequest, match=r"it has a literal of \d+ bytes, but at most 16384 are allowed"):
         compiler.compile(bombs.literals(17_000)[form])
@@ -90,7 +87,6 @@ def test_a_first_mask_that_takes_too_long_is_refused() -> None:
 
 
 def test_many_strings_in_one_symbol_are_refused_by_their_first_mask() -> None:
-    """Each is within its limit, and together they take some hundred milliseconds."""
     own = make(PATIENT)
     with pytest.raises(InvalidRequest, match="the mask of its first token takes"):
         own.compile(bombs.joined_literals(16_000, 16))
@@ -110,7 +106,6 @@ def test_time_is_bounded_and_a_refusal_is_remembered() -> None:
 
 
 def test_a_helper_that_does_not_answer_is_ended() -> None:
-    """Stopped, it takes no CPU time that the system could see."""
     own = make(PATIENT)
     own.compile(StructuredOutput(regex="a"))
     [vetter] = own.pool.vetters
@@ -120,7 +115,7 @@ def test_a_helper_that_does_not_answer_is_ended() -> None:
         patch.setattr(vetter, "_limits", replace(PATIENT, wall_s=0.3))
         with pytest.raises(InvalidRequest, match=r"takes more than 0\.3 s"):
             own.compile(StructuredOutput(regex="b"))
-    own.compile(StructuredOutput(regex="b"))  # a busy machine may be the cause, so try again
+    own.compile(StructuredOutput(regex="b"))
     own.close()
 
 
@@ -149,7 +144,7 @@ def test_others_compile_while_one_takes_its_time() -> None:
     for number in range(5):
         own.compile(StructuredOutput(regex=f"a{number}"), "alice")
     assert not waits.constraint.done()
-    own.forget(waits)  # ends the process that vets it
+    own.forget(waits)
     own.close()
 
 
@@ -160,7 +155,7 @@ def test_a_request_that_is_given_up_frees_its_helper() -> None:
     [under_way] = own._under_way.values()
     own.forget(waits)
     assert isinstance(under_way.job.outcome.exception(timeout=20), EngineStopping)
-    own.compile(StructuredOutput(regex="a"))  # and does not wait a minute
+    own.compile(StructuredOutput(regex="a"))
     assert num_started(own) == 2, "the process that compiled it was ended"
     own.close()
 
@@ -195,7 +190,6 @@ def test_the_queue_is_bounded_for_all_and_for_each_tenant() -> None:
 
 
 def _hold(compiler: ConstraintCompiler) -> None:
-    """Have the only helper busy."""
     compiler.begin(bombs.slow(), "mallory")
     end = time.monotonic() + 30
     while len(compiler.pool._queue):
@@ -269,7 +263,6 @@ print(own.pool.vetters[0]._process.pid, flush=True)
 
 @pytest.mark.parametrize("ending", ["", "os.kill(os.getpid(), 9)"])
 def test_helpers_end_with_their_process(ending: str) -> None:
-    """Also in the middle of a compilation, and also if nobody could tell them."""
     program = PROGRAM.format(tests=os.path.dirname(bombs.__file__), ending=ending)
     done = subprocess.run(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=False, timeout=60
@@ -291,7 +284,6 @@ def _lives(pid: int) -> bool:
 
 
 def test_helpers_are_light() -> None:
-    """Neither MLX nor gRPC nor NumPy: they start within a tenth of a second."""
     code = (
         "import sys, octavo.engine.structured_output.vetting_process\n"
         "print([name for name in ('mlx', 'grpc', 'numpy', 'octavo.engine.api') if name in sys.modules])"

@@ -1,5 +1,3 @@
-"""Masks computed during the forward: their cost limits, and requests that exceed them."""
-
 from __future__ import annotations
 
 import asyncio
@@ -33,8 +31,6 @@ NUM_TOKENS = 8
 
 
 class Matcher:
-    """Allows tokens 0 to 2, each mask when it may."""
-
     def __init__(self, gate: threading.Event | None = None, error: str = "") -> None:
         self.gate = gate
         self.error = error
@@ -75,12 +71,10 @@ def threads() -> Iterator[MaskThreads]:
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mask that a busy machine is late with is waited for."""
     monkeypatch.setattr(mask_threads, "MAX_WAIT_S", 60.0)
 
 
 def give_up(own: Constraint, why: str = "regex could not be checked: it is too ambiguous") -> None:
-    """Wait for a mask that is stuck, but not for long once it has begun."""
     own.prepare()
     matcher: Any = own._matcher
     _until(lambda: bool(matcher.threads) or not own._threads._num_threads)
@@ -122,7 +116,6 @@ def test_a_stuck_mask_fails_only_its_request(threads: MaskThreads) -> None:
 
 
 def test_a_token_that_could_not_be_accepted_is_not_forgotten(threads: MaskThreads) -> None:
-    """Accepting it would wait for the stuck mask, with the interpreter held."""
     gate = threading.Event()
     matcher = Matcher(gate)
     stuck, other = constraint(threads, matcher).copies(2)
@@ -192,8 +185,6 @@ def test_many_samples_share_one_budget(threads: MaskThreads) -> None:
 
 
 class Rests(threading.Event):
-    """An event that notes how long it was waited for, and does not wait."""
-
     def __init__(self) -> None:
         super().__init__()
         self.seconds: list[float] = []
@@ -205,8 +196,6 @@ class Rests(threading.Event):
 
 
 class Costly(Matcher):
-    """Takes at least COST_S of CPU for a mask."""
-
     COST_S = 0.01
 
     def compute_bitmask(self) -> bytes:
@@ -223,7 +212,6 @@ def spent(threads: MaskThreads, matcher: Matcher) -> Constraint:
 
 
 def test_a_request_that_has_spent_its_budget_waits_its_turn(threads: MaskThreads) -> None:
-    """One such mask is computed at a time, with a rest after each; other requests do not wait for it."""
     threads._closed = rests = Rests()
     gate = threading.Event()
     first, second = Matcher(gate), Costly()
@@ -302,7 +290,7 @@ async def _whole(engine: AsyncEngine, params: SamplingParams, prompt: str = "x")
 
 @pytest.mark.parametrize("n", [1, 4])
 async def test_an_ambiguous_grammar_waits_and_ends_whole(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On this tokenizer it takes some hundred microseconds a mask: against a budget as small as that."""
+    """Each mask takes a few hundred microseconds with this tokenizer, more than the budget."""
     honest = SamplingParams(max_tokens=150)
     params = SamplingParams(max_tokens=60, n=n, structured=bombs.AMBIGUOUS, ignore_eos=True)
     async with running() as (engine, _, _):
@@ -350,7 +338,6 @@ async def test_an_honest_schema_keeps_well_within_its_budget() -> None:
 
 
 def test_masks_of_requests_that_have_used_least_come_first() -> None:
-    """A queue of costly masks does not hold up a cheap one."""
     threads, gate, order = MaskThreads(), threading.Event(), list[str]()
 
     class Noted(Matcher):
@@ -394,7 +381,6 @@ def test_a_mask_is_charged_while_it_is_computed(threads: MaskThreads) -> None:
 
 @pytest.mark.parametrize("recurrent", [False, True])
 async def test_a_request_over_its_budget_waits_and_others_do_not(recurrent: bool) -> None:
-    """Its mask is computed for as long as the others' streams take."""
     states = RecurrentState(num_slots=24, slot_bytes=16) if recurrent else None
     honest = SamplingParams(max_tokens=60, ignore_eos=True)
     slow = SamplingParams(
@@ -436,8 +422,6 @@ async def test_a_request_over_its_budget_waits_and_others_do_not(recurrent: bool
 
 
 class Slowed:
-    """A matcher whose masks wait for a gate."""
-
     def __init__(self, matcher: Any, gate: threading.Event) -> None:
         self._matcher, self._gate = matcher, gate
         self.waits = False

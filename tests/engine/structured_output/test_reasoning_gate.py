@@ -1,5 +1,3 @@
-"""Constraints that begin behind the reasoning, and budgets of it."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -23,7 +21,7 @@ MARKS = Reasoning("<think>", "</think>")
 
 
 def made_tokenizer(*, has_marks: bool = True) -> Tokenizer:
-    """Bytes, an end token, and the marks as tokens of their own; 259 is ">{", which may end a mark."""
+    """Bytes, an end token, and one token per mark; 259 is ">{", which may end a mark."""
     characters = {byte: character for character, byte in byte_alphabet().items()}
     vocab = {characters[byte]: byte for byte in range(256)}
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
@@ -79,7 +77,7 @@ def test_the_constraint_begins_behind_the_end_of_reasoning(
     tokenizer: Tokenizer, constraint: Constraint
 ) -> None:
     gate = open_gate(tokenizer, constraint)
-    assert allowed(gate) == set(range(SIZE)) - {EOS}  # an output cannot end without an answer
+    assert allowed(gate) == set(range(SIZE)) - {EOS}
     follow(gate, [*b"well < {", END])
     assert allowed(gate) == {ord("{")}
     follow(gate, [*b'{"a": 2}'])

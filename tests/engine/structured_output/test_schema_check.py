@@ -1,5 +1,3 @@
-"""Keywords of JSON schemas: kept, or refused by name before anything is computed."""
-
 from __future__ import annotations
 
 import json
@@ -16,7 +14,6 @@ MAYBE = {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/n"}]}
 
 
 def refusal(schema: Any) -> str:
-    """Return why a schema cannot be used; empty if it can."""
     try:
         grammar = grammar_of("json_schema", json.dumps(schema))
     except ValueError as error:
@@ -68,7 +65,7 @@ def test_unsupported_keywords_are_refused_by_name(keyword: str, schema: dict[str
         {"type": "object", "properties": {"a": ONE}, "required": ["a"], "minProperties": 2},
         {"type": "object", "properties": {"patternProperties": {"enum": ["type"]}, "type": ONE}},
         {"const": {"$ref": "#", "minProperties": 9}},
-        {"$ref": "#/$defs/n", "$defs": {"n": NODE}},  # whose next may be left out
+        {"$ref": "#/$defs/n", "$defs": {"n": NODE}},
         {
             "$ref": "#/$defs/n",
             "$defs": {"n": NODE | {"properties": {"next": MAYBE}, "required": ["next"]}},

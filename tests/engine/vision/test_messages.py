@@ -1,5 +1,3 @@
-"""Pictures in chats: where they are found, what is refused, and their rows among the tokens."""
-
 from __future__ import annotations
 
 import base64
@@ -112,5 +110,5 @@ def test_sizes_are_whole_squares_within_the_limits(height: int, width: int) -> N
     size = RULES.size_for(Size(height, width))
     assert size.height % 32 == size.width % 32 == 0
     assert min(size) >= 32
-    slack = 32 * max(size)  # a side of a single square cannot be made shorter
+    slack = 32 * max(size)
     assert RULES.min_pixels <= size.height * size.width <= RULES.max_pixels + slack

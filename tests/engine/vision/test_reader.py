@@ -1,5 +1,3 @@
-"""Pictures of clients in the helper process: good ones are decoded, hostile ones refused."""
-
 from __future__ import annotations
 
 import io
@@ -32,7 +30,7 @@ def encoded(picture: Image.Image, form: str = "PNG", **how: object) -> bytes:
 
 
 def bomb(side: int) -> bytes:
-    """A PNG of a few kilobytes whose header names so many pixels each way."""
+    """Return a PNG of a few kilobytes with a header of side x side pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -51,7 +49,7 @@ def test_pictures_are_decoded_as_by_pillow(reader: PictureReader) -> None:
         assert (found := reader.read(encoded(picture.convert(mode), form))).length == 6
         assert len(found.pixels) == 3 * 64 * 96
     turned = picture.getexif()
-    turned[0x0112] = 6  # stands on its side
+    turned[0x0112] = 6  # EXIF orientation: rotated
     assert (reader.read(encoded(picture, "JPEG", exif=turned)).rows, image.digest) == (
         3,
         reader.read(encoded(picture)).digest,

@@ -1,5 +1,3 @@
-"""Block-sparse attention through pages: phi3small and minimax_m3, beyond what the load-time probe reaches."""
-
 from __future__ import annotations
 
 import functools
@@ -38,7 +36,6 @@ def load(folder: Path, name: str) -> tuple[Module, CacheLayout]:
 
 
 def rounded(cache: Any) -> Any:
-    """Stores what pages of 16 bits do."""
     store = cache.update_and_fetch
     cache.update_and_fetch = lambda *rows: store(*(x.astype(mx.float16).astype(x.dtype) for x in rows))
     return cache
@@ -55,7 +52,6 @@ def plain_logits(model: Any, tokens: list[int], chunk: int) -> Floats:
 
 @functools.cache
 def logits_one_by_one(name: str, tokens: tuple[int, ...]) -> Floats:
-    """Of mlx-lm; the same for both backends."""
     with tempfile.TemporaryDirectory() as folder:
         return plain_logits(load(Path(folder), name)[0], list(tokens), 1)
 
@@ -63,7 +59,6 @@ def logits_one_by_one(name: str, tokens: tuple[int, ...]) -> Floats:
 def paged_logits(
     model: Module, layout: CacheLayout, backend: TestedBackend, sequences: list[list[int]]
 ) -> Floats:
-    """Of the last sequence, all of them in chunks, the first ones two positions behind."""
     count = len(sequences)
     pool = probe_cache(backend.create(), probe_pool(layout, num_sequences=count, longest=LENGTH))
     paged = PagedModel(model, layout, pool)
@@ -112,7 +107,7 @@ def test_blocks_are_seen_as_by_mlx_lm_one_token_at_a_time(
 
 
 def test_the_mask_of_a_prompt_is_mended_in_phi3small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In mlx-lm's code, rows of a prompt see later rows."""
+    """mlx-lm 0.32 lets rows of a prompt see later rows."""
     model, _ = load(tmp_path, "phi3small")
     tokens = list(range(30))
     assert worst_error(plain_logits(model, tokens, 30), plain_logits(model, tokens, 1)) < 1e-4

@@ -1,5 +1,3 @@
-"""The choice of positions that rows of sparse latent attention see (deepseek_v32)."""
-
 from __future__ import annotations
 
 import mlx.core as mx

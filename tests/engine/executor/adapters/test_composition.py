@@ -1,5 +1,3 @@
-"""Adapters with other features: each request has the tokens that it has alone, with its adapter."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -25,13 +23,11 @@ PROMPTS = [[(7 * i + 3 * j + 11) % 300 for j in range(n)] for i, n in enumerate(
 WORK = [(prompt, name) for prompt in PROMPTS for name in NAMES]
 PLAIN = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
 DIGITS = StructuredOutput(regex="[0-9]{20}")
-TIGHT = {"num_pages": 17, "prefix_cache": False}  # of which each request needs three to six
+TIGHT = {"num_pages": 17, "prefix_cache": False}  # each request needs three to six pages
 
 
 @dataclass(frozen=True)
 class Way:
-    """Settings, parameters, and the figure of the engine that shows that they came about."""
-
     settings: dict[str, Any]
     params: SamplingParams = PLAIN
     reached: str = ""
@@ -43,7 +39,7 @@ WAYS = {
     "preempted": Way(TIGHT, reached="preemptions"),
     "quantized and preempted": Way(TIGHT | FP4, reached="preemptions"),
     "swapped": Way(TIGHT | {"prefix_cache": True, "swap_memory": 1 << 26}, reached="preemptions"),
-    "drafts": Way({"speculate": "draft:"}, reached="accepted"),  # of the model itself
+    "drafts": Way({"speculate": "draft:"}, reached="accepted"),
     "structured": Way({}, replace(PLAIN, structured=DIGITS)),
     "structured drafts": Way({"speculate": "ngram"}, replace(PLAIN, structured=DIGITS), "drafts"),
     "embedded": Way({}, SamplingParams(max_tokens=1, pooling="last")),
@@ -53,8 +49,6 @@ WAYS = {
 
 
 class Seen:
-    """Figures of an engine (octavo.engine.api.stats.Observer)."""
-
     def __init__(self) -> None:
         self.preemptions = self.cached = self.drafts = self.accepted = 0
 
@@ -70,7 +64,6 @@ class Seen:
 
 @pytest.fixture(scope="module", params=["qwen3", "qwen3_5"])
 def settings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """An attention model, or a hybrid one, with two adapters of which one is needed in a slot at once."""
     require_extension()
     root, name = tmp_path_factory.mktemp("composition"), request.param
     changes: dict[str, Any] = {"text_config": tiny_adapters.HYBRID} if name == "qwen3_5" else {}

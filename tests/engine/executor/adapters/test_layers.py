@@ -1,5 +1,3 @@
-"""Models that compute layers in their own ways: adapted on the rows of a step, or refused when loaded."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -42,7 +40,6 @@ def test_steps_with_adapters_are_tried_when_a_model_is_loaded(
 
 
 def test_a_model_with_layers_of_other_rows_is_refused_with_adapters_alone(tmp_path: Path) -> None:
-    """Its n-grams are computed for runs of rows."""
     require_extension()
     folder = recurrent_models.make_folder(tmp_path, APART)
     with pytest.raises(ModelLoadError, match=r"model.ngram_embeddings.post_projs.0 must compute the 7 rows"):
@@ -54,7 +51,6 @@ def test_a_model_with_layers_of_other_rows_is_refused_with_adapters_alone(tmp_pa
 def test_a_layer_of_other_rows_is_refused_by_its_name(
     turned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A layer that gets part of the rows, or rows in the place of heads, has nobody's adapter."""
     from mlx_lm.models import llama
 
     plain = llama.MLP.__call__
@@ -76,7 +72,6 @@ def test_a_layer_of_other_rows_is_refused_by_its_name(
 def test_the_budget_counts_room_for_every_adapter(
     architecture: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The arrays that are made for them, and the output head, of which nothing is known yet."""
     caplog.set_level("INFO")
     model = tiny_models.make_model(tmp_path, architecture, dtype=mx.float32)
     runner = load_paged_runner(config(model, "reference"))

@@ -1,5 +1,3 @@
-"""Two hundred adapters over eight slots: loads, unloads and cancellations at random."""
-
 from __future__ import annotations
 
 import asyncio
@@ -67,14 +65,14 @@ async def test_every_output_is_that_of_the_request_alone(model: Path) -> None:
             try:
                 await engine.unload_adapter(name)
                 await engine.load_adapter(name, model.parent / name)
-            except (InvalidRequest, NotFound):  # in use, or another request is at it
+            except (InvalidRequest, NotFound):  # in use, or another load or unload has not ended
                 num_refused += 1
         params = SamplingParams(max_tokens=rng.randint(1, 12), temperature=0, ignore_eos=True)
         prompt = [rng.randrange(300) for _ in range(rng.choice([3, 20, 70]))]
         cancels = rng.random() < 0.2
         try:
             tokens = await serve(prompt, name, params, 1 if cancels else 99)
-        except NotFound:  # unloaded meanwhile
+        except NotFound:  # unloaded in the meantime
             num_refused += 1
             return None
         num_cancelled += cancels

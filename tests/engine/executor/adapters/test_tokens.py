@@ -1,5 +1,3 @@
-"""Requests with adapters in mixed batches: the tokens of mlx-lm with each alone, and the same bits."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -23,11 +21,11 @@ COUNT = 16
 PROMPTS = [[(7 * i + 3 * j + 11) % 300 for j in range(n)] for i, n in enumerate((5, 40, 23, 75))]
 GREEDY = SamplingParams(max_tokens=COUNT, temperature=0, ignore_eos=True)
 ARCHITECTURES = {
-    "qwen3": tiny_adapters.DENSE,  # merged matrices; DoRA and PEFT too
+    "qwen3": tiny_adapters.DENSE,  # merged matrices, DoRA and PEFT files
     "qwen3_4bit": tiny_adapters.DENSE,
-    "qwen3_moe": tiny_adapters.SWITCH,  # a mixture, its router adapted too
+    "qwen3_moe": tiny_adapters.SWITCH,  # a mixture of experts with an adapted router
     "qwen3_5": tiny_adapters.MIXER,  # a hybrid with gated delta layers
-    "gemma3_text": tiny_adapters.DENSE,  # windows
+    "gemma3_text": tiny_adapters.DENSE,  # sliding windows
 }
 
 
@@ -101,7 +99,7 @@ def tokens(outputs: list[Any]) -> list[list[int]]:
     ids=lambda changes: next(iter(changes), "native"),
 )
 def test_a_mixed_batch_has_the_tokens_of_mlx_lm(case: Case, changes: dict[str, Any]) -> None:
-    # Quantized layers round activations unless exact; MLX, which is compared with, does not.
+    # Quantized layers round activations unless exact; the reference, MLX, does not.
     with LLM(case.config(exact=True, **changes)) as llm:
         assert tokens(generate(llm, case.work)) == case.wanted
     assert len({tuple(each) for each in case.wanted[: len(case.adapters) + 1]}) >= 3, (

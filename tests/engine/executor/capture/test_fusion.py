@@ -1,5 +1,3 @@
-"""Merged linear layers and replayed graphs: the same bits as layer by layer and step by step."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -44,8 +42,6 @@ def _on_the_cpu() -> None:
 
 
 class Block(Module):
-    """Two layers on one input, one on another; ``again`` calls the first once more."""
-
     def __init__(self, *, bias: bool = True, again: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.a = Linear(64, 96, bias=bias)
@@ -95,11 +91,11 @@ def test_members_may_be_called_in_any_way() -> None:
     x, z = mx.random.normal((3, 64)), mx.random.normal((3, 64))
     wanted = {"ax": block.a(x), "bx": block.b(x), "az": block.a(z), "bz": block.b(z)}
     assert mx.array_equal(block.b(z), wanted["bz"])
-    assert mx.array_equal(block.b(x), wanted["bx"])  # the second first, then the first on another input
+    assert mx.array_equal(block.b(x), wanted["bx"])
     assert mx.array_equal(block.a(z), wanted["az"])
     changing = z + 0
     assert mx.array_equal(block.a(changing), wanted["az"])
-    changing[...] = x  # the same object, other values
+    changing[...] = x  # the same object with other values
     assert mx.array_equal(block.b(changing), wanted["bx"])
 
 
@@ -116,7 +112,7 @@ def test_weights_of_members_read_and_change_as_ever() -> None:
 
 
 def test_what_cannot_be_one_matrix_is_told_apart() -> None:
-    assert merged_block(again=True)[1].merged == {}  # its input is not always the other's
+    assert merged_block(again=True)[1].merged == {}
     block = Block()
     block.a.set_dtype(mx.float16)
     assert observe(lambda: block(mx.zeros((1, 64)))).groups == ()
@@ -141,7 +137,6 @@ def ready_from(folder: Path, architecture: str, *, fuse: bool) -> tuple[ReadyMod
 
 
 def step_of(written: Ints, counts: Sequence[int], tables: Ints) -> AttentionMetadata:
-    """The next ``counts`` positions of sequences that have ``written`` ones, in pages of 8."""
     stops = written + np.array(counts, np.int32)
     owners = np.repeat(np.arange(len(counts)), counts)
     runs = zip(written.tolist(), stops.tolist(), strict=True)
@@ -161,7 +156,6 @@ def step_of(written: Ints, counts: Sequence[int], tables: Ints) -> AttentionMeta
 
 
 def ragged_logits(folder: Path, architecture: str, *, fuse: bool) -> list[mx.array]:
-    """Of steps with a chunk of 9 rows, one of 4, and a decode; the last shape three times."""
     got, model, layout = ready_from(folder, architecture, fuse=fuse)
     spec = PoolSpec(layers=layout.layers, num_pages=16, page_size=8, k_format="fp4", v_format="fp4")
     paged = PagedModel(
@@ -177,7 +171,7 @@ def ragged_logits(folder: Path, architecture: str, *, fuse: bool) -> list[mx.arr
         (out,) = paged.forward(Batch(ids, rows, metadata), Wanted(rows)).arrays
         mx.eval(out, *paged.kv_cache.pending())
         logits.append(out.astype(mx.float32))
-        mx.eval(logits[-1])  # the next step may write over the results of this one
+        mx.eval(logits[-1])
         written = metadata.kv_len
     assert (paged.graph_runner is not None and paged.graph_runner.num_replayed > 0) == fuse
     return logits
@@ -192,7 +186,7 @@ def test_fused_and_replayed_steps_are_the_bits_of_plain_ones(tmp_path: Path, arc
         assert mx.array_equal(a, b)
 
 
-STEPS_OF_FOUR_ROWS = (  # rows of each sequence, and pages of the longest
+STEPS_OF_FOUR_ROWS = (  # rows of each sequence, and pages of the longest sequence
     *[((1, 1, 1, 1), 4)] * 3,
     *[((4,), 4)] * 3,
     *[((1, 1, 1, 1), 6)] * 3,
@@ -204,8 +198,6 @@ STEPS_OF_FOUR_ROWS = (  # rows of each sequence, and pages of the longest
 
 
 def test_steps_of_as_many_rows_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs are kept of steps whose tokens have one shape, and whose sequences or pages do not. They
-    share their memory."""
     got, model, layout = ready_from(tiny_models.make_model(tmp_path, "llama"), "llama", fuse=True)
     programs, memories = CpuPool.programs, []
 
@@ -239,7 +231,6 @@ def test_steps_of_as_many_rows_are_told_apart(tmp_path: Path, monkeypatch: pytes
 
 
 def test_results_of_prompts_of_any_length_lie_in_the_memory_of_programs(tmp_path: Path) -> None:
-    """Those of a graph that MLX evaluates would be kept for the next step: most of what a step computes."""
     folder = tiny_models.make_model(tmp_path, "llama", hidden_size=256, intermediate_size=1024)
     got, model, layout = ready_from(folder, "llama", fuse=True)
     spec = PoolSpec(layers=layout.layers, num_pages=16, page_size=32, k_format="fp4", v_format="fp4")
@@ -329,7 +320,7 @@ def test_a_graph_that_keeps_a_number_of_its_first_step_is_not_replayed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def offset(shim: hook.LayerCache) -> mx.array:
-        return mx.array(shim.context.step.positions)  # not the array that a replay replaces
+        return mx.array(shim.context.step.positions)
 
     monkeypatch.setattr(hook.LayerCache, "offset", property(offset))
     got, _ = ready(tmp_path, "llama")

@@ -1,5 +1,3 @@
-"""Configurations against what mlx-lm builds from them: what is left out changes nothing, or is refused."""
-
 from __future__ import annotations
 
 import json
@@ -23,7 +21,6 @@ from published_models import CONFIGS, written_out
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_published_checkpoints_are_built_with_all_they_say(name: str) -> None:
-    """Of their full size, with no weight computed."""
     config = normalized(written_out(CONFIGS[name]), name)
     with recorded() as readings:
         model_class, arguments = cast("tuple[Any, Any]", model_classes(config))
@@ -93,7 +90,7 @@ def test_what_transformers_does_not_know_changes_nothing(
 
 @pytest.mark.parametrize("scaling", [{"rope_type": "linear", "factor": 2.0}, "llama3", "yarn"])
 def test_scaling_that_mlx_lm_drops_is_applied(tmp_path: Path, scaling: Any) -> None:
-    """qwen3_moe does not read it, qwen3 does."""
+    """mlx-lm's qwen3_moe does not read the field, its qwen3 does."""
     scaling = {"llama3": LLAMA3, "yarn": YARN}.get(str(scaling), scaling)
     x = mx.random.normal((1, 1, 3, 16))
     turned = []
@@ -105,7 +102,7 @@ def test_scaling_that_mlx_lm_drops_is_applied(tmp_path: Path, scaling: Any) -> N
 
 @pytest.mark.parametrize("kind", ["internlm2", "qwen3", "qwen3_moe"])
 def test_dynamic_scaling_is_none_up_to_the_models_length(tmp_path: Path, kind: str) -> None:
-    """mlx-lm's own module computes with one length, and fails where a step's rows have several."""
+    """mlx-lm's own module takes one length for all rows of a step."""
     prompts: list[list[int]] = [[1, 2, 3, 4, 5], [7, 8, 9]]
     params = SamplingParams(max_tokens=4, temperature=0, logprobs=1, ignore_eos=True)
     found = []
@@ -118,7 +115,6 @@ def test_dynamic_scaling_is_none_up_to_the_models_length(tmp_path: Path, kind: s
 
 @pytest.mark.parametrize("extra", [{}, {"truncate": False}, {"attention_factor": 1.5}, {"mscale": 2.0}])
 def test_yarn_turns_as_transformers_turns_it(tmp_path: Path, extra: dict[str, Any]) -> None:
-    """Settings that mlx-lm leaves out are applied; ``mscale`` counts only with ``mscale_all_dim``."""
     folder = changed(tmp_path, "qwen3", rope_scaling=YARN | extra)
     model: Any = load_model(folder, weights="keep").model
     rope = model.layers[0].self_attn.rope
@@ -146,14 +142,13 @@ def test_a_dtype_other_than_the_weights_is_reported(
 
 
 def test_layer_types_other_than_the_models_own_are_refused(tmp_path: Path) -> None:
-    """mlx-lm's gemma3_text reads only the pattern, which is a window in the layers 0 and 2 here."""
+    """mlx-lm's gemma3_text reads only the pattern, with windows in layers 0 and 2 here."""
     folder = changed(tmp_path, "gemma3_text", layer_types=["sliding_attention"] + 3 * ["full_attention"])
     with pytest.raises(ModelLoadError, match="layer_types must be sliding_attention in layer 2"):
         load_runner(EngineConfig(model=str(folder), num_pages=16))
 
 
 def test_windows_that_mlx_lm_leaves_out_are_kept_by_the_pages(tmp_path: Path) -> None:
-    """What lies before the windows of four layers together changes nothing; without windows it does."""
     ids = [5, 9, 2, 7, 11, 3, 8, 1]
 
     def scores(window: int | None, first: int) -> list[float]:

@@ -1,5 +1,3 @@
-"""Settings of a process for an Apple GPU, on a simulated device."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -45,7 +43,7 @@ class FakeDevice:
 @pytest.mark.parametrize(
     ("pool", "weights", "layers", "mebi"),
     [
-        (8 * GIB, 0, 28, 586),  # three arrays of 77 Mi elements a layer would each fill 50
+        (8 * GIB, 0, 28, 586),  # three arrays of 77 Mi elements per layer
         (8 * GIB, 4 * GIB, 28, 878),
         (1 << 20, 0, 28, 50),  # never less than MLX's own limit
         (GIB, 0, 0, 2048),

@@ -1,8 +1,3 @@
-"""All kernels used in serving, with their types, were compiled before the first request.
-
-After the probe nothing is computed any more, because launches do not depend on results.
-"""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -28,7 +23,6 @@ pytestmark = [pytest.mark.parity, needs_compiler, pytest.mark.timeout(300)]
 def compiled_while_serving(
     folder: Path, *, device: WritingDevice | None = None, warms_up: bool = True, **settings: Any
 ) -> set[str]:
-    """Signatures that were launched for requests and not before."""
     device = WritingDevice() if device is None else device
 
     def without_computing(*arguments: Any, **options: Any) -> None:
@@ -56,7 +50,6 @@ def kinds_of(signatures: set[str]) -> set[str]:
 
 
 def test_a_head_for_several_tokens_needs_no_kernels_of_its_own(tmp_path: Path) -> None:
-    """Its layer is as those of the model, whose steps have compiled what it launches."""
     folder = tiny_heads.make_model(tmp_path / "glm4_moe", "glm4_moe", dtype=mx.float32)
     assert compiled_while_serving(folder, kv_format="fp4", residual_pages=0, speculate="mtp") == set()
 
@@ -84,7 +77,6 @@ def test_nothing_is_compiled_for_a_request(
     ("architecture", "kinds"), [("qwen3_5", {"delta", "conv"}), ("nemotron_h", {"ssd", "conv"})]
 )
 def test_recurrences_are_compiled_before_requests(tmp_path: Path, architecture: str, kinds: set[str]) -> None:
-    """For segments of every length and number, with states and without, and states kept on the way."""
     folder = recurrent_models.make_folder(tmp_path / "model", architecture, mx.bfloat16)
     settings: dict[str, Any] = {"state_memory": 1 << 20, "residual_pages": 0, "speculate": "ngram"}
     device = WritingDevice()

@@ -1,5 +1,3 @@
-"""Loading and planning: the budget is what is allocated, formats and weights convert or are refused."""
-
 from __future__ import annotations
 
 import importlib.util
@@ -33,7 +31,7 @@ from tiny_runners import PAGE_SIZE, PROMPT, load, logprobs_of, make_batch, state
 
 pytestmark = pytest.mark.parity
 
-FITTING = [name for name in FORMAT_NAMES if holds(name, head_dim=16)]  # that of the tiny models
+FITTING = [name for name in FORMAT_NAMES if holds(name, head_dim=16)]
 
 
 @pytest.mark.parametrize("kv_format", FITTING)
@@ -63,7 +61,6 @@ def test_the_budget_is_what_is_allocated_and_what_plan_says(
 def test_rows_are_said_to_be_alike_where_native_kernels_compute_every_layer(
     tmp_path: Path, architecture: str, backend: str, expected: bool
 ) -> None:
-    """Of gpt_oss, modules of a kind that has no kernel stay MLX's."""
     runner = load(tiny_models.make_model(tmp_path, architecture), backend)
     assert runner.info.batch_invariant is expected
     runner.close()
@@ -123,8 +120,6 @@ def test_a_window_that_no_sequence_outgrows_may_have_kept_residual_pages(tmp_pat
 def test_no_part_of_loading_begins_with_memory_that_others_freed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else what layers and the probe's steps leave adds up, to a fifth of a small model's weights, and
-    one that is converted while it is loaded takes a tenth more memory for good."""
     ext = require_extension()
     path, parts = tiny_models.make_model(tmp_path, "llama"), dict[str, int]()
     given_back = list[int]()
@@ -155,7 +150,7 @@ def test_layers_are_packed_without_what_was_kept_of_the_head_s_quantization(
     merge, pack = modules._Replacement.merge, vars(prepare)["materialize"]
 
     def packing(*args: Any, **settings: Any) -> Any:
-        mx.eval(ext.gated(mx.ones((256, 1024), mx.bfloat16), None, "silu"))  # for a head that is as large
+        mx.eval(ext.gated(mx.ones((256, 1024), mx.bfloat16), None, "silu"))
         mx.synchronize()
         kept.append(ext.kept_bytes())
         return pack(*args, **settings)
@@ -200,7 +195,6 @@ def test_room_for_states_that_a_model_does_not_have_is_said_to_be_unused(
 
 
 def test_a_format_that_cannot_hold_the_rows_is_refused(folder: Path, backend: str) -> None:
-    """Groups of 32 or 64 values have no rows of 16: a clear refusal, in the plan too."""
     result = plan(model=str(folder), memory=10**9, page_size=PAGE_SIZE, observe=observe_caches)
     assert list(result["formats"]) == [*FITTING, RECIPE]
     assert sorted(result["refused"]) == sorted(set(FORMAT_NAMES) - set(FITTING))
@@ -269,7 +263,7 @@ def test_models_that_cannot_be_quantized_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_that_reads_values_while_it_computes_is_loaded(tmp_path: Path, backend: str) -> None:
-    """dbrx asks which experts it needs: its steps cannot be recorded, and trying to waited for ever."""
+    """dbrx reads values on the host to pick experts, so its steps cannot be recorded."""
     folder = tiny_models.make_model(
         tmp_path,
         "dbrx",
@@ -301,7 +295,7 @@ def test_values_are_read_as_ever_outside_of_recording_and_on_other_threads() -> 
 def test_a_model_whose_own_package_is_missing_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """mlx-lm ends the process there."""
+    """mlx-lm ends the process in this case."""
     if importlib.util.find_spec("hf_olmo") is not None:
         pytest.skip("olmo's package is installed")
     (tmp_path / "config.json").write_text('{"model_type": "olmo"}')

@@ -1,5 +1,3 @@
-"""The load-time probe: the models that it accepts, their tier, and the refusal of wrong results."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -49,7 +47,7 @@ def load(folder: Path, name: str, **config: Any) -> tuple[Module, CacheLayout]:
 
 
 def plain_logits(model: Module, token_ids: list[int]) -> mx.array:
-    """Logits [L, V] of one sequence by mlx-lm's own caches and attention."""
+    """Return logits [L, V] of one sequence, from mlx-lm's own caches and attention."""
     logits: mx.array = model(mx.array([token_ids]), cache=make_prompt_cache(model))
     return logits[0]
 
@@ -74,7 +72,6 @@ def test_mixtures_are_paged(tmp_path: Path, backend: AttentionBackend, name: str
 
 
 def test_rows_of_decodes_are_told_from_those_of_chunks() -> None:
-    """Each kind has its median: few rows that are wrong would not move one of all."""
     steps = [(3, 1), (1, 0), (2, 1)]
     wanted = [
         np.random.default_rng(i).standard_normal((n, 8)).astype(np.float32) for i, n in enumerate((6, 2))
@@ -94,7 +91,6 @@ def test_rows_of_decodes_are_told_from_those_of_chunks() -> None:
 def test_more_roundings_are_tried_where_the_first_explains_too_little(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unlucky: bool
 ) -> None:
-    """As where none of its roundings picked another expert, and one of those on the way through pages did."""
     made: list[probe_reference.Reference] = []
 
     def first_of_all(*args: Any) -> probe_reference.Reference:
@@ -162,7 +158,6 @@ def test_chosen_positions_are_paged_and_others_refused(
 def test_choices_that_only_long_texts_need_are_known_at_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The probe's texts are shorter than what such a layer chooses."""
     settings: dict[str, Any] = {"dtype": mx.float32, "index_topk": 2048}
     assert run_probe(tmp_path / "masks", "deepseek_v32", ReferenceBackend(), **settings).gathers
     monkeypatch.setattr(ReferenceBackend, "takes_masks", False)
@@ -196,12 +191,11 @@ def test_models_that_multiply_keys_themselves_are_refused(tmp_path: Path, backen
 def test_functions_of_mlx_and_numpy_meet_handles(
     tmp_path: Path, backend: AttentionBackend, name: str, config: dict[str, Any]
 ) -> None:
-    """plamo tiles K and V, gpt_bigcode counts positions from an offset: in other words than most."""
     run_probe(tmp_path, name, backend, dtype=mx.float32, layer_norm_epsilon=1e-5, **config)
 
 
 def test_a_window_of_the_masks_alone_is_a_window(tmp_path: Path, backend: AttentionBackend) -> None:
-    """ministral3 inside of mistral3 masks windows over caches that keep everything."""
+    """ministral3 inside of mistral3 masks windows over caches that keep all positions."""
     model, _ = load(tmp_path, "ministral3")
     full: Any = KVCache
     object.__setattr__(model, "make_cache", lambda: [full() for _ in model.layers])
@@ -216,7 +210,7 @@ def test_a_window_of_the_masks_alone_is_a_window(tmp_path: Path, backend: Attent
 def test_softcapped_attention_is_paged_with_its_cap(
     tmp_path: Path, backend: AttentionBackend, name: str, num_kv_heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Logits go far beyond the cap here, so that leaving it out is no rounding error."""
+    """Logits go far beyond the cap, so leaving it out is no rounding error."""
     settings = {"num_key_value_heads": num_kv_heads, "dtype": mx.float32}
     run_probe(tmp_path / "capped", name, backend, **settings)
     attend = hook.LayerCache.attend
@@ -237,8 +231,7 @@ def test_models_whose_caches_are_neither_attention_nor_recurrent_are_refused(tmp
 
 
 def test_positions_taken_from_the_shape_of_keys_are_each_row_s_own(tmp_path: Path) -> None:
-    """afm7 derives positions from the shape of K that another layer wrote; one length for all rows would be
-    wrong numbers and no error."""
+    """afm7 derives positions from the shape of K that another layer wrote."""
     shape = {"hidden_dim": 64, "num_layers": 4, "num_kv_reuse_layers": 2, "num_heads": 4, "num_kv_heads": 2}
     run_probe(tmp_path, "afm7", ReferenceBackend(), dtype=mx.float32, **shape)
 
@@ -248,9 +241,6 @@ def test_what_mlx_cannot_compute_here_is_said(tmp_path: Path) -> None:
         pytest.skip("MLX computes experts in bf16 on Metal")
     with pytest.raises(ModelLoadError, match=r"'qwen3_moe' fails in mlx-lm itself.*weights='int8'"):
         run_probe(tmp_path, "qwen3_moe", ReferenceBackend())
-
-
-# Ways to be wrong. Each must be refused in the paged tier, whatever the model's precision.
 
 
 def wrong_positions(patch: pytest.MonkeyPatch) -> AttentionBackend:
@@ -268,8 +258,6 @@ def wrong_scale(patch: pytest.MonkeyPatch) -> AttentionBackend:
 
 
 class _ChangedBackend(ReferenceBackend):
-    """A pool whose spec was changed on the way."""
-
     def __init__(self, change: Callable[[PoolSpec], PoolSpec]) -> None:
         self._change = change
 
@@ -343,7 +331,6 @@ def test_a_window_the_cache_does_not_have_is_refused(tmp_path: Path) -> None:
 
 
 def test_plain_mlx_lm_goes_on_working(tmp_path: Path) -> None:
-    """Before and after the hook, and between steps through pages: bit by bit the same."""
     model, layout = load(tmp_path, "gpt_oss", dtype=mx.float32)
     tokens = np.random.default_rng(0).integers(0, 300, 30).tolist()
     hooked = plain_logits(model, tokens)
@@ -381,7 +368,6 @@ def test_a_head_that_selection_does_not_reach_computes_every_row(
 
 
 def test_pools_of_the_probe_are_small(tmp_path: Path) -> None:
-    """A window too long to probe must not make the probe long."""
     pools: list[KVPool] = []
 
     class Counting(ReferenceBackend):

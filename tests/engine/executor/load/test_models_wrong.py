@@ -1,6 +1,3 @@
-"""Seeded wrongness is refused whatever the scale of the weights: where attention hardly matters, and where
-rounding errors alone move the logits by half."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -40,7 +37,8 @@ def backend(request: pytest.FixtureRequest) -> AttentionBackend:
 def probe_of(
     folder: Path, scale: float, backend: AttentionBackend, name: str = "mistral"
 ) -> probe.ProbeResult:
-    dtype = mx.float32 if name == "deepseek_v3" else mx.bfloat16  # MLX's experts compute in float32 on a CPU
+    # MLX computes experts in float32 only on a CPU.
+    dtype = mx.float32 if name == "deepseek_v3" else mx.bfloat16
     loaded = load_model(tiny_models.make_model(folder, name, dtype=dtype), weights="keep")
     model = loaded.model
     model.update(
@@ -63,8 +61,6 @@ def neighbours_offset(patch: Patch) -> None:
 
 
 def longest_offset(patch: Patch) -> None:
-    """One length for all rows, as from the shape of keys."""
-
     def offset(shim: hook.LayerCache) -> mx.array:
         step = shim.context.step
         return mx.full(step.num_tokens, int(step.kv_len.max()) - 1)
@@ -73,7 +69,6 @@ def longest_offset(patch: Patch) -> None:
 
 
 def no_causal_mask(patch: Patch) -> None:
-    """In one layer that sees everything, rows see what later rows of their chunk wrote."""
     attend = hook.LayerCache.attend
 
     def unmasked(shim: hook.LayerCache, queries: mx.array, *, scale: float, **_: Any) -> mx.array:
@@ -117,7 +112,6 @@ def test_what_is_right_is_served(tmp_path: Path, backend: AttentionBackend, scal
 
 
 def refusal(folder: Path, scale: float, backend: AttentionBackend, name: str = "mistral") -> str:
-    """Why the model was refused; empty if it was not."""
     try:
         probe_of(folder, scale, backend, name)
     except ModelLoadError as error:
@@ -156,8 +150,6 @@ def test_a_mistake_is_refused_at_any_scale(
 def test_steps_beside_others_have_the_bits_of_one_alone(
     tmp_path: Path, monkeypatch: Patch, scale: float, mistake: Callable[[Patch], None], message: str | None
 ) -> None:
-    """On a backend that promises equal bits in any batch, what the probe has computed is compared with one
-    further step: here without any look at the logits of mlx-lm."""
     native = next((chosen for chosen in BACKENDS if chosen.name == "cpu"), None)
     assert native is not None
     monkeypatch.setattr(probe, "_judge", lambda *_: None)
@@ -174,8 +166,6 @@ def test_a_wrong_window_is_refused_at_any_scale(tmp_path: Path, scale: float, by
 
 
 def changed_rotary(change: Callable[[mx.array], mx.array]) -> Callable[[Patch], None]:
-    """Rotary queries of latent layers are others."""
-
     def patched(patch: Patch) -> None:
         attend = hook.LayerCache.attend
 

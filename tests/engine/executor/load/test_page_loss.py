@@ -1,5 +1,3 @@
-"""Page formats by what they lose on a short text: chosen by auto, warned of when asked for."""
-
 from __future__ import annotations
 
 import logging
@@ -32,13 +30,11 @@ DEMO = Path(octavo.engine.__file__).parent / "demo"
 
 
 def scores(chance: float, length: int = MIN_TOKENS) -> list[TokenLogprob]:
-    """Predictions that give token 1 this chance, and token 2 nearly all of the rest."""
     top = ((1, math.log(chance)), (2, math.log(0.99 - chance)))
     return [TokenLogprob(1, top[0][1], top)] * length
 
 
 def with_large_channels(folder: Path, scale: float) -> Path:
-    """The demo model with a rotary pair of K so much larger and of Q as much smaller: the same outputs."""
     shutil.copytree(DEMO, folder)
     weights = cast("dict[str, mx.array]", mx.load(str(DEMO / "model.safetensors")))
     for name, weight in weights.items():
@@ -92,7 +88,6 @@ def test_auto_is_settled_before_the_pool_is_made(model: str) -> None:
 
 
 def test_scoring_takes_few_rows_at_once_and_keeps_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logits of the whole text in one step take more memory than the planner gives to steps."""
     rows: list[int] = []
     submit, create = PagedRunner.submit, load._create_kv_cache
 
@@ -101,7 +96,7 @@ def test_scoring_takes_few_rows_at_once_and_keeps_no_memory(monkeypatch: pytest.
         return submit(runner, batch, *rest)
 
     def created(config: EngineConfig, *rest: Any) -> Any:
-        if config.num_pages == 32:  # pages of the pool that serves
+        if config.num_pages == 32:
             rows.append(-mx.get_cache_memory())
         return create(config, *rest)
 

@@ -1,5 +1,3 @@
-"""A head for multi-token prediction: what it computes, and that it changes no token and leaks no page."""
-
 from __future__ import annotations
 
 import random
@@ -33,9 +31,9 @@ pytestmark = pytest.mark.parity
 
 ARCHITECTURES = (
     "glm4_moe",
-    "qwen3_5",  # with recurrent layers, as the next
+    "qwen3_5",  # with recurrent layers
     pytest.param("qwen3_next", marks=pytest.mark.slow),
-    pytest.param("deepseek_v3", marks=pytest.mark.slow),  # of 61 layers
+    pytest.param("deepseek_v3", marks=pytest.mark.slow),  # 61 layers
 )
 
 
@@ -48,7 +46,6 @@ def config_of(folder: Path, **settings: Any) -> EngineConfig:
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("architecture", ["glm4_moe", "qwen3_5", "qwen3_next"])
 def test_the_head_is_numpys(tmp_path: Path, architecture: str, backend: str) -> None:
-    """Outputs and choices of rows that are read in three chunks."""
     folder = tiny_heads.make_model(tmp_path / architecture, architecture, dtype=mx.float32)
     runner = load_paged_runner(config_of(folder, backend=backend, kv_format="bf16"))
     try:
@@ -109,7 +106,6 @@ def test_a_head_that_agrees_guesses_nearly_all_of_it(
 def test_a_head_that_is_wrong_changes_nothing(
     folders: dict[tuple[str, bool], Path], architecture: str
 ) -> None:
-    """Where pages are short, for both."""
     settings: dict[str, Any] = {"num_pages": 30, "kv_format": "int8"}
     accepted, rejected = check(folders[architecture, False], seeds=range(1), **settings)
     assert rejected > 100
@@ -125,7 +121,6 @@ def test_cancelled_requests_give_the_heads_pages_back(
 
 
 def test_kv_memory_pays_for_the_heads_pages(folders: dict[tuple[str, bool], Path]) -> None:
-    """Of a model of two layers, the head's take a third."""
     runner = load_paged_runner(config_of(folders["glm4_moe", True], num_pages=None, kv_memory=600_000))
     try:
         assert runner.head is not None

@@ -1,5 +1,3 @@
-"""Wrong native layers, each planted by hand: loading is refused, and the message names the layer."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -53,7 +51,6 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 
 def materialized(folder: Path, architecture: str, *, weights: Any = "keep", **config: Any) -> None:
-    """Load a tiny model up to where its modules are native."""
     path = tiny_models.make_model(folder, architecture, **config)
     ops = NativeOps()
     model = load_model(path, weights=weights, ops=ops).model
@@ -61,12 +58,10 @@ def materialized(folder: Path, architecture: str, *, weights: Any = "keep", **co
 
 
 def calls(kind: Any, call: Callable[..., mx.array]) -> Callable[[Patch], None]:
-    """Let modules of a native type compute something else."""
     return lambda patch: patch.setattr(kind, "__call__", call)
 
 
 def rotates(**changes: Any) -> Callable[[Patch], None]:
-    """Let rotations have other numbers."""
     plain = rope.rotation_of
 
     def changed(module: Any) -> rope.Rotation:
@@ -78,8 +73,6 @@ def rotates(**changes: Any) -> Callable[[Patch], None]:
 
 
 def multiplies(change: Callable[[Any, mx.array], mx.array]) -> Callable[[Patch], None]:
-    """Let linear layers give something else."""
-
     def patched(patch: Patch) -> None:
         plain = linear._Packed.multiply
         patch.setattr(linear._Packed, "multiply", lambda self, x, *more: change(self, plain(self, x, *more)))
@@ -128,7 +121,6 @@ def without_bias(self: Any, y: mx.array) -> Any:
 
 
 def wrong_if_many(self: Any, y: mx.array) -> Any:  # noqa: ARG001
-    """A kernel that is wrong for many rows only."""
     return y * 1.1 if y.size // y.shape[-1] > 32 else y
 
 
@@ -138,7 +130,6 @@ def clipped(patch: Patch) -> None:
 
 
 def heads_swapped(_: Any, y: mx.array) -> Any:
-    """Each two heads of 16 values."""
     return mx.flatten(mx.unflatten(y, -1, (-1, 2, 16))[..., ::-1, :], -3, -1) if y.shape[-1] == 64 else y
 
 
@@ -214,7 +205,7 @@ def test_native_layers_that_are_right_are_not_refused(
 def test_a_wrong_product_of_quantized_weights_is_refused(
     tmp_path: Path, monkeypatch: Patch, weights: str, dtype: mx.Dtype
 ) -> None:
-    """Inputs are integers that 8 bits hold, so that kernels which round theirs lose nothing here."""
+    """Inputs are integers that fit in 8 bits, so rounding activations to 8 bits loses nothing."""
     materialized(tmp_path / "right", "llama", weights=weights, dtype=dtype)
     multiplies(lambda _, y: y * 1.02)(monkeypatch)
     with pytest.raises(
@@ -252,7 +243,6 @@ def test_the_probe_compares_with_the_model_as_it_was_before(
     config: dict[str, Any],
     plant: Any,
 ) -> None:
-    """Where modules are not compared one by one, the logits still are."""
     path = tiny_models.make_model(tmp_path, architecture, dtype=mx.float32, **config)
     settings = EngineConfig(model=str(path), backend="cpu", num_pages=8)
     monkeypatch.setattr(Comparison, "check", lambda _: None)
@@ -261,7 +251,7 @@ def test_the_probe_compares_with_the_model_as_it_was_before(
     try:
         with caplog.at_level("INFO"):
             load_paged_runner(settings).close()
-        refusal = caplog.text  # of the pages: attention over gathered keys may be right
+        refusal = caplog.text
     except ModelLoadError as error:
         refusal = str(error)
     assert "through pages" in refusal
@@ -269,8 +259,6 @@ def test_the_probe_compares_with_the_model_as_it_was_before(
 
 
 def computes(place: Any, name: str, other: Callable[..., Any]) -> Callable[[Patch], None]:
-    """Let a function give ``other(the function, its arguments)``."""
-
     def patched(patch: Patch) -> None:
         plain = getattr(place, name)
         patch.setattr(place, name, lambda *args, **named: other(plain, *args, **named))
@@ -285,8 +273,6 @@ def taps_reversed(
 
 
 def parameters(**changes: Any) -> Callable[..., Any]:
-    """Return calls of ``ssd`` with changed parameters."""
-
     def changed(plain: Any, *args: Any, parameters: Any) -> Any:
         given = {name: change(getattr(parameters, name)) for name, change in changes.items()}
         return plain(*args, parameters=dataclasses.replace(parameters, **given))
@@ -303,8 +289,6 @@ def heads_reversed(plain: Any, pool: Any, step: Any, q: Any, k: mx.array, *rest:
 
 
 def rare(name: str, other: Callable[..., Any]) -> Callable[[Patch], None]:
-    """Let one of the rare recurrences give ``other(the function, its arguments)``."""
-
     def call(plain: Any, given: str, *args: Any) -> Any:
         return other(plain, given, *args) if given == name else plain(given, *args)
 
@@ -312,8 +296,6 @@ def rare(name: str, other: Callable[..., Any]) -> Callable[[Patch], None]:
 
 
 def swapped(first: int) -> Callable[..., Any]:
-    """Return calls with an input and the next one swapped."""
-
     def call(plain: Any, name: str, pool: Any, step: Any, inputs: list[mx.array], options: Any) -> Any:
         inputs[first], inputs[first + 1] = inputs[first + 1], inputs[first]
         return plain(name, pool, step, inputs, options)
@@ -356,7 +338,6 @@ KERNELS: dict[str, tuple[str, Callable[[Patch], None], str]] = {
 
 
 def load_random(folder: Path, architecture: str, dtype: mx.Dtype = mx.float32) -> None:
-    """Load a tiny model whose zeros are random too."""
     config = configuration(architecture)
     mlx_lm_alone.save(mlx_lm_alone.make_model(config, dtype, 0), config, folder)
     tiny_models.make_tokenizer(folder)

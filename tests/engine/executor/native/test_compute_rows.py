@@ -1,5 +1,3 @@
-"""Rows of an unevaluated graph: the bits equal those of the whole graph, with only these rows computed."""
-
 from __future__ import annotations
 
 import re
@@ -28,8 +26,6 @@ def random(*shape: int, seed: int, dtype: mx.Dtype) -> mx.array:
 
 
 class Layer:
-    """What lies between attention and the next layer's, made of nodes that take others over if ``fuse``."""
-
     def __init__(self, dtype: mx.Dtype, *, fuse: bool) -> None:
         self.gain = random(SIZE, seed=1, dtype=dtype)
         self.out = _ext.pack_dense(random(SIZE, SIZE, seed=2, dtype=dtype))
@@ -43,7 +39,7 @@ class Layer:
         return normed
 
     def __call__(self, x: mx.array) -> mx.array:
-        mixed = mx.cumsum(self.norm(x), axis=0)  # in place of attention: row i of rows 0 to i
+        mixed = mx.cumsum(self.norm(x), axis=0)
         x = x + _ext.linear(mixed, self.out)
         both = _ext.linear(self.norm(x), self.up)
         inner = _ext.gated(both[..., :INNER], both[..., INNER:], "silu")
@@ -52,7 +48,6 @@ class Layer:
 
 
 def operations(x: mx.array, folder: Path) -> list[str]:
-    """Names of what is to be computed for x, each after what it needs."""
     path = folder / "graph.dot"
     mx.export_to_dot(str(path), x)
     return re.findall(r'label ="([^"]+)"', path.read_text())
@@ -82,15 +77,12 @@ def test_bits_of_all_rows(dtype: mx.Dtype, fuse: bool, layers: int, ids: list[in
 
 
 def test_what_follows_the_last_mixing_is_computed_of_the_wanted_rows(tmp_path: Path) -> None:
-    """Two rows are selected, of what attention gave and of what is added to it, and nothing is computed of
-    all rows after that."""
     layer = Layer(mx.bfloat16, fuse=True)
     x = layer.norm(layer(layer(random(NUM_ROWS, 1, SIZE, seed=5, dtype=mx.bfloat16))))
     names = operations(_ext.compute_rows(x, mx.array([3])), tmp_path)
     last_mixing = max(i for i, name in enumerate(names) if name == "CumSum")
     assert names.count("octavo.select_rows") == 2
     assert "octavo.linear" not in names[last_mixing : names.index("octavo.select_rows")]
-    # the same operations as of all rows
     assert sorted(name for name in names if name != "octavo.select_rows") == sorted(operations(x, tmp_path))
 
 
@@ -102,7 +94,6 @@ def test_all_rows_are_left_to_be_selected(tmp_path: Path) -> None:
 
 
 def test_what_attention_needs_is_not_computed_twice(tmp_path: Path) -> None:
-    """A sum that attention reads is computed of all rows, and taken from there."""
     layer = Layer(mx.bfloat16, fuse=True)
     start = random(NUM_ROWS, 1, SIZE, seed=5, dtype=mx.bfloat16)
     shared = start + start
@@ -112,7 +103,6 @@ def test_what_attention_needs_is_not_computed_twice(tmp_path: Path) -> None:
 
 
 def test_rows_of_a_gate_that_are_not_those_of_its_product_are_computed_whole() -> None:
-    """Half of a product's values, laid out as rows that another row each is made of: as many as it has."""
     layer = Layer(mx.bfloat16, fuse=True)
     start = random(NUM_ROWS, SIZE, seed=5, dtype=mx.bfloat16)
 

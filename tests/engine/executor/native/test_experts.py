@@ -1,5 +1,3 @@
-"""Native mixtures of experts against float64 and mlx-lm, and their modules in place of mlx-lm's."""
-
 from __future__ import annotations
 
 import re
@@ -28,7 +26,7 @@ def test_every_level_is_linear_of_the_chosen_expert(level: str) -> None:
 @pytest.mark.parametrize("bits", [None, 8, 4])
 @pytest.mark.parametrize("num_tokens", [1, 5, 50])
 def test_layers_agree_with_mlx_lm(num_tokens: int, bits: int | None) -> None:
-    """mlx-lm sorts rows by expert from 64 rows on: 50 tokens of two experts each are beyond that."""
+    """mlx-lm sorts rows by expert from 64 rows on: here are 50 tokens with two experts each."""
     mx.random.seed(3)
     layer = SwitchGLU(64, 96, 6, bias=True)
     for name in ("gate_proj", "up_proj", "down_proj"):
@@ -46,7 +44,7 @@ def test_layers_agree_with_mlx_lm(num_tokens: int, bits: int | None) -> None:
 
 
 def test_an_expert_out_of_range_fails_the_evaluation() -> None:
-    # In a process of its own: MLX never counts a task as done that raised, and may wait for it later.
+    # Runs in a new process: after a task that raised, MLX may wait for it forever.
     code = """
 import mlx.core as mx
 from octavo.kernels import _ext

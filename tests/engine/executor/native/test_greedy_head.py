@@ -1,5 +1,3 @@
-"""Greedy tokens chosen by the output head: equal to those of its logits, which are not stored."""
-
 from __future__ import annotations
 
 import functools
@@ -30,7 +28,8 @@ _ext = require_extension()
 
 PLAIN, SCORED = SamplingParams(), SamplingParams(logprobs=0)
 NUM_STEPS = 6
-CHOOSING = {"llama": True, "qwen3": True, "cohere": False, "gemma2": False}  # the last two change logits
+# The last two models change the logits.
+CHOOSING = {"llama": True, "qwen3": True, "cohere": False, "gemma2": False}
 
 
 def load(folder: Path, **settings: Any) -> paged.PagedRunner:
@@ -41,7 +40,6 @@ def load(folder: Path, **settings: Any) -> paged.PagedRunner:
 
 
 def step(runner: paged.PagedRunner, tokens: list[list[int]], start: int, params: list[Any]) -> RunOutput:
-    """One step of sequences that each got these tokens from position ``start`` on."""
     counts = [len(own) for own in tokens]
     positions = np.concatenate([np.arange(start, start + n, dtype=np.int32) for n in counts])
     owners = np.repeat(np.arange(len(tokens)), counts)
@@ -65,7 +63,6 @@ def step(runner: paged.PagedRunner, tokens: list[list[int]], start: int, params:
 
 
 def decode(runner: paged.PagedRunner, params: list[Any]) -> list[list[int | None]]:
-    """Tokens of a prompt step and of decode steps, whose graphs are replayed from the third on."""
     output = step(runner, [[7, 30, 200, 5], [99, 14, 3, 250], [4, 4, 4, 1]], 0, params)
     tokens = [[sample.token for sample in output.samples]]
     for start in range(4, 4 + NUM_STEPS):
@@ -122,7 +119,7 @@ def test_a_model_that_scales_its_logits_keeps_them(tmp_path: Path, monkeypatch: 
 
     def scaled(self: Any, *args: Any, **kwargs: Any) -> mx.array:
         logits: mx.array = original(self, *args, **kwargs)
-        return -logits  # the largest becomes the smallest
+        return -logits
 
     folder = tiny_models.make_model(tmp_path / "model", "llama")
     monkeypatch.setattr(llama.Model, "__call__", scaled)
@@ -149,7 +146,7 @@ def test_a_head_that_chooses_wrongly_is_not_asked(tmp_path: Path, monkeypatch: p
 def test_logits_that_are_not_finite_fail_their_row_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One row that is spoilt, then a head of which one weight is NaN, so that every row is."""
+    """First one row is not finite, then one weight of the head is NaN, which affects every row."""
     runner = load(tiny_models.make_model(tmp_path / "model", "llama", dtype=mx.float32))
     assert runner._fused_argmax
     good = step(runner, [[7, 30], [99, 14]], 0, [PLAIN] * 2).samples

@@ -1,5 +1,3 @@
-"""Native linear layers against float64 and mlx-lm, and their modules in place of MLX's."""
-
 from __future__ import annotations
 
 import threading
@@ -43,7 +41,7 @@ def test_avx512_has_the_bits_of_avx2_where_it_shares_its_definition() -> None:
 
 
 def test_fixed_point_is_the_documented_formula() -> None:
-    """Of AVX2, which every x86-64 CPU that has a faster level also runs."""
+    """AVX2 is checked because every x86-64 CPU with a faster level also runs it."""
     if "avx2" not in available_levels():
         pytest.skip("this CPU does not run avx2")
     assert run_at_level("avx2", "import linear_fixed_checks; linear_fixed_checks.main()").strip() == "checked"
@@ -145,8 +143,7 @@ def test_wrong_shapes_are_named() -> None:
 
 
 def failure(make: Callable[[], mx.array]) -> str:
-    """What an evaluation fails with, on a thread of its own: on the main one MLX may count a task that it did
-    not queue because one before had failed, and later evaluations of the process may wait for it for ever."""
+    """Evaluate in a new thread: after a failed task, MLX may wait forever on the main thread."""
     with ThreadPoolExecutor(1) as thread:
         return str(thread.submit(lambda: mx.eval(make())).exception())
 
@@ -162,7 +159,7 @@ def test_a_row_outside_the_table_fails_the_evaluation() -> None:
 
 
 def test_several_streams_at_once() -> None:
-    """Each Python thread has an MLX stream of its own; all share the pool of threads."""
+    """Each Python thread has an MLX stream of its own; all share the thread pool."""
     rng = np.random.default_rng(4)
     packed = _ext.pack_dense(mx.array(rng.standard_normal((256, 128))).astype(mx.bfloat16))
     rows = rng.standard_normal((40, 128)).astype(np.float32)
@@ -221,10 +218,10 @@ def tiny_model(
 def test_models_agree_with_mlx(
     name: str, tied: bool, bits: int | None, mode: str, exact: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (activations, *MODELS.values()):  # put mlx-lm's own swiglu back afterwards
+    for module in (activations, *MODELS.values()):  # restore mlx-lm's own swiglu at the end
         monkeypatch.setattr(module, "swiglu", getattr(activations.swiglu, "original", activations.swiglu))
     ids = mx.array([[3, 5, 7, 299, 1, 2, 0, 8]])
-    # MLX's own quantized product sums in bf16: float32 is the truth for both.
+    # MLX's own quantized product sums in bf16, so the reference is float32.
     for dtype, tolerance in ((mx.float32, 5e-6), (mx.bfloat16, 0.06)):
         model = tiny_model(name, tied=tied, dtype=dtype, bits=bits, mode=mode)
         expected = model(ids).astype(mx.float32)
@@ -251,7 +248,7 @@ def test_weights_move_and_come_back() -> None:
     assert mx.array_equal(layer.weight, weight)
     assert mx.allclose(layer(x), before, atol=1e-5)
     assert report.num_bytes == packed_bytes(Sequential(layer)) >= weight.nbytes
-    layer.weight = weight * 2  # as on any MLX module
+    layer.weight = weight * 2
     assert mx.allclose(layer(x) - layer.bias, 2 * (before - layer.bias), atol=1e-5)
     quantized = layer.to_quantized(32, 4)
     codes, scales = quantized.weight, quantized.scales

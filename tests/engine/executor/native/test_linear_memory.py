@@ -1,5 +1,3 @@
-"""Neither the memory of packed weights nor its sharing by threads changes a bit."""
-
 from __future__ import annotations
 
 import gc
@@ -14,7 +12,7 @@ pytestmark = pytest.mark.parity
 
 _ext = require_extension()
 
-MANY_PANELS = 64 * 83 + 17  # enough that a thread takes several panels at once
+MANY_PANELS = 64 * 83 + 17  # enough for several panels at once in each thread
 
 
 def quantized(outputs: int, bits: int) -> list[mx.array]:

@@ -1,5 +1,3 @@
-"""Weights are read where they lie in their files: the same values, and never a model twice in memory."""
-
 from __future__ import annotations
 
 import subprocess
@@ -46,7 +44,6 @@ def test_mapped_arrays_are_those_of_the_file(tmp_path: Path) -> None:
 
 
 def test_packing_reads_from_the_file_and_copies_nothing_first(tmp_path: Path) -> None:
-    """What lies in front of a tensor is another one, not the size that MLX keeps there: here a huge one."""
     from octavo.engine.executor.native.model_ops import map_safetensors
 
     file = tmp_path / "model.safetensors"
@@ -93,7 +90,7 @@ def test_a_model_that_was_loaded_no_longer_needs_its_file(tmp_path: Path) -> Non
     before = {name: np.array(a.astype(mx.float32)) for name, a in parameters(loaded.model)}
     for file in folder.glob("*.safetensors"):
         size = file.stat().st_size
-        with file.open("r+b") as stream:  # in place: what is still mapped would change
+        with file.open("r+b") as stream:
             stream.write(bytes(size))
     for name, array in parameters(loaded.model):
         np.testing.assert_array_equal(np.array(array.astype(mx.float32)), before[name])
@@ -134,7 +131,6 @@ print(loaded, peak() - before, core.info.memory.weights, core.info.memory.pages)
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the peak of a process")
 def test_neither_loading_nor_prompts_take_much_beside_weights_and_pages(tmp_path: Path) -> None:
-    """Memory never holds a model twice, nor all results of a step."""
     sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 6, "head_dim": 64}
     heads = {"num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 1024}
     folder = tiny_models.make_model(tmp_path / "model", "llama", dtype=mx.bfloat16, **sizes, **heads)

@@ -1,5 +1,3 @@
-"""Native row operations, rotary embeddings and activations against MLX's own, and fused against not."""
-
 from __future__ import annotations
 
 import functools
@@ -50,7 +48,6 @@ def _on_the_cpu() -> None:
 
 
 def native(module: Any, *, fuse: bool = False) -> Any:
-    """The module made native in place."""
     from octavo.engine.executor.native.modules import replace_modules
 
     class Holder(Module):
@@ -76,13 +73,13 @@ def test_every_rotation_is_mlx_own(kind: str, dtype: mx.Dtype) -> None:
     wide = ROPES[kind]()
     ours = native(ROPES[kind]())
     cases = (
-        ((3, 2, 1, 32), mx.array([0, 7, 300])),  # a step: a row per token
-        ((1, 2, 5, 32), 11),  # a prompt of a plain forward
+        ((3, 2, 1, 32), mx.array([0, 7, 300])),  # a step: one row per token
+        ((1, 2, 5, 32), 11),  # a prompt in a plain forward
         ((2, 4, 32), mx.array([5, 6])),
     )
     for shape, offset in cases:
         x = mx.random.normal(shape)
-        # MLX computes angles in the type of x on the CPU: compare with what it does in float32.
+        # MLX on the CPU computes angles in the type of x, so the reference takes x in float32.
         truth = wide(x.astype(dtype).astype(mx.float32), offset=offset).astype(dtype)
         assert close(ours(x.astype(dtype), offset=offset), truth, 2 * FLOATS[dtype] + 1e-5)
 
@@ -127,7 +124,7 @@ def test_layer_norm(dtype: mx.Dtype, affine: bool, bias: bool) -> None:
         norm.update({name: mx.random.normal((size,)).astype(dtype) for name in norm.parameters()})
         x = (mx.random.normal((rows, size)) * 3 + 5).astype(dtype)
         truth = norm(x.astype(mx.float32)).astype(dtype) if affine else norm(x)
-        norm.fuse = True  # found as an attribute even where the module has no arrays to be replaced for
+        norm.fuse = True
         assert close(native(norm)(x), truth, FLOATS[dtype] + 1e-5)
 
 
@@ -191,7 +188,7 @@ def test_gated_rows_of_any_layout() -> None:
     ):
         apart = _ext.gated(mx.contiguous(gate), mx.contiguous(up), "silu")
         assert mx.array_equal(_ext.gated(gate, up, "silu"), apart)
-        plain = _ext.rms_norm(both, None, 1e-5)  # views of a kernel's output are looked through
+        plain = _ext.rms_norm(both, None, 1e-5)
         assert mx.array_equal(
             _ext.gated(plain[..., :4500], plain[..., 4500:], "gelu"),
             _ext.gated(mx.array(np.array(plain[..., :4500])), mx.array(np.array(plain[..., 4500:])), "gelu"),
@@ -214,7 +211,7 @@ def test_a_norm_takes_over_the_sum_before_it_bit_by_bit(dtype: mx.Dtype) -> None
         assert mx.array_equal(got, wanted)
         assert mx.array_equal(fused + 1, total + 1)
         row = mx.random.normal((1, 300)).astype(dtype)
-        assert mx.array_equal(norm(a + row, True), norm(a + row, False))  # a broadcast sum is left alone
+        assert mx.array_equal(norm(a + row, True), norm(a + row, False))
 
 
 @pytest.mark.parametrize("dtype", list(FLOATS), ids=str)
@@ -284,14 +281,12 @@ def test_activations_and_norms_do_not_depend_on_neighbours_or_threads() -> None:
 
 
 def _bf16_rows(rng: np.random.Generator, *shape: int) -> mx.array:
-    """Of every magnitude bf16 has: results are subnormal here and there, which conversions of some levels
-    take for zero."""
+    """Includes all magnitudes of bf16, because some CPU conversions turn subnormal results into zero."""
     magnitudes = np.exp2(rng.integers(-135, 4, shape) * (rng.random(shape) < 0.3))
     return mx.array((rng.standard_normal(shape) * magnitudes).astype(np.float32)).astype(mx.bfloat16)
 
 
 def _rounded(x: mx.array) -> np.ndarray:
-    """Float32 values as bits of bf16, rounded by another's code."""
     return np.array(x).astype(ml_dtypes.bfloat16).view(np.uint16)
 
 
@@ -307,7 +302,7 @@ def test_bf16_rows_are_what_float32_ones_round_to(size: int) -> None:
     for activation in ("silu", "gelu", "gelu_tanh", "gelu_sigmoid"):
         check(_ext.gated(x, up, activation), _ext.gated(wide, wide_up, activation))
         check(_ext.gated(x, None, activation), _ext.gated(wide, None, activation))
-    for eps in (1e-6, 1e30):  # the larger makes every result tiny
+    for eps in (1e-6, 1e30):
         check(_ext.rms_norm(x, weight, eps), _ext.rms_norm(wide, wide_weight, eps))
         check(_ext.rms_norm(x, None, eps), _ext.rms_norm(wide, None, eps))
     if size <= 256 and size % 2 == 0:

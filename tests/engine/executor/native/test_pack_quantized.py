@@ -1,5 +1,3 @@
-"""Quantized weights in the kernels' layout: from one array or from several, every bit can be had again."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -19,7 +17,6 @@ pytestmark = pytest.mark.parity
 
 
 def check_stacked(outputs: tuple[int, ...], dtype: mx.Dtype, group: int, bits: int, mode: str) -> None:
-    """Packed as one from parts or from a copy of all: the same weight, and what it was packed from."""
     inputs = 3 * max(group, 32)
     parts = [
         mx.quantize(mx.random.normal((count, inputs)).astype(dtype), group, bits, mode) for count in outputs

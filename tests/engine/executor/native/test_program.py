@@ -1,5 +1,3 @@
-"""Recorded programs compute what their graphs would, to the bit, run after run."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -27,7 +25,6 @@ def random(*shape: int, seed: int, dtype: mx.Dtype = mx.bfloat16) -> mx.array:
 
 
 def make_layers(dtype: mx.Dtype) -> Build:
-    """Operations of ours, views of their results, and arithmetic of MLX's between them."""
     table, gain = random(50, 64, seed=1, dtype=dtype), random(64, seed=2, dtype=dtype)
     up, down = _ext.pack_dense(random(96, 64, seed=3, dtype=dtype)), random(64, 48, seed=4, dtype=dtype)
     down_packed = _ext.pack_dense(down)
@@ -120,7 +117,6 @@ def test_what_depends_on_no_input_is_computed_once() -> None:
 
 
 def route(dtype: mx.Dtype) -> Build:
-    """A mixture of experts' router and what it needs, all of it MLX's, between operations of ours."""
     table, up = random(50, 64, seed=9, dtype=dtype), _ext.pack_dense(random(64, 64, seed=3, dtype=dtype))
 
     def build(ids: mx.array) -> list[mx.array]:

@@ -1,5 +1,3 @@
-"""Operations around a recurrence, in one native operation each: gated norms, norms of q and k, windows."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -39,8 +37,6 @@ def close(a: mx.array, b: mx.array, tolerance: float) -> bool:
 
 
 class Sigmoid(Module):
-    """Gated by something else."""
-
     def __init__(self, size: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.weight = mx.ones(size)
@@ -70,7 +66,7 @@ def test_gated_norms_of_model_files_become_native(
     holder.norm = kind(24) if group_size is None else kind(24, 1e-5, group_size)
     holder.norm.weight = mx.random.normal((24,)).astype(dtype)
     x, gate, other = (mx.random.normal((1, 3, 2, 24)).astype(dtype) for _ in range(3))
-    x = x * mx.repeat(mx.array([1.0, 8.0, 0.1, 3.0], dtype), 6)  # groups of other scales
+    x = x * mx.repeat(mx.array([1.0, 8.0, 0.1, 3.0], dtype), 6)
     cases = [(x, gate), (other, gate)] + [(x, None)] * (kind is not olmo_hybrid.RMSNormGated)
     wanted = [holder.norm(*case) for case in cases]
     wide = holder.norm(x.astype(mx.float32), gate)
@@ -123,7 +119,7 @@ def test_rows_behind_a_window_are_not_copied() -> None:
     assert mx.array_equal(_ext.rows_behind(both, 3), rows[0])
     text = graph_of(_ext.rows_behind(mx.concatenate([window, rows + 1], axis=1), 3))
     assert "Concatenate" not in text
-    for count in (0, 2, 4):  # another number of rows than what was put in front
+    for count in (0, 2, 4):
         assert mx.array_equal(
             _ext.rows_behind(mx.concatenate([window, rows], axis=1), count), both[0, count:]
         )

@@ -1,5 +1,3 @@
-"""Memory of the results of graphs is kept for the next step: within a bound, and never shared."""
-
 from __future__ import annotations
 
 import mlx.core as mx
@@ -17,7 +15,6 @@ ROW = 4096  # values of two bytes
 
 
 def silu(x: mx.array) -> mx.array:
-    """A result of one of our kernels, evaluated: as many bytes as x."""
     y: mx.array = _ext.gated(x, None, "silu")
     mx.eval(y)
     return y
@@ -44,7 +41,7 @@ def test_what_a_step_gave_back_is_taken_by_the_next() -> None:
     mx.synchronize()
     kept = _ext.kept_bytes()
     assert kept == x.nbytes
-    y = silu(ones(250))  # a little shorter: of the same size of blocks
+    y = silu(ones(250))
     assert _ext.kept_bytes() == 0
     del y
     mx.synchronize()
@@ -56,12 +53,12 @@ def test_results_that_live_never_share_memory() -> None:
     expected = np.array(silu(x))
     live = [silu(x) for _ in range(3)]
     for round_ in range(4):
-        live[round_ % 3] = silu(-x)  # of memory that another result has just left
+        live[round_ % 3] = silu(-x)
         live.append(silu(x))
         assert all(np.array_equal(np.array(y), expected) for y in live[3:])
 
 
-@pytest.mark.parametrize("rows", [4, 64, 512])  # blocks of 64 KiB, 1 MiB (a huge page each) and 8 MiB
+@pytest.mark.parametrize("rows", [4, 64, 512])  # blocks of 64 KiB, 1 MiB (one huge page each) and 8 MiB
 def test_results_begin_at_a_cache_line(rows: int) -> None:
     live = [silu(mx.ones((rows, ROW), mx.float32)) for _ in range(3)]
     assert [np.array(y, copy=False).ctypes.data % 64 for y in live] == [0, 0, 0]
@@ -82,7 +79,7 @@ def test_what_no_step_needs_any_more_is_given_back() -> None:
     for _ in range(200):
         silu(small)
     mx.synchronize()
-    assert _ext.kept_bytes() >= big.nbytes  # it is kept for a while
+    assert _ext.kept_bytes() >= big.nbytes
     for _ in range(4096):
         silu(small)
     mx.synchronize()

@@ -1,5 +1,3 @@
-"""Several ranks compute what one process computes, with a part of its pages each, and end together."""
-
 from __future__ import annotations
 
 import dataclasses

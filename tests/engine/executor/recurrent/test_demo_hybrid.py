@@ -1,6 +1,3 @@
-"""The embedded hybrid answers from its states: the same right answers however a prompt is computed, and
-wrong ones from states that are another sequence's or empty."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -20,15 +17,15 @@ from octavo_lab.bench.ledgers.documents import held_out
 
 require_extension()
 
-LEDGERS = [ledger for ledger in held_out(96, 96) if ledger.kind == "Codes"]  # 24, never trained on
-PROMPTS = [ledger.prompts()[-1] for ledger in LEDGERS]  # with the questions before, answered
+# 24 ledgers that were not in the training data.
+LEDGERS = [ledger for ledger in held_out(96, 96) if ledger.kind == "Codes"]
+# Earlier questions with their answers, then the last question.
+PROMPTS = [ledger.prompts()[-1] for ledger in LEDGERS]
 ANSWERS = [ledger.turns[-1].answer for ledger in LEDGERS]
 PARAMS = SamplingParams(max_tokens=40, temperature=0)
 
 
 class Asked:
-    """The engine with the embedded hybrid, and what it said."""
-
     def __init__(self, **changes: Any) -> None:
         self.cores: list[EngineCore] = []
         settings: dict[str, Any] = {
@@ -54,8 +51,6 @@ class Asked:
 
 
 def warm(engine: Asked) -> None:
-    """Until every prompt finds a snapshot: one that ends with a page finds its own only a page before, where
-    the second time leaves one."""
     engine.ask()
     engine.ask()
 
@@ -66,7 +61,6 @@ def share_right(said: list[str]) -> float:
 
 @pytest.fixture(scope="module")
 def alone() -> list[str]:
-    """What the model says of each prompt alone, without a prefix cache."""
     with Asked(prefix_cache=False, max_running=1) as engine:
         return engine.ask()
 
@@ -99,7 +93,6 @@ def test_answers_are_the_same_with_drafts_and_from_disk(alone: list[str], tmp_pa
 
 
 def test_of_a_warm_prompt_less_than_a_tenth_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next turn of a conversation of some 4,000 tokens: rows that advance states, cold and warm."""
     rows: list[int] = []
     begin = StatePool.begin_step
 
@@ -120,7 +113,6 @@ def test_of_a_warm_prompt_less_than_a_tenth_is_computed(monkeypatch: pytest.Monk
 
 
 def swap_with_last() -> Callable[[StatePool, Sequence[tuple[int, int]]], None]:
-    """Every state that is restored is put in the place of the one restored before it."""
     original, held = StatePool.copy_slots, []
 
     def copy(pool: StatePool, pairs: Sequence[tuple[int, int]]) -> None:
@@ -134,7 +126,6 @@ def swap_with_last() -> Callable[[StatePool, Sequence[tuple[int, int]]], None]:
 
 
 def empty() -> Callable[[StatePool, Sequence[tuple[int, int]]], None]:
-    """Nothing is restored but the position."""
     original = StatePool.copy_slots
 
     def copy(pool: StatePool, pairs: Sequence[tuple[int, int]]) -> None:

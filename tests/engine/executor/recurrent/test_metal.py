@@ -1,6 +1,3 @@
-"""Models with recurrent layers on Metal: recurrences by our kernels where they may write their inputs, by
-mlx-lm's operations elsewhere."""
-
 from __future__ import annotations
 
 from collections import Counter
@@ -43,7 +40,6 @@ def probed(name: str, backend: MetalBackend, folder: Path, dtype: mx.Dtype = mx.
 
 @pytest.mark.parametrize("name", ["qwen3_5", "lfm2"])
 def test_attention_runs_on_kernels_and_recurrences_on_operations(name: str, tmp_path: Path) -> None:
-    """On a device that lets no kernel write its inputs."""
     emulator = Emulator()
     backend = emulator.backend()
     assert recurrences_of(backend) is None
@@ -67,8 +63,7 @@ def test_attention_runs_on_kernels_and_recurrences_on_operations(name: str, tmp_
     ],
 )
 def test_recurrences_run_on_kernels(name: str, kinds: set[str], tmp_path: Path) -> None:
-    """Every one of the model, in the probe's mixed steps, which agree with plain forwards. In float32: MLX
-    has no 16-bit experts on a CPU."""
+    """The model is float32, because MLX has no 16-bit experts on a CPU."""
     device = WritingDevice()
     result = probed(name, writing_backend(device), tmp_path / name, mx.float32)
     assert result.error < 1e-3
@@ -79,7 +74,6 @@ def test_recurrences_run_on_kernels(name: str, kinds: set[str], tmp_path: Path) 
 
 
 def test_one_launch_for_each_recurrence_of_a_step(tmp_path: Path) -> None:
-    """For any batch: prompts of several lengths together with decoding rows."""
     folder = recurrent_models.make_folder(tmp_path / "model", "qwen3_5", mx.bfloat16)
     device = WritingDevice()
     steps: list[Counter[str]] = []
@@ -101,8 +95,6 @@ def test_one_launch_for_each_recurrence_of_a_step(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("every_draft_is_computed")
 def test_drafts_change_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A state after each row of a draft, and the right one goes on: the same tokens of a text of three words,
-    which is guessed, and often wrongly."""
     folder = recurrent_models.make_folder(tmp_path / "model", "qwen3_5", mx.bfloat16)
     prompt = [1, 2, 3] * 8
     words = dict.fromkeys((1, 2, 3), 100.0)
@@ -126,7 +118,6 @@ def test_drafts_change_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_prompt_goes_on_from_a_snapshot(tmp_path: Path) -> None:
-    """The same log probabilities cold and from a state; a state that was lost moves the first by 0.03."""
     folder = recurrent_models.make_folder(tmp_path / "model", "qwen3_5", mx.bfloat16)
     prompt = [*range(10, 50)]
     longer = [*prompt, *range(60, 90)]

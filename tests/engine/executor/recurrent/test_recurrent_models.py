@@ -1,5 +1,3 @@
-"""Every recurrent architecture of mlx-lm in mixed steps, against plain mlx-lm one sequence at a time."""
-
 from __future__ import annotations
 
 import itertools
@@ -31,7 +29,7 @@ from octavo.kernels.reference.backend import ReferenceBackend
 pytestmark = pytest.mark.parity
 
 PAGE_SIZE = 8
-NUM_PAGES = 5  # of each sequence
+NUM_PAGES = 5  # pages of each sequence
 LENGTH = 24
 QUICK = ("qwen3_next", "lfm2", "falcon_h1", "recurrent_gemma", "rwkv7", "mamba2")
 """A gated delta net, a short convolution, two caches in a layer, None against zeros, token shifts, no
@@ -45,12 +43,10 @@ LIMITS = {"longcat_flash_ngram": 1e-3, "bailing_hybrid": 1e-4, "plamo2": 1e-4}
 """Rounding sends some K to the other side when it is stored in 16 bits."""
 
 Rows = dict[int, NDArray[np.float32]]
-Work = tuple[int, int]  # a sequence, and how many of its tokens come next
+Work = tuple[int, int]  # (sequence, number of its next tokens)
 
 
 class Run:
-    """Sequences of known tokens, driven through mixed steps; the logits that came out, by position."""
-
     def __init__(
         self,
         model: Module,
@@ -82,7 +78,6 @@ class Run:
         )
 
     def open(self, sequence: int, slot: int, *, like: int | None = None, at: int = 0) -> None:
-        """Begin at position ``at``; the pages are those of ``like``, copied."""
         self.slots[sequence], self.at[sequence], self.logits[sequence] = slot, at, {}
         if like is not None:
             pairs = list(zip(self.pages(like), self.pages(sequence), strict=True))
@@ -136,7 +131,6 @@ class Run:
 
 
 def schedule(run: Run, *, swap: bool = False) -> None:
-    """0, 1, 2 from the start; 3 forks 0 at 14; 4 goes on from a snapshot of 1 at 8, taken inside a chunk."""
     for sequence in range(3):
         run.open(sequence, sequence)
     run.step((0, 5))
@@ -151,7 +145,7 @@ def schedule(run: Run, *, swap: bool = False) -> None:
     run.step((0, 1), (3, 2), (1, 1), (4, 1), (2, 2))
     if swap:
         mine, other = run.states.read_slots((0, 4)), run.states.read_slots((4, 0))
-        other[:, -8:] = mine[:, -8:]  # each stands where it stood
+        other[:, -8:] = mine[:, -8:]
         run.states.write_slots((0, 4), other)
     run.step((0, 1), (1, 1), (4, 1), (3, 1), (2, 1))
 
@@ -163,7 +157,7 @@ def sequences() -> dict[int, list[int]]:
 
 
 def plain_logits(model: Module, tokens: list[int]) -> NDArray[np.float32]:
-    """Logits [L, V] by mlx-lm's own caches, K and V rounded as pages of 16 bits are."""
+    """Return logits [L, V] from mlx-lm's own caches, with K and V rounded to 16 bits."""
     caches = make_prompt_cache(model)
     for cache in (part for some in caches for part in getattr(some, "caches", (some,))):
         if hasattr(cache, "keys"):
@@ -237,7 +231,7 @@ def test_a_step_that_was_not_evaluated_leaves_the_states_alone() -> None:
     with released(Run(model, "lfm2", tokens)) as run:
         run.open(0, 0)
         run.step((0, 5))
-        for _ in range(2):  # computed and thrown away
+        for _ in range(2):
             metadata = run.metadata([(0, 2)], [])
             run.model.forward(Batch(np.array(tokens[0][5:7], np.int32), NO_ROWS, metadata))
         run.step((0, 2))
@@ -307,7 +301,7 @@ def test_native_kernels_give_the_logits_of_mlx_lm(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["mamba", pytest.param("recurrent_gemma", marks=pytest.mark.slow)])
 def test_native_kernels_keep_every_state_in_bf16(name: str) -> None:
-    """Of Mamba-1, whose float32 A makes all rows behind the first scan float32."""
+    """Mamba-1 has float32 A, so rows after the first scan are float32."""
     model, tokens = recurrent_models.build(name, mx.bfloat16), sequences()
     adapt_models()
     install_cut_points()

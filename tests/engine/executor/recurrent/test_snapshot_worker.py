@@ -1,5 +1,3 @@
-"""Saves and loads: one after the other, on a thread that is there while there is something to do."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,6 +1,3 @@
-"""Drafts change no token and no bit of a log probability of models with recurrent layers: states after drafts
-that were wrong are never gone on from, and never found."""
-
 from __future__ import annotations
 
 import random
@@ -73,7 +70,6 @@ def check(folder: Path, watched: Drafts, *, count: int = 8, **settings: Any) -> 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_drafts_change_nothing(name: str, tmp_path: Path) -> None:
-    """On the native kernels, in steps of 48 rows and of 9, in a pool that is too small for all."""
     require_extension()
     folder = recurrent_models.make_folder(tmp_path / name, name, mx.bfloat16)
     watched = Drafts()
@@ -96,8 +92,6 @@ def test_drafts_change_nothing_where_operations_of_mlx_lm_compute_states(name: s
 
 @pytest.mark.parametrize("every_page", [False, True])
 def test_states_behind_wrong_drafts_are_never_found(tmp_path: Path, *, every_page: bool) -> None:
-    """Requests come and go and are cancelled, many go on from snapshots that steps with drafts took, and all
-    say what they say cold and alone."""
     require_extension()
     folder = recurrent_models.make_folder(
         tmp_path / "model", "lfm2" if every_page else "qwen3_5", mx.bfloat16
@@ -131,7 +125,6 @@ def test_states_behind_wrong_drafts_are_never_found(tmp_path: Path, *, every_pag
 def serve(
     core: EngineCore, prompts: list[list[int]], cold: list[Any], params: SamplingParams, rng: random.Random
 ) -> int:
-    """All prompts, twice, some of them cancelled; how many went on from cached pages and a state."""
     requests = [
         request_of(core, number, prompts[number % len(prompts)], params) for number in range(2 * len(prompts))
     ]

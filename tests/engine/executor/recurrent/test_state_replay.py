@@ -1,5 +1,3 @@
-"""Steps of models with recurrent layers as programs: the same bits as from Python code in every step."""
-
 from __future__ import annotations
 
 import functools
@@ -50,8 +48,6 @@ def load(folder: Path, **changes: object) -> PagedRunner:
 
 
 class Driver:
-    """Sequences of one runner's model, step by step."""
-
     def __init__(self, runner: PagedRunner, seed: int = 3) -> None:
         self.model = runner._model
         assert self.model.states is not None
@@ -65,8 +61,7 @@ class Driver:
     def step(
         self, counts: dict[int, int], snapshots: tuple[tuple[int, int, int], ...] = ()
     ) -> list[list[float]]:
-        """So many tokens of sequences; the logits of their last rows. Snapshots are (place in the step,
-        position, slot)."""
+        """counts: sequence to number of tokens; snapshots: (place in the step, position, slot)."""
         ranges = [range(self.at[s], self.at[s] + count) for s, count in counts.items()]
         tables = [range(1 + s * PAGES_EACH, 1 + (s + 1) * PAGES_EACH) for s in counts]
         slots = [
@@ -99,14 +94,13 @@ class Driver:
 
 
 def drive(driver: Driver) -> Iterator[list[list[float]]]:
-    """Chunks, decodes alone and together, snapshots on the way, states that are moved between steps."""
     states = driver.states
     yield driver.step({0: 5, 1: 9})
     yield driver.step({0: 1, 1: 1, 2: 4})
-    for at in range(5):  # others come and go, and the first reaches the end of a page
+    for at in range(5):
         yield driver.step({0: 1})
         yield driver.step({0: 1, 1: 1, 2: 1}, ((1, driver.at[1] + 1, 4),) if at == 1 else ())
-    states.copy_slots([(driver.slots[0], 5)])  # onto another slot, where it goes on
+    states.copy_slots([(driver.slots[0], 5)])
     driver.slots[0] = 5
     yield driver.step({0: 1})
     yield driver.step({0: 1, 1: 1, 2: 1})
@@ -115,13 +109,13 @@ def drive(driver: Driver) -> Iterator[list[list[float]]]:
     yield driver.step({2: 1})
     again = driver.step({2: 1})
     yield again
-    states.write_slots([6], saved)  # back from a folder, into another slot
+    states.write_slots([6], saved)
     driver.slots[2], driver.at[2] = 6, here
     yield driver.step({2: 1})
     assert driver.step({2: 1}) == again
-    driver.slots[1], driver.at[1] = 4, driver.at[1] - 4  # from the snapshot in its middle
+    driver.slots[1], driver.at[1] = 4, driver.at[1] - 4
     yield driver.step({1: 4})
-    driver.at[1], driver.slots[1] = 0, 1  # new in a slot that was another's
+    driver.at[1], driver.slots[1] = 0, 1
     yield driver.step({1: 1})
     yield driver.step({0: 1, 1: 1, 2: 1})
     yield driver.step({0: 3, 1: 2}), driver.step({0: 3, 1: 2})  # type: ignore[misc]
@@ -181,7 +175,6 @@ def test_a_step_that_is_replayed_cannot_advance_a_state_twice(tmp_path: Path) ->
 def test_operations_that_write_states_are_not_recorded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of longcat_flash_ngram, whose state is the last token ids: no arithmetic, and no kernel."""
     runner = load(recurrent_models.make_folder(tmp_path / "model", "longcat_flash_ngram"))
     said = "in every step, which is slower: operations write some of its states"
     assert said in caplog.text
@@ -195,7 +188,6 @@ def test_operations_that_write_states_are_not_recorded(
 def test_requests_get_the_same_tokens_and_scores(
     weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With and without programs, alone and together, cold and from snapshots, with samples and drafts."""
     folder = recurrent_models.make_folder(tmp_path / "model", "qwen3_5", mx.bfloat16)
     prompts = np.random.default_rng(5).integers(0, 300, (4, 19)).tolist()
     prompts.append([*prompts[0], *prompts[1], *prompts[0]])

@@ -1,5 +1,3 @@
-"""Tokens drawn by MLX operations equal the host's, or the row is marked unsure."""
-
 from __future__ import annotations
 
 import mlx.core as mx
@@ -36,7 +34,6 @@ def random_states(rng: np.random.Generator, vocab_size: int, count: int = NUM_RO
 
 
 def compare(logits: mx.array, states: list[SampleState]) -> tuple[int, int]:
-    """Return the numbers of sure and unsure rows; AssertionError if a sure one is wrong."""
     host = sample(iter(np.array(logits.astype(mx.float32))), states)
     tokens, verdicts = np.array(draw_tokens(logits, draws_of(states))).tolist()
     for token, verdict, expected, state in zip(tokens, verdicts, host, states, strict=True):
@@ -56,13 +53,13 @@ def test_tokens_are_the_hosts(seed: int, vocab_size: int, spread: float, dtype: 
     rows = rng.standard_normal((NUM_ROWS, vocab_size)) * spread
     rows[::5] = np.round(rows[::5])  # ties
     rows[::7, rng.random(vocab_size) < 0.3] = -np.inf
-    rows[:, rng.integers(vocab_size)] = spread  # and one that is left
+    rows[:, rng.integers(vocab_size)] = spread
     compare(mx.array(rows.astype(np.float32)).astype(dtype), random_states(rng, vocab_size))
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
 def test_few_rows_of_a_large_vocabulary_are_unsure(dtype: mx.Dtype) -> None:
-    """A few tokens have most of the mass, as in a language model."""
+    """A few tokens have most of the probability, as in a language model."""
     rng, vocab_size = np.random.default_rng(3), 151_936
     sure = unsure = 0
     for _ in range(3):
@@ -74,8 +71,6 @@ def test_few_rows_of_a_large_vocabulary_are_unsure(dtype: mx.Dtype) -> None:
 
 
 def test_the_bound_is_what_makes_it_equal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums that are off by as much as the bound allows still give no wrong token; without the bound they
-    would."""
     rng, vocab_size = np.random.default_rng(1), 600
     running_sums = device_sampling._running_sums
 

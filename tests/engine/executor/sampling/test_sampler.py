@@ -1,5 +1,3 @@
-"""Hand-worked draws: what each parameter does to a row of logits."""
-
 from __future__ import annotations
 
 import math
@@ -42,7 +40,7 @@ def test_truncation_keeps_what_each_rule_says() -> None:
 
 
 def test_top_p_counts_what_top_k_left() -> None:
-    # Of 0.4, 0.25, 0.2 the first two are 0.76 of the whole.
+    # Of 0.4, 0.25 and 0.2, the first two are 0.76 of the sum.
     assert kept(LOGITS[0], top_k=3, top_p=0.76) == [1, 3]
     assert kept(LOGITS[0], top_k=3, top_p=0.77) == [1, 3, 4]
 
@@ -185,7 +183,6 @@ def test_plain_greedy_is_only_plain_greedy() -> None:
 
 
 def test_whose_fault_it_is_that_no_token_can_be_drawn() -> None:
-    """A row excluded by the parameters is distinguished from one that the model computed wrongly."""
     held = SampleState(
         SamplingParams(min_tokens=1), seed=0, prompt_ids=(), vocab_size=5, end_ids=tuple(range(5))
     )

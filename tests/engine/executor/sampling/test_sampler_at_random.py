@@ -1,5 +1,3 @@
-"""The sampler against a naive float64 one, and its draws against the distribution they claim."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -14,13 +12,13 @@ from octavo.engine.executor.sampling.truncation import Candidates, Floats, nucle
 
 pytestmark = pytest.mark.property
 
-CLOSE = 1e-5  # float32 weights against float64: how near a boundary either answer is right
+CLOSE = 1e-5  # float32 weights against float64: close to a boundary, either answer is right
 
 
 def naive(
     logits: Floats, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> tuple[set[int], set[int]]:
-    """(tokens that must be kept, tokens that may be kept), by whole sorts in float64."""
+    """Return (tokens that must be kept, tokens that may be kept), by sorting in float64."""
     scaled = (logits.astype(np.float64) - float(logits.max())) / temperature
     must, may = np.ones(len(logits), bool), np.ones(len(logits), bool)
     weights = np.exp(scaled)
@@ -51,7 +49,6 @@ def _prefix(
 
 @st.composite
 def rows(draw: st.DrawFn) -> Floats:
-    """Logits of few or many tokens, smooth or with many ties, some masked."""
     size = draw(st.sampled_from([1, 2, 7, 100, 5000, 20_000]))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     row = (rng.standard_normal(size) * draw(st.sampled_from([0.0, 0.3, 2.0, 8.0]))).astype(np.float32)
@@ -80,11 +77,11 @@ def test_supports_are_those_of_a_naive_sampler(
     must, may = naive(row, temperature, top_k, top_p, min_p)
     support = {int(token) for token, weight in zip(ids, got.weights, strict=True) if weight > 0}
     possible = {token for token in may if row[token] > -np.inf}
-    if top_p == 1:  # what underflows to weight 0 in float32 is as good as dropped
+    if top_p == 1:
         assert support <= possible
         assert {t for t in must if row[t] > row.max() - 80 * temperature} <= support
     else:
-        # How many are kept is right to rounding; which of them, only ties may decide.
+        # The number of kept tokens is exact up to rounding; ties may decide between tokens.
         assert len(support - possible) <= np.ceil(CLOSE * len(row))
         assert len({t for t in must if row[t] > row.max() - 80 * temperature} - support) <= np.ceil(
             CLOSE * len(row)
@@ -171,7 +168,6 @@ def test_a_draw_depends_on_seed_and_count_and_not_on_neighbours(
 @example(1024, 0, 0.0)
 @example(1025, 1, 1 - 2**-53)
 def test_a_draw_is_where_the_running_sum_passes(size: int, seed: int, uniform: float) -> None:
-    """Of exact sums (small integers), many of them zero, also at the ends of blocks."""
     rng = np.random.default_rng(seed)
     weights = (rng.integers(0, 8, size) * (rng.random(size) < 0.2)).astype(np.float32)
     weights[rng.integers(size)] = 1

@@ -1,5 +1,3 @@
-"""Chats with pictures: the tokens of mlx-vlm's own generation, and the same bits in any batch."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -29,7 +27,7 @@ pytestmark = pytest.mark.parity
 
 COUNT = 16
 GREEDY = SamplingParams(max_tokens=COUNT, temperature=0, ignore_eos=True)
-TIE = 1e-3  # two logits nearer than that may be rounded either way
+TIE = 1e-3  # logits closer than this may be rounded either way
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Case:
     def config(self, **changes: Any) -> EngineConfig:
         plain = EngineConfig(
             model=str(self.model), vision=True, page_size=16, kv_format="fp16", num_pages=300,
-            max_step_tokens=10, max_running=8, exact=True,  # images are cut, or longer than a step
+            max_step_tokens=10, max_running=8, exact=True,
         )  # fmt: skip
         return replace(plain, **changes)
 
@@ -56,7 +54,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     work = [
         Asked(("hello world",)),
         Asked(("w", wide, "is this")),
-        Asked(("w", other, "is this")),  # nothing differs but the picture, which has the same size
+        Asked(("w", other, "is this")),
         Asked((square, "and then some more text to read", wide, "x")),
         Asked(("t" * 70, square)),
         Asked((wide, wide, other, "zzz")),
@@ -74,7 +72,6 @@ def tokens(outputs: list[Any]) -> list[list[int]]:
 
 
 def check(outputs: list[Any], wanted: list[Answer]) -> None:
-    """Tokens are equal, each prompt's up to one where mlx-vlm itself has nearly a tie."""
     for found, answer in zip(tokens(outputs), wanted, strict=True):
         count = next((i for i, margin in enumerate(answer.margins) if margin < TIE), COUNT)
         assert found[:count] == answer.tokens[:count]
@@ -114,9 +111,9 @@ def test_a_cached_prefix_ends_where_another_picture_begins(case: Case) -> None:
         (other,) = generate(llm, case.work[2:3])
         again, shared = (generate(llm, [case.work[i]])[0] for i in (1, 6))
         check([first, other, again, shared], [case.wanted[i] for i in (1, 2, 1, 6)])
-        assert other.cached_tokens <= len("?user\nw?")  # tokens before the picture
+        assert other.cached_tokens <= len("?user\nw?")  # tokens before the image
         whole = (first.prompt_tokens - 1) // 16 * 16
-        assert again.cached_tokens >= whole or case.model.name in ("qwen3_5", "lfm2-vl")  # by snapshots
+        assert again.cached_tokens >= whole or case.model.name in ("qwen3_5", "lfm2-vl")
         assert encoder.num_encoded == 2
 
 
@@ -137,7 +134,7 @@ def test_pixels_are_prepared_as_by_mlx_vlm(case: Case) -> None:
     processor = load_processor(case.model, False).image_processor
     reader = PictureReader(rules)
     file = case.model / "odd.png"
-    file.write_bytes(tiny_vlm.picture(5, 200, 136))  # no multiple of a row's side
+    file.write_bytes(tiny_vlm.picture(5, 200, 136))  # not a multiple of the patch size
     try:
         found = reader.read(file.read_bytes())
     finally:
