@@ -1,5 +1,3 @@
-"""The block manager by hand: pages of four positions, token ids anyone can follow."""
-
 from __future__ import annotations
 
 import hashlib
@@ -18,7 +16,7 @@ from octavo.block_manager import (
     sha256_chain,
 )
 
-PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]  # two full pages and a half
+PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]  # two full pages of 4 tokens, and two more tokens
 
 
 def written(blocks: BlockManager, tokens: list[int], salt: bytes = b"") -> PageTable:
@@ -126,7 +124,6 @@ def test_two_tables_that_compute_the_same_page_keep_their_own() -> None:
 
 
 def test_a_page_is_not_found_without_the_one_before_it() -> None:
-    """Possible when two tables compute one beginning: the one found may go first."""
     tokens = [1, 1, 1, 1, 2, 2, 2, 2]
     blocks = BlockManager(4, 4)
     short, long = blocks.open(tokens), blocks.open(tokens)
@@ -134,7 +131,7 @@ def test_a_page_is_not_found_without_the_one_before_it() -> None:
         assert blocks.reserve(table, num_tokens)
         blocks.commit(table, tokens, num_tokens)
     blocks.close(short)
-    assert blocks.reserve(blocks.open([3]), 8)  # an empty page and the beginning that could be found
+    assert blocks.reserve(blocks.open([3]), 8)
     assert blocks.num_evicted == 1
     assert blocks.open([*tokens, 9]).num_written == 0
 
@@ -214,7 +211,7 @@ def test_rollback_inside_a_private_page_copies_nothing() -> None:
 
 
 def test_rollback_into_a_published_page_continues_on_a_copy() -> None:
-    """A published page may be found at any time, so its contents must keep matching its digest."""
+    """A published page may be found at any time, so its contents must match its digest."""
     blocks = BlockManager(8, 4)
     table = written(blocks, PROMPT)
     blocks.rollback(table, 6)
@@ -244,7 +241,7 @@ def test_rollback_into_a_shared_page_leaves_the_other_side_alone() -> None:
 def test_rollback_without_room_ends_at_the_page_boundary() -> None:
     blocks = BlockManager(2, 4)
     table = written(blocks, PROMPT[:8])
-    other = blocks.open(PROMPT[:9])  # holds both pages, so that none becomes idle
+    other = blocks.open(PROMPT[:9])
     blocks.rollback(table, 6)
     assert not blocks.has_copies
     assert (table.num_written, list(table.pages)) == (4, [0])
@@ -269,7 +266,7 @@ def test_known_digests_are_not_computed_again() -> None:
         return digests
 
     blocks = BlockManager(8, 4, hasher=counting)
-    hashed.clear()  # of what the hasher was tried with
+    hashed.clear()
     table = written(blocks, PROMPT)
     assert sum(hashed) == 2
     for length in range(11, 17):
@@ -312,7 +309,7 @@ def test_an_evicted_page_is_said_to_be_and_when() -> None:
     now = 5.0
     blocks = BlockManager(4, 4, clock=lambda: now)
     blocks.close(written(blocks, PROMPT[:8]))
-    blocks.close(written(blocks, [7] * 12))  # takes the two empty pages and the tail
+    blocks.close(written(blocks, [7] * 12))
     now = 9.0
     again = [*PROMPT[:8], 1]
     table = blocks.open(again)
@@ -348,7 +345,7 @@ def test_flushing_forgets_idle_pages_and_no_others() -> None:
 
 
 def test_the_digest_chain_is_what_it_says() -> None:
-    """Pinned: pages that were stored under these names must be found by later versions."""
+    """Later versions must find pages that were stored under these digests."""
     blocks = BlockManager(8, 2)
     table = written(blocks, [1, 2, 3, 4], salt=b"s")
     digest = hashlib.sha256(b"octavo pages\0s").digest()
@@ -364,7 +361,7 @@ def test_a_pool_needs_pages_and_pages_need_positions(arguments: tuple[int, int])
 
 
 def test_check_notices_a_broken_book() -> None:
-    """``check`` is what the other tests rely on: it must be able to fail."""
+    """Other tests rely on ``check``, so it must be able to fail."""
     blocks = BlockManager(8, 4)
     table = written(blocks, PROMPT)
     blocks.check()

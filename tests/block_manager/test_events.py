@@ -1,5 +1,3 @@
-"""The log of what can be found: in order, without gaps, and bounded."""
-
 from __future__ import annotations
 
 import pytest
@@ -21,7 +19,7 @@ def serve(blocks: BlockManager, tokens: list[int]) -> list[Digest]:
 def test_stored_then_removed_then_cleared() -> None:
     blocks = BlockManager(3, 2)
     one = serve(blocks, [1, 2, 3, 4])
-    serve(blocks, [1, 2, 3, 4])  # a second copy of the last page: nothing new to find
+    serve(blocks, [1, 2, 3, 4])  # a second copy of the last page: no event
     other = serve(blocks, [1, 2, 5, 6])
     assert blocks.flush() == 3
     events = blocks.events.since(1)

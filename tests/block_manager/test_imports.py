@@ -1,5 +1,3 @@
-"""The control plane runs anywhere: it must not pull in arrays."""
-
 from __future__ import annotations
 
 import subprocess

@@ -1,5 +1,3 @@
-"""Specifications of KV groups against their definition: which positions a query sees, counted one by one."""
-
 from __future__ import annotations
 
 import hypothesis.strategies as st
@@ -32,7 +30,6 @@ def test_pages_are_those_of_the_positions_that_are_seen(
     spec = data.draw(st.sampled_from(groups))
 
     def seen(query: int, end: int) -> set[int]:
-        """Pages with a position before ``end`` that a query sees."""
         return {
             position // page_size
             for position in range(end)
@@ -91,7 +88,7 @@ def test_the_index_is_bounded_and_keeps_what_names_a_cached_page() -> None:
     index = PageIndex(2, is_cached=cached.__contains__)
     names = [Digest(bytes([number])) for number in range(60)]
     index.add(names[:3], [b"\0\0\0\0"] * 3, None, b"s")
-    cached.add(names[2])  # its parents were evicted
+    cached.add(names[2])
     for name in names[3:]:
         index.add([name], [b"\1\0\0\0"], None, b"")
         assert len(index) <= 2 * 3 + 1

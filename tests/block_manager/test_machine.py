@@ -1,5 +1,3 @@
-"""The block manager against a model: tables, their tokens, and what every slot must contain."""
-
 from __future__ import annotations
 
 import hypothesis.strategies as st
@@ -42,8 +40,6 @@ salts = st.sampled_from([b"", b"other tenant"])
 
 
 class Machine(RuleBasedStateMachine):
-    """Writers write into reserved pages only; everything else may come in any order."""
-
     policy = "lru"
     groups: tuple[KVGroupSpec, ...] = (FullAttention(num_pages=NUM_PAGES),)
     tables = Bundle("tables")
@@ -52,16 +48,14 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.blocks = BlockManager(self.groups, PAGE_SIZE, policy=self.policy, max_chunk=24)
         self.ledger = Ledger(PAGE_SIZE, self.groups)
-        self.tokens: dict[PageTable, list[int]] = {}  # of every open table, as far as written
+        self.tokens: dict[PageTable, list[int]] = {}  # written tokens of each open table
         self.salts: dict[PageTable, bytes] = {}
-        self.rest: dict[PageTable, list[int]] = {}  # of a prompt that was opened: to be written first
+        self.rest: dict[PageTable, list[int]] = {}  # tokens of each opened prompt that must still be written
         self.copies: list[PageCopy] = []
-        self.names: dict[Digest, Prefix] = {}  # of every page that was ever published
+        self.names: dict[Digest, Prefix] = {}  # digest of each page that was ever published
         self.digests: dict[Prefix, Digest] = {}
 
     def name(self, digests: list[Digest], written: list[int], salt: bytes) -> None:
-        """These digests stand for the pages of ``written``: no two tenants' pages have one name, and none
-        has two."""
         for index, digest in enumerate(digests):
             prefix = (salt, tuple(written[: (index + 1) * PAGE_SIZE]))
             assert self.names.setdefault(digest, prefix) == prefix, "one name for two contents"
@@ -107,7 +101,6 @@ class Machine(RuleBasedStateMachine):
 
     @rule(prompt=tokens, salt=salts, data=st.data())
     def adopt(self, prompt: list[int], salt: bytes, data: st.DataObject) -> None:
-        """Pages of a prompt come from a disk, in one group."""
         self.carry_out()
         group = data.draw(st.sampled_from(range(len(self.groups))))
         digests = self.blocks.name_pages([*prompt, 0], [], salt=salt)
@@ -154,7 +147,6 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def take(self) -> None:
-        """A step has the copies, and has not carried them out."""
         self.copies += self.blocks.take_copies()
 
     @rule(table=tables, data=st.data())
@@ -195,7 +187,6 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def what_can_be_found_is_what_its_name_says(self) -> None:
-        """By the tenant who may, and for as long as anybody can: contents and name never part."""
         for group in self.blocks._groups:
             for digest, page in group.pool._page_of.items():
                 salt, written = self.names[digest]
@@ -263,7 +254,7 @@ TestWindowResidualMachine.settings = TestMachine.settings
 
 @given(st.integers(1, 8), st.lists(st.integers(0, 3), min_size=1, max_size=40), salts)
 def test_a_repeated_prompt_shares_every_full_page(page_size: int, prompt: list[int], salt: bytes) -> None:
-    """Safety alone would be satisfied by a cache that never hits."""
+    """Safety tests alone would pass with a cache that never hits."""
     blocks = BlockManager(64, page_size)
     first = blocks.open(prompt, salt=salt)
     assert blocks.reserve(first, len(prompt))
@@ -302,7 +293,7 @@ def test_exactly_the_common_full_pages_are_shared(page_size: int, one: list[int]
 def test_digests_do_not_depend_on_the_pieces_a_sequence_was_written_in(
     prompt: list[int], pieces: list[int]
 ) -> None:
-    """Pages of a sequence that grew token by token are found by a prompt that comes whole."""
+    """A prompt finds the pages of a sequence that grew token by token."""
     blocks = BlockManager(64, 2)
     table = blocks.open(prompt[:1])
     done = 0

@@ -1,5 +1,3 @@
-"""Pages that hold rows of images: found by the same image at the same place, and by nothing else."""
-
 from __future__ import annotations
 
 import hashlib
@@ -11,11 +9,10 @@ from octavo.block_manager import BlockManager, Digest, MediaSpan
 from octavo.block_manager.digests import media_in, pack, page_contents, root, sha256_chain
 
 CAT, DOG = (MediaSpan(5, 6, bytes([letter]) * 32) for letter in b"cd")
-TOKENS = [1, 2, 3, 4, 5, *[9] * 6, *range(20, 30)]  # pages of four: the image has rows in pages 1 and 2
+TOKENS = [1, 2, 3, 4, 5, *[9] * 6, *range(20, 30)]  # pages of 4 tokens: the image has rows in pages 1 and 2
 
 
 def serve(blocks: BlockManager, media: tuple[MediaSpan, ...], *, salt: bytes = b"") -> int:
-    """Compute TOKENS; return how many of its positions were cached."""
     table = blocks.open(TOKENS, salt=salt, media=media)
     cached = table.num_written
     assert blocks.reserve(table, len(TOKENS))
@@ -32,7 +29,7 @@ def test_the_same_image_is_found_and_another_is_not() -> None:
     assert serve(blocks, (DOG,)) == 4  # the page before the image
     assert serve(blocks, ()) == 4
     assert serve(blocks, (DOG,)) == 20
-    assert serve(blocks, (CAT._replace(start=4),)) == 4  # at another place
+    assert serve(blocks, (CAT._replace(start=4),)) == 4  # the image is at another position
 
 
 def test_pages_are_named_by_tokens_and_media_as_documented() -> None:

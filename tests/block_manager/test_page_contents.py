@@ -1,5 +1,3 @@
-"""Page tokens in the event log: those of cached pages, while they are requested."""
-
 from __future__ import annotations
 
 import hashlib
@@ -124,7 +122,7 @@ def test_packed_tokens_come_back(tokens: list[int]) -> None:
 
 
 def weak(bits: int, size: int) -> Hasher:
-    """A hasher whose digests differ in few bits, padded to a size."""
+    """A hasher with digests that differ in few bits, padded to a size."""
 
     def hasher(parent: Digest, packed: bytes, page_bytes: int) -> list[Digest]:
         few = []
@@ -137,14 +135,13 @@ def weak(bits: int, size: int) -> Hasher:
 
 @pytest.mark.parametrize("size", [1, 8, 16, 31])
 def test_a_hasher_that_is_not_strong_enough_to_be_trusted_is_refused(size: int) -> None:
-    """A hit is not compared with the tokens: the digest alone must stand for them."""
+    """A hit does not compare tokens, so the digest must be collision-resistant."""
     with pytest.raises(ValueError, match=f"at least 32 bytes, got {size}"):
         BlockManager(8, 4, hasher=weak(3, size))
     BlockManager(8, 4, hasher=weak(3, size), prefix_cache=False)
 
 
 def test_with_colliding_digests_the_ledger_would_see_wrong_contents() -> None:
-    """So the tests that serve with the ledger would notice a digest that is too weak."""
     with pytest.raises(AssertionError, match="found"):
         serve_with_ledger(weak(1, 32))
     serve_with_ledger(sha256_chain)
@@ -166,7 +163,7 @@ def serve_with_ledger(hasher: Hasher) -> None:
 def test_a_digest_is_of_all_tokens_and_the_salt(
     one: list[int], other: list[int], salt: bytes, other_salt: bytes
 ) -> None:
-    """Recomputed from its definition in digests.py, not through it."""
+    """The digest is recomputed here from its definition in digests.py."""
     digest = hashlib.sha256(b"octavo pages\0" + salt).digest()
     for token in one:
         digest = hashlib.sha256(digest + token.to_bytes(4, "little")).digest()

@@ -1,5 +1,3 @@
-"""Pages that a window has moved past are forgotten before those that a sequence may go on from."""
-
 from __future__ import annotations
 
 import pytest
@@ -25,12 +23,10 @@ def ids(*pages: int) -> list[PageId]:
 
 
 def prompt(number: int, pages: int = 10) -> list[int]:
-    """So many full pages and a token, like no other prompt's."""
     return [1000 * number + i for i in range(pages * SIZE + 1)]
 
 
 def serve(blocks: BlockManager, tokens: list[int]) -> int:
-    """Compute what is not found, in chunks of two pages, and close; how many positions were found."""
     table = blocks.open(tokens)
     found = table.num_written
     while table.num_written < len(tokens):
@@ -54,7 +50,7 @@ def test_every_prompt_is_found_again_at_its_end(group: KVGroupSpec, policy: str)
     blocks = BlockManager((FULL, group), SIZE, max_chunk=2 * SIZE, policy=policy)
     prompts = [prompt(number) for number in range(4)]
     assert [serve(blocks, tokens) for tokens in prompts] == [0, 0, 0, 0]
-    # Forty pages went through a pool of fourteen: the two pages at each end are what is left.
+    # Forty pages passed through a pool of fourteen: two pages at each end are left.
     assert [serve(blocks, tokens) for tokens in prompts] == [40, 40, 40, 40]
 
 
@@ -66,7 +62,7 @@ def test_where_sequences_part_is_learned_from_the_second_one(group: KVGroupSpec)
 
     def one_more() -> int:
         found = serve(blocks, beginning + prompt(next(others)))
-        for _ in range(2):  # others push out whatever windows have moved past
+        for _ in range(2):
             serve(blocks, prompt(next(others)))
         return found
 

@@ -1,5 +1,3 @@
-"""Hits equal those of a dictionary of all published prefixes that were not evicted."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -21,8 +19,6 @@ Prefix = tuple[bytes, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Serve:
-    """A sequence: its prompt, its written length at its end, and whether a fork continues with ``more``."""
-
     prompt: tuple[int, ...]
     salt: bytes
     share: float
@@ -39,8 +35,6 @@ serves = st.builds(
 
 
 class Oracle:
-    """Published prefixes by name, and those that each group's log reports as removed."""
-
     def __init__(self, blocks: BlockManager) -> None:
         self.blocks = blocks
         self.pools = [group.pool for group in blocks._groups]
@@ -49,7 +43,6 @@ class Oracle:
         self.cursors = [1] * len(self.pools)
 
     def wrote(self, digests: list[Digest], tokens: list[int], positions: range, salt: bytes) -> None:
-        """A sequence wrote these: the pages they fill are findable from now on, unless evicted."""
         size = self.blocks.page_size
         for index in range(positions.start // size, positions.stop // size):
             digest = digests[index]
@@ -68,8 +61,6 @@ class Oracle:
             self.findable[group] -= {self.prefix_of[digest] for digests in removed for digest in digests}
 
     def hit(self, tokens: tuple[int, ...], salt: bytes) -> int:
-        """The longest beginning, of full pages and without the last token, of which every group can
-        find all pages that the query after it sees."""
         size = self.blocks.page_size
         lengths = range((len(tokens) - 1) // size * size, 0, -size)
         return next((length for length in lengths if self._can_go_on(tokens, salt, length)), 0)
@@ -84,7 +75,6 @@ class Oracle:
         )
 
     def _sees(self, spec: KVGroupSpec, length: int, start: int) -> bool:
-        """Whether a query at ``length`` sees some of the page at ``start``."""
         blocks, size = self.blocks, self.blocks.page_size
         return any(
             visible(blocks.groups, spec, length, position, page_size=size)
@@ -134,7 +124,6 @@ def test_what_is_found_is_what_was_published_and_not_evicted(
 def test_the_reason_of_a_miss_is_what_happened(
     served: list[Serve], page_size: int, data: st.DataObject
 ) -> None:
-    """Against all there ever was: in a small pool, with everything remembered."""
     need = max(-(-len(item.prompt) // page_size) for item in served)
     groups = data.draw(page_groups(need, page_size, need * page_size, spare=2))
     blocks = BlockManager(groups, page_size)

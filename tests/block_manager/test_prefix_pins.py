@@ -1,4 +1,4 @@
-"""Pins: prefixes that no pressure evicts, and that never make a sequence wait for ever."""
+"""Pins: prefixes that are never evicted, and never make a sequence wait forever."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence, Sequence
 
 
 def serve(blocks: BlockManager, tokens: list[int], salt: bytes = b"") -> int:
-    """Return how many positions were found."""
     table = blocks.open(tokens, salt=salt)
     found = table.num_written
     assert blocks.reserve(table, len(tokens))

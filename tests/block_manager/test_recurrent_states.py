@@ -1,5 +1,3 @@
-"""Slots of recurrent state in the block manager: holders, and snapshots taken and found."""
-
 from __future__ import annotations
 
 import pytest
@@ -20,7 +18,6 @@ def manager(num_slots: int = 6, *, every_page: bool = False, max_pinned: int = 0
 
 
 def advance(blocks: BlockManager, table: PageTable, tokens: list[int], stop: int) -> list[int]:
-    """Compute one step up to ``stop``; return the positions of its snapshots."""
     assert blocks.reserve(table, stop)
     assert table.state is not None
     copies = blocks.take_copies()
@@ -34,7 +31,6 @@ def advance(blocks: BlockManager, table: PageTable, tokens: list[int], stop: int
 
 
 def serve(blocks: BlockManager, tokens: list[int], *, prompt: int | None = None, step: int = 64) -> int:
-    """Compute a sequence as a prompt and then token by token; how many positions were found."""
     prompt = len(tokens) if prompt is None else prompt
     table = blocks.open(tokens[:prompt])
     found = table.num_written
@@ -51,16 +47,16 @@ def serve(blocks: BlockManager, tokens: list[int], *, prompt: int | None = None,
     ("start", "stop", "junction", "every_page", "num_known", "pages"),
     [
         (0, 10, 0, False, 10, [2]),  # the last full page
-        (0, 10, 0, False, 12, []),  # of a chunk inside the prompt, none
-        (0, 8, 0, False, 11, [2]),  # of the last chunk but one, if no other page becomes full
-        (0, 8, 0, False, 8, [2]),  # a state that stands where the step ends
+        (0, 10, 0, False, 12, []),
+        (0, 8, 0, False, 11, [2]),
+        (0, 8, 0, False, 8, [2]),
         (8, 9, 0, False, 9, []),
         (11, 12, 0, False, 12, [3]),
         (0, 30, 3, False, 99, [3]),
-        (0, 10, 1, False, 99, [1]),  # in the step's first page
-        (0, 12, 3, False, 99, [3]),  # where the step ends
+        (0, 10, 1, False, 99, [1]),
+        (0, 12, 3, False, 99, [3]),
         (0, 30, 3, False, 30, [3, 7]),
-        (16, 30, 3, False, 30, [7]),  # the junction lies behind
+        (16, 30, 3, False, 30, [7]),
         (0, 17, 2, True, 99, [1, 2, 3, 4]),
     ],
 )
@@ -103,7 +99,7 @@ def test_what_is_compared_can_leave_snapshots_out() -> None:
         (True, True, True, 20, 16),
         (True, True, False, 20, 16),
         (True, False, True, 20, 0),
-        (False, True, True, 0, 0),  # without a snapshot no pages stay that a second one would leave
+        (False, True, True, 0, 0),
         (False, False, True, 0, 0),
     ):
         spec = RecurrentState(num_slots=9, slot_bytes=1, tail=tail, junction=junction, step_down=step_down)
@@ -125,9 +121,9 @@ def test_pages_stay_as_long_as_a_snapshot_lies_behind_them() -> None:
     states = RecurrentState(num_slots=3, slot_bytes=1)
     blocks = BlockManager(64, PAGE_SIZE, states=states)
     common = list(range(1, 9))
-    serve(blocks, [*common, *range(20, 30)])  # 4 full pages, and one that is not
+    serve(blocks, [*common, *range(20, 30)])
     assert blocks.num_idle_cached == 4, "no state stands in the page that is not full"
-    serve(blocks, [*common, *range(30, 40)])  # branches off after page 2, with a snapshot there
+    serve(blocks, [*common, *range(30, 40)])
     serve(blocks, [*common, *range(40, 50)])
     serve(blocks, [*common, *range(50, 60)])
     counts = blocks.state_counts
@@ -158,7 +154,7 @@ def test_where_pages_are_short_the_snapshot_that_promises_least_goes_with_all_of
     long, short = list(range(1, 34)), list(range(41, 50))
     serve(blocks, long)
     serve(blocks, short)
-    serve(blocks, list(range(61, 86)))  # six pages, and one that is not full
+    serve(blocks, list(range(61, 86)))
     assert blocks.open(short).num_written == 0, "the younger saves less for its bytes"
     assert blocks.open(long).num_written == 32
     blocks.check()
@@ -207,7 +203,7 @@ def test_pages_of_a_failed_sequence_are_never_found() -> None:
     blocks.plan_snapshots(table, 0, 9, num_known=9)
     assert table.state is not None
     assert table.state.planned
-    blocks.close(table)  # instead of commit: its logits were NaN
+    blocks.close(table)
     blocks.check()
     assert blocks.open(list(range(1, 10))).num_written == 0
 
@@ -276,7 +272,7 @@ def test_pins_hold_snapshots_and_leave_a_slot_to_run_in() -> None:
     serve(blocks, list(range(1, 10)))
     assert pins.pin("one", list(range(1, 10))) == 8
     assert blocks.flush() == 0
-    serve(blocks, list(range(41, 50)))  # in the slot that is left, without a snapshot
+    serve(blocks, list(range(41, 50)))
     assert pins.pin("two", list(range(41, 50))) == 0
     assert serve(blocks, list(range(1, 12))) == 8
     blocks.check()
@@ -288,10 +284,11 @@ def test_pins_hold_snapshots_and_leave_a_slot_to_run_in() -> None:
         ({"state_memory": 10 * MiB}, MiB, 1000, 10),
         ({"kv_memory": 100 * MiB, "max_running": 8}, MiB, MiB // 2, 16),
         ({"kv_memory": 20 * MiB, "max_running": 8}, MiB, MiB // 2, 10),
-        ({"kv_memory": 100 * MiB, "max_running": 8}, MiB, 6144, 25),  # each beside 16,384 tokens of 3 MiB
+        # Each state next to 16,384 tokens of 3 MiB.
+        ({"kv_memory": 100 * MiB, "max_running": 8}, MiB, 6144, 25),
         ({"kv_memory": 100 * MiB, "max_running": 8}, MiB, 0, 16),  # no K/V
-        ({"num_pages": 20_480, "max_running": 4}, MiB, 6144, 40),  # of 16,384 tokens each
-        ({"num_pages": 100, "max_running": 8}, 500, 1000, 108),  # every page may have one
+        ({"num_pages": 20_480, "max_running": 4}, MiB, 6144, 40),  # 16,384 tokens each
+        ({"num_pages": 100, "max_running": 8}, 500, 1000, 108),  # every page may have a snapshot
     ],
 )
 def test_how_many_slots_there_are(
@@ -313,7 +310,6 @@ def test_too_little_memory_for_states_is_refused() -> None:
 
 
 def draft(blocks: BlockManager, table: PageTable, known: list[int], drafts: list[int]) -> list[int]:
-    """Plan a step of the last known token and of drafts; the slots of the states that it passes, by row."""
     stop, end = len(known), len(known) + len(drafts)
     assert blocks.reserve(table, end)
     limit = blocks.num_draftable(1)
@@ -363,7 +359,7 @@ def test_drafts_leave_slots_for_cached_states_and_snapshots() -> None:
     advance(blocks, table, tokens[:3], 3)
     draft(blocks, table, tokens[:4], tokens[4:9])
     assert blocks.num_draftable(1) == 1
-    blocks.close(table)  # cancelled while they are computed
+    blocks.close(table)  # cancelled during the step
     blocks.check()
     assert blocks.num_draftable(1) == 6
 

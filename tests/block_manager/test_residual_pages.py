@@ -1,5 +1,3 @@
-"""Residual pages of quantized pages, worked out by hand: which are held, released and found."""
-
 from __future__ import annotations
 
 import pytest
@@ -15,7 +13,7 @@ from octavo.block_manager import (
 from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence, SequenceTooLong
 
 PAGES = FullAttention(num_pages=16)
-PROMPT = list(range(1, 22))  # five full pages of four and a token
+PROMPT = list(range(1, 22))  # five full pages of 4 tokens, and one more token
 
 
 def manager(residual: int, *, window: int = 1, keep: int = 0, quantize_after: int = 0) -> BlockManager:
@@ -26,7 +24,6 @@ def manager(residual: int, *, window: int = 1, keep: int = 0, quantize_after: in
 
 
 def write(blocks: BlockManager, table: PageTable, tokens: list[int], chunk: int = 8) -> None:
-    """Write in chunks, as a scheduler would."""
     while table.num_written < len(tokens):
         stop = min(table.num_written + chunk, len(tokens))
         assert blocks.reserve(table, stop)
@@ -35,7 +32,6 @@ def write(blocks: BlockManager, table: PageTable, tokens: list[int], chunk: int 
 
 
 def num_residual(blocks: BlockManager) -> int:
-    """That are held."""
     return blocks.groups[1].num_pages - blocks.idle_pages()[1]
 
 
@@ -72,7 +68,7 @@ def test_a_hit_needs_the_kept_residual_pages_and_no_others() -> None:
     assert again.num_written == 20
     assert num_residual(blocks) == 1
     blocks.close(again)
-    write(blocks, other := blocks.open([9] * 16), [9] * 16)  # takes all residual pages, one after the other
+    write(blocks, other := blocks.open([9] * 16), [9] * 16)
     write(blocks, another := blocks.open([8] * 5), [8] * 5)
     assert blocks.find(first.digests[0] if first.digests else again.digests[0]) is not None
     assert blocks.open(PROMPT).num_written in (0, 20)
@@ -105,7 +101,7 @@ def test_a_fork_copies_the_residual_page_of_the_partial_page_too() -> None:
 
 
 def test_a_rollback_into_a_quantized_page_ends_at_its_start() -> None:
-    """Its residual page is gone, and what is quantized is not what it was."""
+    """The residual page is gone, and quantized rows cannot be written again."""
     blocks = manager(4)
     write(blocks, table := blocks.open(PROMPT), PROMPT)
     blocks.rollback(table, 18)
@@ -122,7 +118,7 @@ def test_a_rollback_into_a_quantized_page_ends_at_its_start() -> None:
 
 @pytest.mark.parametrize("num_residual", [3, 4, 5])
 def test_with_hardly_any_residual_pages_every_request_ends(num_residual: int) -> None:
-    """One sequence needs three residual pages: those that eight tokens at a time can touch."""
+    """One sequence needs three residual pages, because 8 tokens of a step touch at most three."""
     groups = (FullAttention(num_pages=40), ResidualWindow(num_pages=num_residual, window=1, residual_of=0))
     blocks, ledger = BlockManager(groups, 4, max_chunk=8), Ledger(4, groups)
     scheduler = Scheduler(blocks, Limits(max_step_tokens=8, max_running=6))

@@ -1,5 +1,3 @@
-"""Which snapshot of recurrent state goes first, and what is learned from those that are gone."""
-
 from __future__ import annotations
 
 import random
@@ -20,8 +18,6 @@ def digest(number: int) -> Digest:
 
 
 class Slots:
-    """An order, and what a pool would do to it: slot i has the digest i."""
-
     def __init__(self, num_slots: int = 8, *, page_bytes: int = 1, bytes_kept: int = 1) -> None:
         self.order = SnapshotOrder(num_slots, page_bytes=page_bytes, bytes_kept=bytes_kept)
         self.digests: list[Digest | None] = [None] * num_slots
@@ -66,7 +62,7 @@ def test_what_was_hit_more_often_is_not_demoted() -> None:
         slots.order.go_on(digest(1))
     slots.order.demote(PageId(1), most_hits=1)
     assert slots.evict() == 0
-    slots.order.demote(PageId(0), most_hits=1)  # of one that is not idle, nothing
+    slots.order.demote(PageId(0), most_hits=1)  # slot 0 is not idle
     assert slots.evict() == 1
 
 
@@ -98,7 +94,6 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def learned(*, comes_back: int) -> Slots:
-    """Of two slots one always goes; snapshots of one kind come back after they are gone, the others never."""
     slots = Slots(2)
     awaited: dict[int, int] = {}
     for name in range(3000):
@@ -134,7 +129,7 @@ def test_the_price_of_pages_follows_what_is_short(wants_pages: bool) -> None:
         slots.evict()
     assert (slots.order.price > 2) is wants_pages
     assert (slots.order.price < 0.5) is not wants_pages
-    slots.evict()  # the pool is flushed: that is no want of slots
+    slots.evict()
     before = slots.order.price
     for name in range(200):
         slots.put(0, name)
@@ -151,7 +146,7 @@ def test_where_pages_are_dear_an_old_long_beginning_goes_before_a_young_short_on
         slots.put(2, name)
         slots.order.reuse([PageId(2)])
         slots.order.lose(digest(name))
-        slots.order.forget(digest(name))  # nothing is learned from it
+        slots.order.forget(digest(name))
     slots.put(1, 10_001, 1)
     assert slots.evict() == (10_000 if price > 1 else 10_001)
 
@@ -189,7 +184,6 @@ def test_what_is_listed_is_found_next(steps: list[tuple[str, int]]) -> None:
 
 
 def test_conversations_that_come_back_are_kept_from_the_second_time_on() -> None:
-    """More conversations begin than there are slots for, and few of them go on."""
     states = RecurrentState(num_slots=9, slot_bytes=1)
     blocks = BlockManager(4000, 1, states=states)
     random_ = random.Random(1)

@@ -1,6 +1,3 @@
-"""Recurrent states against a model: which tokens went into the state of every slot, and which snapshots there
-must be."""
-
 from __future__ import annotations
 
 import hypothesis.strategies as st
@@ -19,7 +16,7 @@ from octavo.block_manager import BlockManager, Digest, PageCopy, PageId, PageTab
 
 PAGE_SIZE = 3
 NUM_PAGES = 14
-SLOTS = 1  # as a group: behind the one of pages
+SLOTS = 1
 
 State = tuple[bytes, tuple[int, ...]] | str
 """A salt and all tokens that went into a state, in order; a word for what is none."""
@@ -29,8 +26,7 @@ salts = st.sampled_from([b"", b"other tenant"])
 
 
 class Machine(RuleBasedStateMachine):
-    """Sequences of two tokens, so that many begin alike. A step computes what was reserved; everything else
-    comes in any order."""
+    """Sequences have two different tokens, so that many share a prefix."""
 
     spec = RecurrentState(num_slots=7, slot_bytes=1)
     tables = Bundle("tables")
@@ -39,9 +35,9 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.blocks = BlockManager(NUM_PAGES, PAGE_SIZE, states=self.spec)
         self.slots: dict[int, State] = {}
-        self.tokens: dict[PageTable, list[int]] = {}  # of every open table, as far as written
-        self.rest: dict[PageTable, list[int]] = {}  # of a prompt that was opened: to be written first
-        self.junctions: dict[PageTable, int] = {}  # pages that were found when a table was opened
+        self.tokens: dict[PageTable, list[int]] = {}  # written tokens of each open table
+        self.rest: dict[PageTable, list[int]] = {}  # tokens of each opened prompt that must still be written
+        self.junctions: dict[PageTable, int] = {}  # pages found when a table was opened
         self.copies: list[PageCopy] = []
         self.names: dict[Digest, tuple[bytes, tuple[int, ...]]] = {}
 
@@ -59,7 +55,6 @@ class Machine(RuleBasedStateMachine):
 
     @rule(target=tables, prompt=tokens, salt=salts)
     def open(self, prompt: list[int], salt: bytes) -> PageTable:
-        """The longest beginning is found after which there are both: pages, and a state."""
         digests = self.blocks.name_pages(prompt, [], salt=salt)
         pages = 0
         while pages < len(digests) and self.blocks.find(digests[pages]) is not None:
@@ -73,8 +68,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(table=tables, more=tokens, fails=st.sampled_from([False, False, False, True]))
     def step(self, table: PageTable, more: list[int], fails: bool) -> None:
-        """Compute some tokens; a step that fails writes its slots, too, and nothing of it is committed."""
-        if table not in self.tokens:  # an earlier failure
+        if table not in self.tokens:
             return
         rest, start = self.rest[table], table.num_written
         known = [*self.tokens[table], *(rest or more)]
@@ -105,12 +99,11 @@ class Machine(RuleBasedStateMachine):
         for index, digest in enumerate(table.digests[: stop // PAGE_SIZE]):
             self.names[digest] = (table.salt, tuple(known[: (index + 1) * PAGE_SIZE]))
         self.tokens[table], self.rest[table] = known[:stop], known[stop:] if rest else []
-        if room:  # there was one more slot than snapshots
+        if room:
             for page in self.wanted(table, start, stop, len(known)):
                 assert self.has_state(table.digests[page - 1]), f"no snapshot after page {page}"
 
     def wanted(self, table: PageTable, start: int, stop: int, known: int) -> set[int]:
-        """After which pages there must be a snapshot now, however the step was cut."""
         if self.spec.every_page:
             return set(range(start // PAGE_SIZE + 1, stop // PAGE_SIZE + 1))
         passed = range(start // PAGE_SIZE + 1, stop // PAGE_SIZE + 1)
@@ -138,7 +131,6 @@ class Machine(RuleBasedStateMachine):
 
     @rule(table=tables, data=st.data())
     def rollback(self, table: PageTable, data: st.DataObject) -> None:
-        """Roll back to a cached snapshot, or to the beginning."""
         if table not in self.tokens:
             return
         self.carry_out()
@@ -157,7 +149,6 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def take(self) -> None:
-        """A step has the copies, and has not carried them out."""
         self.copies += self.blocks.take_copies()
 
     @precondition(lambda self: self.copies or self.blocks.has_copies)
@@ -167,7 +158,6 @@ class Machine(RuleBasedStateMachine):
 
     @rule(prompt=tokens, salt=salts)
     def adopt(self, prompt: list[int], salt: bytes) -> None:
-        """The state after a prompt's last full page comes from a disk; its pages must be here."""
         self.carry_out()
         digests = self.blocks.name_pages([*prompt, 0], [], salt=salt)
         if not digests:
@@ -229,8 +219,8 @@ def test_a_snapshot_that_is_there_does_not_go_for_later_ones_of_its_prompt() -> 
     late = machine.open(prompt=[1, 2, *[1] * 7], salt=b"other tenant")
     first = machine.open(prompt=[1, 2], salt=b"other tenant")
     machine.step(table=first, fails=False, more=[1, 1])
-    machine.step(table=first, fails=False, more=[1])  # the first page of what `late` will compute
-    machine.step(table=long, fails=False, more=[1] * 20)  # few slots are left
+    machine.step(table=first, fails=False, more=[1])
+    machine.step(table=long, fails=False, more=[1] * 20)
     machine.step(table=late, fails=False, more=[1] * 9)
     machine.books_balance()
 

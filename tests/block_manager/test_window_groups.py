@@ -1,4 +1,4 @@
-"""Layers with windows, by hand: pages of four positions, a window that needs two or three of them."""
+"""Layers with windows: pages of 4 positions, and a window that needs two or three pages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from octavo.scheduler import (
 
 FULL = FullAttention(num_pages=16)
 WINDOW = SlidingWindow(num_pages=8, window=6)
-PROMPT = list(range(1, 22))  # five full pages and a token
+PROMPT = list(range(1, 22))  # five full pages of 4 tokens, and one more token
 
 
 def manager(*groups: KVGroupSpec, max_chunk: int = 8, prefix_cache: bool = True) -> BlockManager:
@@ -35,7 +35,6 @@ def manager(*groups: KVGroupSpec, max_chunk: int = 8, prefix_cache: bool = True)
 
 
 def write(blocks: BlockManager, table: PageTable, tokens: list[int], chunk: int = 8) -> None:
-    """Write in chunks, as a scheduler would."""
     while table.num_written < len(tokens):
         stop = min(table.num_written + chunk, len(tokens))
         assert blocks.reserve(table, stop)
@@ -89,7 +88,7 @@ def test_a_long_generation_holds_a_constant_number_of_window_pages() -> None:
 def test_a_hit_needs_only_the_window_before_its_end() -> None:
     blocks = manager()
     blocks.close(written(blocks, PROMPT))
-    evict(blocks, 1, 6)  # the two pages that were used last are left: 3 and 4
+    evict(blocks, 1, 6)
     table = blocks.open([*PROMPT[:20], 99])
     assert table.num_written == 20
     assert table.parts[1].window_start == 3
@@ -98,7 +97,6 @@ def test_a_hit_needs_only_the_window_before_its_end() -> None:
 
 
 def evict(blocks: BlockManager, group: int, num_pages: int) -> None:
-    """Evict by allocating ``count`` pages of a group for other contents, and releasing them."""
     pool = blocks._groups[group].pool
     taken = pool.allocate(num_pages)
     assert taken is not None
@@ -108,8 +106,8 @@ def evict(blocks: BlockManager, group: int, num_pages: int) -> None:
 def test_a_hit_ends_where_the_window_can_still_be_found() -> None:
     blocks = manager()
     blocks.close(written(blocks, PROMPT[:20]))
-    blocks.close(blocks.open(PROMPT[:17]))  # pages 2 and 3 are used once more
-    evict(blocks, 1, 6)  # the three empty ones, 0, 1 and 4
+    blocks.close(blocks.open(PROMPT[:17]))
+    evict(blocks, 1, 6)
     table = blocks.open(PROMPT)
     assert (table.num_written, table.parts[1].window_start) == (16, 2)
     evict(blocks, 0, 16 - 4)
@@ -121,13 +119,13 @@ def test_a_hit_needs_the_kept_pages_too() -> None:
     blocks.close(written(blocks, PROMPT[:20]))
     digests = blocks.open([*PROMPT[:20], 9], find=False).digests
     pool = blocks._groups[0].pool
-    pool.decref(pool.acquire(digests[3:]))  # the window is used once more, the kept page is not
+    pool.decref(pool.acquire(digests[3:]))
     assert blocks.open([*PROMPT[:20], 9]).num_written == 20
     blocks = manager(SlidingWindow(num_pages=8, window=6, keep=2))
     blocks.close(written(blocks, PROMPT[:20]))
     pool = blocks._groups[0].pool
     pool.decref(pool.acquire(digests[3:]))
-    evict(blocks, 0, 6)  # the three empty ones, 1, 2 and 0
+    evict(blocks, 0, 6)
     assert [pool.is_cached(digest) for digest in digests] == [False, False, False, True, True]
     assert blocks.open([*PROMPT[:20], 9]).num_written == 0
 
@@ -207,7 +205,6 @@ def test_rollback_without_a_cache_begins_anew() -> None:
 
 
 def test_room_that_was_promised_is_there_in_time() -> None:
-    """An admitted prompt does not run out of pages, whatever other sequences allocate meanwhile."""
     blocks = manager(FULL, SlidingWindow(num_pages=8, window=6), max_chunk=4)
     table = blocks.open(PROMPT)
     assert blocks.reserve(table, 4, ahead=len(PROMPT))

@@ -1,5 +1,3 @@
-"""Masks of the caller's own, against float64, on every backend."""
-
 from __future__ import annotations
 
 import mlx.core as mx
@@ -24,7 +22,7 @@ Floats = NDArray[np.float64]
 
 
 class Step:
-    """Four prompts written into a pool whose other pages are NaN."""
+    """Four prompts in a pool with NaN in all other pages."""
 
     def __init__(self, tested: TestedBackend, rng: np.random.Generator) -> None:
         self.pool = tested.create().create_pool(CASE.spec("fp16", "fp16"))
@@ -57,7 +55,7 @@ class Step:
         return out
 
     def causal(self, window: int | None = None, keep: int = 0) -> NDArray[np.bool_]:
-        """[T, L]: the rule that attention follows by itself."""
+        """[T, L]: the causal rule that attention applies without a mask."""
         at, seen = self.metadata.positions[:, None], np.arange(LONGEST)
         visible: NDArray[np.bool_] = seen <= at
         return visible if window is None else visible & ((seen > at - window) | (seen < keep))
@@ -86,7 +84,6 @@ def test_the_layers_own_rule_given_as_a_mask_changes_nothing(step: Step) -> None
 
 @pytest.mark.parametrize("shape", [(TOKENS, LONGEST), (TOKENS, HEADS, LONGEST)])
 def test_any_boolean_mask(step: Step, shape: tuple[int, ...]) -> None:
-    """Rows that see later positions, only some, or nothing at all."""
     mask = np.random.default_rng(1).random(shape) < 0.4
     mask[3] = False
     got = step.attend(mask=mx.array(mask))
@@ -125,7 +122,6 @@ def test_what_does_not_fit_is_refused(step: Step, given: dict[str, mx.array], me
 
 
 def test_values_of_1e30_below_hide_and_nan_is_not_lost(step: Step) -> None:
-    """Whatever "nothing is seen" is written as; a row of such values gives zeros, never a mean of all."""
     visible = step.causal()
     visible[5] = False
     rows = [np.where(visible, 0.0, low).astype(np.float32) for low in (-np.inf, -1e30, -3.4e38)]
@@ -140,7 +136,7 @@ def test_values_of_1e30_below_hide_and_nan_is_not_lost(step: Step) -> None:
 
 
 def test_pages_that_no_row_sees_are_not_read() -> None:
-    """Natively, whole tiles of 64 positions are skipped, which may hold NaN of other sequences."""
+    """Native kernels skip whole tiles of 64 positions, so NaN of other sequences is not read."""
     case = Case(name="", sequences=((0, 260),), page_size=16, head_dim=32)
     pool, rng = BACKENDS[1].create().create_pool(case.spec("bf16", "bf16")), np.random.default_rng(1)
     tables, first = [np.arange(17, dtype=np.int32)], ((0, 260),)

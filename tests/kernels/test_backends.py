@@ -1,5 +1,3 @@
-"""Which backend is chosen and what is said about it."""
-
 from __future__ import annotations
 
 import importlib.metadata
@@ -16,7 +14,6 @@ from octavo.kernels.verify.selftest import run_selftest
 
 @pytest.fixture
 def no_extension(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine where the native extension was not built."""
     monkeypatch.delattr("octavo.kernels._ext", raising=False)
     monkeypatch.delitem(sys.modules, "octavo.kernels.cpu.backend", raising=False)
     monkeypatch.setitem(sys.modules, "octavo.kernels._ext", None)
@@ -67,7 +64,6 @@ def test_metal_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.fixture
 def metal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a Mac, but for the kernels: here MLX cannot compile them."""
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
 
 
@@ -121,7 +117,7 @@ def test_another_mlx_is_told_before_the_extension_is_loaded(monkeypatch: pytest.
     assert pinned == real("mlx")
     assert backends.wrong_mlx() is None
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "9.9.9" if name == "mlx" else real(name))
-    monkeypatch.setitem(sys.modules, "octavo.kernels._ext", None)  # loading it would say something else
+    monkeypatch.setitem(sys.modules, "octavo.kernels._ext", None)
     choice = choose_backend("auto")
     assert choice.backend.name == "reference"
     for word in ("9.9.9", f"pip install 'mlx[cpu]=={pinned}'"):

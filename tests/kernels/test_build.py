@@ -1,4 +1,4 @@
-"""The native extension as built: its settings, its threads, and what it refuses."""
+"""The native extension: its build settings, its threads, and refusals."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_every_item_is_computed_by_however_many_threads() -> None:
             _ext.set_threads(threads)
             weight = rng.integers(-4, 5, (64 * panels, 32)).astype(np.float32)
             packed = _ext.pack_dense(mx.array(weight))
-            for _ in range(20):  # who is late, and whose items are taken, differs
+            for _ in range(20):
                 x = rng.integers(-4, 5, (3, 32)).astype(np.float32)
                 assert np.array_equal(np.array(_ext.linear(mx.array(x), packed)), x @ weight.T)
     finally:
@@ -121,7 +121,7 @@ def test_helpers_sleep_when_there_is_nothing_to_do() -> None:
         while any(_state(helper) != "S" for helper in helpers):
             assert time.monotonic() < deadline, "helpers still run long after the last job"
             time.sleep(0.01)
-        mx.eval(_ext.linear(mx.zeros((64, 64)), weight))  # and wake up again
+        mx.eval(_ext.linear(mx.zeros((64, 64)), weight))
     finally:
         _ext.set_threads(before)
 
@@ -129,5 +129,5 @@ def test_helpers_sleep_when_there_is_nothing_to_do() -> None:
 def _state(task: str) -> str:
     try:
         return Path(f"/proc/self/task/{task}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:  # ended meanwhile
+    except FileNotFoundError:  # ended in the meantime
         return "S"

@@ -1,5 +1,3 @@
-"""Weights in 8 and 4 bits with one scale per output channel, in MLX's affine format."""
-
 from __future__ import annotations
 
 import mlx.core as mx
@@ -38,7 +36,6 @@ def test_codes_are_symmetric_and_zeros_stay_zero() -> None:
 
 
 def two_levels(weight: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-    """Dequantized, [outputs, groups, 64], and each group's step and zero."""
     codes, scales, biases = channel_weights.quantize_two_levels(weight, 64)
     wide = mx.dequantize(codes, scales.astype(mx.float32), biases.astype(mx.float32), 64, 4)
     shape = (-1, weight.shape[-1] // 64, 64)

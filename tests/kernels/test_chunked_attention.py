@@ -1,5 +1,3 @@
-"""Chunked layers: attention within a sequence's chunks, against one mask over all of it."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -19,9 +17,10 @@ from octavo.kernels.residual import residual_starts
 pytestmark = pytest.mark.parity
 
 CHUNK, PAGE_SIZE, WIDTH = 32, 8, 16
-TOLERANCE = 0.06  # beside the reference, where queries and weights over 4-bit pages may be rounded to bytes
+# Compared with the reference; over 4-bit pages, queries and weights may be rounded to 8 bits.
+TOLERANCE = 0.06
 LAYER = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64, window=CHUNK, chunked=True)
-STEPS = (  # of each sequence, [start, stop)
+STEPS = (  # [start, stop) of each sequence
     ((0, 70), (0, 31), (0, 5)),
     ((70, 71), (31, 32), (5, 90)),
     ((71, 97), (32, 33), (90, 91)),
@@ -39,7 +38,6 @@ def spec(k_format: str = "bf16", v_format: str = "bf16") -> PoolSpec:
 
 
 def step(work: tuple[tuple[int, int], ...], num_groups: int = 1) -> AttentionMetadata:
-    """Pages in falling order."""
     tables = np.arange(1, 3 * WIDTH + 1, dtype=np.int32)[::-1].reshape(3, WIDTH)
     positions = np.concatenate([np.arange(a, b, dtype=np.int32) for a, b in work])
     owners = np.repeat(np.arange(3), [b - a for a, b in work])
@@ -57,7 +55,6 @@ def step(work: tuple[tuple[int, int], ...], num_groups: int = 1) -> AttentionMet
 
 
 def run(cache: PagedKVCache, *, masked: bool) -> list[np.ndarray]:
-    """Results of all steps; ``masked``: of a cache whose layer sees everything, under a mask of chunks."""
     rng = np.random.default_rng(0)
     out = []
     for work in STEPS:

@@ -1,5 +1,3 @@
-"""CPUs of a process: its affinity, and the quota of its control groups."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Attention over latents and rotary keys in pages, against float64 on what the pages hold."""
-
 from __future__ import annotations
 
 import itertools
@@ -35,13 +33,12 @@ LIMITS = {"bf16": 0.01, "fp16": 0.01, "int8": 0.02, "fp4": 0.03, "fp5": 0.03}
 
 def pool_of(backend: TestedBackend, case: Case, *formats: str) -> KVPool:
     pool = backend.create().create_pool(spec_of(case, *formats))
-    if formats == ("bf16", "bf16"):  # what nobody has written is NaN
+    if formats == ("bf16", "bf16"):  # unwritten rows are NaN
         poison(pool)
     return pool
 
 
 def grid() -> Iterator[object]:
-    """Each case with each pair of formats; those that take longest with the two extremes."""
     pairs = (("bf16", "bf16"), ("fp16", "fp16"), ("int8", "int8"), ("fp4", "bf16"), ("fp5", "fp4"))
     for name, formats in itertools.product(CASES, pairs):
         if name not in ("long", "many heads") or formats in (pairs[0], pairs[-1]):
@@ -56,7 +53,6 @@ def test_latents_equal_truth(backend: TestedBackend, name: str, formats: tuple[s
 
 
 def largest_error(backend: TestedBackend, case: Case, formats: tuple[str, str]) -> float:
-    """Of a row, relative."""
     data, pool = Data(case), pool_of(backend, case, *formats)
     data.step(pool, history(case))
     got = data.step(pool, last_step(case))
@@ -80,12 +76,11 @@ def test_every_instruction_set_equals_truth(level: str) -> None:
     name, *errors = run_at_level(level, AT_LEVEL).split()
     assert name == level
     assert len(errors) == len(CASES)
-    assert all(float(error) < 2 * LIMITS["bf16"] for error in errors), errors  # NaN is not
+    assert all(float(error) < 2 * LIMITS["bf16"] for error in errors), errors
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.window is None])
 def test_a_mask_that_hides_nothing_changes_no_bit(name: str) -> None:
-    """Positions are chosen (sparse latents) in steps in which any sequence has more than a row may choose."""
     require_extension()
     case, work = CASES[name], last_step(CASES[name])
     backend = next(chosen for chosen in BACKENDS if chosen.name == "cpu")
@@ -100,7 +95,6 @@ def test_a_mask_that_hides_nothing_changes_no_bit(name: str) -> None:
 @pytest.mark.parametrize("name", ["many heads", "long"])
 @pytest.mark.parametrize("formats", [("bf16", "bf16"), ("int8", "bf16")], ids="/".join)
 def test_no_bit_depends_on_how_heads_are_shared_out(name: str, formats: tuple[str, str]) -> None:
-    """The more threads, the fewer heads an item has."""
     ext = require_extension()
     case = CASES[name]
     backend = next(chosen for chosen in BACKENDS if chosen.name == "cpu")

@@ -1,5 +1,3 @@
-"""A step's indices are checked on the host, because nothing below checks them."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -15,7 +13,7 @@ def ints(*values: int) -> np.ndarray[Any, np.dtype[np.int32]]:
     return np.array(values, np.int32)
 
 
-GOOD = AttentionMetadata(  # a decode at position 5 and a chunk of three, pages of four
+GOOD = AttentionMetadata(  # a decode at position 5 and a chunk of three, pages of 4 tokens
     positions=ints(5, 0, 1, 2),
     q_start=ints(0, 1, 4),
     kv_len=ints(6, 3),

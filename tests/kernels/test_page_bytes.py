@@ -1,5 +1,3 @@
-"""Whole pages as bytes: equal on every backend, restored to the bit, converted as the formats say."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -34,7 +32,6 @@ def make_spec(k_format: str, v_format: str, *, page_size: int, num_pages: int = 
 
 
 def fill(pool: KVPool, seed: int) -> list[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-    """Write every slot but the last three; the rows of each layer."""
     slots = np.arange(pool.spec.num_pages * pool.spec.page_size - 3, dtype=np.int32)
     written = []
     pool.begin_step(write_step(slots, pool.spec.page_size))
@@ -126,7 +123,6 @@ def test_what_is_no_page_of_the_pool_is_refused(backend: TestedBackend) -> None:
 @pytest.mark.parametrize("k_format", FORMAT_NAMES)
 @pytest.mark.parametrize(("old", "new"), [(8, 8), (8, 2), (2, 8), (16, 8)])
 def test_another_page_size_keeps_every_bit(k_format: str, old: int, new: int) -> None:
-    """The same rows, written by pools of both page sizes."""
     specs = [make_spec(k_format, "fp4", page_size=size, num_pages=48 // size) for size in (old, new)]
     pools = [BACKENDS[0].create().create_pool(spec) for spec in specs]
     for pool in pools:

@@ -1,5 +1,3 @@
-"""Attention over quantized pages and residual pages against float64, on a shape grid and both backends."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -55,7 +53,6 @@ def test_rows_read_each_position_from_the_kind_of_page_they_should(
 def test_long_chunks_of_16_bit_rows_read_the_pages_they_should(
     page_size: int, backend: TestedBackend
 ) -> None:
-    """Several items of a sequence, cut inside tiles, with tiles of which two blocks are seen."""
     case = Case(name="chunks", page_size=page_size, sequences=((0, 150), (75, 101)))
     spec = case.spec("fp4", "fp4")
     for window in (1, page_size + 1, 2 * page_size):
@@ -111,7 +108,7 @@ def test_residual_pages_that_fit_no_pages_are_refused() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 def test_rows_that_neither_kind_can_store_are_reported(backend: TestedBackend) -> None:
-    """2^127 fits 16 bits; the sums of its rotation do not fit a float."""
+    """2^127 fits 16 bits; the sums of its rotation overflow a float."""
     case = Case(name="one chunk", sequences=((0, 6),))
     spec = case.spec("fp4", "fp4")
     pool = backend.create().create_residual_pool(spec, residual_spec(case, spec, window=1, keep=0))
@@ -137,7 +134,6 @@ def test_a_step_of_another_number_of_groups_is_refused() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 def test_gathered_rows_come_from_the_pages_that_each_query_reads(backend: TestedBackend) -> None:
-    """Three rows of one sequence: the residual window moves with them, and the first page is kept."""
     case = Case(name="", sequences=((0, 40), (0, 3)), page_size=8)
     spec = case.spec("int8", "int8")
     beside_spec = residual_spec(case, spec, window=1, keep=8)

@@ -1,5 +1,3 @@
-"""Steps of recurrent layers: what they say, and what they may not."""
-
 from __future__ import annotations
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Visible positions as kernels compute them: the block manager keeps the pages that they read."""
-
 from __future__ import annotations
 
 import mlx.core as mx
@@ -15,7 +13,6 @@ POSITIONS = np.arange(30, dtype=np.int32)
 
 @pytest.mark.parametrize("window", [1, 2, 7, 30, 64])
 def test_windows_start_where_the_block_manager_has_them_start(window: int) -> None:
-    """Counted one by one, too; a residual window by whole pages."""
     for keep in (0, 3):
         sees = np.array(visible(mx.array(POSITIONS)[:, None], mx.array(POSITIONS), window, keep))
         for at, start in enumerate(window_start(POSITIONS, window).tolist()):

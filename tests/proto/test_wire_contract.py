@@ -1,5 +1,3 @@
-"""The wire contract: generated modules match their source, and messages lose nothing."""
-
 from __future__ import annotations
 
 import importlib.util
@@ -60,7 +58,7 @@ def of_module(descriptor: FileDescriptor) -> FileDescriptorProto:
 
 
 def names_of(file: FileDescriptorProto) -> dict[str, str]:
-    """What a client relies on: for each field, enum value and method its name, and what must not change."""
+    """Names of fields, enum values and methods, each with its parts that must not change."""
     found: dict[str, str] = {}
 
     def add_messages(messages: Iterable[DescriptorProto], outside: str) -> None:
@@ -88,7 +86,6 @@ def names_of(file: FileDescriptorProto) -> dict[str, str]:
 
 
 def breaks(known: FileDescriptorSet, now: dict[str, FileDescriptorProto]) -> list[str]:
-    """Return the parts of the known contract that are gone or have another meaning."""
     lost = []
     for file in known.file:
         names = names_of(now[file.name])
@@ -154,7 +151,7 @@ def test_every_reason_of_a_miss_has_its_value() -> None:
 
 def test_every_parameter_travels_in_a_field_of_its_name() -> None:
     fields = set(pb.SamplingParams.DESCRIPTOR.fields_by_name)
-    assert fields == set(PARAMETERS) - {"pooling"}  # which Embed has, for itself
+    assert fields == set(PARAMETERS) - {"pooling"}  # Embed has pooling as a field of its own
     theirs = set(vllm_engine_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
     assert {declared.vllm for declared, _ in PARAMETERS.values() if declared.vllm} <= theirs
     of_their_own = {

@@ -1,5 +1,3 @@
-"""Equal prompts that arrive together are computed once: the others follow the first one's pages."""
-
 from __future__ import annotations
 
 import pytest
@@ -77,7 +75,6 @@ def test_when_the_first_one_is_lost_the_next_takes_over(how: str) -> None:
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=7), st.integers(8, 40))
 def test_no_page_of_a_common_prompt_is_computed_twice(lengths: list[int], budget: int) -> None:
-    """Prefixes of one prompt, in any order, at once: every full page is computed once."""
     s = scheduler(budget=budget)
     for number, length in enumerate(lengths):
         s.add(Sequence(str(number), list(range(length)), max_tokens=1))
@@ -94,7 +91,6 @@ def test_no_page_of_a_common_prompt_is_computed_twice(lengths: list[int], budget
 def steps_beside(
     others: list[int], mine: list[int], *, budget: int, later: bool
 ) -> list[list[tuple[str, int, int]]]:
-    """What is computed in each step from when a tenant's prompt comes, with or after another tenant's."""
     s = scheduler(budget=budget)
     s.add(Sequence("others", list(others), max_tokens=2, salt=b"others"))
     while later and s.num_running + s.num_waiting:
@@ -108,6 +104,5 @@ def steps_beside(
 
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=48), st.integers(8, 64), st.booleans())
 def test_no_time_tells_what_another_tenant_has_sent(mine: list[int], budget: int, later: bool) -> None:
-    """The same work in the same steps, whether it was this very prompt or another one of its length."""
     same = steps_beside(mine, mine, budget=budget, later=later)
     assert same == steps_beside([token + 2 for token in mine], mine, budget=budget, later=later)

@@ -1,5 +1,3 @@
-"""Steps of decodes alone are committed by columns: as row by row, but quicker."""
-
 from __future__ import annotations
 
 import pytest
@@ -21,7 +19,6 @@ RESULTS = st.builds(
 
 
 def serve(states: RecurrentState | None, steps: list[list[SampleResult]], *, by_rows: bool) -> list[object]:
-    """All that can be seen of three sequences after each step, one of them aborted while it is computed."""
     blocks = BlockManager(24, 2, states=states)
     scheduler = Scheduler(blocks, Limits(32, 3))
     sequences = [Sequence(str(number), [number] * (PROMPT + number), 6) for number in range(3)]

@@ -1,5 +1,3 @@
-"""The scheduler's connector: a second one, in one file, works like the disk's and delays no sequence."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -31,10 +29,7 @@ Store = dict[Digest, PageBytes]
 
 @dataclass
 class HostMemory:
-    """A ``KVConnector`` whose store is a dictionary, which several engines can share.
-
-    delay   how often the scheduler must ask before pages have come
-    """
+    """A ``KVConnector`` with a dictionary as store, which several engines can share."""
 
     blocks: BlockManager
     transfer: PageTransfer
@@ -54,8 +49,7 @@ class HostMemory:
 
     saves_steps = True
 
-    def keep(self, sequence: Sequence, token_s: float | None) -> None:
-        """Do nothing: all was saved when it was published."""
+    def keep(self, sequence: Sequence, token_s: float | None) -> None: ...
 
     def start_load(self, sequence: Sequence, /, *, token_s: float | None = None) -> bool:  # noqa: ARG002
         digests = self.blocks.name_pages(sequence.tokens, sequence.digests, salt=sequence.salt)
@@ -73,7 +67,7 @@ class HostMemory:
             stop = first
             while stop < len(sequence.digests) and sequence.digests[stop] in self.store:
                 stop += 1
-            if stop == first:  # another sequence brought them, or they are gone
+            if stop == first:
                 continue
             pages = np.stack([self.store[digest] for digest in sequence.digests[first:stop]])
             self.transfer.insert(sequence.tokens, pages, sequence.salt, first=first)
@@ -94,8 +88,6 @@ class HostMemory:
 
 
 class Engine:
-    """A core whose pages also go to a store, stepped by hand."""
-
     def __init__(self, store: Store, *, delay: int = 0, num_pages: int = 64) -> None:
         config = small_config(num_pages=num_pages)
         runner = LedgerRunner(fake_info(config))
@@ -205,8 +197,6 @@ def test_the_parallel_sample_of_one_that_is_aborted_while_it_waits_is_served() -
 def test_whatever_comes_from_the_store_nothing_else_is_said(
     delay: int, prompts: list[list[int]], aborted: set[int], kept: int
 ) -> None:
-    """Prompts with common beginnings, saved by one engine and loaded by another that has a small pool,
-    some aborted while they wait, some pages lost."""
     store: Store = {}
     first = Engine(store)
     for prompt in prompts:

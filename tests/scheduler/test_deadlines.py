@@ -1,5 +1,3 @@
-"""Sequences that are put behind others because they will miss the target of their first token."""
-
 from __future__ import annotations
 
 import zlib
@@ -11,11 +9,11 @@ from octavo.scheduler import LatencyGoal, Limits, SampleResult, Scheduler, Seque
 from octavo.scheduler.waiting.age_order import MAX_OVERTAKEN
 from waiting_queues import QUEUES
 
-TOKEN_S = 0.1  # of a prompt
+TOKEN_S = 0.1  # per prompt token
 
 
 class Clock:
-    """A scheduler that lets one sequence run at a time, 100 ms for each token."""
+    """A scheduler that runs one sequence at a time, with 100 ms per token."""
 
     def __init__(self, kind: str, *, num_pages: int = 256, running: int = 1) -> None:
         blocks = BlockManager(num_pages, 4)
@@ -61,9 +59,9 @@ class Clock:
 @pytest.mark.parametrize("kind", QUEUES)
 def test_who_cannot_be_in_time_gives_way_to_who_can(kind: str) -> None:
     clock = Clock(kind)
-    clock.add("late", within=0.9)  # its own ten tokens take a second
+    clock.add("late", within=0.9)  # its ten tokens take a second
     clock.add("whenever")
-    clock.add("soon", within=2.1)  # in time, after the one before it
+    clock.add("soon", within=2.1)
     clock.add("too late by then", within=2.9)
     assert clock.serve() == ["whenever", "soon", "late", "too late by then"]
 
@@ -71,7 +69,7 @@ def test_who_cannot_be_in_time_gives_way_to_who_can(kind: str) -> None:
 @pytest.mark.parametrize("kind", QUEUES)
 def test_what_is_cached_makes_a_prompt_early_enough(kind: str) -> None:
     clock = Clock(kind)
-    clock.add("before", 20, within=1.0)  # two seconds, were it not cached
+    clock.add("before", 20, within=1.0)  # without the cache it takes two seconds
     clock.add("other")
     assert clock.serve() == ["before", "other"]
 
@@ -97,7 +95,6 @@ def test_who_is_late_is_overtaken_so_often_and_no_more(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", QUEUES)
 def test_who_ran_before_is_never_late(kind: str) -> None:
-    """It returns first, or its work would be lost again and again."""
     clock = Clock(kind, num_pages=8, running=3)
     clock.add("oldest", 12, within=10.0, max_tokens=12)
     victim = clock.add("victim", 12, within=10.0, max_tokens=12)

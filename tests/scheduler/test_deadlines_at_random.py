@@ -1,5 +1,3 @@
-"""Late sequences are overtaken a bounded number of times: docs/design/latency-bounds.md."""
-
 from __future__ import annotations
 
 import pytest
@@ -14,10 +12,10 @@ from waiting_queues import QUEUES
 pytestmark = pytest.mark.property
 
 jobs = st.tuples(
-    st.integers(1, 12),  # prompt
-    st.integers(1, 3),  # outputs
+    st.integers(1, 12),  # prompt tokens
+    st.integers(1, 3),  # output tokens
     st.sampled_from([None, 0.0, 0.5, 3.0, 100.0]),  # seconds within which the first token is wanted
-    st.booleans(),  # whether the prompt is like others'
+    st.booleans(),
 )
 
 
@@ -32,11 +30,10 @@ jobs = st.tuples(
 def test_the_kth_oldest_waits_for_so_many_others_at_most(
     kind: str, jobs: list[tuple[int, int, float | None, bool]], backlog: int, running: int, spare_pages: int
 ) -> None:
-    """A flood without end, so that somebody else always could be let in; a token takes 100 ms."""
     blocks = BlockManager(4 + spare_pages, 4)
     s = Scheduler(blocks, Limits(12, running), waiting=QUEUES[kind](blocks))
     now, number, num_let_in = 0.0, 0, 0
-    waiting: dict[Sequence, tuple[int, int]] = {}  # how many were let in before, and how many are older
+    waiting: dict[Sequence, tuple[int, int]] = {}
     for _ in range(200):
         while s.num_waiting <= backlog:
             length, outputs, within, shared = jobs[number % len(jobs)]

@@ -1,5 +1,3 @@
-"""Times of steps with drafts, compared with steps without."""
-
 from __future__ import annotations
 
 import random
@@ -10,7 +8,8 @@ from octavo.scheduler import ScheduledChunk, SchedulerOutput
 from octavo.scheduler import Sequence as Served
 from octavo.scheduler.draft_times import NUM_ROWS, UNKNOWN_COST, DraftTimes, draft_rows
 
-STEPS = {0: 0.030, 1: 0.043, 2: 0.048, 3: 0.0485, 4: 0.056, 6: 0.062, 8: 0.069}  # seconds, by drafts: no line
+# Seconds by number of drafts, not on a line.
+STEPS = {0: 0.030, 1: 0.043, 2: 0.048, 3: 0.0485, 4: 0.056, 6: 0.062, 8: 0.069}
 
 
 def taught(*, noise: float, num_sequences: int = 1) -> DraftTimes:

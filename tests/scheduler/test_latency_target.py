@@ -1,5 +1,3 @@
-"""Chunks of prompts under a latency target, on a made-up machine whose steps cost what a formula says."""
-
 from __future__ import annotations
 
 import random
@@ -30,7 +28,6 @@ def make(target_itl: float | Literal["auto"] | None) -> Scheduler:
 
 
 def advance(scheduler: Scheduler, speed: float = 1.0) -> tuple[float, int, int]:
-    """Compute one step: its seconds, number of decoding sequences, and prompt tokens."""
     step = scheduler.plan()
     assert step is not None
     shape = shape_of(step.work)
@@ -43,7 +40,6 @@ def advance(scheduler: Scheduler, speed: float = 1.0) -> tuple[float, int, int]:
 def stream_with_arrivals(
     target_itl: float | Literal["auto"] | None, *, speeds: list[float]
 ) -> tuple[list[float], float, int]:
-    """Eight streams decode while prompts of 2,000 tokens arrive one after the other: gaps, time, tokens."""
     scheduler, rng = make(target_itl), random.Random(1)
     for index in range(8):
         scheduler.add(Sequence(f"s{index}", [rng.randrange(1000) for _ in range(100)], 10_000))
@@ -98,9 +94,9 @@ def test_targets_that_nobody_has_cut_nothing() -> None:
 def test_auto_keeps_gaps_within_three_times_what_decoding_takes_by_itself() -> None:
     alone = machine(StepShape(8, 0, 8 * 300, 0))
     gaps, _, _ = stream_with_arrivals("auto", speeds=[1.0] * 400)
-    assert alone > 0.025 / 3  # the least target does not decide
+    assert alone > 0.025 / 3
     assert max(gaps[20:]) <= 3 * alone
-    assert max(gaps[20:]) > 1.5 * alone  # prompts get on
+    assert max(gaps[20:]) > 1.5 * alone
 
 
 def test_auto_gives_fast_models_their_chunks_and_slow_ones_room() -> None:
@@ -112,8 +108,8 @@ def test_auto_gives_fast_models_their_chunks_and_slow_ones_room() -> None:
             target.observe(full, scale * 1.1)
     work = [ScheduledChunk(Sequence(f"s{i}", [1] * 125, 10), 124, 125, True, ()) for i in range(8)]
     most_fast, most_slow = (target.limit(shape_of(work)).most(0, 2048) for target in (fast, slow))  # type: ignore[union-attr]
-    assert most_fast == 2048  # some 3 ms of 25
-    assert MIN_CHUNK < most_slow < 200  # 0.3 s by itself, 0.33 s with prompts
+    assert most_fast == 2048  # about 3 of 25 ms
+    assert MIN_CHUNK < most_slow < 200
 
 
 def test_the_target_costs_little_throughput() -> None:
@@ -149,7 +145,6 @@ def teach(scheduler: Scheduler, num_steps: int) -> None:
 
 
 def test_prompts_of_one_step_share_its_time() -> None:
-    """Two that would each fit by themselves."""
     limits = Limits(max_step_tokens=512, max_running=16, target_itl=0.150)
     scheduler = Scheduler(BlockManager(2000, PAGE_SIZE, max_chunk=512), limits)
     rng = random.Random(2)
@@ -188,9 +183,6 @@ def test_before_a_chunk_was_timed_chunks_are_small() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_as_many_decodes_in_every_step_leave_the_prediction_right(seed: int) -> None:
-    """The constant and the rows cannot be told apart then. Whole chunks, for which a token costs less, are
-    seen first: they make the constant too large and the rows negative."""
-
     def seconds(shape: StepShape) -> float:
         tokens = shape.num_chunk_tokens
         return 0.028 + 0.00125 * min(tokens, 64) + 0.0006 * max(0, tokens - 64) + 1e-7 * shape.chunk_positions
@@ -216,13 +208,12 @@ TILE = 16
 
 
 def in_tiles(shape: StepShape) -> float:
-    """Seconds of a step whose matrix products take rows in tiles."""
     rows = shape.num_decodes + shape.num_chunk_tokens
     return 0.02 + 0.028 * -(-rows // TILE) + 1e-8 * shape.chunk_positions
 
 
 def cut_in_tiles(row_tile: int, noise: float = 0.0) -> tuple[list[StepShape], list[float], LatencyTarget]:
-    """Steps of chunks that are cut to 150 ms, as the real machine takes them, after 100 to learn from."""
+    """Return steps with chunks cut to 150 ms, after 100 steps to learn from."""
     target, rng = LatencyTarget(0.15, StepCost(row_tile)), random.Random(4)
     shapes, taken = [], []
     for step in range(500):

@@ -1,5 +1,3 @@
-"""Long and short prompts together: neither delays the other."""
-
 from __future__ import annotations
 
 from hypothesis import given
@@ -24,12 +22,10 @@ def advance(s: Scheduler) -> SchedulerOutput:
 
 
 def shape(step: SchedulerOutput) -> list[tuple[str, int]]:
-    """Return the number of tokens computed for each sequence."""
     return [(item.sequence.sequence_id, item.stop - item.start) for item in step.work]
 
 
 def prompt(number: int, length: int) -> list[int]:
-    """Unlike that of any other number."""
     return [number, *range(length - 1)]
 
 
@@ -56,7 +52,6 @@ def test_a_long_prompt_alone_gets_everything() -> None:
 
 
 def test_shorts_that_never_end_leave_half_to_the_long_ones() -> None:
-    """Short prompts keep coming, more than can be computed; every long one gets on at half speed."""
     s = scheduler()
     longs = [Sequence(f"long {i}", prompt(i, 4000), max_tokens=1) for i in range(3)]
     for sequence in longs:
@@ -75,7 +70,6 @@ def test_shorts_that_never_end_leave_half_to_the_long_ones() -> None:
 
 
 def test_a_long_prompt_that_finds_no_pages_is_passed_by_nobody() -> None:
-    """Or short ones could take the pages it waits for, for ever."""
     s = scheduler(num_pages=100)
     s.add(Sequence("short", prompt(1, 320), max_tokens=200))
     advance(s)
@@ -98,7 +92,7 @@ def test_a_cached_beginning_does_not_make_a_prompt_long() -> None:
     s.add(Sequence("long", prompt(2, 8000), max_tokens=1))
     s.add(Sequence("other", prompt(3, 8000), max_tokens=1))
     s.add(Sequence("chat", [*prompt(1, 4000), *range(50)], max_tokens=1))
-    for _ in range(3):  # one long prompt is hashed per step
+    for _ in range(3):
         names = [name for name, _ in shape(advance(s))]
     assert "chat" in names
     assert "other" not in names

@@ -1,5 +1,3 @@
-"""Properties of queues, orders and predictions, one by one."""
-
 from __future__ import annotations
 
 import pytest
@@ -38,7 +36,6 @@ def test_who_gave_way_overtakes_nobody_by_coming_back() -> None:
 
 
 def let_in_as(number: int, name: str = "") -> Sequence:
-    """One that ``number`` others were let in before."""
     one = sequence(name or str(number))
     one.history.num_admitted_before = number
     return one
@@ -46,7 +43,6 @@ def let_in_as(number: int, name: str = "") -> Sequence:
 
 @pytest.mark.parametrize("kind", QUEUES)
 def test_those_that_gave_way_come_back_in_the_order_in_which_they_were_let_in(kind: str) -> None:
-    """Those let in later come after them, however often they give way."""
     queue = QUEUES[kind](BlockManager(8, PAGE_SIZE))
     never_ran = sequence("never ran")
     queue.append(never_ran)
@@ -85,7 +81,6 @@ def test_the_oldest_is_passed_so_often_and_no_more(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", QUEUES)
 def test_those_that_gave_way_are_passed_so_often_together(kind: str) -> None:
-    """As long as one of them waits; or each of them would let more in, that may give way as well."""
     queue = QUEUES[kind](BlockManager(8, PAGE_SIZE))
     first, second, third = (let_in_as(number) for number in range(3))
     queue.put_back(first)
@@ -172,7 +167,6 @@ def test_samples_that_wait_for_a_prompt_need_room_to_grow() -> None:
 
 
 def test_a_larger_step_is_never_thought_to_take_less() -> None:
-    """However misleading what was seen: larger steps that took less."""
     cost = StepCost()
     for _ in range(50):
         cost.observe(StepShape(1, 0, 100, 0), 0.02)
@@ -182,7 +176,6 @@ def test_a_larger_step_is_never_thought_to_take_less() -> None:
 
 
 def test_what_was_long_ago_is_forgotten() -> None:
-    """A machine that takes twice as long from then on."""
     cost = StepCost()
     for factor, times in ((1, 2000), (2, 1000)):
         for number in range(times):

@@ -1,5 +1,3 @@
-"""Several samples of one prompt: computed once, forked at the first token."""
-
 from __future__ import annotations
 
 from octavo.block_manager import BlockManager, PageCopy, PageId
@@ -96,7 +94,7 @@ def test_an_aborted_parallel_sample_leaves_and_gets_no_token() -> None:
     s.abort(b)
     step = plan(s)
     assert step.sampled() == [a, c]
-    s.abort(c)  # too late to change the batch, which has a row for it
+    s.abort(c)
     assert step.sampled() == [a, c]
     commit(s, step, 10, 12)
     assert len(c.tokens) == 6

@@ -1,5 +1,3 @@
-"""Numbers of drafts that a step takes from its sequences."""
-
 from __future__ import annotations
 
 from hypothesis import given
@@ -32,7 +30,7 @@ def test_steps_have_few_numbers_of_drafts_and_lose_the_ends_of_the_longest(lengt
 
 
 def test_nothing_is_guessed_while_a_decode_waits_for_a_page() -> None:
-    """Guesses would take what it waits for: pages of a window that the older one gives back in this step."""
+    """Drafts would take the page that an older sequence releases in this step."""
     scheduler = Scheduler(BlockManager(5, 2), Limits(max_step_tokens=16, max_running=2))
     older, younger = Sequence("older", [1, 2, 3], 6), Sequence("younger", [4, 5, 6], 6)
     for sequence in (older, younger):

@@ -1,5 +1,3 @@
-"""Preemption when pages run out, and the return of preempted sequences."""
-
 from __future__ import annotations
 
 from octavo.block_manager import BlockManager
@@ -61,7 +59,6 @@ def test_smaller_priorities_keep_their_pages_though_others_lose_more() -> None:
 
 
 def test_a_preempted_sequence_waits_for_pages_to_grow() -> None:
-    """Space that running sequences will need stays free; else one of these is recomputed four times."""
     s = Scheduler(BlockManager(40, PAGE_SIZE, prefix_cache=False), Limits(64, 8))
     everyone = [Sequence(f"m{n}", [n] * 8, 12 * (n + 1)) for n in range(5)]
     everyone += [Sequence(f"l{n}", [9 + n] * 60, 20) for n in range(2)]
@@ -74,7 +71,6 @@ def test_a_preempted_sequence_waits_for_pages_to_grow() -> None:
 
 
 def test_what_ended_early_makes_room_for_one_that_gave_way() -> None:
-    """It shares all of its pages, so that nothing becomes idle when it ends; but it will not grow."""
     blocks = BlockManager(8, PAGE_SIZE)
     s = Scheduler(blocks, Limits(64, 8))
     old, equal = (Sequence(name, [1] * 9, 20) for name in ("old", "equal"))

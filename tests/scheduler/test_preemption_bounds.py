@@ -1,4 +1,4 @@
-"""Every request ends within bounds, in any pool that fits the largest: docs/design/preemption-bounds.md."""
+"""Every request ends within the bounds of docs/design/preemption-bounds.md."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ PAGE_SIZE = 4
 
 @dataclass(frozen=True)
 class Crowd:
-    jobs: tuple[tuple[int, int, int, bool], ...]  # prompt, outputs, samples, and whether the prompt is shared
+    # Prompt tokens, output tokens, samples, whether the prompt is shared.
+    jobs: tuple[tuple[int, int, int, bool], ...]
     spare_pages: int
     max_running: int
     budget: int
     arrivals: int  # per step
     prefix_cache: bool
-    target_itl: float | None  # seconds, where a step takes 10 ms and 1 ms for each position in it
-    store: bool  # brings back what those had that gave way, some steps later
-    in_vain: bool  # steps are planned ahead, and nothing of these counts
+    target_itl: float | None  # seconds; a step takes 10 ms, and 1 ms for each position in it
+    store: bool
+    in_vain: bool
 
     @property
     def num_pages(self) -> int:
@@ -35,7 +36,7 @@ class Crowd:
 
     @property
     def most_preemptions(self) -> int:
-        """K of docs/design/preemption-bounds.md."""
+        """Return K of docs/design/preemption-bounds.md."""
         growth = max(samples * pages(prompt + outputs) for prompt, outputs, samples, _ in self.jobs)
         return growth.bit_length()  # the least K with 2^K - 1 >= growth
 
@@ -60,9 +61,6 @@ crowds = st.builds(
 
 
 class Store(NoConnector):
-    """Everything that was ever published, without its contents; each time somebody has waited for it, it
-    takes a step longer, up to some."""
-
     def __init__(self, blocks: BlockManager) -> None:
         self._blocks = blocks
         self._kept: set[Digest] = set()
@@ -120,7 +118,6 @@ def begin(crowd: Crowd, kind: str) -> Scheduler:
 
 
 def advance(scheduler: Scheduler, *, in_vain: bool = False) -> int:
-    """Steps that were computed; none while pages are on their way."""
     step = scheduler.plan()
     if step is None:
         assert scheduler._queues.loading, "nobody gets on"
@@ -139,7 +136,7 @@ def advance(scheduler: Scheduler, *, in_vain: bool = False) -> int:
 @settings(max_examples=60)
 @given(crowd=crowds)
 def test_every_crowd_is_served_and_nobody_gives_way_too_often(kind: str, crowd: Crowd) -> None:
-    """Steps: at most 1 + K times the tokens of all, and twice as many where some are planned ahead."""
+    """Steps: at most 1 + K times all tokens, twice as many with steps planned ahead."""
     scheduler = begin(crowd, kind)
     everyone: list[list[Sequence]] = []
     tokens = 0

@@ -1,5 +1,3 @@
-"""Priorities: the order of admission, and of preemption when pages run out."""
-
 from __future__ import annotations
 
 from hypothesis import given

@@ -1,5 +1,3 @@
-"""Resources that sequences hold besides pages, as adapters would be: a few slots, each shared by a key."""
-
 from __future__ import annotations
 
 import random
@@ -25,7 +23,7 @@ every_queue = pytest.mark.parametrize("queue", QUEUES)
 
 
 class KeySlots(Resource):
-    """Slots that each serve one key; the key of a sequence is the first letter of its id, ``-`` for none."""
+    """Slots of one key each; a sequence's key is the first letter of its ID, ``-`` for none."""
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
@@ -136,8 +134,6 @@ def test_what_is_coming_is_neither_stuck_nor_forgotten() -> None:
 @every_queue
 @pytest.mark.parametrize("seed", range(12))
 def test_no_hold_and_no_page_is_lost_under_random_load(queue: str, seed: int) -> None:
-    """Forks, aborts and preemptions at random: every running sequence holds the resource once, and at the
-    end nothing is held."""
     rng = random.Random(seed)
     slots = KeySlots(2)
     scheduler = serve(slots, queue, num_pages=12, running=5)

@@ -1,4 +1,4 @@
-"""The scheduler by hand: pages of four positions, a token budget small enough to count."""
+"""The scheduler with pages of 4 positions and a small token budget."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ def plan(scheduler: Scheduler) -> SchedulerOutput:
 
 
 def advance(scheduler: Scheduler, token: int = 7) -> SchedulerOutput:
-    """Compute one whole step in which all sequences draw the same token."""
     step = plan(scheduler)
     scheduler.commit(step, [SampleResult(token) for _ in step.sampled()])
     scheduler.blocks.check()
@@ -100,8 +99,8 @@ def test_the_youngest_makes_room_and_comes_back_first() -> None:
     old, young = Sequence("old", [1] * 4, max_tokens=9), Sequence("young", [2] * 4, max_tokens=9)
     s.add(old)
     s.add(young)
-    advance(s)  # a page each
-    advance(s)  # and a second one for the token after it
+    advance(s)  # one page each
+    advance(s)  # a second page for the next token
     for _ in range(3):
         advance(s)
     assert len(old.tokens) == len(young.tokens) == 9
@@ -121,13 +120,12 @@ def test_a_decode_without_a_page_waits_and_keeps_its_own() -> None:
     s.add(Sequence("old", [1] * 3, max_tokens=5))
     s.add(Sequence("young", [2] * 4, max_tokens=4))
     advance(s)
-    advance(s)  # the young one takes the last page, the old one still has room
+    advance(s)  # the young sequence takes the last page, the old one still has space
     assert shape(advance(s)) == [("old", 4, 5, True)]
     assert s.num_preemptions == 1
 
 
 def test_nobody_comes_in_while_others_are_preempted() -> None:
-    """Not even the one whose pages were taken, though it would find the older one's copies of them."""
     s = scheduler(num_pages=4)
     for name in ("old", "young"):
         s.add(Sequence(name, [1], max_tokens=12))
@@ -150,7 +148,7 @@ def test_nobody_who_is_in_the_step_already_is_preempted() -> None:
     advance(s)
     advance(s)  # all pages are held
     assert old.table is not None
-    s.blocks.rollback(old.table, 7)  # gives one page back, and has a chunk to compute again
+    s.blocks.rollback(old.table, 7)
     s.blocks.copied(s.blocks.take_copies())
     step = advance(s)
     assert shape(step) == [("young", 8, 9, True)], "the decode took the page; the chunk waits for another"
@@ -199,7 +197,7 @@ def test_abort_frees_pages_at_once(in_flight: bool) -> None:
     advance(s)
     step = plan(s) if in_flight else None
     s.abort(gone)
-    s.abort(gone)  # it may be late or twice
+    s.abort(gone)
     assert s.blocks.num_held == 1
     if step is not None:
         s.commit(step, [SampleResult(8), SampleResult(9)])

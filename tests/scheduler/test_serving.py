@@ -1,5 +1,3 @@
-"""Whatever happens to others, a sequence gets the tokens it would get alone."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -41,14 +39,14 @@ def test_lookups_account_for_every_prompt_token(workload: Workload) -> None:
 
 @given(workloads())
 def test_in_a_roomy_pool_every_full_page_is_found_again(workload: Workload) -> None:
-    """A cache that never hits would satisfy the safety tests alone."""
+    """Safety tests alone would pass with a cache that never hits."""
     groups = tuple(replace(group, num_pages=200) for group in workload.groups)
     states = None if workload.states is None else replace(workload.states, num_slots=200, every_page=True)
     served = Served(replace(workload, groups=groups, prefix_cache=True, states=states)).run()
     size = workload.page_size
     for sequence in served.everyone:
         if any(sequence in samples and served.harmed & set(samples) for samples in served.sequences):
-            continue  # the pages it shared with a failed parallel sample are not trusted, nor published
+            continue  # pages shared with a failed parallel sample are not published
         found = served.blocks.open(sequence.tokens, salt=sequence.salt)
         assert found.num_written == (len(sequence.tokens) - 1) // size * size
     assert served.blocks.num_evicted == 0
@@ -57,7 +55,6 @@ def test_in_a_roomy_pool_every_full_page_is_found_again(workload: Workload) -> N
 
 @pytest.mark.parametrize("num_aborted", [1, 2])
 def test_who_takes_an_aborted_parents_place_goes_on_from_its_state(num_aborted: int) -> None:
-    """In the middle of a prompt, while a step is computed: the state has gone on by then."""
     workload = Workload(
         page_size=4,
         groups=(FullAttention(num_pages=20),),
@@ -81,7 +78,7 @@ def test_steps_in_flight_change_nothing_of_what_is_served(workload: Workload) ->
 
 @given(workloads(kinds=()))
 def test_steps_of_decodes_alone_are_planned_ahead(workload: Workload) -> None:
-    """Safety alone would be satisfied by a scheduler that never plans ahead."""
+    """Safety tests alone would pass with a scheduler that never plans ahead."""
     groups = tuple(replace(group, num_pages=200) for group in workload.groups)
     workload = replace(workload, groups=groups, states=None, drafts=0)
     served = Served(workload, overlaps=True).run()

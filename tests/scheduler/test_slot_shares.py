@@ -1,5 +1,3 @@
-"""Running slots are shared between tenants: a request with many samples blocks no other tenant."""
-
 from __future__ import annotations
 
 from collections import Counter
@@ -30,8 +28,6 @@ every_queue = pytest.mark.parametrize("queue", QUEUES)
 
 @dataclass
 class Load:
-    """A scheduler, and how often each sequence got a token."""
-
     scheduler: Scheduler
 
     @classmethod
@@ -74,7 +70,6 @@ class Load:
         return Counter(sequence.tenant for sequence in self.scheduler._queues.running)
 
     def finish(self) -> int:
-        """Serve all that is there; how many were preempted meanwhile."""
         num_preempted = 0
         for _ in range(5000):
             if not self.scheduler.has_work:
@@ -142,7 +137,6 @@ def test_parallel_samples_are_not_forked_into_slots_that_others_claim() -> None:
 
 
 def test_requests_one_after_another_do_not_preempt_each_time() -> None:
-    """What computes a preempted sample again is paid by its tenant: so it is bounded."""
     load = Load.of()
     load.add("mallory", 64, max_tokens=100)
     load.step()

@@ -1,6 +1,4 @@
-"""No request waits forever, whatever arrives later: preemption-bounds.md and latency-bounds.md in
-docs/design.
-"""
+"""No request waits forever: see preemption-bounds.md and latency-bounds.md in docs/design."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from octavo.scheduler.waiting import age_order
 from waiting_queues import QUEUES
 
 PAGE_SIZE = 4
-OVERTAKEN, PASSED = 2, 4  # instead of 32 and 256, so that they count
+OVERTAKEN, PASSED = 2, 4  # instead of 32 and 256, so that these tests reach them
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Jobs that repeat without end: ``backlog`` requests always wait."""
+    """Jobs that repeat endlessly; ``backlog`` requests always wait."""
 
     jobs: tuple[Job, ...]
     spare_pages: int
@@ -45,14 +43,12 @@ class Traffic:
 
     @property
     def most_preemptions(self) -> int:
-        """K of docs/design/preemption-bounds.md."""
+        """Return K of docs/design/preemption-bounds.md."""
         return max(job.samples * job.num_pages for job in self.jobs).bit_length()
 
 
 @dataclass(eq=False)
 class Request:
-    """When the request came, ``num_before`` of its lane had been admitted and ``num_older`` waited."""
-
     samples: list[Sequence]
     num_before: int
     num_older: int
@@ -65,16 +61,14 @@ class Request:
 
 
 class Flood:
-    """Serves traffic without end, and checks what is promised to each request after every step."""
-
     def __init__(self, traffic: Traffic, kind: str) -> None:
         largest = max(job.num_pages for job in traffic.jobs)
         blocks = BlockManager(largest + traffic.spare_pages, PAGE_SIZE, prefix_cache=traffic.prefix_cache)
         limits = Limits(traffic.budget, min(traffic.max_running, traffic.budget))
         self.traffic = traffic
         self.scheduler = Scheduler(blocks, limits, waiting=QUEUES[kind](blocks))
-        self.has_lines = kind in ("vtc", "dlpm") or traffic.num_tenants > 1  # one for each tenant
-        self.requests: dict[Sequence, Request] = {}  # that have not ended, by their first samples
+        self.has_lines = kind in ("vtc", "dlpm") or traffic.num_tenants > 1
+        self.requests: dict[Sequence, Request] = {}
         self.num_let_in: dict[str, int] = defaultdict(int)
         self.num_steps = self.number = 0
 
@@ -157,21 +151,16 @@ traffic = st.builds(
 @settings(max_examples=40)
 @given(traffic=traffic)
 def test_everybody_is_let_in_and_ends_within_the_bounds(kind: str, traffic: Traffic) -> None:
-    """The k-th oldest sees (P + N) k others let in before it, N + O requests at most have begun and not ended
-    (of a tenant, where there are several); with one tenant ``fcfs`` and ``lpm`` have bounds on steps too."""
     flood(traffic, kind, num_steps=200)
 
 
 @pytest.mark.parametrize("kind", QUEUES)
 def test_short_prompts_with_long_outputs_do_not_keep_a_long_prompt_out(kind: str) -> None:
-    """Those that gave way come back as long prompts: beside them others would pass again and again, and take
-    the room that the oldest needs."""
     shorts = (Job(3, 52),) * 24
     flood(Traffic((Job(16, 29), *shorts), spare_pages=1, max_running=3, budget=6, backlog=6), kind, 4000)
 
 
 def test_samples_are_as_old_as_the_request_they_belong_to() -> None:
-    """Those that are forked, one that waits for room, and the one that takes an aborted one's place."""
     s = Scheduler(BlockManager(64, PAGE_SIZE), Limits(16, 2))
     before = Sequence("before", [1] * 3, 1)
     before.history.num_overtaken = 5

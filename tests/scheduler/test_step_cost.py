@@ -1,5 +1,3 @@
-"""Predicted times of steps, learned from earlier steps."""
-
 from __future__ import annotations
 
 import random
@@ -73,10 +71,8 @@ def test_a_tile_of_no_rows_is_refused() -> None:
 
 @pytest.mark.parametrize("rows", [1, 8, 32])
 def test_rows_are_not_held_dear_where_every_step_has_as_many(rows: int) -> None:
-    """What one more would take, as a share of the step: nothing but the scales of the terms can say."""
-
     def seconds(shape: StepShape) -> float:
-        return machine(shape) + 0.013  # 28 ms, and 0.8 for a row
+        return machine(shape) + 0.013  # 28 ms, and 0.8 ms for each row
 
     shares, errors = [], []
     for seed in range(7):
@@ -98,7 +94,7 @@ def test_rows_are_not_held_dear_where_every_step_has_as_many(rows: int) -> None:
     )
 )
 def test_the_fit_is_that_of_recursive_least_squares(steps: list[tuple[int, int, float]]) -> None:
-    """Written out term by term in the code, and by matrices here."""
+    """The reference uses matrices; the code writes the terms out."""
     cost = StepCost()
     weights, covariance = np.zeros(5), np.eye(5) / _PRIOR
     for decodes, chunk, seconds in steps:
@@ -110,7 +106,7 @@ def test_the_fit_is_that_of_recursive_least_squares(steps: list[tuple[int, int, 
         weights = weights + px * (1.0 - weights @ x) / gain
         covariance = (covariance - np.outer(px, px) / gain) / _FORGETTING
         if min(weights) < 0 or covariance.diagonal().max() > _MAX_COVARIANCE:
-            return  # corrected then: what other tests are about
+            return
         lower = covariance[np.tril_indices(5)]
         np.testing.assert_allclose(cost._covariance, lower, rtol=1e-6, atol=1e-6)
         np.testing.assert_allclose(cost._weights, weights, rtol=1e-6, atol=1e-9)

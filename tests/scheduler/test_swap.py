@@ -1,5 +1,3 @@
-"""Pages of preempted sequences wait outside the pool and return with the contents of a recomputation."""
-
 from __future__ import annotations
 
 import tempfile
@@ -34,8 +32,6 @@ def prompt(number: int, length: int = 20) -> list[int]:
 
 
 class Watched(Harness):
-    """Notes what every step was."""
-
     def __init__(self, config: EngineConfig, **options: object) -> None:
         super().__init__(config, **options)
         self.steps: list[SchedulerOutput] = []
@@ -50,7 +46,6 @@ class Watched(Harness):
         self.core._scheduler.plan = noted  # type: ignore[method-assign]
 
     def run_to_the_end(self) -> None:
-        """Also while all that is left waits for a thread."""
         end = time.monotonic() + 60
         scheduler = self.core._scheduler
         while scheduler.num_running or scheduler.num_waiting:
@@ -119,7 +114,6 @@ def test_memory_that_is_too_small_keeps_beginnings() -> None:
 
 
 def on_the_way_back() -> tuple[Watched, Request]:
-    """A crowd, one of which has just left the queue for its pages."""
     harness = Watched(replace(CROWD, swap_memory=MIB))
     requests = [harness.add(prompt(number), MANY) for number in range(3)]
     while not harness.core._scheduler._queues.loading:
@@ -182,8 +176,6 @@ def test_samples_that_wait_for_a_prompt_take_the_place_of_one_that_is_aborted_on
 
 
 class Promises(NoConnector):
-    """Says that it brings pages, and brings none."""
-
     def __init__(self) -> None:
         self.num_asked = 0
         self._asking: list[Sequence] = []
@@ -193,7 +185,7 @@ class Promises(NoConnector):
         return bool(self._asking)
 
     def start_load(self, sequence: Sequence, /, *, token_s: float | None = None) -> bool:
-        if token_s is None:  # it never ran
+        if token_s is None:
             return False
         self.num_asked += 1
         self._asking.append(sequence)
@@ -271,7 +263,6 @@ def test_everybody_gets_what_they_would_alone(
     cancelled: dict[int, int],
     overlaps: bool,
 ) -> None:
-    """In pools that just fit the largest, and larger ones; without swap memory, from a folder."""
     pages = max(-(-(length + outputs) // 4) for _, length, outputs in jobs) + spare
     specs = tuple(replace(group, num_pages=pages + 12 * bool(group.window)) for group in GROUPS[groups])
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
@@ -302,7 +293,6 @@ def test_everybody_gets_what_they_would_alone(
 def test_slots_of_states_are_idle_after_every_resumption(
     swap_memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sequence is admitted from a snapshot, and then waits for more of its pages."""
     wait_for_disk(monkeypatch)
     store = None if swap_memory else tmp_path
     config = small_config(num_pages=36, async_steps=False, swap_memory=swap_memory, cache_dir=store)

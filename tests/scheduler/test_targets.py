@@ -1,5 +1,3 @@
-"""Admission while a latency target leaves time for one more sequence, on a simulated machine."""
-
 from __future__ import annotations
 
 from typing import Literal
@@ -19,8 +17,6 @@ PAGE_SIZE = 16
 def crowd(
     target_itl: float | Literal["auto"] | None, own: float | None = None
 ) -> tuple[list[float], list[int]]:
-    """64 sequences behind a cached beginning, so that they could all decode at once: seconds of the steps, in
-    which attending to a sequence's 1,000 positions takes 3 ms, and how many ran, until all have ended."""
     limits = Limits(max_step_tokens=512, max_running=64, target_itl=target_itl)
     scheduler = Scheduler(BlockManager(2000, PAGE_SIZE, max_chunk=512), limits)
     head = [5] * 1000
@@ -94,7 +90,6 @@ def test_a_few_run_even_if_the_target_leaves_room_for_one() -> None:
 
 
 def advance_by_rows(scheduler: Scheduler) -> None:
-    """A step whose time grows with its rows."""
     step = scheduler.plan()
     assert step is not None
     scheduler.commit(step, [SampleResult(7)] * len(step.sampled()))
@@ -102,8 +97,6 @@ def advance_by_rows(scheduler: Scheduler) -> None:
 
 
 def busy() -> Scheduler:
-    """As many decode as the target allows, and two wait for whom there would be pages and
-    tokens."""
     limits = Limits(max_step_tokens=512, max_running=64, target_itl=0.04)
     scheduler = Scheduler(BlockManager(2000, PAGE_SIZE, max_chunk=512), limits)
 

@@ -1,5 +1,3 @@
-"""Eviction policies: what each gives up first, by hand."""
-
 from __future__ import annotations
 
 import random

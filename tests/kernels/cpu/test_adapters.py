@@ -1,5 +1,3 @@
-"""Low-rank adapters of linear layers: values, bits, slots that change between steps, and refusals."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -63,7 +61,7 @@ def test_an_array_that_others_read_is_not_written_to() -> None:
 
 def test_factors_have_no_padding_of_their_rank() -> None:
     assert factors(rank=1).nbytes == 4 * (32 + 48)
-    assert factors(rank=5, inputs=33).nbytes == 4 * 5 * (48 + 48)  # rows of whole vectors
+    assert factors(rank=5, inputs=33).nbytes == 4 * 5 * (48 + 48)  # rows are padded to whole vectors
 
 
 def test_slots_that_do_not_exist_are_refused() -> None:

@@ -1,5 +1,3 @@
-"""Native attention beyond the shared grid: long contexts, every instruction set, rounding to bytes."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -29,11 +27,11 @@ from octavo.kernels.verify.oracle import OraclePool  # noqa: E402
 
 pytestmark = pytest.mark.parity
 
-# Of the largest output. Float32 rows are computed in float32, over 4-bit pages in 16-bit fixed point;
-# 16-bit rows are rounded on output, and under bf16 rows softmax weights are rounded to bf16 too.
+# Relative to the largest output. Float32 rows are computed in float32, over 4-bit pages in 16-bit fixed
+# point. 16-bit rows are rounded on output; with bf16 rows, softmax weights are bf16 too.
 TOLERANCE = {mx.float32: 1e-4, mx.float16: 2e-3, mx.bfloat16: 1e-2}
 
-# 16-bit rows over these pages may be computed in 8-bit fixed point.
+# Over these pages, 16-bit rows may be computed in 8-bit fixed point.
 BYTES = {"fp4", "fp5", "int4", "nvfp4"}
 BYTES_TOLERANCE = 2e-2
 
@@ -64,14 +62,13 @@ LONG = (
 
 
 def rows_of(rng: np.random.Generator, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-    """Gaussian rows with one channel eight times as large."""
+    """Return Gaussian rows with one channel eight times as large."""
     rows = rng.standard_normal(shape).astype(np.float32)
     rows[..., 3] *= 8
     return mx.array(rows).astype(dtype)
 
 
 def last_step_error(case: Case, formats: tuple[str, str], dtype: mx.Dtype, *, exact: bool = False) -> float:
-    """As ``run_case(...).error``, but the truth attends in the last step only: contexts are long here."""
     spec, rng = case.spec(*formats), np.random.default_rng(0)
     pool, truth = CpuBackend(exact=exact).create_pool(spec), OraclePool(spec).layers[0]
     poison(pool)
@@ -93,7 +90,6 @@ def last_step_error(case: Case, formats: tuple[str, str], dtype: mx.Dtype, *, ex
 
 
 def _long_grid() -> Iterator[object]:
-    """Each case and type with the usual pairs of formats; of the others, each has two."""
     for number, formats in enumerate(EVERY_FORMAT_PAIR):
         cells = [(case, dtype) for case in LONG for dtype in TOLERANCE if case.fits(*formats)]
         if formats not in FORMAT_PAIRS:
@@ -188,16 +184,13 @@ for name in ("bf16", "fp4"):
 
 @at_every_level
 def test_logits_that_grow_from_tile_to_tile(level: str) -> None:
-    """By less than a running maximum lags behind, by more, and altogether by more than floats hold; and
-    logits that fall."""
     run_at_level(level, GROWING_AT_LEVEL)
 
 
 @pytest.mark.parametrize("name", ["fp4", "fp5", "nvfp4"])
 @pytest.mark.parametrize("logit", [2.0, 5.5, 6.0, 7.0, 9.0])
 def test_rounding_weights_to_bytes_loses_no_mass(name: str, logit: float) -> None:
-    """One position outweighs all others, each of which is worth less than one unit or hardly more; together
-    they still pull the output their way."""
+    """One position outweighs all others, but the others together still move the output."""
     queries = np.zeros((1, 1, 64), np.float32)
     keys, values = np.zeros((32, 1, 64), np.float32), np.full((32, 1, 64), 2.0, np.float32)
     queries[..., 0], keys[0, :, 0], values[0] = 1, logit, -2
@@ -207,8 +200,6 @@ def test_rounding_weights_to_bytes_loses_no_mass(name: str, logit: float) -> Non
 
 
 def test_a_large_dim_of_a_query_leaves_those_far_from_it_their_steps() -> None:
-    """Rows are not rotated here. In steps of the query's largest dim, 120 times the others, these would be 0
-    or 1; keys have nothing where it is large."""
     rng = np.random.default_rng(5)
     shapes = ((5, 2, 128), (200, 1, 128), (200, 1, 128))
     queries, keys, values = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
@@ -220,8 +211,7 @@ def test_a_large_dim_of_a_query_leaves_those_far_from_it_their_steps() -> None:
 
 @pytest.mark.parametrize("count", [1, 5, 40])
 def test_fp16_rows_keep_the_bits_that_bf16_lacks(count: int) -> None:
-    """Keys that differ in their last three bits alone, under a scale that makes logits of these; values whose
-    last bits are all that is left of them."""
+    """Keys differ only in their last three bits, and the scale makes that visible in logits."""
     rng = np.random.default_rng(8)
     queries, keys = np.zeros((count, 1, 64), np.float32), np.zeros((160, 1, 64), np.float32)
     queries[..., 0], keys[:, 0, 0] = 1, 1 + rng.integers(0, 8, 160) / 1024
@@ -254,7 +244,6 @@ print(_ext.isa(), worst["float32"], worst["bfloat16"])
 
 @at_every_level
 def test_every_instruction_set_equals_truth(level: str) -> None:
-    """Each case with half of the pairs that have kernels everywhere, in turn."""
     name, wide, narrow = run_at_level(level, GRID_AT_LEVEL).split()
     assert name == level
     assert float(wide) < TOLERANCE[mx.float32]

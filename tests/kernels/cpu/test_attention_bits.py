@@ -1,5 +1,3 @@
-"""Conditions that must not change a bit of native attention: threads, neighbours, chunks, numbers of rows."""
-
 from __future__ import annotations
 
 from native import require_extension
@@ -22,8 +20,6 @@ pytestmark = pytest.mark.parity
 
 
 class Batch:
-    """Sequences with K/V of their own, to be attended to beside any others."""
-
     def __init__(
         self, formats: tuple[str, str], dtype: mx.Dtype, *, query_heads: int = 4, dim: int = 64
     ) -> None:
@@ -51,7 +47,6 @@ class Batch:
         mx.eval(self.pool.pending())
 
     def attend(self, members: list[int]) -> dict[int, NDArray[np.float32]]:
-        """The last rows of each member, computed together."""
         lengths = [self.lengths[i] for i in members]
         self.pool.begin_step(build_metadata(lengths, [self.tables[i] for i in members], 16))
         queries = mx.concatenate([self.rows[i][0][self.lengths[i][0] :] for i in members])
@@ -60,7 +55,6 @@ class Batch:
         return dict(zip(members, np.split(out, ends[:-1]), strict=True))
 
     def attend_part(self, member: int, first: int, stop: int) -> NDArray[np.float32]:
-        """Rows ``first`` to ``stop`` of a member, alone."""
         self.pool.begin_step(build_metadata([(first, stop - first)], [self.tables[member]], 16))
         return as_numpy(self.pool.attend(0, self.rows[member][0][first:stop], AttendOptions(scale=0.125)))
 
@@ -122,13 +116,13 @@ def test_few_rows_have_the_bits_of_many(name: str, group: int, dim: int) -> None
     want = batch.attend([2])[2]
     for row in range(0, new, 4):
         np.testing.assert_array_equal(batch.attend_part(2, old + row, old + row + 1), want[row : row + 1])
-    for member in (0, 3):  # long ones, alone and in a batch
+    for member in (0, 3):
         np.testing.assert_array_equal(batch.attend([member])[member], batch.attend([1, member])[member])
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp16", "mxfp4", "nvfp4"])
 def test_few_rows_add_values_in_the_order_of_many(name: str) -> None:
-    """Values that cancel: what is left is rounding, of which every other order leaves something else."""
+    """The values cancel, so every other order of the sum gives another rounding error."""
     rng = np.random.default_rng(6)
     values = (rng.standard_normal((128, 1, 64)) * 2.0 ** rng.integers(-8, 8, (128, 1, 64))).astype(np.float32)
     values[64:] = -values[rng.permutation(64)]
@@ -140,7 +134,7 @@ def test_few_rows_add_values_in_the_order_of_many(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["bf16", "fp16", "mxfp4"])
 def test_few_rows_score_keys_in_the_order_of_many(name: str) -> None:
-    """Products that cancel: what is left is rounding, which a large scale makes logits of."""
+    """The products cancel, so every other order of the sum gives another rounding error."""
     rng = np.random.default_rng(7)
     half = (rng.standard_normal((20, 1, 64)) * 2.0 ** rng.integers(-12, 12, (20, 1, 64))).astype(np.float32)
     queries = np.concatenate([half, -half], axis=-1)

@@ -1,5 +1,3 @@
-"""The native check of a step's indices passes exactly what ``AttentionMetadata.check`` passes."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -21,7 +19,6 @@ NUM_PAGES, PAGE_SIZE = 4, 8
 
 @st.composite
 def steps(draw: st.DrawFn) -> dict[str, Any]:
-    """A step that is right, of which one number may then be changed."""
     counts = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
     kv_len = [draw(st.integers(count, 2 * PAGE_SIZE)) for count in counts]
     arrays: dict[str, Any] = {
@@ -39,7 +36,6 @@ def steps(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def pack(step: dict[str, Any], *, starts: Any = None, width: int = 2) -> Any:
-    """The numbers of a step as programs are given them; None if some are outside."""
     rows, sequences = len(step["positions"]), len(step["kv_len"])
     packed: Any = np.full(3 * rows + (2 + width) * sequences + 1, -7, np.int32)
     sizes = {"page_size": PAGE_SIZE, "num_pages": NUM_PAGES}
@@ -50,7 +46,6 @@ def pack(step: dict[str, Any], *, starts: Any = None, width: int = 2) -> Any:
 
 
 def agrees(step: dict[str, Any]) -> bool:
-    """Whether the step is right; both must say the same."""
     native = pack(step) is not None
     try:
         shared = {name: step[name] for name in ("positions", "q_start", "kv_len")}
@@ -101,7 +96,6 @@ def test_each_rule(name: str, wrong: list[Any]) -> None:
 
 
 def test_every_sequence_has_a_row() -> None:
-    """Of two sequences with the rows of RIGHT; the second may see what the first does."""
     both = {name: np.concatenate([RIGHT[name]] * 2) for name in ("kv_len", "page_table")}
     assert agrees(RIGHT | both | {"q_start": np.array([0, 1, 2], np.int32)})
     for ends in ([0, 2, 2], [0, 0, 2]):

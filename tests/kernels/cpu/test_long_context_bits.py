@@ -1,7 +1,6 @@
-"""Bits of attention over contexts of several parts: alone, in chunks, all at once.
+"""Bits of attention over long contexts, which are divided into several parts.
 
-With few rows, parts are separate items; with many rows, one item has all parts. Both must fold equally.
-"""
+With few rows, parts are separate work items; with many rows, one item has all parts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""Native draws against the sampler in NumPy: the same tokens, ties and failures included."""
-
 from __future__ import annotations
 
 import itertools
@@ -65,7 +63,6 @@ def logits_of(kind: str, size: int) -> NDArray[np.float32]:
 
 
 def kinds(*names: str) -> list[tuple[str, str]]:
-    """Pairs of types and kinds of rows: of all, every other one."""
     return [(dtype, kind) for i, dtype in enumerate(DTYPES) for kind in names[i % 2 :: 2]]
 
 
@@ -109,7 +106,6 @@ def test_every_level_draws_the_same(level: str) -> None:
 
 
 def large_row(kind: str, size: int) -> NDArray[np.float32]:
-    """One whose nuclei end where many weights lie, where few do, or among equals."""
     rng = np.random.default_rng(size)
     row = rng.standard_normal(size).astype(np.float32)
     match kind:
@@ -146,7 +142,6 @@ LARGE = (
 
 
 def kept_by(weights: NDArray[np.float64], top_p: float) -> NDArray[np.float64]:
-    """The weights of the fewest likeliest that reach top_p, the lower id first among equals; 0 for others."""
     order = np.argsort(-weights, kind="stable")
     reached = np.cumsum(weights[order])
     end = min(int(np.searchsorted(reached, top_p * reached[-1] * (1 - 1e-12))), len(weights) - 1)
@@ -161,7 +156,6 @@ def test_large_rows_are_drawn_from_as_defined(kind: str) -> None:
 
 
 def check_large(kind: str, sizes: tuple[int, ...]) -> None:
-    """A token's share of the nucleus holds the uniform number: to what float32 weights differ by."""
     for size, top_p, temperature in itertools.product(
         sizes, (0.3, 0.9, 0.95, 0.9999, 1 - 2**-53), (1.0, 0.7)
     ):
@@ -218,7 +212,7 @@ def test_a_negative_nan_is_found_too() -> None:
 
 
 def test_random_numbers_are_those_of_numpy() -> None:
-    """The token that a flat row of 4096 draws is the upper 12 bits of the number."""
+    """For a flat row of 4096 tokens, the sampled token is the upper 12 bits of the number."""
     logits = mx.zeros((1, 4096))
     for seed, counter in itertools.product((0, 1, 2**63, 2**64 - 1), (0, 1, 1000)):
         [drawn] = _ext.draw_tokens(
@@ -229,7 +223,6 @@ def test_random_numbers_are_those_of_numpy() -> None:
 
 
 def score_in_float64(logits: NDArray[np.float32], token: int, num_top: int) -> TokenLogprob:
-    """The definition: log-softmax, the largest first and of equals the lower id."""
     exact = logits.astype(np.float64)
     logprobs = exact - exact.max() - np.log(np.exp(exact - exact.max()).sum())
     order = np.argsort(-exact, kind="stable")[:num_top]
@@ -238,7 +231,6 @@ def score_in_float64(logits: NDArray[np.float32], token: int, num_top: int) -> T
 
 
 def assert_same(drawn: Sampled, expected: Sampled) -> None:
-    """The same token or failure; log-probabilities of the same tokens, to float32."""
     assert (drawn.token, drawn.error) == (expected.token, expected.error)
     assert (drawn.logprob is None) == (expected.logprob is None)
     if drawn.logprob is not None and expected.logprob is not None:
@@ -348,7 +340,6 @@ def test_changed_tokens_are_drawn_as_if_the_row_had_them(dtype: str, kind: str) 
 
 
 def changed_states(size: int, num: int, **params: object) -> list[SampleState]:
-    """Of samples whose prompt is half the vocabulary, and that have three tokens by now."""
     settings = SamplingParams(**{"temperature": 0.8, **params})  # type: ignore[arg-type]
     drawing = []
     for seed in range(num):
@@ -361,7 +352,6 @@ def changed_states(size: int, num: int, **params: object) -> list[SampleState]:
 
 
 def changes_of(**given: Any) -> _ext.LogitAdjustments:
-    """Return logit adjustments with only the given fields."""
     nobody, nothing = np.empty(0, np.int64), np.empty(0, np.float32)
     return _ext.LogitAdjustments(
         bias_ids=given.pop("bias_ids", nobody),
@@ -385,7 +375,6 @@ def tokens_of(logits: mx.array, draws: list[_ext.Draw]) -> list[int | None]:
 
 
 def test_more_changes_than_16_bits_have_values_are_drawn_too() -> None:
-    """A row in which each of 70 thousand tokens gets a logit of its own."""
     size = 70_000
     changed = np.random.default_rng(0).standard_normal(size).astype(np.float32)
     changes = changes_of(bias_ids=np.arange(size), bias=changed)
@@ -499,7 +488,6 @@ def test_logits_must_be_rows_of_floats() -> None:
 
 
 def test_whose_fault_it_is_that_no_token_can_be_drawn() -> None:
-    """A row excluded by the parameters is distinguished from one that the model computed wrongly."""
     held = SampleState(
         SamplingParams(min_tokens=1), seed=0, prompt_ids=(), vocab_size=8, end_ids=tuple(range(8))
     )

@@ -1,5 +1,3 @@
-"""The native pool's bytes against the NumPy page formats, and its manners."""
-
 from __future__ import annotations
 
 from native import at_every_level, require_extension, run_at_level
@@ -46,13 +44,13 @@ def test_any_floats_are_stored_as_the_format_says_or_reported(name: str, dim: in
         storable = [page_format(name).store(rows)[2].all(-1) for rows in (keys, values)]
     np.testing.assert_array_equal(pages, want)
     assert reported == np.flatnonzero(~(storable[0] & storable[1])).tolist()
-    assert set(range(180, 240)) <= set(reported)  # their last quarter
+    assert set(range(180, 240)) <= set(reported)  # at least their last quarter
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_rows_whose_scales_nearly_tie_get_the_scale_of_the_definition(dim: int) -> None:
-    # Estimates of the candidates' errors do not tell these apart, or are not good enough: rows of few values,
-    # rows on the grid, rows of one value and noise, scales at both ends of fp16.
+    # Error estimates cannot rank scales for these rows: few values, rows on the grid, one value and noise,
+    # scales at both ends of fp16.
     rng = np.random.default_rng(dim)
     spec = make_spec("fp4", "fp4", dim=dim, value_dim=dim, page_size=64)
     shape = (spec.num_pages * 64, 2, dim)
@@ -99,7 +97,7 @@ def test_16_bit_rows_are_stored_as_the_floats_they_are(name: str, dtype: mx.Dtyp
 def test_rows_need_not_be_contiguous() -> None:
     spec = make_spec("fp4", "bf16", dim=64, value_dim=64, page_size=16)
     slots = np.arange(20, dtype=np.int32)
-    packed = mx.array(hard_rows(20, 5, 64, 9))  # as a fused projection gives them
+    packed = mx.array(hard_rows(20, 5, 64, 9))
     keys, values = packed[:, 1:3], packed.transpose(1, 0, 2)[3:5].transpose(1, 0, 2)
     pages, _ = written_pages(spec, slots, keys, values)
     np.testing.assert_array_equal(
@@ -172,7 +170,7 @@ def test_wrong_rows_are_refused_by_name_and_shape() -> None:
         pool.attend(0, mx.zeros((3, 2, 64)), AttendOptions(scale=1.0, sinks=mx.zeros(3)))
     with pytest.raises(ValueError, match="got 9"):
         pool.copy_pages([(0, 9)])
-    pool.write(0, good_keys, good_values)  # nothing above has harmed the pool
+    pool.write(0, good_keys, good_values)
     mx.eval(pool.attend(0, mx.zeros((3, 2, 64)), AttendOptions(scale=1.0)), *pool.pending())
 
 
@@ -183,7 +181,7 @@ def test_a_large_pool_is_zeros() -> None:
 
 
 def test_steps_keep_their_shapes_while_a_sequence_grows() -> None:
-    """Graphs are kept by shape: one that changed every few tokens would be recorded again and again."""
+    """Graphs are kept by shape, so a changing shape would be recorded again and again."""
     pool = CpuPool(make_spec("bf16", "bf16", dim=8, value_dim=8, page_size=2))
     widths = {}
     for num_pages in (1, 4, 5, 64, 65, 256):

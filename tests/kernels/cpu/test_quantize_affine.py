@@ -1,5 +1,3 @@
-"""Weights in MLX's affine format: the bits of ``mx.quantize``, on all threads."""
-
 from __future__ import annotations
 
 import mlx.core as mx
@@ -26,7 +24,6 @@ def test_every_instruction_set_has_the_bits_of_mlx(level: str) -> None:
 
 @pytest.mark.parametrize("bits", affine_checks.BITS)
 def test_nan_has_code_zero_and_leaves_the_rest_of_its_group_as_it_is(bits: int) -> None:
-    """Anywhere but at the ends, which choose the scale."""
     clean = mx.broadcast_to(mx.arange(32) - 10.0, (30, 32))
     is_nan = mx.arange(32) == mx.arange(1, 31)[:, None]
     codes, scales, biases = _ext.quantize_weights(

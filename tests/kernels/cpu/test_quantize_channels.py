@@ -1,5 +1,3 @@
-"""Weights with one scale per output channel: the bits of their definition, on all threads."""
-
 from __future__ import annotations
 
 from typing import Any

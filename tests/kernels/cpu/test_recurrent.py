@@ -1,5 +1,3 @@
-"""Native recurrences against float64 and mlx-lm, and what they refuse."""
-
 from __future__ import annotations
 
 import mlx.core as mx
@@ -48,7 +46,6 @@ def test_convolutions_are_mlx_own(dtype: mx.Dtype, tolerance: float) -> None:
 
 
 def test_inputs_may_be_parts_of_wider_rows() -> None:
-    """As a model splits what one layer gives."""
     T, H, D = 5, 2, 16
     wide = mx.random.normal((T, 3 * H * D))
     q, k, v = (x.reshape(T, H, D) for x in mx.split(wide, 3, axis=-1))
@@ -76,7 +73,6 @@ def test_a_pool_is_written_in_place() -> None:
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
 def test_a_pool_of_zeros_stays_where_it_is(dtype: mx.Dtype) -> None:
-    """Aligned for the kernels, which write it in place."""
     pool = recurrent.zeros((3, 2, 32), dtype)
     assert (pool.shape, pool.dtype) == ((3, 2, 32), dtype)
     assert not pool.view(mx.uint8).any().item()
@@ -152,8 +148,8 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_rows_whose_state_is_not_finite_are_marked(dtype: mx.Dtype) -> None:
     step = StateSegments.of([3, 0, 4], source=[0, 1, 2], checkpoints=[(4, 3), (-1, 0)])
     arrays = StateArrays.of(step)
-    y = np.full((7, 2, 5), 60_000.0, np.float32)  # their sum overflows in 16 bits but must stay finite
-    marks = {2: np.nan, 4: np.inf, 5: np.nan, 6: -np.inf}  # row 5 leaves its state to nobody
+    y = np.full((7, 2, 5), 60_000.0, np.float32)  # the sum overflows in 16 bits but must stay finite
+    marks = {2: np.nan, 4: np.inf, 5: np.nan, 6: -np.inf}
     for row, value in marks.items():
         y[row, 1, row % 5] = value
     flags = mx.array(np.array([7, 0, 0, 0, 0, 0, 0], np.int32))

@@ -1,5 +1,3 @@
-"""Properties of every page format, and the 16-bit ones compared with NumPy and ml_dtypes."""
-
 from __future__ import annotations
 
 import subprocess

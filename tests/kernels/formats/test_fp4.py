@@ -1,5 +1,3 @@
-"""fp4 to the bit: codes, ties, the choice of the scale, the corners of the range."""
-
 from __future__ import annotations
 
 import ml_dtypes
@@ -51,7 +49,7 @@ def test_every_code_round_trips_at_every_scale() -> None:
 
 
 def test_ties_go_to_the_even_code() -> None:
-    anchor = np.full(114, 6, np.float32)  # so many sixes that scale 1, which hits them, is the best
+    anchor = np.full(114, 6, np.float32)  # so many sixes make scale 1 the best
 
     def codes_of(values: NDArray[np.float32]) -> list[int]:
         row = np.concatenate([values, -values, anchor])[None]
@@ -93,7 +91,7 @@ def test_the_scale_is_the_best_of_the_candidates(head_dim: int) -> None:
         chosen = (candidates == scales.astype(np.float64)).argmax(-1)
         chosen_error = np.take_along_axis(np.array(errors).T, chosen[:, None], 1)[:, 0]
         assert (candidates == scales.astype(np.float64)).any(-1).all(), kind
-        # float32 may see two nearly equal errors the other way round
+        # float32 may order two nearly equal errors differently
         assert (chosen_error <= np.min(errors, axis=0) * (1 + 1e-5) + 1e-30).all(), kind
 
 

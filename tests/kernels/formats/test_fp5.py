@@ -1,5 +1,3 @@
-"""fp5 to the bit: its values, where they lie, ties, the choice of the scale, the corners of the range."""
-
 from __future__ import annotations
 
 import ml_dtypes
@@ -14,7 +12,7 @@ from octavo.kernels.formats.packing import unpack
 
 FP5, FP4 = page_format("fp5"), page_format("fp4")
 HEAD_DIMS = (8, 16, 40, 64, 96, 128, 256)
-ANCHOR = np.full(104, 7, np.float32)  # so many sevens that scale 1, which hits them, is the best
+ANCHOR = np.full(104, 7, np.float32)  # so many sevens make scale 1 the best
 ONE = 120  # the byte of scale 1: fp16 0x3C00 without its seven lowest bits
 
 
@@ -51,7 +49,6 @@ def test_every_finite_scale_is_the_upper_part_of_an_fp16() -> None:
 
 
 def test_every_code_round_trips_at_every_scale() -> None:
-    """But for steps above the tried ones: rows with the largest value have a scale of their own."""
     scales = np.arange(1, 248, dtype=np.uint8)
     for plane in range(0, 256, 17):
         codes = np.broadcast_to(np.array([0x76543210, 0xFEDCBA98, 0x76543210], np.uint32), (len(scales), 3))
@@ -64,7 +61,6 @@ def test_ties_go_to_the_even_code() -> None:
     ties = np.array([edge for edge, _ in EDGES], np.float32)
 
     def indices(values: NDArray[np.float32]) -> list[int]:
-        """Of values behind the first eight, and of their negatives, which must be the same."""
         row = np.concatenate([ANCHOR[:8], values, [0], -values, [0], ANCHOR[:96]]).astype(np.float32)[None]
         row[0, :8] = 6
         codes, planes = FP5.quantize(row)
@@ -108,7 +104,7 @@ def test_the_scale_is_the_best_of_the_candidates(head_dim: int) -> None:
         assert chosen.any(0).all(), kind
         best = np.array(errors).min(0)
         mine = np.where(chosen, errors, np.inf).min(0)
-        # float32 may see two nearly equal errors the other way round
+        # float32 may order two nearly equal errors differently
         assert (mine <= best * (1 + 1e-5) + 1e-30).all(), kind
 
 

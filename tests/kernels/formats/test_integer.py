@@ -1,5 +1,3 @@
-"""int8 and int4 to the bit, and affine8 and affine4 against ``mlx.core.quantize``."""
-
 from __future__ import annotations
 
 import mlx.core as mx
@@ -72,7 +70,7 @@ def test_codes_are_the_nearest_integers(name: str, head_dim: int) -> None:
 
 def test_ties_go_to_the_even_integer(fmt: INT8 | INT4) -> None:
     row = np.zeros((1, 64), np.float32)
-    row[0, 0] = fmt.highest  # so that the scale is 1
+    row[0, 0] = fmt.highest  # makes the scale 1
     halves = np.arange(0.5, 6, dtype=np.float32)
     row[0, 1:7], row[0, 7:13] = halves, -halves
     codes, scales = fmt.quantize(row)
@@ -112,7 +110,7 @@ def test_a_row_of_one_element_keeps_it(fmt: INT8 | INT4) -> None:
 
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
 def test_a_large_channel_costs_the_others_little(fmt: INT8 | INT4, head_dim: int) -> None:
-    """A channel 30 times the others takes most of the codes of a row that is stored as it is."""
+    """Without rotation, a channel 30 times the others takes most of the codes of a row."""
     rows = np.random.default_rng(head_dim).standard_normal((400, head_dim)).astype(np.float32)
     gaussian = fmt.restore(*fmt.store(rows)[:2]) - rows
     rows[:, 5] *= 30

@@ -1,5 +1,3 @@
-"""mxfp4 and nvfp4 against ml_dtypes and MLX: codes, every scale byte, the corners of the range."""
-
 from __future__ import annotations
 
 import ml_dtypes
@@ -144,7 +142,7 @@ def test_rows_that_are_no_whole_groups_are_refused(name: str, multiple: int, hea
 
 
 def test_bits_are_those_of_mlx(fmt: MXFP4 | NVFP4) -> None:
-    """Ties and negative zeros apart, where MLX's CPU kernels differ from its Metal ones and from these."""
+    """Not for ties and negative zeros, where MLX's CPU kernels differ from its Metal kernels."""
     rng = np.random.default_rng(4)
     rows = rng.standard_normal((5000, 128)).astype(np.float32)
     rows *= np.exp2(rng.integers(-7, 9, (5000, 1))).astype(np.float32)

@@ -1,5 +1,3 @@
-"""A page format that is one file: the reference backend computes it by its definition, others refuse it."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -20,7 +18,7 @@ NAME = "signs"
 
 @pytest.fixture(autouse=True)
 def _new_format(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Two bits a value: -1, 0 and 1 times the largest."""
+    """Two bits per value: -1, 0 and 1 times the largest."""
     integer = INT4.__bases__[0]
     constants = {"name": NAME, "bits": 2, "lowest": -1, "highest": 1, "scale_factor": np.float32(1)}
     register(type("Signs", (integer,), constants | {"describe": lambda _: "signs: -1, 0 and 1"}))

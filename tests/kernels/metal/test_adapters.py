@@ -1,5 +1,3 @@
-"""Adapters on Metal, in the emulator: against NumPy in float64, to the bit, and in an engine."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -24,7 +22,7 @@ from octavo.kernels.metal.launch import KernelLibrary
 pytestmark = [pytest.mark.parity, needs_compiler, pytest.mark.timeout(300)]
 
 INPUTS, OUTPUTS, RANKS = 100, (48, 70, 4), (4, 1, 19)
-SLOTS = [2, 0, 1, 3, 0, *[3] * 11, 1]  # a block of four rows in one slot among others
+SLOTS = [2, 0, 1, 3, 0, *[3] * 11, 1]  # a block of four rows in one slot, among others
 Factors = dict[tuple[int, int], Any]
 
 
@@ -38,7 +36,7 @@ def make_factors(dtype: mx.Dtype, *, gain: bool) -> Factors:
     for slot, rank in enumerate(RANKS, 1):
         for layer, count in enumerate(OUTPUTS):
             if (slot + layer) % 4 == 3:
-                continue  # an adapter need not have every layer
+                continue
             a, b = normal(rng, (rank, INPUTS), dtype, 0.1), normal(rng, (rank, count), dtype, 0.5)
             has_gain = gain and slot != 2
             g = normal(rng, (count,), mx.float32) if has_gain else None
@@ -120,7 +118,7 @@ def test_kernels_that_fail_their_self_test_are_not_used(caplog: pytest.LogCaptur
 
 
 def test_an_engine_adds_them_in_two_launches_for_layers_of_one_input(tmp_path: Path) -> None:
-    """q, k and v; o; gate and up; down. Tokens are those of MLX's operations."""
+    """The five inputs: q, k and v; o; gate and up; down."""
     model = tiny_models.make_model(tmp_path / "model", "qwen3", dtype=mx.float32)
     modules = []
     for kind, rank in (("lora", 4), ("dora", 3)):

@@ -1,8 +1,6 @@
-"""The Metal attention kernels, executed from their source, against float64 truth.
+"""The Metal attention kernels, executed from their source, against float64.
 
-Every case runs in a NaN-poisoned pool that is larger than its tables; reading a row that no
-query sees, a race, an uninitialised or an unwritten value fails it.
-"""
+The pool is larger than its tables and poisoned with NaN, so wrong reads fail."""
 
 from __future__ import annotations
 
@@ -72,7 +70,6 @@ def test_long_rows_are_split_and_rows_beside_them_take_no_more_launches() -> Non
 
 
 def test_a_sequence_gets_the_same_bits_in_any_batch() -> None:
-    """The same rows, alone and among nine others: decode, split decode and chunk."""
     case = shape("", 64, 2, 16, sequences=((540, 1), (20, 1), (0, 19)))
     crowd = Case(name="crowd", sequences=(*case.sequences, *ragged(16)), page_size=16)
     rng = np.random.default_rng(3)
@@ -100,19 +97,17 @@ def test_a_sequence_gets_the_same_bits_in_any_batch() -> None:
     alone, together = serve(3), serve(len(crowd.sequences))
     for a, b in zip(alone, together, strict=False):
         np.testing.assert_array_equal(a, b)
-    short = serve(1, at=1)  # beside no row that is split: one launch writes its output
+    short = serve(1, at=1)
     np.testing.assert_array_equal(short[0], together[1])
 
 
 def test_float32_activations_lose_nothing_to_16_bits() -> None:
-    """And both of the case's steps attend: the first is all chunks."""
     pool = WatchedPool(EVERYTHING.spec(*FP4), Emulator())
     poison(pool)
     assert run_case(EVERYTHING, pool, dtype=mx.float32).error < TOLERANCES[mx.float32]
 
 
 def test_many_layers_share_a_step() -> None:
-    """Two layers of one pool with different windows, each with its own plan."""
     emulator = Emulator()
     for window in (None, 20):
         case = shape("", 64, 2, 16, window=window, sequences=((70, 1), (0, 5)))

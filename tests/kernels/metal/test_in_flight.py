@@ -1,5 +1,3 @@
-"""Steps in flight on a device that runs launches late, in any order that their inputs allow."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -25,9 +23,9 @@ TABLES = [np.arange(11, dtype=np.int32), np.array([11, 12], np.int32)]
 STEPS = (
     [(0, 3), (0, 17)],
     [(3, 1), (17, 1)],
-    [(4, 1), (16, 3)],  # the second sequence's last token once more
+    [(4, 1), (16, 3)],
     [(5, 1), (18, 1)],
-    [(5, 1)],  # and the first one's
+    [(5, 1)],
     [(170, 1), (19, 1)],  # split over its keys
 )
 
@@ -37,7 +35,6 @@ def addresses(pool: InPlacePool) -> list[int]:
 
 
 def launch(pool: InPlacePool, copies: Sequence[tuple[int, int]] = ()) -> list[mx.array]:
-    """All of STEPS, nothing awaited. Rows of a step are known before it: nothing but the pool orders it."""
     rng, outs = np.random.default_rng(3), []
     for step in STEPS:
         metadata = build_metadata(step, TABLES[: len(step)], 16)
@@ -58,7 +55,7 @@ def launch(pool: InPlacePool, copies: Sequence[tuple[int, int]] = ()) -> list[mx
 def results(device: WritingDevice, pool_type: type[InPlacePool] = InPlacePool) -> list[NDArray[np.generic]]:
     pool = pool_type(SPEC, KernelLibrary(device.compile))
     before = addresses(pool)
-    outs = launch(pool, [(0, 13), (11, 0), (13, 11)])  # swaps the first pages of both
+    outs = launch(pool, [(0, 13), (11, 0), (13, 11)])  # swaps the first pages of both sequences
     assert not isinstance(device, LateDevice) or not device.order, "something ran before anybody waited"
     found = [read(out) for out in reversed(outs)]
     mx.eval(pool._last)
@@ -95,7 +92,7 @@ class ReadsEarly(InPlacePool):
 
 
 class WritesEarly(InPlacePool):
-    """A bug: a write does not wait for attention of the step before."""
+    """A bug: a write does not wait for the previous step's attention."""
 
     def _was_read(self, layer: int, read: mx.array | None) -> None:
         pass

@@ -1,5 +1,3 @@
-"""Writing pages in place: the kernel and its order by tokens, and how a device that cannot is noticed."""
-
 from __future__ import annotations
 
 import itertools
@@ -50,8 +48,6 @@ def recorded_by(device: Emulator, calls: Calls) -> KernelLibrary:
 
 
 def read_only(emulator: Emulator) -> KernelLibrary:
-    """The emulator as it is, its refusals raised as MLX raises them."""
-
     def compile_kernel(**parts: Any) -> Callable[..., Sequence[mx.array]]:
         launch = emulator.compile(**parts)
 
@@ -108,8 +104,6 @@ def test_a_token_with_a_row_that_cannot_be_stored_is_reported_by_whatever_layer(
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_pages_are_copied_and_gathered(in_place: bool) -> None:
-    """A fork: page 0 is copied onto page 2 and 2 onto 3, in order; then both are read densely. Its
-    bytes, put into page 1, are read so, too."""
     device = WritingDevice()
     kind = InPlacePool if in_place else MetalPool
     pool = kind(TWO_PAGES.spec("fp4", "bf16"), KernelLibrary(device.compile))

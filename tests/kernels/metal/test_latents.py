@@ -1,8 +1,6 @@
-"""The Metal kernel over latents (MLA), executed from its source, against float64 truth.
+"""The Metal kernel for latents (MLA), executed from its source, against float64.
 
-Pools are poisoned with NaN; reading a row that no query sees, a race, an uninitialised or an unwritten value
-fails every case.
-"""
+The pool is poisoned with NaN, so wrong reads fail."""
 
 from __future__ import annotations
 
@@ -52,7 +50,6 @@ def test_equals_truth(name: str, formats: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("name", METAL_FORMATS)
 def test_every_format_equals_truth(name: str) -> None:
-    """Rotary keys in the format too. Tiles end within tokens."""
     assert worst_latents(MLA, (name, name)) < LATENT_LIMIT
 
 
@@ -80,7 +77,6 @@ def test_fast_math_changes_little() -> None:
 
 
 def test_a_row_has_the_same_bits_in_any_batch_and_chunk() -> None:
-    """Of rows that are not split: alone they are decoded, by the kernel that has prompts."""
     case = CASES["mixed"]
     ran = run_latents(case, ("fp4", "bf16"))
     first = 0
@@ -99,7 +95,6 @@ def test_a_split_row_has_the_same_bits_in_any_batch() -> None:
 
 
 def test_pages_written_in_place_give_the_same_bits() -> None:
-    """A split row, one that is not, and a prompt: two launches, one after the other."""
     device, wanted = WritingDevice(), run_latents(ALIKE, ("fp4", "bf16"))
     pool = InPlacePool(spec_of(ALIKE, "fp4", "bf16"), KernelLibrary(device.compile))
     wanted.data.write(pool, history(ALIKE), mx.float32)
@@ -109,7 +104,6 @@ def test_pages_written_in_place_give_the_same_bits() -> None:
 
 @pytest.mark.parametrize("name", ["mixed", "uneven tiles", "window of pages"])
 def test_latents_of_two_kinds_of_pages(name: str) -> None:
-    """Checks decoded rows, and prompts whose rows read changing pages of either kind."""
     case = CASES[name]
     pool = residual_pool(
         Emulator().backend(), case, "fp4", "bf16", window=case.page_size + 1, keep=case.page_size
@@ -122,7 +116,7 @@ def test_latents_of_two_kinds_of_pages(name: str) -> None:
 
 
 def test_sinks_join_the_logits() -> None:
-    """A sink far above every logit leaves nothing; one far below changes no bit."""
+    """A sink far above every logit gives zeros; a sink far below changes no bit."""
     case = CASES["mixed"]
     ran = run_latents(case, ("bf16", "bf16"))
     queries = ran.data.rows(ran.data.queries, last_step(case), mx.float32)
@@ -135,7 +129,6 @@ def test_sinks_join_the_logits() -> None:
 
 
 def test_latents_are_read_once_for_a_tile_of_heads() -> None:
-    """20 heads are one tile: codes and scales of every key once, and nothing of other pages."""
     case = Case(((100, 1),), num_heads=20, latent=512, rotary=64)
     ran = run_latents(case, ("fp4", "bf16"))
     (launch,) = ran.emulator.ran("latent")
@@ -147,7 +140,7 @@ def test_latents_are_read_once_for_a_tile_of_heads() -> None:
 
 
 def test_tiles_of_a_step() -> None:
-    """Rows 0 and 4 decode, the last over 20 tiles of keys; rows 1..3 are a chunk. 20 heads, tiles of 16."""
+    """Rows 0 and 4 decode, the last over 20 tiles of keys; rows 1 to 3 are a chunk."""
     tables = [np.arange(-(-n // 16), dtype=np.int32) for n in (10, 33, 636)]
     step = build_metadata(((9, 1), (30, 3), (635, 1)), tables, 16)
     layer = LayerSpec(num_kv_heads=1, head_dim=64, value_dim=16)
@@ -171,7 +164,7 @@ def test_tiles_of_a_step() -> None:
 
 @pytest.mark.parametrize("name", METAL_FORMATS)
 def test_rows_of_latents_are_bit_equal(name: str) -> None:
-    """16 values a lane: two words of 4-bit codes."""
+    """16 values per lane: two words of 4-bit codes."""
     check_bytes(name, 512, Emulator(ftz=False), limit=300, value_dim=64)
 
 

@@ -1,5 +1,3 @@
-"""The launcher gives a compiler valid Metal, as far as can be checked, and whole sources."""
-
 from __future__ import annotations
 
 import itertools
@@ -34,8 +32,6 @@ SOURCES = (*BODIES, "attention", "format_fp4", "format_half", "recurrent", "rows
 
 
 class Linter:
-    """Stands in for the compiler: collects findings, returns zeros."""
-
     def __init__(self) -> None:
         self.findings: dict[str, list[str]] = {}
 
@@ -95,7 +91,7 @@ def test_nor_does_a_recurrence(dtype: mx.Dtype, width: int, height: int) -> None
 
 
 def test_every_unit_differs_by_name() -> None:
-    """MLX caches compiled kernels by name: two texts of one name would be one kernel."""
+    """MLX caches compiled kernels by name, so equal names would be one kernel."""
     texts = record_all()
     assert len(texts) > 300
     assert all(text.count("[[kernel]]") == 1 for text in texts.values())
@@ -113,7 +109,6 @@ def test_every_unit_differs_by_name() -> None:
 
 
 def printed_by_mlx(folder: Path, call: Callable[..., list[mx.array]], inputs: Sequence[mx.array]) -> str:
-    """The source that MLX prints while it traces a verbose kernel call, on any machine."""
     with tempfile.TemporaryFile("w+") as printed:
         sys.stdout.flush()
         terminal = os.dup(1)  # MLX prints from C++
@@ -128,7 +123,6 @@ def printed_by_mlx(folder: Path, call: Callable[..., list[mx.array]], inputs: Se
 
 
 def test_mlx_assembles_the_text_that_the_emulator_runs(tmp_path: Path) -> None:
-    """Each kernel of a step, through ``mx.fast.metal_kernel`` itself."""
     recorder, texts = Recorder(), {}
 
     def compile_kernel(**parts: Any) -> Callable[..., Sequence[mx.array]]:
@@ -151,7 +145,6 @@ def test_mlx_assembles_the_text_that_the_emulator_runs(tmp_path: Path) -> None:
 
 
 def test_names_carry_everything_that_the_text_depends_on() -> None:
-    """One library, pools that differ in one thing each: it asserts that no name has two texts."""
     recorder = Recorder()
     library = KernelLibrary(recorder)
     base = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64)
@@ -177,7 +170,7 @@ def test_sources_are_there_as_package_data() -> None:
 
 
 def test_small_inputs_are_refused() -> None:
-    """MLX would put them into another address space, and compile other code for them."""
+    """MLX would put small inputs into another address space."""
     unit = KernelSource("octavo_x", ("small",), ("out",), "", "out[thread_position_in_grid.x] = 1;")
     launch = Launch(grid=(8, 1, 1), threadgroup=(8, 1, 1), outputs=(((8,), mx.float32),))
     with pytest.raises(ValueError, match="input small has 7 elements; pad it to 8"):
@@ -196,7 +189,6 @@ def test_a_backend_about_to_be_used_is_tested_first() -> None:
 def test_the_whole_self_test_passes() -> None:
     results = run_selftest(Emulator().backend())
     assert all(result.ok for result in results), results
-    # Nothing is refused: what is checked is what the backend with every format has checked.
     assert [result.name for result in results] == [result.name for result in run_selftest(ReferenceBackend())]
 
 

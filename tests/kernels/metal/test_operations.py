@@ -1,5 +1,3 @@
-"""Operations of simdgroups for each tile of keys, against what docs/lab/metal-kernels.md says of them."""
-
 from __future__ import annotations
 
 from collections import Counter
@@ -14,7 +12,6 @@ pytestmark = [pytest.mark.parity, needs_compiler]
 
 
 def of_two_more_tiles(kernel: str, head_dim: int, group: int, keys: int, rows: int) -> Counter[str]:
-    """What a launch does more for two more tiles of ``keys`` keys."""
     counts = []
     for tiles in (2, 4):
         case = shape(
@@ -30,7 +27,6 @@ def of_two_more_tiles(kernel: str, head_dim: int, group: int, keys: int, rows: i
 
 @pytest.mark.parametrize(("head_dim", "group", "shuffles"), [(128, 4, 4 * 15), (64, 1, 7)])
 def test_decode_sums_products_transposed(head_dim: int, group: int, shuffles: int) -> None:
-    """A shuffle less than lanes across a row for each query head and tile, and one largest logit."""
     found = of_two_more_tiles("decode", head_dim, group, 32, 1)
     assert found["simd_shuffle_xor"] == 2 * shuffles
     assert found["simd_max"] == 2 * group
@@ -39,7 +35,6 @@ def test_decode_sums_products_transposed(head_dim: int, group: int, shuffles: in
 
 @pytest.mark.parametrize(("head_dim", "keys", "parts"), [(128, 32, 1), (256, 16, 2)])
 def test_a_chunk_multiplies_matrices(head_dim: int, keys: int, parts: int) -> None:
-    """Of 8 simdgroups, ``parts`` for 8 rows: K and V of 8 keys by 8 values, once each."""
     found = of_two_more_tiles("chunk", head_dim, 1, keys, 64 // parts)
     products = 2 * 8 * (keys // 8) * (head_dim // 8) * 2 // parts
     assert found["simdgroup_multiply_accumulate"] == found["simdgroup_load"] == products

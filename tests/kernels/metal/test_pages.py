@@ -1,5 +1,3 @@
-"""The Metal quantize-and-write kernel stores the very bytes that the NumPy formats define."""
-
 from __future__ import annotations
 
 import mlx.core as mx
@@ -19,7 +17,7 @@ pytestmark = [pytest.mark.parity, needs_compiler, pytest.mark.timeout(300)]
 
 @pytest.mark.parametrize("head_dim", [8, 64, 80, 96, 192])
 def test_fp4_pages_are_bit_equal(head_dim: int) -> None:
-    """All rows at head_dim 64; elsewhere as many as the lanes' arithmetic needs."""
+    """All rows for head_dim 64, fewer rows for other values."""
     check_bytes("fp4", head_dim, Emulator(ftz=False), limit=None if head_dim == 64 else 700)
 
 
@@ -32,7 +30,7 @@ def test_16_bit_pages_are_bit_equal(name: str, head_dim: int) -> None:
 @pytest.mark.parametrize("head_dim", [64, 128, 192])
 @pytest.mark.parametrize("name", PACKED)
 def test_pages_of_the_other_formats_are_bit_equal(name: str, head_dim: int) -> None:
-    """All rows at head_dim 64; elsewhere as many as the lanes' arithmetic needs."""
+    """All rows for head_dim 64, fewer rows for other values."""
     flags = NO_CONTRACTION if head_dim == 128 else ()
     check_bytes(
         name,
@@ -58,7 +56,7 @@ def test_a_compiler_that_fuses_no_products_into_sums_changes_no_bit() -> None:
 
 
 def test_bytes_are_the_same_on_a_device_that_flushes_subnormals() -> None:
-    """Except of rows that hold little else: theirs may differ in the sign of a zero."""
+    """Rows of subnormals may differ in the sign of a zero."""
     check_bytes("fp4", 64, Emulator(ftz=True), subnormals=False)
 
 

@@ -1,5 +1,3 @@
-"""Launches of a step, worked out by hand, and refusals before any launch."""
-
 from __future__ import annotations
 
 import mlx.core as mx
@@ -37,11 +35,11 @@ def step(*sequences: tuple[int, int]) -> AttentionMetadata:
         (31, None, 0, 1),
         (32, None, 0, 2),
         (100, 1, 0, 1),
-        (100, 5, 0, 1),  # 96..100: all in tile 3
-        (100, 6, 0, 2),  # 95 is in tile 2
+        (100, 5, 0, 1),  # positions 96 to 100: all in tile 3
+        (100, 6, 0, 2),  # position 95 is in tile 2
         (100, 6, 4, 3),  # and tile 0
         (100, 6, 33, 4),  # tiles 0 and 1
-        (100, 90, 33, 4),  # the window starts in tile 0: nothing is kept twice
+        (100, 90, 33, 4),  # the window starts in tile 0, which is kept anyway
         (100, 1000, 8, 4),
         (0, 1, 8, 1),
     ],
@@ -60,7 +58,7 @@ def test_splits_depend_on_the_row_alone() -> None:
 
 @pytest.mark.parametrize(("length", "threadgroups"), [(512, 32), (2048, 128), (8192, 256), (32_768, 1024)])
 def test_one_sequence_fills_a_gpu(length: int, threadgroups: int) -> None:
-    """Of 8 KV heads: a threadgroup, of 8 simdgroups or more, for each split and head."""
+    """8 KV heads: one threadgroup of at least 8 simdgroups for each split and head."""
     assert 8 * len(plan_decode(step((length - 1, 1)), None, 0).items) >= threadgroups
 
 
@@ -80,11 +78,11 @@ def test_simdgroups_share_query_heads_and_tiles(group: int) -> None:
     assert (config.slices - 1) * config.heads < group <= config.slices * config.heads
     assert config.decode_simdgroups >= 8
     assert config.decode_simdgroups <= 32
-    assert config.ranges % 2 == 0  # half of them hand their sums to the other half
+    assert config.ranges % 2 == 0
 
 
 def test_decode_rows_chunk_rows_and_their_order() -> None:
-    """Rows 0, 5 and 4 decode, the last over 20 tiles; rows 1..3 are a chunk."""
+    """Rows 0, 5 and 4 decode, the last over 20 tiles; rows 1 to 3 are a chunk."""
     metadata = step((9, 1), (30, 3), (635, 1), (40, 1))
     decode, chunks = plan_decode(metadata, None, 0), plan_chunks(metadata, 2)
     parts = [[4, 2, first, first + 4] for first in range(0, 20, 4)]

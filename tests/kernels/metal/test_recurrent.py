@@ -1,6 +1,3 @@
-"""Recurrences of ragged segments on Metal, in the emulator: against float64, mlx-lm and the CPU kernels, and
-to the bit however a sequence comes."""
-
 from __future__ import annotations
 
 import itertools
@@ -90,7 +87,6 @@ segments = st.tuples(
 def test_ragged_segments_give_the_bits_of_each_alone(
     case: Case, drawn: list[tuple[int, bool, bool, set[int]]], seed: int
 ) -> None:
-    """Outputs, states and snapshots are compared; unused slots stay unchanged."""
     rng = np.random.default_rng(seed)
     free = itertools.count()
     lengths, source, target, checkpoints, first = [], [], [], [], 0
@@ -128,7 +124,6 @@ def test_ragged_segments_give_the_bits_of_each_alone(
 
 
 def call(case: Case, pool: mx.array, step: StateSegments, rows: list[mx.array]) -> Any:
-    """Bits of y."""
     same, y = case.kernel(pool, case.arrays(step), *rows)
     assert same is pool
     return bits(y)
@@ -141,7 +136,6 @@ def test_gated_delta_is_mlx_lms(vector: bool, dtype: mx.Dtype, tolerance: float)
 
 
 def test_a_rate_for_each_value_of_a_gate_is_read() -> None:
-    """A_log like a row of a: as one rate for each head where those of a head are equal, and only there."""
     T, H, D = 5, 2, 16
     rows = [mx.random.normal(shape) / 4 for shape in ((T, H, D), (T, H, D), (T, H, D), (T, H, D), (T, H))]
     narrow, dt_bias = mx.random.normal((H, 1)), mx.random.normal((H, D))
@@ -156,7 +150,6 @@ def test_a_rate_for_each_value_of_a_gate_is_read() -> None:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(mx.float32, 5e-6), (mx.bfloat16, 2e-2)])
 def test_ssd_is_mlx_lms(dtype: mx.Dtype, tolerance: float) -> None:
-    """Rows, then one more of the state they left."""
     T, H, G, Dh, Ds = 11, 4, 2, 16, 32
     x, B, C = (mx.random.normal((1, T, *s)).astype(dtype) for s in ((H, Dh), (G, Ds), (G, Ds)))
     dt = mx.random.normal((1, T, H)).astype(dtype)
@@ -197,7 +190,6 @@ def test_cpu_kernels_give_the_same(kind: int) -> None:
 
 
 def test_a_nan_stays_in_its_own_sequence() -> None:
-    """Also one that a limit of the step might hide."""
     step = SegmentArrays.of(fresh([2, 2]))
     x = mx.ones((4, 8))
     x[1] = float("nan")
@@ -224,7 +216,6 @@ def test_a_nan_stays_in_its_own_sequence() -> None:
 
 
 def test_all_rows_of_a_mixed_step_are_one_launch() -> None:
-    """Whatever their lengths, and of one text: segments are no part of what is compiled."""
     device = WritingDevice()
     kernels = MetalRecurrences(KernelLibrary(device.compile))
     for lengths in ([1], [1, 1, 1], [5, 1, 70, 2]):
@@ -239,7 +230,7 @@ def test_all_rows_of_a_mixed_step_are_one_launch() -> None:
 
 
 def test_a_decoded_token_moves_its_state_once_in_whole_lines() -> None:
-    """128 x 128, as models have it: 64 KB of a head are read once and written once."""
+    """128 x 128 per head, as in models: 64 KB are read once and written once."""
     device = WritingDevice()
     kernels = MetalRecurrences(KernelLibrary(device.compile))
     H, D = 2, 128
@@ -280,7 +271,6 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_a_device_whose_kernels_fail_their_self_test_computes_by_operations(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """One that loses writes, and one that may not write inputs at all."""
     assert writing_backend(WritingDevice()).recurrent_kernels is not None
     assert not caplog.records
     assert Emulator().backend().recurrent_kernels is None

@@ -1,5 +1,3 @@
-"""Attention over quantized pages and residual pages on the Metal kernels, executed from their source."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -24,7 +22,6 @@ SPLIT = Case(name="split", page_size=32, sinks=True, sequences=((1100, 1), (3, 1
 
 
 def windowed(name: str, page_size: int, window: int, **rest: Any) -> Case:
-    """Rows that are decoded and prompts, within a window and beyond."""
     sequences = rest.pop("sequences", ((50, 1), (0, 45), (30, 9), (0, 1), (90, 1)))
     return Case(name=f"window {name}", page_size=page_size, window=window, sequences=sequences, **rest)
 
@@ -75,7 +72,6 @@ def test_rows_read_each_position_from_the_kind_of_page_they_should(
 
 
 def test_layers_of_one_pool_may_have_windows_of_their_own() -> None:
-    """To the bit as each alone."""
     case = Case(name="", sequences=((50, 1), (30, 9)), page_size=16)
     layers = [replace(case, window=window).layer for window in (None, 40, 21, 40)]
     specs = [replace(case.spec("fp4", "fp4"), layers=(layer,)) for layer in layers]
@@ -94,7 +90,6 @@ def test_layers_of_one_pool_may_have_windows_of_their_own() -> None:
 
 
 def _attend(case: Case, cache: PagedKVCache, layer: int) -> Any:
-    """Of the case's last step in one layer."""
     rng = np.random.default_rng(2)
     first = 0
     tables = []

@@ -1,5 +1,3 @@
-"""Rows' reads of quantized and residual pages on Metal, position by position, without a kernel."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -21,7 +19,6 @@ TILE = 4  # tokens
 
 @st.composite
 def steps(draw: st.DrawFn) -> tuple[AttentionMetadata, _Reach]:
-    """Rows that are decoded and prompts, on pages that are the positions' own; a layer's window, or none."""
     size = draw(st.sampled_from((1, 2, 4, 8)))
     spans = draw(
         st.lists(
@@ -44,7 +41,6 @@ def steps(draw: st.DrawFn) -> tuple[AttentionMetadata, _Reach]:
 
 
 def read(step: AttentionMetadata, kind: _Kind, row: int, table: int) -> list[int]:
-    """Positions of its sequence that a row reads of one kind by the kernels' rule, in their order there."""
     keys = np.arange(kind.positions[row] + 1)
     if kind.seen_since is not None:
         keys = keys[(keys >= kind.seen_since[row]) | (keys < kind.keep)]
@@ -54,7 +50,6 @@ def read(step: AttentionMetadata, kind: _Kind, row: int, table: int) -> list[int
 
 
 def wanted(step: AttentionMetadata, reach: _Reach, row: int) -> tuple[list[int], list[int]]:
-    """Of the quantized pages, and of the residual ones: by the definition."""
     assert step.groups[1].starts is not None
     position = step.positions[row : row + 1]
     start = step.groups[1].starts[row]
@@ -106,7 +101,6 @@ def test_a_tile_has_one_table_and_begins_where_its_first_row_does(
 
 
 def _parts(run: _Run) -> list[tuple[int, int, int, int]]:
-    """(row, row of the table, the tile's first row, its last) of each part that a run makes."""
     if run.tiled is None:
         return [(row, table, row, row) for row, table, _, _ in run.plan.tolist()]
     parts: list[tuple[int, int, int, int]] = []

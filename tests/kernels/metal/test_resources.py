@@ -1,5 +1,3 @@
-"""Limits on what another GPU's compiler makes of the Metal kernels: registers, scratch memory, shuffles."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -60,8 +58,6 @@ def test_latents_fit_into_registers(name: str, heads: int) -> None:
 
 @pytest.mark.parametrize(("width", "height"), [(64, 64), (128, 128), (256, 256)])
 def test_states_stay_in_registers(width: int, height: int) -> None:
-    """Also of the widest keys: a lane has two rows of 16 values. A token of the delta rule has one round of
-    sums, five for two rows of a lane; of SSD two."""
     found = examine_recurrences(width, height)
     assert len(found) == 2 * 3 + 1 + 2
     for name, kernel in found.items():
@@ -73,17 +69,16 @@ def test_states_stay_in_registers(width: int, height: int) -> None:
 
 
 def test_logits_and_weights_of_a_chunk_stay_in_registers() -> None:
-    """32 keys of 8 rows at D = 128: 2 x 64 products of matrices, loads of their K and V alone (2 each, the
-    elements of K far apart), 2 shuffles of the largest logit, and no store but those of the next tiles."""
+    """32 keys of 8 rows at D = 128: 2 x 64 products of matrices and 2 shuffles of the largest logit."""
     (loop,) = (loop for loop in examine("fp4", 128, 4, only="chunk")["chunk"].loops if loop["matrix"])
     assert loop["matrix"] == 128
     assert loop["shuffle"] == 2
-    rows, quads = 2, 2 * 2  # of the next keys; of a thread's octets of K and V
+    rows, quads = 2, 2 * 2
     assert loop["threadgroup store"] <= rows + quads
 
 
 def test_products_are_summed_transposed() -> None:
-    """32 keys of 2 heads over 16 lanes: 15 shuffles a head instead of 64, and a maximum over the lanes."""
+    """32 keys of 2 heads over 16 lanes: 15 shuffles per head instead of 64."""
     loops = examine("fp4", 128, 4)["decode"].loops
     assert max(loop["shuffle"] for loop in loops) == 2 * (15 + 5)
     assert max(loop["load"] for loop in loops) <= 2 * 16 + 2 + 2  # K and V, their scales, a page, a parameter

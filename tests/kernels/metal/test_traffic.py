@@ -1,5 +1,3 @@
-"""Device memory that the Metal kernels move, counted by the emulator, against what they must."""
-
 from __future__ import annotations
 
 import mlx.core as mx
@@ -18,7 +16,6 @@ pytestmark = [pytest.mark.parity, needs_compiler, pytest.mark.timeout(300)]
 
 
 def last_decode(case: Case, formats: tuple[str, str]) -> list[Result]:
-    """The decode launches of the case: rows that are split, and rows that are not."""
     _, emulator = run_watched(case, formats, mx.float16)
     return emulator.ran("decode")
 
@@ -47,8 +44,6 @@ def test_decode_reads_each_visible_row_once_for_all_its_query_heads(
     everything = sum(launch.traffic.bytes_read for launch in launches)
     queries = sum(launch.traffic.read("queries").bytes for launch in launches)
     assert fetched == minimum
-    # From the cache: simdgroups that share a KV head's query heads load the same, at about the same time,
-    # and where a sequence or its window ends, loads beside the last key that is seen repeat one that is.
     slices = -(-group // MAX_HEADS)
     assert loaded / slices / minimum < (1.1 if options else 1.05)
     assert ((everything - loaded - queries) / slices + fetched) / minimum < 1.05
@@ -67,7 +62,6 @@ CODES = [
 
 @pytest.mark.parametrize(("formats", "head_dim", "page_size"), CODES)
 def test_loads_of_codes_are_coalesced(formats: tuple[str, str], head_dim: int, page_size: int) -> None:
-    """Every load instruction of full tiles touches no more 128-byte lines than its bytes fill."""
     case = shape("", head_dim, 2, page_size, kv_heads=2, sequences=((319, 1), (95, 1)))
     for launch in last_decode(case, formats):
         assert pages_read(launch, "k_codes").line_ratio == 1.0
@@ -75,7 +69,7 @@ def test_loads_of_codes_are_coalesced(formats: tuple[str, str], head_dim: int, p
 
 
 def test_a_window_is_not_read_from_the_start() -> None:
-    """A chunk and a decode row deep in a sequence, behind a window of 24: two tiles, not ten."""
+    """A chunk and a decode row behind a window of 24 positions: two tiles, not ten."""
     case = shape("", 64, 2, 16, kv_heads=1, window=24, sequences=((320, 1), (320, 5)))
     _, emulator = run_watched(case, ("fp4", "fp4"), mx.float16)
     row = 2 * page_format("fp4").row_bytes(64)
@@ -115,8 +109,6 @@ def test_a_write_moves_each_row_once(name: str) -> None:
 
 
 def test_the_rotation_of_the_output_is_undone_once_per_row_and_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counts shuffles against launches without the rotation. Chunk and reduce undo it for the rows that they
-    write; splits do not, because reduce joins them."""
     case = shape("", 64, 2, 32, kv_heads=2, sequences=((600, 1), (30, 1), (40, 13)))
     _, rotating = run_watched(case, ("fp4", "fp4"), mx.float16)
     read = units.read_source

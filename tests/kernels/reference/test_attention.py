@@ -1,5 +1,3 @@
-"""Every attention backend against float64 truth, over NaN-poisoned pools."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -53,8 +51,6 @@ def poisoned_pool(backend: AttentionBackend, spec: PoolSpec) -> KVPool:
 
 
 def _grid() -> Iterator[object]:
-    """Each case with half of the pairs of formats with kernels everywhere and an eighth of the others, in
-    turn; one case with all, and that which takes longest with the two extremes."""
     for index, case in enumerate(CASES):
         for number, pair in enumerate(EVERY_FORMAT_PAIR):
             turns = 2 if pair in FORMAT_PAIRS else 8
@@ -86,7 +82,6 @@ def test_16_bit_activations_keep_their_dtype(
 def test_many_layers_in_one_step(
     formats: tuple[str, str], tested: TestedBackend, backend: AttentionBackend
 ) -> None:
-    """Layers of different shapes and windows share tables, not pages' contents."""
     rng = np.random.default_rng(5)
     specs = (
         LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64),
@@ -175,7 +170,7 @@ def test_copied_pages_read_like_their_sources(formats: tuple[str, str], backend:
     pool.write(0, k, v)
     before = [as_numpy(array) for array in pool.gather_sequences(0)]
     mx.eval(*pool.pending())
-    pool.copy_pages([(2, 0), (5, 6), (0, 1)])  # the last source is a page just copied
+    pool.copy_pages([(2, 0), (5, 6), (0, 1)])  # the last source is a page that was just copied
     for first in (0, 1):
         pool.begin_step(build_metadata([(7, 1)], [np.array([first, 6], np.int32)], 4))
         for got, want in zip(pool.gather_sequences(0), before, strict=True):

@@ -1,5 +1,3 @@
-"""The reference backend stores the very bytes that the NumPy formats define."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -82,14 +80,13 @@ def test_a_pool_stores_the_formats_bytes(name: str, dtype: mx.Dtype) -> None:
 
 
 def _addresses(pool: ReferencePool) -> list[int]:
-    """Where the pool's arrays lie; the views that tell are dropped again."""
     arrays = [array for layer in pool._parts for part in layer for array in part]
     return [np.array(array.view(mx.uint8), copy=False).__array_interface__["data"][0] for array in arrays]
 
 
 @pytest.mark.parametrize("name", FORMAT_NAMES)
 def test_steps_and_copies_write_in_place(name: str) -> None:
-    """A pool that MLX copies at each step would need twice its memory and all its bandwidth."""
+    """A pool that MLX copies at each step would need twice its memory."""
     layer = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64)
     spec = PoolSpec(layers=(layer, layer), num_pages=64, page_size=16, k_format=name, v_format=name)
     pool, rng = ReferencePool(spec), np.random.default_rng(1)
@@ -119,7 +116,6 @@ def test_steps_and_copies_write_in_place(name: str) -> None:
 
 
 def test_fp4_pages_hold_almost_four_times_the_tokens() -> None:
-    """Pools of the same memory, filled to the last slot: every row is still there."""
     memory, page_size = 2**20, 32
     layer = LayerSpec(num_kv_heads=2, head_dim=128, value_dim=128)
     rng, held = np.random.default_rng(3), {}

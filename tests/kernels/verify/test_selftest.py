@@ -1,5 +1,3 @@
-"""The self-test of backends: the reference passes it, and a broken one does not."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -22,8 +20,6 @@ def test_the_reference_passes_the_selftest() -> None:
 
 
 class _Blind(ReferencePool):
-    """Forgets to report rows that are not finite, and forgets the softcap."""
-
     def nonfinite_tokens(self) -> list[int]:
         return []
 

@@ -1,5 +1,3 @@
-"""Tiny models of every architecture, and processes that outlive the worst of them; the table in the docs."""
-
 from __future__ import annotations
 
 import re
@@ -23,12 +21,11 @@ def test_known_differences_are_of_architectures_that_exist() -> None:
 
 
 def test_the_table_in_the_docs_has_every_architecture() -> None:
-    """A new mlx-lm shows here; ``octavo models --markdown`` makes the table."""
+    """The table is made by ``octavo models --markdown``."""
     assert [row["name"] for row in NO_MODEL.finditer(TABLE.read_text())] == architectures()
 
 
 def test_nothing_is_gathered_and_little_refused() -> None:
-    """Two need Metal for a plain forward of mlx-lm; the third has a cache of its own kind."""
     rows = [line.split(" | ") for line in TABLE.read_text().splitlines() if line.startswith("| `")]
     reasons = {row[0].strip("| `"): row[4] for row in rows if row[1] not in ("paged", "not tried")}
     assert sorted(reasons) == ["bitnet", "deepseek_v41", "muse_spark"]
@@ -71,8 +68,8 @@ def test_the_table_in_the_docs_is_true() -> None:
     found = {one.architecture: one.tier for one in surveys.survey(architectures())}
     differing = {name for name in tiers if found.get(name) != tiers[name]}
     assert found.keys() == tiers.keys()
-    # With AVX2's rounding two of the probe's four decode rows take other experts of these random weights, and
-    # are off by 0.65 and 0.23. With exact sums the worst is off by 0.22, within the limit of 0.32.
+    # With AVX2's rounding, two of the probe's four decode rows take other experts of these random weights,
+    # and are off by 0.65 and 0.23. With exact sums the largest error is 0.22, below the limit of 0.32.
     assert differing <= {"bailing_moe_v3"}
 
 

@@ -1,5 +1,3 @@
-"""Finding what a higher instruction set makes slower, on made-up figures and once on real ones."""
-
 from __future__ import annotations
 
 import argparse
@@ -97,7 +95,6 @@ def test_the_command_that_is_told_measures_the_same_again(monkeypatch: pytest.Mo
 
 
 def test_what_is_found_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A case that was slow once is none that is slow; one that stays slow is."""
     monkeypatch.setattr(compare_isa, "available_levels", lambda: ("avx2", "avx512"))
     measured: list[tuple[str, Any, Any, Any, Any]] = []
     rows = [{"kernel": "write", "k_format": name, "context": 64, "gb_s": 1.0} for name in ("fp16", "int8")]

@@ -1,5 +1,3 @@
-"""`octavo bench engine` and `octavo bench kernels`: the keys of their JSON, and what they refuse."""
-
 from __future__ import annotations
 
 import argparse
@@ -26,7 +24,6 @@ from octavo_lab.kernels.kernel_timings import WEIGHT_KINDS
 
 @pytest.fixture(autouse=True)
 def _small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Roofs and working sets that take milliseconds: the figures mean nothing then."""
     monkeypatch.setattr(roofline, "READ_BYTES", 1 << 20)
     monkeypatch.setattr(roofline, "TILE", 64)
     monkeypatch.setattr(kernel_timings, "WORKING_SET", 1 << 18)

@@ -1,5 +1,3 @@
-"""``octavo bench invariance``: nothing differs, and a kernel that sums in another order is found."""
-
 from __future__ import annotations
 
 import json
@@ -44,7 +42,6 @@ def test_nothing_differs(
 def test_a_kernel_that_sums_in_another_order_for_some_row_counts_is_found(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The output head of the embedded model, in two halves for more than three rows."""
     right = NativeEmbedding.as_linear
 
     def wrong(self: NativeEmbedding, x: mx.array) -> mx.array:
@@ -57,7 +54,7 @@ def test_a_kernel_that_sums_in_another_order_for_some_row_counts_is_found(
     monkeypatch.setattr(NativeEmbedding, "as_linear", wrong)
     code = main(["bench", "invariance", "--mates", "8", "--json"])
     said = capsys.readouterr()
-    if code == 2:  # where its rounding is coarse, loading refuses it already
+    if code == 2:
         assert "a sequence's results change by" in said.err
         return
     result = json.loads(said.out.splitlines()[-1])
@@ -101,7 +98,6 @@ RECURRENT = ("qwen3_next", "falcon_h1", "kimi_linear", "jamba", "rwkv7", "recurr
 
 
 def check_recurrent(architecture: str, folder: Path) -> None:
-    """However they are served, with drafts too."""
     folder = recurrent_models.make_folder(folder / architecture, architecture)
     report, _ = invariance.compare(EngineConfig(model=str(folder), kv_format="fp4"), num_mates=8)
     assert report.different == []
@@ -123,7 +119,6 @@ def test_recurrent_architectures(architecture: str, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("every_draft_is_computed")
 def test_drafts_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A guess whose row is drawn with the random number of the row before it is found."""
     right = invariance.compare(EngineConfig(), num_mates=0)[0]
     assert (right.different, right.not_reached) == ([], [])
     monkeypatch.setattr(SampleState, "after", lambda self, _tokens: self)

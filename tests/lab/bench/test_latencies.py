@@ -1,5 +1,3 @@
-"""Statistics that benchmarks compute from latencies of requests."""
-
 from __future__ import annotations
 
 import argparse
@@ -12,7 +10,7 @@ from octavo_lab.bench.latencies import Slo, Trace, percentiles, slo_limits, summ
 
 
 def trace(*messages: tuple[float, int], e2e_s: float, cached_tokens: int = 0) -> Trace:
-    """Of a request sent at 0 s; messages: when they came, and their tokens."""
+    """messages: (seconds after the request, number of tokens)."""
     times = TokenTimes(0.0)
     for message in messages:
         times.add(*message)

@@ -1,5 +1,3 @@
-"""``octavo bench prefix`` on the embedded model: its figures agree with what the cache can do."""
-
 from __future__ import annotations
 
 import json
@@ -34,7 +32,6 @@ def test_the_experiments(
     ratios = [pool["hit_ratio"] for pool in result["pools"]]
     assert ratios == sorted(ratios)
     assert result["cache_off"]["hit_ratio"] == 0
-    # All of a first turn's pages are found by the second, and the system prompt by all but one.
     first, second = 64 + 24, 64 + 24 + ANSWER_TOKENS + 24
     found = 2 * 64 + 3 * (first + ANSWER_TOKENS - 1) // 16 * 16
     assert result["salts"]["shared"]["hit_ratio"] == pytest.approx(found / (3 * (first + second)), abs=0.08)
@@ -48,8 +45,6 @@ def test_the_experiments(
 def test_a_model_with_recurrent_layers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three conversations: with room for all states everything is found that pages hold, junction included;
-    tails alone do not find the system prompt; without snapshots nothing is found."""
     chats = Chats(conversations=3, turns=2, system_tokens=64, turn_tokens=24)
     monkeypatch.setattr("octavo_lab.bench.prefix.Chats", lambda: chats)
     folder = recurrent_models.make_folder(tmp_path / "model", "qwen3_5")
@@ -79,7 +74,7 @@ def test_a_model_with_recurrent_layers(
 
 
 def test_an_interval_of_pairs() -> None:
-    """Ten pairs: P(at most 1 below the median) is 0.011, at most 2 is 0.055: the second of each end."""
+    """Ten pairs: P(at most 1 below the median) is 0.011, at most 2 is 0.055."""
     times = [1.10, 0.90, 1.02, 1.03, 1.04, 1.05, 1.06, 1.07, 1.08, 1.09]
     found = share([2 * time for time in times], [2.0] * 10)
     assert (found.low, found.median, found.high) == pytest.approx((0.02, 0.055, 0.09))

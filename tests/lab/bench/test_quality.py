@@ -1,5 +1,3 @@
-"""``octavo bench quality``: its figures on the demo model, and its arithmetic by hand."""
-
 from __future__ import annotations
 
 import argparse
@@ -37,8 +35,6 @@ def predictions(top_ids: list[list[int]], probabilities: list[list[float]]) -> P
 
 
 def test_the_rate_of_decoding_counts_tokens_of_its_own_span() -> None:
-    """The second one's first token comes when the first one has decoded for a second."""
-
     class Served:
         def generate(self, prompts: list[Any], *_: Any, **__: Any) -> list[RequestOutput]:
             return [
@@ -63,19 +59,19 @@ def test_divergence_by_hand() -> None:
     assert divergence(base, base) == pytest.approx(0)
     other = predictions([[2, 4]], [[0.5, 0.25]])
     assert divergence(base, other) == pytest.approx(0.5 * np.log(2) - 0.25 * np.log(2))
-    # Only token 4 is among the likeliest of both; everything else counts as one.
+    # Only token 4 is among the most likely of both; the rest counts as one.
     apart = predictions([[4, 9]], [[0.25, 0.2]])
     assert divergence(base, apart) == pytest.approx(0.5 * np.log(2) + 0.5 * np.log(0.5 / 0.75))
 
 
 def test_an_answer_is_right_only_to_the_letter() -> None:
     document = Document(6, [1, 2, 3, 4, 5, 6], ((1, 3), (3, 6)))
-    likeliest = [[2], [3], [4], [7], [6]]  # after 1, 2, 3, 4, 5: one wrong, in the second answer
+    likeliest = [[2], [3], [4], [7], [6]]  # after 1, 2, 3, 4, 5: one is wrong, in the second answer
     assert predictions(likeliest, [[0.9]] * 5).right_answers(document) == [True, False]
 
 
 def test_the_error_of_a_difference_counts_documents_not_questions() -> None:
-    """By hand: 3 of 4 right before, 1 of 4 after, in documents of two; the changes are -2 and 0."""
+    """By hand: 3 of 4 correct before, 1 of 4 after; the two documents change by -2 and 0."""
     yes, no = np.array([True, True]), np.array([False, False])
     change = paired_difference([(yes, no), (np.array([True, False]), np.array([False, True]))])
     assert change.mean == -0.5

@@ -1,5 +1,3 @@
-"""The simulated benchmark: its contract, and what its orders are for."""
-
 from __future__ import annotations
 
 import argparse
@@ -38,7 +36,6 @@ def test_deficits_keep_the_hits_of_the_longest_prefix() -> None:
 
 
 def test_deadlines_keep_the_goodput_where_not_all_can_be_in_time() -> None:
-    """Late requests wait, so that later ones are not late as well."""
     options = ("--traffic", "overload", "--fairness", "off", "--target-itl", "500")
     without = results(*options)["overload"]["fcfs"]
     within = results(*options, "--target-ttft", "10")["overload"]["fcfs"]
@@ -47,7 +44,6 @@ def test_deadlines_keep_the_goodput_where_not_all_can_be_in_time() -> None:
 
 
 def test_targets_keep_the_goodput_of_rates_at_which_fixed_chunks_are_late() -> None:
-    """Beyond the knee of the best of them, and at that of the default one."""
     parser = argparse.ArgumentParser()
     bench.add_arguments(parser)
     options = ["--rates", "0.12,0.2", "--seeds", "2", "--good-itl", "0.2"]

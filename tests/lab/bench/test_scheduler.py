@@ -1,5 +1,3 @@
-"""The benchmark keeps its contract; how fast it is is not a test's business."""
-
 from __future__ import annotations
 
 import argparse

@@ -1,5 +1,3 @@
-"""`octavo bench speculate`: dictated texts, and what its JSON says."""
-
 from __future__ import annotations
 
 import argparse
@@ -17,7 +15,7 @@ from octavo.engine.tokenizer.tokenizer import load_tokenizer
 from octavo_lab.bench import speculate
 from octavo_lab.bench.draft_texts import TEXTS
 
-pytestmark = pytest.mark.usefixtures("every_draft_is_computed")  # whatever steps take
+pytestmark = pytest.mark.usefixtures("every_draft_is_computed")
 
 
 def run(*flags: str) -> dict[str, object]:
@@ -47,7 +45,6 @@ def test_copies_and_forms_are_guessed_and_fresh_tokens_are_not(tmp_path: Path) -
 
 
 def test_answers_about_a_ledger_are_found_in_it() -> None:
-    """Several short ones, until as many tokens were said as were asked for."""
     short = "--prompt-tokens", "150", "--output-tokens", "120", "--page-size", "16"
     result = run("--texts", "ledger", "--batch", "2", "--rounds", "2", *short)
     assert isinstance(result["results"], list)

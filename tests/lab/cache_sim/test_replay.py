@@ -1,5 +1,3 @@
-"""Replaying traces: the figures of a known one, mistakes in the file, and the offline bound."""
-
 from __future__ import annotations
 
 import json
@@ -67,7 +65,6 @@ def test_the_figures_of_the_excerpt() -> None:
 
 
 def test_a_request_that_runs_holds_its_pages() -> None:
-    """Two prompts of two pages in a pool of three: the second waits for the first to end."""
     chains = [[1, 2], [3, 4], [1, 2]]
     at_once = replay(requests_of(chains), 4, token_ms=10)
     assert (at_once.hit_pages, at_once.evicted_pages) == (2, 0)
@@ -140,7 +137,6 @@ def test_with_room_for_every_state_a_recurrent_model_finds_what_attention_does()
         replay(requests_of(chains), 20, states=dense).hit_pages == replay(requests_of(chains), 20).hit_pages
     )
     sparse = RecurrentState(num_slots=30, slot_bytes=1)
-    # The second makes the junction at [1, 2] and finds nothing; the third has all that the second left.
     assert replay(requests_of(chains), 20, states=sparse).hit_pages == 0 + 0 + 3 + 2
 
 

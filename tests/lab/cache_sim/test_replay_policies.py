@@ -1,5 +1,3 @@
-"""Eviction policies on traces: learning pays where it should, and none is above the optimum."""
-
 from __future__ import annotations
 
 import itertools
@@ -20,7 +18,6 @@ EXCERPT = Path(__file__).parents[2] / "data" / "conversation_trace_500.jsonl"
 
 
 def test_learning_finds_more_than_recency_in_a_small_pool() -> None:
-    """Half of the traffic is never seen again, the other half returns after more than the pool holds."""
     fresh = itertools.count(1000)
     requests = []
     for turn in range(1500):

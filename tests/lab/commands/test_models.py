@@ -1,5 +1,3 @@
-"""``octavo models``: what it says of some architectures, and of one that does not exist."""
-
 from __future__ import annotations
 
 import json

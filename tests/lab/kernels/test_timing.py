@@ -1,5 +1,3 @@
-"""Duration of kernel timings: equal figures from few layers where many would take too long."""
-
 from __future__ import annotations
 
 import pytest
@@ -8,13 +6,11 @@ from octavo_lab.kernels.kernel_timings import Timing
 
 
 class Machine:
-    """A clock, and layers that take so many of its seconds each."""
-
     def __init__(self, layer_s: float, first_s: float = 0.0) -> None:
         self.now = 0.0
         self.passes: list[int] = []
         self._layer_s = layer_s
-        self._first_s = first_s  # more, the first time
+        self._first_s = first_s
 
     def run(self, num_layers: int) -> None:
         self.now += num_layers * self._layer_s + (0 if self.passes else self._first_s)
@@ -28,10 +24,10 @@ class Machine:
 @pytest.mark.parametrize(
     ("layer_s", "num_layers", "passes"),
     [
-        (0.01, 50, [1, 1, 50, 50, 50, 50]),  # all layers, once untimed and then the best of three
-        (1 / 32, 1, [1, 1, *[1] * 33]),  # of a second of them
+        (0.01, 50, [1, 1, 50, 50, 50, 50]),  # all layers, once untimed, then the best of three
+        (1 / 32, 1, [1, 1, *[1] * 33]),
         (1 / 32, 8, [1, 1, 8, 8, 8, 8, 8]),
-        (0.25, 50, [1, 1, 4, 4, 4, 4]),  # as many as take a second
+        (0.25, 50, [1, 1, 4, 4, 4, 4]),  # as many layers as take a second
         (1.5, 50, [1, 1]),
         (9.0, 50, [1]),
     ],

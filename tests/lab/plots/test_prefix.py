@@ -1,5 +1,3 @@
-"""The picture of ``octavo bench prefix``."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

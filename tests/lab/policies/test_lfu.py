@@ -1,5 +1,3 @@
-"""LFU, by hand."""
-
 from __future__ import annotations
 
 from octavo.block_manager import Digest, PageId

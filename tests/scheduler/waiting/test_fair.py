@@ -1,5 +1,3 @@
-"""Fairness between tenants, worked out by hand: order, charges and preemption."""
-
 from __future__ import annotations
 
 import zlib
@@ -24,7 +22,6 @@ def scheduler(
 
 
 def scheduler_of(blocks: BlockManager, kind: str) -> Scheduler:
-    """Of 16 tokens a step, and a quantum that nobody here uses up."""
     queue = DeficitQueue(blocks, quantum=1e9) if kind == "dlpm" else FairQueue(head_start=16.0)
     return Scheduler(blocks, Limits(16, 4), waiting=queue)
 
@@ -56,7 +53,7 @@ def names(step: SchedulerOutput) -> list[str]:
 
 
 def served(s: Scheduler) -> list[str]:
-    """Names in the order they are first computed, until all is done."""
+    """Return names in the order of their first computation."""
     order: dict[str, None] = {}
     while s.has_work:
         order.update(dict.fromkeys(names(advance(s))))
@@ -190,7 +187,6 @@ def test_who_comes_back_is_lifted_to_the_least_of_those_who_wait() -> None:
 
 
 def test_head_starts_do_not_add_up() -> None:
-    """Or each of many who come back would be below the one before."""
     s = scheduler(FairQueue(head_start=8.0), running=1)
     for number in range(4):
         s.add(request(f"a{number}"))
@@ -228,7 +224,7 @@ def test_a_prompt_under_way_leaves_the_step_to_who_has_had_less() -> None:
     s.add(request("along", 60))
     advance(s)
     for name, expected in (
-        ("bfirst", {"bfirst": 10}),  # a step of its own, once in a while
+        ("bfirst", {"bfirst": 10}),
         ("bsecond", {"bsecond": 10, "along": 6}),
     ):
         s.add(request(name, 10))
@@ -239,7 +235,6 @@ def test_a_prompt_under_way_leaves_the_step_to_who_has_had_less() -> None:
 
 @pytest.mark.parametrize("kind", ["vtc", "dlpm"])
 def test_a_long_prompt_under_way_holds_up_no_other_tenants(kind: str) -> None:
-    """As long as the other has had less; with a quantum that the one under way has not used up, too."""
     blocks = BlockManager(64, 4)
     s = scheduler_of(blocks, kind)
     s.add(request("along1", 60))
@@ -286,7 +281,7 @@ def test_the_oldest_is_overtaken_so_often_and_no_more(kind: str) -> None:
     overtaken = 0
     while successor.status is Status.WAITING:
         if overtaken == 3 and cold.status is Status.WAITING:
-            s.abort(cold)  # the successor has waited as long
+            s.abort(cold)
         s.add(Sequence("warm", [9] * 17, 1))
         overtaken += names(advance(s)) == ["warm"]
         assert overtaken <= MAX_OVERTAKEN
@@ -294,7 +289,6 @@ def test_the_oldest_is_overtaken_so_often_and_no_more(kind: str) -> None:
 
 
 def test_deficits_let_a_tenant_go_on_with_its_prefix_for_a_quantum() -> None:
-    """Each tenant's requests share a long beginning: changing tenants every time would be needless."""
     blocks = BlockManager(64, 4)
     s = Scheduler(blocks, Limits(64, 1), waiting=DeficitQueue(blocks, quantum=40))
     for number in range(4):
@@ -320,7 +314,7 @@ def test_a_weight_of_zero_is_refused() -> None:
 def test_any_quantum_and_any_cost_let_somebody_in(
     quantum: float, cost: float, jobs: list[tuple[str, int]]
 ) -> None:
-    """Sums of floats are rounded: a level must pass the counters that it is raised to."""
+    """Sums of floats are rounded, so a level must pass the counters below it."""
     blocks = BlockManager(64, 4)
     weights = {"a": 1 / cost, "b": 0.7 / cost, "c": 1 / cost}
     s = Scheduler(blocks, Limits(16, 2), waiting=DeficitQueue(blocks, weights, quantum=quantum))

@@ -1,5 +1,3 @@
-"""Fairness between tenants for any traffic: bounded differences, and every request ends."""
-
 from __future__ import annotations
 
 from collections import defaultdict
@@ -36,9 +34,9 @@ def test_in_any_order_everybody_gets_what_they_would_alone(kind: str, workload: 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Tenants whose queues never run dry: prompt lengths and outputs of each, which repeat."""
+    """Tenants that always have waiting requests, with repeating lengths."""
 
-    tenants: tuple[tuple[tuple[int, int, int], ...], ...]  # (prompt, outputs, samples)
+    tenants: tuple[tuple[tuple[int, int, int], ...], ...]  # (prompt tokens, output tokens, samples)
     weights: tuple[float, ...]
     budget: int
     max_running: int
@@ -57,8 +55,6 @@ traffic = st.builds(
 
 
 class Backlogged:
-    """Traffic on its way; keeps accounts of its own, from the steps."""
-
     def __init__(self, traffic: Traffic, kind: str) -> None:
         self.traffic = traffic
         self.names = [f"t{index}" for index in range(len(traffic.tenants))]
@@ -77,9 +73,9 @@ class Backlogged:
         self.paid: dict[Sequence, int] = {}
         self.service = dict.fromkeys(self.names, 0.0)
         self.history: list[dict[str, float]] = []
-        self.before: list[tuple[dict[str, float], set[str]]] = []  # each step: the accounts, and who waits
-        self.away: set[str] = set()  # these send nothing
-        self.most_at_once = 0  # tokens of what one tenant ran at once, to their ends
+        self.before: list[tuple[dict[str, float], set[str]]] = []
+        self.away: set[str] = set()
+        self.most_at_once = 0
         self._sent: dict[str, int] = defaultdict(int)
 
     def step(self) -> None:
@@ -98,7 +94,6 @@ class Backlogged:
         self.history.append(dict(self.service))
 
     def bound(self, kind: str) -> float:
-        """Of the difference of two tenants' service over an interval in which both always wait."""
         longest = max(prompt for jobs in self.traffic.tenants for prompt, _, _ in jobs)
         most = max(longest, 2 * self.most_at_once) / min(self.weights.values())
         return 2 * (most + (QUANTUM if kind == "dlpm" else HEAD_START))
@@ -126,7 +121,7 @@ class Backlogged:
         self.most_at_once = max(self.most_at_once, *tokens.values(), 0)
 
     def _pay(self, sequence: Sequence, stop: int, start: int) -> None:
-        """What nobody has computed or found before: prompt tokens as 1, outputs as 2."""
+        """Prompt tokens that were not cached cost 1, output tokens 2."""
         first = max(self.paid.get(sequence, 0), start)
         for position in range(first, stop):
             cost = 1.0 if position < sequence.num_prompt else 2.0
@@ -140,7 +135,7 @@ class Backlogged:
 def test_two_tenants_who_always_wait_are_never_further_apart_than_the_bound(
     kind: str, traffic: Traffic
 ) -> None:
-    """2 max(wp L, wq M) over any interval, plus two head starts or quanta: docs/design/fairness-bounds.md."""
+    """The bound is 2 max(wp L, wq M), plus two head starts or quanta: docs/design/fairness-bounds.md."""
     load = Backlogged(traffic, kind)
     for _ in range(40):
         load.step()
@@ -157,7 +152,6 @@ def test_two_tenants_who_always_wait_are_never_further_apart_than_the_bound(
 def test_a_tenant_that_comes_back_starves_nobody_nor_is_starved(
     kind: str, traffic: Traffic, stays: int, pause: int
 ) -> None:
-    """What it did not use is not saved up: from its return on it and any other stay within the bound."""
     load = Backlogged(traffic, kind)
     for number in range(stays + pause + 40):
         load.away = {load.names[0]} if stays <= number < stays + pause else set()
@@ -178,7 +172,6 @@ def test_a_tenant_that_comes_back_starves_nobody_nor_is_starved(
     running=st.integers(1, 4),
 )
 def test_a_flood_starves_nobody(kind: str, lengths: list[int], budget: int, running: int) -> None:
-    """One tenant never stops sending; requests of any other tenant are served."""
     blocks = BlockManager(24, PAGE_SIZE)
     s = Scheduler(blocks, Limits(budget, min(running, budget)), waiting=QUEUES[kind](blocks))
     others = [

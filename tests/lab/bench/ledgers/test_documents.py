@@ -1,5 +1,3 @@
-"""Ledgers of the demo model: equal on every machine, with correct answers, and never training texts."""
-
 from __future__ import annotations
 
 import hashlib
@@ -18,7 +16,7 @@ def digest(text: str) -> str:
 
 
 def test_the_published_accuracy_is_about_these_very_documents() -> None:
-    """The digests of the held-out ledgers that the README's table was measured with."""
+    """Digests of the held-out ledgers behind the accuracy in the README."""
     texts = {
         length: "".join(joined(ledger.segments()) for ledger in held_out(length, 24))
         for length in (128, 1024)

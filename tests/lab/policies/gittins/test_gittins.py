@@ -1,5 +1,3 @@
-"""The Gittins index of pages, what it learns, and when it follows LRU instead."""
-
 from __future__ import annotations
 
 import pytest
@@ -42,7 +40,6 @@ def test_the_index_is_the_best_horizon(chances: list[float]) -> None:
 
 
 def test_a_kind_promises_what_was_seen_of_it() -> None:
-    """Two kinds, one of which always comes back at the second age and the other never does."""
     returns = HitStatistics()
     first, second = (kind_of(uses=0, num_new=1, gap=gap) for gap in (1, 2))
     for kind in (first, second):
@@ -57,7 +54,6 @@ def test_a_kind_promises_what_was_seen_of_it() -> None:
 
 
 def test_a_head_outlives_a_tail_that_promises_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """New pages come back soon, and what was found before does not; yet they need it to be of any use."""
     worth = {True: [1.0] * NUM_AGES, False: [2.0] * NUM_AGES}
     monkeypatch.setattr(
         HitStatistics, "indices", lambda _self, kind: worth[kind >= kind_of(uses=1, num_new=0, gap=0)]
@@ -72,8 +68,6 @@ def test_a_head_outlives_a_tail_that_promises_more(monkeypatch: pytest.MonkeyPat
 
 
 class Pool:
-    """Requests of one page each, in a pool of ten."""
-
     def __init__(self) -> None:
         self.recency, self.time, self.window_start_at = ShadowLRU(10), 0, dict[int, int]()
 
@@ -88,10 +82,10 @@ class Pool:
 def test_a_policy_that_falls_behind_lru_follows_it_for_a_while() -> None:
     pool = Pool()
     for page in range(30):
-        pool.request(page % 15, found=False)  # fifteen in turn, too many for LRU: nothing is lost
+        pool.request(page % 15, found=False)
         assert pool.recency.follow_lru == (pool.time < 22), "until twice the time it took to fill the pool"
     for number in range(30):
-        pool.request(100 + number % 2, found=False)  # two in turn, which LRU would have
+        pool.request(100 + number % 2, found=False)
         if pool.recency.follow_lru:
             break
     assert number == 2 + int(10 * SLACK + MARGIN * pool.time), "one loss more than it may have"
