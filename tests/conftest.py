@@ -1,5 +1,3 @@
-"""Settings of all tests: how long Hypothesis searches for a counterexample."""
-
 from __future__ import annotations
 
 import faulthandler
@@ -17,10 +15,10 @@ settings.register_profile(
 settings.register_profile(
     "nightly", max_examples=4000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.register_profile(  # for make quick: what fails here fails early
+settings.register_profile(  # for make quick
     "quick", max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.register_profile(  # for tests/mutants: whether a bug is found, not how small it gets
+settings.register_profile(  # for tests/mutants: finds bugs, but does not shrink them
     "mutants",
     max_examples=300,
     deadline=None,
@@ -30,12 +28,12 @@ settings.register_profile(  # for tests/mutants: whether a bug is found, not how
     suppress_health_check=[HealthCheck.too_slow],
 )
 load_extension()
-pytest_plugins = ["attention_backends"]  # the fixture ``backend``; the extension comes first
-LEAVE_S = 120.0  # from the end of the last test to that of the process
+pytest_plugins = ["attention_backends"]
+LEAVE_S = 120.0  # seconds from the last test's end to the end of the process
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 LONGEST_FIRST = (
-    "tests/kernels/cpu/test_pages.py",  # among the slow ones it builds the emulated extension, on all cores
+    "tests/kernels/cpu/test_pages.py",  # builds the emulated extension, on all cores
     "tests/engine/executor/parallel/test_ranks.py",
     "tests/engine/executor/test_models_levels.py",
     "tests/engine/executor/test_mlx_lm_alone.py",
@@ -56,7 +54,7 @@ LONGEST_FIRST = (
     "tests/engine/executor/load/test_models_probe.py",
     "tests/kernels/metal/test_recurrent.py",
 )
-"""Files that take longest. One that begins last leaves the other workers idle."""
+"""Slow test files, started first so that no worker is idle at the end."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -77,14 +75,13 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Say at once what failed: a run that is ended from outside has no summary."""
+    """Print failures at once, because an interrupted run has no summary."""
     if report.failed and os.environ.get("CI") and "PYTEST_XDIST_WORKER" not in os.environ:
         print(f"\nFAILED {report.nodeid} ({report.when})\n{report.longreprtext[-1500:]}", flush=True)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish() -> None:
-    """A thread or process that does not end shows its stack instead of holding up the run. Workers are left
-    to the process that started them: they wait for it while others go on."""
+    """Print the stack of a thread or process that does not end."""
     if "PYTEST_XDIST_WORKER" not in os.environ:
         faulthandler.dump_traceback_later(LEAVE_S, exit=True)

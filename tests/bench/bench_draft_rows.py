@@ -1,11 +1,9 @@
-"""What rows of drafts cost: processor time of a decode step by its number of rows.
+"""Processor time of a decode step by its number of draft rows.
 
     python tests/bench/bench_draft_rows.py MODEL [--rounds 5] [--tokens 320]
 
-A draft is one more row of its sequence. Where a step takes as many times as long as it has times the rows,
-drafts gain nothing, however often they hold: "gain at most" is tokens per second of processor time if all
-do. Sequences stand at so many ``--tokens``; the numbers of rows take turns, each warmed up.
-"""
+Each draft is one more row of its sequence.
+"gain at most": tokens per second of processor time if all drafts are accepted."""
 
 from __future__ import annotations
 

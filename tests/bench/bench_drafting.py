@@ -1,11 +1,8 @@
-"""Microseconds that drafting takes per sequence and step, at long contexts.
+"""Microseconds that drafting takes per sequence and step, with long contexts.
 
     python tests/bench/bench_drafting.py [--context 32768] [--steps 2000]
 
-Texts: pieces of what came before (drafts are found), tokens from a small alphabet (many places, all of
-them by chance), fresh ones (nothing is found). The first proposal indexes the prompt and is printed
-apart. Times are those of this thread on its processor: other programs do not count.
-"""
+The first proposal indexes the prompt, so it is printed separately. Times are CPU times of the thread."""
 
 from __future__ import annotations
 

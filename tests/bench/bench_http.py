@@ -1,15 +1,10 @@
-"""What HTTP costs beside gRPC: one server, the same prompts by both, in turns.
+"""Cost of HTTP compared with gRPC: one server, equal prompts, alternating calls.
 
     python tests/bench/bench_http.py --rounds 10 --streams 32
 
-Idle: one completion of a new prompt at a time, by each in turn; what HTTP adds to the time to the first
-token is the median of the differences to gRPC's next to it. Loaded: as many streams at once; the ratio of the
-rates is the median over neighbouring rounds, since what other programs take of the machine, neighbours lose
-alike. The clients run in this process, and their own work counts in the rates; none reads more than it must.
-It does not count in the server's CPU time per token. The last line is JSON.
-
-On a busy machine other programs decide the rates: `chrt -r 1` runs this and its server before them.
-"""
+Idle: time to the first token, as the median of paired differences.
+Loaded: ratio of the token rates of neighbouring rounds. Rates include the clients' own work.
+The last line is JSON."""
 
 from __future__ import annotations
 
@@ -30,8 +25,9 @@ from octavo.engine.client.server_process import ServerProcess
 from octavo.proto import generation_pb2 as pb
 
 WORDS = ("baker", "lamp", "river", "stone", "cloud", "letter", "garden", "window", "silver", "harbour")
-WARM_UP = 5  # requests of each way
-Stream = Callable[[str, int], Awaitable[tuple[float, int]]]  # prompt, tokens: first token in seconds, tokens
+WARM_UP = 5  # requests of each kind
+# (prompt, tokens) -> (seconds to the first token, tokens).
+Stream = Callable[[str, int], Awaitable[tuple[float, int]]]
 
 
 def main(argv: Sequence[str]) -> None:
@@ -74,7 +70,7 @@ async def measure(args: argparse.Namespace) -> None:
                 began, used = time.perf_counter(), sum(process.cpu_times()[:2])
                 calls = (ways[way](prompt(), args.output_tokens) for _ in range(args.streams))
                 done = await asyncio.gather(*calls)
-                if number:  # the first round warms both up
+                if number:
                     total = sum(tokens for _, tokens in done)
                     rates[way].append(total / (time.perf_counter() - began))
                     cpu[way].append((sum(process.cpu_times()[:2]) - used) / total * 1e6)
@@ -106,7 +102,6 @@ def report(
 
 
 async def over_grpc(call: Any, text: str, tokens: int) -> tuple[float, int]:
-    """By a client that parses the last message alone."""
     request = pb.GenerateRequest(text=text)
     request.sampling.max_tokens, request.sampling.ignore_eos = tokens, True
     began, first, last = time.perf_counter(), 0.0, b""
@@ -117,7 +112,6 @@ async def over_grpc(call: Any, text: str, tokens: int) -> tuple[float, int]:
 
 
 async def over_http(address: str, text: str, tokens: int) -> tuple[float, int]:
-    """By a client that does no more than it must: of all events, it parses the usage in the last one."""
     body = {
         "prompt": text, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True,
         "stream_options": {"include_usage": True},

@@ -1,14 +1,10 @@
-"""Processor time of a decode step of a model with recurrent layers, with and without captured steps.
+"""Processor time of a decode step of a model with recurrent layers.
 
     python tests/bench/bench_hybrid_steps.py MODEL [--sequences 1,8,32] [--rounds 5]
     OPENBLAS_NUM_THREADS=1 python tests/bench/bench_hybrid_steps.py MODEL --floor
 
-Both ways take turns; each figure is the median over the rounds of what 16 more tokens take. Of a model of
-little width (``make_model.py --hybrid --hidden 64 --linear-heads 2 --linear-head-dim 32``) it is what a step
-costs besides its weights and states. With ``--floor`` captured steps alone are measured, each round beside
-how fast the same core reads memory; the medians say how far a step is from reading the model's files
-(of a model with tied embeddings what a step reads) and reading and writing its states.
-"""
+Steps run captured and uncaptured in turn; each figure is the median time of 16 tokens.
+``--floor`` compares captured steps with the time to read the weights and the states from memory."""
 
 from __future__ import annotations
 
@@ -43,8 +39,7 @@ def seconds(llm: LLM, sequences: int, tokens: int) -> float:
 
 
 def read_rate(memory: Any) -> float:
-    """Bytes per second of processor time of a dot product of an array that no cache holds with itself, which
-    reads faster than a sum does. OpenBLAS may use several threads: OPENBLAS_NUM_THREADS=1 keeps it to one."""
+    """Return bytes per CPU second that a dot product reads from an array larger than the caches."""
     began = time.process_time()
     np.dot(memory, memory)
     return float(memory.nbytes / (time.process_time() - began))

@@ -1,14 +1,9 @@
-"""Speed of native recurrences beside mlx-lm's operations and beside memory, on shapes of published models.
-
-Every call takes other states, of so many that no cache holds them, as the layers of a model do: the kernel
-other slots of its pool, mlx-lm's operations other arrays. So many calls are evaluated together as a model has
-such layers, ``LAYERS``: what beginning an evaluation costs is a step's and not a layer's. The kernel, those
-and ``bound`` (NumPy multiplies the same states in place, on one thread) take turns in short bursts, and the
-best burst of each counts: of processor time on one thread, else of wall time. The last line is the result as
-JSON.
+"""Speed of native recurrences, compared with mlx-lm's operations and with memory.
 
     python tests/bench/bench_recurrent.py [--threads N] [--kernels delta,conv] [--sizes 1x1,1x64]
-"""
+
+Shapes are those of published models. Each call has other states, so that no cache holds them.
+The best of short interleaved bursts counts. The last line is JSON."""
 
 from __future__ import annotations
 
@@ -40,13 +35,11 @@ LAYERS = 24
 POOL_BYTES = 128 * 1024**2
 draw = np.random.default_rng(0)
 
-Run = Callable[[int], list[mx.array]]  # what is to be evaluated
+Run = Callable[[int], list[mx.array]]
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A kernel at one size: the call, and the units (heads or groups of channels) of a row."""
-
     name: str
     units: int
     native: Run
@@ -71,7 +64,6 @@ def runs(
     tokens: int,
     kernel: Callable[[mx.array, StateArrays], tuple[mx.array, mx.array]],
 ) -> tuple[Run, Callable[[int], None], list[mx.array]]:
-    """The native kernel, its bound, and as many states [sequences, ..] for mlx-lm's operations."""
     size = int(np.prod(state)) * dtype.size
     num_slots = max(sequences, POOL_BYTES // size)
     pools = [recurrent.zeros((num_slots, *state), dtype)]
@@ -97,7 +89,7 @@ def runs(
 
 
 def delta(sequences: int, tokens: int, *, vector: bool = False) -> Subject:
-    """Return Qwen3-Next's shape, or Kimi Linear's with a vector gate."""
+    """Qwen3-Next's shape, or Kimi Linear's with a vector gate."""
     Hk, Hv, D = (32, 32, 128) if vector else (16, 32, 128)
     rows = sequences * tokens
     q, k = (normal(rows, Hk, D) / D for _ in range(2))
@@ -151,7 +143,7 @@ def conv(sequences: int, tokens: int, *, dtype: mx.Dtype = mx.bfloat16) -> Subje
 
 
 def ssd(sequences: int, tokens: int) -> Subject:
-    """Granite 4's and Nemotron-H's shape."""
+    """The shape of Granite 4 and Nemotron-H."""
     H, G, Dh, Ds = 64, 8, 64, 128
     rows = sequences * tokens
     x, B, C, dt = normal(rows, H, Dh), normal(rows, G, Ds), normal(rows, G, Ds), normal(rows, H)
@@ -177,7 +169,7 @@ def ssd(sequences: int, tokens: int) -> Subject:
 
 
 def scan(sequences: int, tokens: int) -> Subject:
-    """Falcon-Mamba's shape, as mlx-lm's loop over tokens without its linear layers; a unit is a channel."""
+    """Falcon-Mamba's shape; a unit is a channel."""
     W, Ds = 8192, 16
     rows = sequences * tokens
     x, d, B, C, D = (
@@ -237,8 +229,7 @@ def lightning(sequences: int, tokens: int) -> Subject:
 
 
 def rg_lru(sequences: int, tokens: int) -> Subject:
-    """RecurrentGemma's shape, as mlx-lm's layer behind the linear layers of its gates; a unit is 128
-    channels."""
+    """RecurrentGemma's shape; a unit is 128 channels."""
     W = 2560
     x, input_gate, a_gate = (normal(sequences * tokens, W) for _ in range(3))
     c = -8 * softplus(normal(W))
@@ -311,7 +302,7 @@ def together(run: Run) -> Callable[[int], None]:
 
 
 def seconds(subject: Subject, rounds: int, clock: Callable[[], float]) -> list[float]:
-    """Return seconds of one call of native, plain and bound: interleaved bursts, the best of each."""
+    """Return seconds per call of (native, plain, bound)."""
     calls = [(together(subject.native), LAYERS), (together(subject.plain), LAYERS)]
     if subject.bound is not None:
         calls.append((subject.bound, 1))

@@ -1,10 +1,8 @@
-"""Speed of drawing tokens natively: all rows of a step, from logits as wide as a large vocabulary.
-
-For each kind of request: milliseconds for all rows, the median and the least. Rows differ, as do the tokens
-that penalties know. The last line is the same as JSON.
+"""Speed of native sampling for all rows of a step, with a large vocabulary.
 
     python tests/bench/bench_sampling.py [--threads N] [--rows 32] [--vocab 151936] [--types bf16,fp32]
-"""
+
+Milliseconds for all rows, median and minimum, by kind of request. The last line is JSON."""
 
 from __future__ import annotations
 
@@ -60,7 +58,6 @@ def states(params: SamplingParams, rows: int, vocab: int) -> list[SampleState]:
 
 
 def measure(logits: mx.array, drawing: list[SampleState], repeats: int) -> list[float]:
-    """Milliseconds of each of the calls."""
     sample, rows, times = NativeSampler().draw, range(len(drawing)), []
     for _ in range(repeats + 1):
         start = time.perf_counter()

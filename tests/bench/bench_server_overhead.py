@@ -1,14 +1,9 @@
-"""What the server costs: the same streams through gRPC and through the engine's core alone.
+"""Cost of the server: the same streams over gRPC and in the engine's core alone.
 
     python tests/bench/bench_server_overhead.py --model demo --streams 64 --rounds 5
 
-One process has the engine and the server; the client is a process of its own. Rounds alternate:
-first the prompts go into a core of its own, on this thread, and nothing else happens, then a client sends
-as many of the same lengths over gRPC and reads every token. Reported are the medians of the rates,
-and the ratio of neighbouring rounds: what other programs on the machine take, both lose. CPU time
-is the serving process's, all threads, and that of its event loop, which is where the server is: on a
-machine that is too small for client and server it says more than the clock. The last line is JSON.
-"""
+Rounds alternate. Reported: median token rates, their ratio, and CPU time of the serving process.
+The last line is JSON."""
 
 from __future__ import annotations
 
@@ -37,7 +32,7 @@ from octavo.engine.grpc.server import GrpcServer
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Seconds and CPU seconds of one round: the process's, and of these its event loop's."""
+    """Seconds and CPU seconds of one round: of the process, and of its event loop."""
 
     wall_s: float
     cpu_s: float
@@ -56,7 +51,6 @@ def main(argv: Sequence[str]) -> None:
 
 
 async def measure(args: argparse.Namespace) -> None:
-    """Alternate rounds, then a table and the JSON."""
     config = EngineConfig(
         model=args.model,
         kv_format=args.kv_format,
@@ -69,13 +63,13 @@ async def measure(args: argparse.Namespace) -> None:
     await engine.start()
     server = GrpcServer(engine)
     address = await server.start(Address("127.0.0.1", 0))
-    settle_interpreter()  # as `octavo serve` does
+    settle_interpreter()  # as ``octavo serve`` does
     try:
         core_rounds, server_rounds = [], []
         for number in range(args.rounds + 1):
             alone = core_round(core, args, number)
             served = await server_round(str(address), args, number)
-            if number:  # the first round warms both up
+            if number:
                 core_rounds.append(alone)
                 server_rounds.append(served)
     finally:
@@ -85,7 +79,6 @@ async def measure(args: argparse.Namespace) -> None:
 
 
 def core_round(core: EngineCore, args: argparse.Namespace, seed: int) -> Round:
-    """Do the whole work without a listener."""
     rng = np.random.default_rng(seed)
     wall, cpu = time.perf_counter(), time.process_time()
     for index in range(args.streams):
@@ -108,8 +101,6 @@ def core_round(core: EngineCore, args: argparse.Namespace, seed: int) -> Round:
 
 
 async def server_round(address: str, args: argparse.Namespace, seed: int) -> Round:
-    """The same work, asked for by ``octavo bench serve`` in another process. Its two warm-up requests
-    are of a few tokens and outside its clock; their CPU time is counted here."""
     counts = {"requests": args.streams, "concurrency": args.streams, "seed": seed}
     lengths = {"prompt-tokens": args.prompt_tokens, "output-tokens": args.output_tokens}
     flags = [word for name, value in (counts | lengths).items() for word in (f"--{name}", str(value))]

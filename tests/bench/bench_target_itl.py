@@ -1,20 +1,10 @@
-"""What a latency target does for those who decode: gaps between tokens while long prompts arrive.
+"""Gaps between tokens of decoding streams while long prompts arrive, with and without a latency target.
 
     python tests/bench/bench_target_itl.py --model q06-4 --target-itl 150 --fixed 64,256 --rates 0.1,0.2
 
-Some streams decode; prompts arrive one after the other, the next when the last has its first token. Rounds
-alternate without and with the target, and with fixed chunks of so many tokens instead. Reported are the gaps
-between tokens of the streams (ms), the tokens of streams and prompts together that were computed per second,
-and of those of prompts alone.
-
-With ``--clock cpu`` a second is the CPU time of this process, divided by the threads of the kernels: the
-engine's clock and the bench's. It is near what a machine takes that has nothing else to do, and steady on
-one that has; time in which a thread waits for another one is missing.
-
-With ``--rates``, prompts also arrive at random, so many per second, and go on for some tokens each. Goodput
-is the rate times the share of requests whose first token came within ``--good-ttft`` and no gap of which
-was longer than 1.3 times the target. The last line is JSON.
-"""
+``--fixed``: also with fixed chunks. ``--clock cpu``: a second is CPU time divided by the kernel threads.
+``--rates``: prompts also arrive at random. A request is good if its first token comes within
+``--good-ttft`` and no gap exceeds 1.3 times the target. The last line is JSON."""
 
 from __future__ import annotations
 
@@ -41,13 +31,11 @@ Number = TypeVar("Number", int, float)
 CLOCKS = ("wall", "cpu")
 WARM_UP_STEPS = 20
 WARM_UP_S = 5.0
-GOOD_GAP = 1.3  # times the target
+GOOD_GAP = 1.3  # longest good gap, as a multiple of the target
 DEFAULT_TARGET_MS = 150.0
 
 
 class Tokens:
-    """Counts what steps compute: of a prompt of 2,000 that is under way, too."""
-
     def __init__(self) -> None:
         self.prompts = self.streams = 0
 
@@ -61,15 +49,13 @@ class Tokens:
 
 @dataclass(slots=True)
 class Round:
-    """Gaps in seconds; tokens that were computed in so many seconds."""
-
     gaps: list[float] = field(default_factory=list)
     num_tokens: int = 0
     num_prompt_tokens: int = 0
     seconds: float = 0.0
 
     def quantile(self, q: float) -> float:
-        """Milliseconds."""
+        """Return milliseconds."""
         return sorted(self.gaps)[min(len(self.gaps) - 1, int(q * len(self.gaps)))] * 1e3
 
 
@@ -104,7 +90,7 @@ def main(argv: Sequence[str]) -> None:
                 rounds[name].append(_measure(core, counts, args, np.random.default_rng(number)))
     for name, (target, step_tokens) in configs.items() if args.rates else ():
         with _core(args, target, step_tokens) as (core, counts):
-            # the target learns what steps cost
+            # Warm-up: the target learns step times.
             _measure(core, counts, args, np.random.default_rng(0), seconds=WARM_UP_S)
             for rate in args.rates:
                 goodput[name][f"{rate:g}"] = _goodput(core, args, rate, has_target=target != "off")
@@ -202,14 +188,13 @@ def _measure(
 
 
 def _goodput(core: EngineCore, args: argparse.Namespace, rate: float, *, has_target: bool) -> float:
-    """Requests per second within the targets, as long as they arrive at this rate. ``has_target``: they say
-    when they want their first token."""
+    """Return requests per second within the targets, with arrivals at this rate."""
     rng = np.random.default_rng(7)  # equal arrivals in every round
     arrivals = np.cumsum(rng.exponential(1 / rate, size=max(1, round(rate * args.seconds)))).tolist()
     first: dict[Request, float] = {}  # seconds until the first token
     last: dict[Request, float] = {}
     worst: dict[Request, float] = {}
-    sent: dict[Request, float] = {}  # and when they arrived
+    sent: dict[Request, float] = {}  # time of arrival in seconds
     began, limit = time.monotonic(), arrivals[-1] + args.good_ttft + args.seconds
     while (now := time.monotonic() - began) < limit and (len(sent) < len(arrivals) or core.has_work):
         while len(sent) < len(arrivals) and arrivals[len(sent)] <= now:

@@ -1,11 +1,9 @@
-"""Prompt tokens that the prefix cache finds beside a residual window, in made-up traffic: no model runs.
-
-Full pages and residual pages in pools as the planner makes them for 2,000 pages; eight sequences at a time,
-chunks of 512 tokens. "alike": as if no page were told from another; "unbounded": residual pages for all.
-The last line is JSON.
+"""Prompt tokens found in the prefix cache with a residual window, for synthetic traffic.
 
     python tests/bench/bench_window_hits.py [--pages 2000] [--residual 276] [--seed 1]
-"""
+
+No model runs. Eight sequences at a time, chunks of 512 tokens, pools as planned for 2,000 pages.
+"unbounded": residual pages for all tokens. The last line is JSON."""
 
 from __future__ import annotations
 
@@ -22,12 +20,10 @@ from octavo.block_manager import BlockManager, FullAttention, PageTable, Residua
 from octavo.block_manager.kv_group import PassedFirst
 
 PAGE, CHUNK, RUNNING = 32, 512, 8
-Request = tuple[list[int], int]  # a prompt, and how many tokens are generated
+Request = tuple[list[int], int]  # (prompt, number of generated tokens)
 
 
 class Traffic:
-    """Requests in the order of their arrival; their tokens are unique."""
-
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
         self._next = itertools.count()
@@ -36,7 +32,7 @@ class Traffic:
         return list(itertools.islice(self._next, count))
 
     def documents(self, number: int) -> list[Request]:
-        """Five questions about each document, in rounds."""
+        """Return five questions about each document, in rounds."""
         texts = [self.tokens(1000) for _ in range(number)]
         rounds = (self._rng.sample(texts, number) for _ in range(5))
         return [(text + self.tokens(30), 60) for texts in rounds for text in texts]
@@ -68,7 +64,7 @@ class Running:
 
 
 def share_found(requests: list[Request], pages: int, residual: int) -> float:
-    """Return the share of prompt tokens found, in [0, 1]."""
+    """Return the share of prompt tokens found, between 0 and 1."""
     groups = (
         FullAttention(num_pages=pages),
         ResidualWindow(num_pages=residual, window=PAGE + 1, residual_of=0),
@@ -91,7 +87,6 @@ def share_found(requests: list[Request], pages: int, residual: int) -> float:
         budget = CHUNK
         for each in list(running):
             written = each.table.num_written
-            # A page of each answer stands for its tokens one by one.
             step = min(budget, each.num_prompt - written) if written < each.num_prompt else PAGE
             stop = min(written + step, len(each.tokens))
             if stop == written or not blocks.reserve(each.table, stop):

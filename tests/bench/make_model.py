@@ -1,13 +1,9 @@
-"""Make a randomly initialised Qwen3-shaped model folder in mlx-lm's format, for benchmarks.
+"""Make a randomly initialised model folder in mlx-lm's format, for benchmarks.
 
     python tests/bench/make_model.py OUT [--layers 28 --hidden 1024 ... --bits 16|8|4 --seed 0]
-                                           [--hybrid: layers as Qwen3.5's | --latents: as DeepSeek-V3's]
 
-The defaults have the shape of Qwen3-0.6B (596 M parameters, 1.2 GB in bf16). The tokenizer
-is the embedded demo model's: its ids are the first of the vocabulary, the rest is padding.
-Weights are MLX's own initialisation, drawn from the seed; the text such a model generates
-means nothing, its time per token is a real model's.
-"""
+The default shape is Qwen3-0.6B (596 M parameters, 1.2 GB in bf16). ``--hybrid``: layers as in Qwen3.5;
+``--latents``: as in DeepSeek-V3. The tokenizer is the demo model's, padded. Generated text is meaningless."""
 
 from __future__ import annotations
 
@@ -28,7 +24,7 @@ DEMO = Path(octavo.engine.__file__).parent / "demo"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
 
-HYBRID = {  # as Qwen3.5: three layers of gated delta nets, then one of attention
+HYBRID = {  # as Qwen3.5: three gated delta nets, then one attention layer
     "model_type": "qwen3_5",
     "full_attention_interval": 4,
     "linear_conv_kernel_dim": 4,
@@ -37,13 +33,12 @@ HYBRID = {  # as Qwen3.5: three layers of gated delta nets, then one of attentio
 
 
 def hybrid_shape(heads: int, head_dim: int) -> dict[str, Any]:
-    """Shape whose keys and values have equal sizes."""
     numbers = {f"linear_num_{kind}_heads": heads for kind in ("key", "value")}
     return HYBRID | numbers | {f"linear_{kind}_head_dim": head_dim for kind in ("key", "value")}
 
 
 def latent_shape(layers: int, head_dim: int) -> dict[str, Any]:
-    """Shape of DeepSeek-V3 without experts: a token caches a latent of 512 values and a rotary key of 64."""
+    """DeepSeek-V3 without experts: a token caches a latent of 512 values and a rotary key of 64."""
     return {
         "model_type": "deepseek_v3",
         "first_k_dense_replace": layers,
@@ -57,7 +52,7 @@ def latent_shape(layers: int, head_dim: int) -> dict[str, Any]:
 
 
 def make_model(out: Path, shape: dict[str, Any], *, bits: int, group_size: int, seed: int) -> None:
-    """Write the folder ``out``; ``bits`` 16 is bf16, 8 and 4 are MLX affine groups."""
+    """``bits``: 16 is bf16; 8 and 4 are MLX affine groups."""
     config: dict[str, Any] = {
         **json.loads((DEMO / "config.json").read_text()),
         **shape,
@@ -72,7 +67,7 @@ def make_model(out: Path, shape: dict[str, Any], *, bits: int, group_size: int, 
         nn.quantize(model, group_size, bits)  # type: ignore[attr-defined]
         config["quantization"] = {"group_size": group_size, "bits": bits}
     weights = dict(tree_flatten(model.parameters()))
-    for weight in weights.values():  # one by one: the random numbers behind each are large
+    for weight in weights.values():
         mx.eval(weight)
     out.mkdir(parents=True, exist_ok=True)
     mx.save_safetensors(str(out / "model.safetensors"), weights, {"format": "mlx"})

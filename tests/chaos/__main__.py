@@ -1,5 +1,6 @@
-"""``python -m chaos [--only NAME ...]``: attack real servers, print a table and one line of JSON; exit 1 on
-any violation."""
+"""``python -m chaos [--only NAME ...]``: attack real servers and report.
+
+Prints a table and one line of JSON; exit status 1 on any violation."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from .run import Chaos, run_attackers
 from .setups import BEHIND_NGINX, Folder, Server, started
 from .verdict import HEADER, Bounds, Phase
 
-SECONDS = 3.0  # of an attack that could go on for ever
+SECONDS = 3.0  # duration of an attack that never ends by itself
 TOGETHER = (
     "slow-grammars",
     "giant-texts",
@@ -95,8 +96,6 @@ async def _run(chaos: Chaos, chosen: list[str]) -> None:
 
 
 async def _attack_in_turn(chaos: Chaos, setup: str, attacks: list[Attack], last: list[str]) -> None:
-    """One server for as long as it withstands, so that what adds up shows; a new one after each attack that
-    it did not, so that the next is judged for itself."""
     waiting: list[tuple[str, str, tuple[str, ...]]] = [
         (attack.name, attack.finding, (attack.name,)) for attack in attacks
     ]
@@ -118,7 +117,6 @@ async def _attack_in_turn(chaos: Chaos, setup: str, attacks: list[Attack], last:
 
 
 async def _end(chaos: Chaos, server: Server, *, attacked: bool) -> None:
-    """SIGTERM, in the middle of attacks if asked for, and the verdict on how that went."""
     phase = Phase("sigterm" if attacked else "end", "A2")
     attackers = None
     if attacked:

@@ -1,4 +1,4 @@
-"""Attacks: each is one kind of harm by a client, in a separate process."""
+"""Attacks of clients, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -24,19 +24,16 @@ _OPTIONS = (
 )
 
 Seen = Counter[str]
-"""How calls ended: counts by the name of the gRPC status."""
+"""Number of ended calls by gRPC status name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The server under attack.
+    """Addresses and tokens of the attacked server.
 
-    http             where HTTP listens
-    metrics          where the metrics port listens
-    token            of the tenant that attacks; never one that the honest clients use
-    operator_token   of the operator, for attacks by what the operator may do
-    seconds          how long an attack that could go on for ever goes on
-    """
+    token:          of the attacking tenant, never used by honest clients
+    operator_token: for attacks by an operator
+    seconds:        duration of endless attacks."""
 
     address: str
     http: str
@@ -62,28 +59,23 @@ class Target:
 
     @contextlib.asynccontextmanager
     async def channel(self) -> AsyncIterator[grpc.aio.Channel]:
-        """Open a separate connection."""
         async with grpc.aio.insecure_channel(self.address, options=_OPTIONS) as channel:
             yield channel
 
     @contextlib.asynccontextmanager
     async def generation(self) -> AsyncIterator[Any]:
-        """The service octavo.v1.Generation over a connection of its own."""
         async with self.channel() as channel:
             yield generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
 
     @contextlib.asynccontextmanager
     async def cache(self) -> AsyncIterator[Any]:
-        """The service octavo.v1.Cache over a connection of its own."""
         async with self.channel() as channel:
             yield cache_pb2_grpc.CacheStub(channel)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attack:
-    """``finding``: the finding of the reliability review that it tries again.
-    ``setup``: the server it needs, by its name in setups.py. ``may_see``: statuses that would be the
-    server's own mistakes elsewhere, and are the right answer to it."""
+    """``setup``: name in setups.py; ``may_see``: internal-error statuses that are expected."""
 
     name: str
     finding: str
@@ -93,7 +85,6 @@ class Attack:
 
 
 async def count(seen: Seen, call: Any) -> None:
-    """Await an answer, or read a stream to its end, and count how that ended."""
     try:
         if hasattr(call, "__aiter__"):
             async for _ in call:

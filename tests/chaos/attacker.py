@@ -1,4 +1,4 @@
-"""The process of one attack: ``python -m chaos.attacker NAME TARGET``; its last line says how calls ended."""
+"""``python -m chaos.attacker NAME TARGET``: run one attack; the last line counts how calls ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections import Counter
 from chaos.attack import Target
 from chaos.attacks import ATTACKS
 
-NICENESS = 15  # an attacker's own work must not slow the server
+NICENESS = 15  # so that an attacker's work does not slow the server
 
 
 def main(name: str, target: Target) -> None:

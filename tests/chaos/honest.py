@@ -1,4 +1,4 @@
-"""Honest clients: streams with fixed prompts and seeds, over and over, each compared with its quiet run."""
+"""Honest clients: fixed prompts and seeds, compared with answers from a run without attacks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from octavo.engine.client.client import Client
 
 from .setups import Folder
 
-ANSWER_S = 30.0  # how long a client waits for all of an answer
-PAUSE_S = 0.1  # between two requests of a client
+ANSWER_S = 30.0  # seconds until a whole answer must have arrived
+PAUSE_S = 0.1  # seconds between two requests of a client
 TICK_S = 0.005
 
 SCHEMA = {
@@ -32,8 +32,6 @@ DRAWN = SamplingParams(max_tokens=150, temperature=0.9, top_p=0.95, ignore_eos=T
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The request that one honest client repeats."""
-
     name: str
     tenant: str
     prompt: Prompt
@@ -66,8 +64,6 @@ REQUESTS = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """All that a stream said: what must be equal to the bit."""
-
     token_ids: tuple[int, ...]
     text: str
     logprobs: tuple[TokenLogprob, ...]
@@ -76,24 +72,24 @@ class Answer:
 
 @dataclass(slots=True)
 class Experience:
-    """Measurements of honest clients, in seconds."""
+    """Times that honest clients measured, in seconds."""
 
     answers: int = 0
-    refusals: int = 0  # RESOURCE_EXHAUSTED, after which they tried again
+    refusals: int = 0  # RESOURCE_EXHAUSTED, then retried
     gaps: list[float] = field(default_factory=list)
     first: list[float] = field(default_factory=list)  # waits for the first token
-    late: list[float] = field(default_factory=list)  # seconds by which this process itself was delayed
+    late: list[float] = field(default_factory=list)  # delays of this process
     wrong: list[str] = field(default_factory=list)
 
 
 def quantile(times: list[float], share: float) -> float:
-    """0.0 of none."""
+    """Return 0.0 for an empty list."""
     ordered = sorted(times)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
 class HonestLoad:
-    """``expected`` has the answers of the quiet run by request; without one they are recorded."""
+    """``expected``: answers without attacks; missing ones are recorded."""
 
     def __init__(self, folder: Folder, address: str, expected: dict[str, Answer]) -> None:
         self._folder = folder
@@ -108,7 +104,6 @@ class HonestLoad:
         self._tasks.append(asyncio.create_task(self._measure_lateness()))
 
     async def stop(self) -> Experience:
-        """Let each client finish what it has asked for."""
         self._stopping.set()
         await asyncio.gather(*self._tasks)
         return self.experience
@@ -156,7 +151,6 @@ class HonestLoad:
         )
 
     async def _measure_lateness(self) -> None:
-        """Measure how late this event loop resumes, which is its own share of an apparent gap."""
         while not self._stopping.is_set():
             began = time.monotonic()
             await asyncio.sleep(TICK_S)

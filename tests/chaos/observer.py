@@ -1,4 +1,4 @@
-"""A look at the server from outside, all the time: memory of its processes, and its health probe."""
+"""Memory of the server's processes, and its health probe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROBE_TIMEOUT_S = 5.0
 
 @dataclass(slots=True)
 class Memory:
-    """Bytes resident, of the server and its child processes together."""
+    """Resident bytes of the server and its child processes."""
 
     before: int = 0
     peak: int = 0
@@ -27,7 +27,7 @@ class Memory:
 
 
 def resident(pid: int) -> int:
-    """Resident bytes of a process and its descendants; 0 when it has ended."""
+    """Return resident bytes of a process and its descendants; 0 after its end."""
     total = 0
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
@@ -38,8 +38,6 @@ def resident(pid: int) -> int:
 
 
 class Observer:
-    """Watches from ``start`` to ``stop``."""
-
     def __init__(self, pid: int, metrics: str) -> None:
         self._pid = pid
         self._url = f"http://{metrics}/healthz"
@@ -58,7 +56,6 @@ class Observer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def settle(self, *, allowed: int, patience: float) -> None:
-        """Wait until no more than ``allowed`` bytes are kept, or for so many seconds."""
         end = time.monotonic() + patience
         while True:
             self.memory.after = resident(self._pid)
@@ -67,7 +64,6 @@ class Observer:
             await asyncio.sleep(SAMPLE_S)
 
     async def at_rest(self, *, patience: float) -> list[str]:
-        """Return what is still held of the server after so many seconds without clients; pins may be."""
         end = time.monotonic() + patience
         while True:
             held = _held(await asyncio.to_thread(_fetch, self._metrics))
@@ -76,7 +72,6 @@ class Observer:
             await asyncio.sleep(SAMPLE_S)
 
     async def counters(self) -> dict[str, float]:
-        """Return the value of every metric, by its name and labels."""
         text = await asyncio.to_thread(_fetch, self._metrics)
         return {name: float(value) for name, value in re.findall(r"^([^# ]\S*) (\S+)$", text, re.MULTILINE)}
 
@@ -103,7 +98,6 @@ def _fetch(url: str) -> str:
 
 
 def _held(metrics: str) -> dict[str, int]:
-    """All that is not 0 of ``octavo_holders``, by kind, but for what pins keep."""
     found = re.findall(r'^octavo_holders\{kind="(\w+)"\} ([\d.]+)$', metrics, re.MULTILINE)
     assert found, "the server says nothing of what it holds"
     counts = {kind: int(float(count)) for kind, count in found}

@@ -1,4 +1,4 @@
-"""Phases of chaos: honest load and an observer around whatever goes wrong meanwhile."""
+"""Phases of a chaos run: honest load and an observer during each attack."""
 
 from __future__ import annotations
 
@@ -18,14 +18,11 @@ from .setups import Folder, Server
 from .verdict import Bounds, Phase
 
 SETTLE_S = 8.0  # seconds after an attack until memory must be returned
-ATTACK_PATIENCE_S = 60.0  # after which an attacker's process is killed
+ATTACK_PATIENCE_S = 60.0  # seconds until an attacker's process is killed
 
 
 class Chaos:
-    """What the phases of one run share: folder, bounds, and what the quiet runs recorded.
-
-    quiet_p99   of the gaps between honest tokens in the quiet run, by setup
-    """
+    """``quiet_p99``: 99th percentile of gaps between tokens without attacks, by setup."""
 
     def __init__(self, folder: Folder, bounds: Bounds) -> None:
         self.folder = folder
@@ -36,7 +33,6 @@ class Chaos:
 
     @contextlib.asynccontextmanager
     async def phase(self, server: Server, setup: str, name: str, finding: str) -> AsyncIterator[Phase]:
-        """Honest load and an observer around a block; judged, and said, at its end."""
         phase = Phase(name, finding)
         load = HonestLoad(self.folder, server.address, self.answers.setdefault(setup, {}))
         observer = Observer(server.process.pid, server.metrics)
@@ -66,9 +62,8 @@ class Chaos:
             print(f"    {wrong}", flush=True)
 
     async def quiet(self, server: Server, setup: str, *, seconds: float) -> None:
-        """Record the service of honest clients without attacks, but with the CPU time that attackers use."""
         warm = HonestLoad(self.folder, server.address, self.answers.setdefault(setup, {}))
-        warm.start()  # what is made at first use is not an attack's doing
+        warm.start()  # first-use costs do not count as an attack's
         await run_attackers(["fill-pool"], server.target(0.0))
         await warm.stop()
         async with self.phase(server, setup, f"quiet ({setup})", "-"):

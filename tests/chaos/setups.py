@@ -1,4 +1,4 @@
-"""The servers that are attacked: ``octavo serve`` in a process of its own, with tenants and small pools."""
+"""Servers to attack: ``octavo serve`` processes with tenants and small pools."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from octavo.engine.client.server_process import ServerProcess
 from .attack import Target
 
 DRAIN_S = 5.0
-EXIT_S = DRAIN_S + 5.0  # from SIGTERM to the end of the process, whatever goes on
+EXIT_S = DRAIN_S + 5.0  # seconds from SIGTERM to the end of the process
 TENANTS = ("alice", "bob", "mallory", "operator")
 ATTACKER = "mallory"
 BASE = ("--drain-timeout", str(DRAIN_S), "--http", "127.0.0.1:0")
@@ -32,15 +32,13 @@ SETUPS: dict[str, tuple[str, ...]] = {
     "nginx": ("--num-pages", "1024"),
 }
 BEHIND_NGINX = "nginx"
-WITH_FOLDER = {"recurrent-disk"}  # setups that keep pages on a disk
+WITH_FOLDER = {"recurrent-disk"}  # setups that keep pages on disk
 WITH_OWN_MODEL = {"recurrent", "recurrent-disk"}
 IN_SMALL_DISK = 'mount -t tmpfs -o size={size} octavo-chaos "{folder}" && exec "$@"'
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """Files of one run of chaos: the model that is served, tokens, and folders that servers write into."""
-
     path: Path
     model: str = "demo"
 
@@ -63,8 +61,8 @@ class Folder:
 
 
 def small_disk(folder: Path, *, size: str) -> tuple[str, ...] | None:
-    """What starts a command that sees a file system of ``size`` at ``folder``; None where the kernel lets
-    nobody mount one."""
+    """Return a command prefix that mounts a file system of ``size`` at ``folder``; None without
+    permission."""
     script = IN_SMALL_DISK.format(size=size, folder=folder)
     launcher = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh")
     with contextlib.suppress(OSError):
@@ -74,8 +72,6 @@ def small_disk(folder: Path, *, size: str) -> tuple[str, ...] | None:
 
 
 class Server:
-    """One ``octavo serve`` under attack."""
-
     def __init__(
         self, setup: str, folder: Folder, *, launcher: tuple[str, ...] = (), disk: bool = False
     ) -> None:
@@ -87,7 +83,7 @@ class Server:
             flags += ["--cache-dir", str(folder.cache if disk else folder.path / "states")]
         self.folder = folder
         self.setup = setup
-        self.proxy: str | None = None  # where clients connect instead
+        self.proxy: str | None = None  # address of the proxy, if clients use one
         self.process = ServerProcess(flags, stop_timeout=EXIT_S + 20, launcher=launcher)
 
     @property
@@ -100,11 +96,9 @@ class Server:
 
     @property
     def runs(self) -> bool:
-        """Whether the process lives and does not linger on a dead engine."""
         return self.process.returncode is None and Path(f"/proc/{self.process.pid}").exists()
 
     def seen_by_server(self, path: Path) -> Path:
-        """A path as the server sees it, which may have a file system of its own there."""
         return Path(f"/proc/{self.process.pid}/root{path}")
 
     def target(self, seconds: float) -> Target:
@@ -118,7 +112,6 @@ class Server:
         )
 
     async def end(self) -> list[str]:
-        """SIGTERM, and what was wrong with how it ended."""
         if not self.runs:
             return [self.death()]
         began = time.monotonic()
@@ -140,7 +133,6 @@ class Server:
 
 @contextlib.asynccontextmanager
 async def started(server: Server) -> AsyncIterator[Server]:
-    """A server that is killed on the way out, if it has not ended by then."""
     await server.process.start()
     try:
         async with contextlib.AsyncExitStack() as stack:

@@ -1,9 +1,10 @@
-"""``python -m chaos.soak [--seconds 3600] [--plot FILE]``: mixed load on both embedded models for an hour.
+"""Mixed load on both demo models for an hour.
 
-Swapping, a store on disk, speculation, grammars, batches, pins, watchers and cancels. Exits 1 unless memory
-grew by at most ``GROWTH_MIB`` an hour after warm-up, nothing is held at the end, everything in ``COUNTERS``
-took place, and the servers end with 0. Prints one line of JSON.
-"""
+    python -m chaos.soak [--seconds 3600] [--plot FILE]
+
+Includes swapping, a disk cache, speculation, grammars, batches, pins, watchers and cancellations.
+Exit status 1 if memory grows by more than ``GROWTH_MIB`` per hour, if something is held at the end,
+if a counter of ``COUNTERS`` is 0, or if a server fails. Prints one line of JSON."""
 
 from __future__ import annotations
 
@@ -34,16 +35,14 @@ from octavo.proto import generation_pb2 as pb
 from .attack import count, request_of
 from .observer import Observer, resident
 
-GROWTH_MIB = 8.0  # an hour, after warm-up; a shorter run may grow as much
-WARM_UP = 0.3  # of the time, until allocators and caches have their size
-TENTH = 10  # parts of the time after warm-up: growth is from the median of the first to that of the last
+GROWTH_MIB = 8.0  # MiB per hour after warm-up; a shorter run may grow by as much
+WARM_UP = 0.3  # share of the time, until allocators and caches have their size
+TENTH = 10  # growth: from the median of the first tenth to the median of the last
 SAMPLE_S = 1.0
 CALLERS = 16
-FILLING = (
-    17_000  # prompts that fill histories of a fixed size before the run: of events, evictions and snapshots
-)
-GRAMMARS = 128  # different ones that fill the cache of compiled grammars, up to 14 MiB
-PERIOD_S = 12.0  # all callers call together for a part of each, so that the pool is short of pages
+FILLING = 17_000  # prompts before the run, to fill bounded histories of events, evictions and snapshots
+GRAMMARS = 128  # different grammars, to fill their cache of up to 14 MiB
+PERIOD_S = 12.0  # seconds; all clients are active together for a part of each period
 COUNTERS = (
     "octavo_generated_tokens_total",
     "octavo_preemptions_total",
@@ -51,7 +50,7 @@ COUNTERS = (
     "octavo_store_loaded_pages_total",
     'octavo_swapped_pages_total{direction="in"}',
 )
-REST_S = 30.0  # for everything to be let go
+REST_S = 30.0  # seconds for everything to be released
 FLAGS = ("--num-pages", "96", "--page-size", "16", "--max-running", "16", "--swap-memory", "8MiB",
          "--cache-dir-bytes", "16MiB", "--speculate", "ngram", "--max-pinned-pages", "32",
          "--drain-timeout", "5")  # fmt: skip
@@ -61,7 +60,7 @@ SCHEMA = '{"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enu
 
 @dataclass(slots=True)
 class Run:
-    """One server and what became of it. ``memory``: seconds since the start, and resident bytes."""
+    """``memory``: (seconds since the start, resident bytes)."""
 
     model: str
     memory: list[tuple[float, int]] = field(default_factory=list)
@@ -70,21 +69,19 @@ class Run:
     counters: dict[str, int] = field(default_factory=dict)
 
     def minutes(self) -> list[float]:
-        """Largest resident memory of each minute, in MiB."""
+        """Return the largest resident memory of each minute, in MiB."""
         largest: dict[int, int] = {}
         for at, size in self.memory:
             largest[int(at // 60)] = max(size, largest.get(int(at // 60), 0))
         return [round(size / 2**20, 1) for size in largest.values()]
 
     def growth_mib(self, seconds: float) -> float:
-        """Growth after warm-up."""
         sizes = [size for at, size in self.memory if at >= WARM_UP * seconds]
         part = max(1, len(sizes) // TENTH)
         return (statistics.median(sizes[-part:]) - statistics.median(sizes[:part])) / 2**20
 
 
 async def ask(client: Client, rng: random.Random, seen: Counter[str]) -> None:
-    """Make one call of random kind and shape, which may be cancelled at any moment."""
     words = f"{rng.choice('abcdefgh')} once upon a time " * rng.randint(1, 40)
     stub, cache = client.stub, client.cache.stub
     sampling: dict[str, Any] = {
@@ -101,7 +98,7 @@ async def ask(client: Client, rng: random.Random, seen: Counter[str]) -> None:
         case 1:
             call = stub.Embed(pb.EmbedRequest(text=words))
         case 2:
-            number = rng.randrange(10**6)  # no two grammars are the same
+            number = rng.randrange(10**6)
             structured = (
                 pb.Structured(regex=f"({number}|ab|c)+") if number % 2 else pb.Structured(json_schema=SCHEMA)
             )
@@ -129,8 +126,6 @@ async def ask(client: Client, rng: random.Random, seen: Counter[str]) -> None:
 
 
 async def fill(address: str) -> None:
-    """Serve prompts of two pages, and grammars, no two of which are the same."""
-
     async def loop(first: int) -> None:
         async with Client(address) as client:
             for number in range(first, FILLING, CALLERS):
@@ -160,7 +155,6 @@ async def load(run: Run, address: str, seconds: float, busy: float) -> None:
 
 @contextlib.asynccontextmanager
 async def sampled(run: Run, pid: int) -> AsyncIterator[None]:
-    """Record resident memory, of the server and its helpers, while the block lasts."""
     began = time.monotonic()
 
     async def sample() -> None:

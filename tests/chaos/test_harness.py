@@ -1,5 +1,3 @@
-"""The harness of ``make chaos``: it sees what it is there to see."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,3 @@
-"""Measurements of a chaos phase, their bounds, and the table and JSON that report them."""
-
 from __future__ import annotations
 
 from collections import Counter
@@ -10,22 +8,20 @@ from .honest import Experience, quantile
 from .observer import Memory
 
 MIB = 2**20
-OWN_MISTAKES = {"UNKNOWN", "INTERNAL"}  # statuses
+OWN_MISTAKES = {"UNKNOWN", "INTERNAL"}  # statuses for the server's own errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What must hold while anybody attacks.
+    """Bounds for the service of honest clients during an attack.
 
-    p99_factor   p99 of the gaps between honest tokens, in those of the quiet run ...
-    p99_floor    ... or this many seconds, 20 tokens a second: quiet gaps of the demo model are a few
-                 milliseconds, less than a step that computes the prompts of others, too
-    stall        longest gap, seconds, beside what this process itself was late
-    first        longest wait for a first token, seconds: who is let in waits behind all who were before
-    probe        longest answer of /healthz, seconds
-    kept         bytes that an attack takes and does not give back
-    peak         bytes that it takes for a while
-    """
+    p99_factor: 99th percentile of gaps between tokens, relative to a run without attacks
+    p99_floor:  gaps up to this many seconds are always allowed
+    stall:      longest gap in seconds
+    first:      longest wait for a first token in seconds
+    probe:      longest answer of /healthz in seconds
+    kept:       bytes that an attack may keep
+    peak:       bytes that it may take temporarily."""
 
     p99_factor: float = 3.0
     p99_floor: float = 0.05
@@ -36,8 +32,7 @@ class Bounds:
     peak: int = 256 * MIB
 
     def times(self, slack: float) -> Bounds:
-        """These bounds with times and memory multiplied. What must not be at all stays so: a dead process,
-        a stream that differs, a call that is cancelled."""
+        """Return these bounds with times and memory multiplied."""
         return Bounds(
             p99_factor=self.p99_factor * slack,
             p99_floor=self.p99_floor * slack,
@@ -51,8 +46,6 @@ class Bounds:
 
 @dataclass(slots=True)
 class Phase:
-    """One attack and its measurements."""
-
     name: str
     finding: str
     honest: Experience = field(default_factory=Experience)
@@ -64,7 +57,6 @@ class Phase:
     may_see: frozenset[str] = frozenset()
 
     def judge(self, bounds: Bounds, *, quiet_p99: float) -> None:
-        """Add to ``wrong`` what is beyond the bounds."""
         self.wrong += list(dict.fromkeys(self.honest.wrong))
         honest, memory = self.honest, self.memory
         allowed = max(bounds.p99_factor * quiet_p99, bounds.p99_floor) + quantile(honest.late, 0.99)
@@ -107,7 +99,6 @@ class Phase:
         }
 
     def line(self) -> str:
-        """A row of the table."""
         if self.skipped is not None:
             return f"{self.name:19} {self.finding:10} not run: {self.skipped}"
         row = self.as_json()

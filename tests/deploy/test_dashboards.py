@@ -1,4 +1,4 @@
-"""The rules and dashboards under ``deploy``, against a Prometheus that scraped a server under load."""
+"""Rules and dashboards of ``deploy``, against a Prometheus that scraped a loaded server."""
 
 from __future__ import annotations
 
@@ -98,7 +98,6 @@ def test_what_is_wrong_is_found(tmp_path: Path, right: str, wrong: str) -> None:
 
 
 def panel_expressions() -> dict[str, str]:
-    """Of every panel, as Prometheus reads them: Grafana's variables filled in."""
     found = {}
     for path in sorted(GRAFANA.glob("*.json")):
         for panel in json.loads(path.read_text())["panels"]:
@@ -205,7 +204,7 @@ async def _check_expressions(address: str) -> None:
     for group in groups:
         rules = group["rules"]
         assert isinstance(rules, list)
-        for rule in rules:  # what an alert compares: 0 or 1 instead of nothing while it is silent
+        for rule in rules:
             expressions[rule["name"]] = re.sub(r"(==|[<>]=?)(?=\s*[\d.])", r"\1 bool", rule["query"])
             if rule["type"] == "recording":
                 expressions[f"record {rule['name']}"] = rule["name"]

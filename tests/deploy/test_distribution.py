@@ -1,5 +1,3 @@
-"""Wheels, formula and workflow agree with the package itself."""
-
 from __future__ import annotations
 
 import hashlib

@@ -1,5 +1,3 @@
-"""The deployment files against what they configure: flags, ports, probes, schemas, schedules of the end."""
-
 from __future__ import annotations
 
 import contextlib
@@ -22,15 +20,14 @@ from octavo.engine.cli import main, serve
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 MANIFESTS = ("namespace", "worker", "router", "autoscaling", "monitoring", "rules", "network")
 DRAIN_S = 30
-GRACE_S = serve.GRACE_S  # in which the server ends after it has drained
+GRACE_S = serve.GRACE_S  # seconds to end after draining
 GRPC, METRICS = 50051, 9400
-# Programs that pip installed lie beside this Python, which need not be on the path.
+# Programs that pip installed are next to this Python, which may not be on the path.
 PROGRAMS = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
 OPERATOR = "monitoring.coreos.com"  # its objects are custom resources
 
 
 def load_yaml(path: Path) -> list[Any]:
-    """All documents of a file."""
     return list(importlib.import_module("yaml").safe_load_all(path.read_text()))
 
 
@@ -49,7 +46,6 @@ def manifest(kind: str, name: str) -> Any:
 
 
 def worker_commands() -> dict[str, list[str]]:
-    """What each file gives `octavo`, beginning with `serve`."""
     docker = (DEPLOY / "docker" / "Dockerfile").read_text()
     (default,) = re.findall(r'^CMD \["serve", (.+)\]$', docker, flags=re.MULTILINE)
     unit = (DEPLOY / "octavo.service").read_text()
@@ -118,7 +114,7 @@ def test_prometheus_of_compose_reads_the_rules_and_workers_it_is_given() -> None
     mounts = {volume.split(":")[1] for volume in compose()["services"]["prometheus"]["volumes"]}
     read = [*config["rule_files"], *config["scrape_configs"][0]["file_sd_configs"][0]["files"]]
     assert {f"/etc/prometheus/{name}" for name in read} <= mounts
-    assert config["scrape_configs"][0]["job_name"] == "octavo"  # the alerts look for this name
+    assert config["scrape_configs"][0]["job_name"] == "octavo"  # the alerts use this name
     (targets,) = load_yaml(DEPLOY / "docker" / "workers.yml")
     assert targets == [{"targets": [f"server:{METRICS}"]}]
     (source,) = load_yaml(DEPLOY / "docker" / "grafana" / "datasources" / "prometheus.yaml")
@@ -217,7 +213,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
         pytest.skip("systemd-analyze is not installed")
     unit = tmp_path / "octavo.service"
     text = (DEPLOY / "octavo.service").read_text()
-    # The program need not be installed here; everything else is read as it is.
+    # The program need not be installed here.
     unit.write_text(text.replace("/opt/octavo/bin/octavo", "/bin/true"))
     done = subprocess.run(
         ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False

@@ -1,5 +1,3 @@
-"""The proxy of deploy/nginx before a real server: it passes calls on, and bounds those of one address."""
-
 from __future__ import annotations
 
 import asyncio

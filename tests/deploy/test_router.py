@@ -1,5 +1,3 @@
-"""The SMG router before real workers, driven by the openai package: `make serve-http`."""
-
 from __future__ import annotations
 
 import asyncio
@@ -107,7 +105,7 @@ async def test_adapters_are_models_of_the_router(tmp_path: Path) -> None:
 
 
 async def test_without_the_router_there_is_one_line_with_the_remedy(tmp_path: Path) -> None:
-    python = tmp_path / "python"  # a Python beside which no router lies
+    python = tmp_path / "python"
     python.symlink_to(sys.executable)
     code = (
         f"import runpy, sys; sys.executable = {str(python)!r}; sys.argv = ['serve_http.py']; "

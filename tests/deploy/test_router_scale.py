@@ -1,5 +1,3 @@
-"""Two workers behind the router: the worker of each prompt, and effects of a worker's end."""
-
 from __future__ import annotations
 
 import asyncio
@@ -18,11 +16,12 @@ from router import http_server, metrics_of, needs_router, openai_client
 pytestmark = [pytest.mark.server, pytest.mark.slow, needs_router]
 
 FLAGS = ["--num-pages", "256", "--max-running", "32", "--max-step-tokens", "128", "--page-size", "16"]
-NUM_PREFIXES, NUM_QUESTIONS = 11, 4  # odd: else each second worker gets the same prefixes every time
+# Odd, because with an even number each second worker gets the same prefixes every time.
+NUM_PREFIXES, NUM_QUESTIONS = 11, 4
 
 
 def _worker_pids(ready: dict[str, str]) -> dict[str, int]:
-    """Address: process."""
+    """Return process IDs by address."""
     found = {}
     for child in psutil.Process(int(ready["pid"])).children():
         for connection in child.net_connections(kind="tcp"):
@@ -32,7 +31,6 @@ def _worker_pids(ready: dict[str, str]) -> dict[str, int]:
 
 
 async def _cached_share(policy: str) -> float:
-    """The share of prompt tokens that were cached, of questions that share long prefixes."""
     async with http_server("--workers", "2", "--policy", policy, "--", *FLAGS) as ready:
         client = openai_client(ready)
 
@@ -52,11 +50,11 @@ async def _cached_share(policy: str) -> float:
 
         usage = []
         async with client:
-            for question in range(NUM_QUESTIONS):  # everybody's first question, then the second, ...
+            for question in range(NUM_QUESTIONS):
                 for first in range(0, NUM_PREFIXES, 4):
                     prefixes = range(first, min(first + 4, NUM_PREFIXES))
                     usage += await asyncio.gather(*(one(prefix, question) for prefix in prefixes))
-                await asyncio.sleep(0.5)  # events travel
+                await asyncio.sleep(0.5)  # events need time to arrive
     return sum(cached for _, cached in usage) / sum(total for total, _ in usage)
 
 
@@ -69,10 +67,7 @@ async def test_prompts_go_where_their_prefix_is_cached() -> None:
 
 @dataclass
 class Load:
-    """Streams sent one after the other by a few clients.
-
-    failed   errors by the number of the stream
-    """
+    """``failed``: errors by the number of the stream."""
 
     client: Any
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
@@ -111,7 +106,6 @@ class Load:
 
 
 async def _under_load(end: signal.Signals) -> tuple[Load, set[int], str]:
-    """End one of two workers under load: the load, the streams open then, the survivor's metrics."""
     async with http_server("--workers", "2", "--policy", "round_robin", "--", *FLAGS) as ready:
         pids = _worker_pids(ready)
         survivor = ready["worker_metrics"].split(",")[1]

@@ -1,4 +1,4 @@
-"""Contents of a wheel, built where nothing can be compiled: that takes seconds, and all else is the same."""
+"""The wheel is built where nothing can be compiled, which takes seconds."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
-"""Would the tests of the native kernels notice a bug in them? Plant each of in_native.py, and count.
+"""Plant the bugs of in_native.py in the native kernels, and count those that tests find.
 
-``python tests/mutants/extension.py [WORD]`` (with WORD: bugs that have it in the name) copies the sources to
-build/mutants, and for each bug builds the extension with it and runs the tests of its group. Prints a table;
-exits 1 if a bug is missed, or if the tests fail without one. Needs what the extension needs to be built;
-the first build takes minutes, each bug about one. Bugs of AVX2's and AVX-512's kernels are looked for at
-their level, which the CPU must have.
-"""
+    python tests/mutants/extension.py [WORD]
+
+WORD: only bugs with it in their name. Each bug is built in build/mutants, in about a minute.
+Prints a table; exit status 1 if a bug is missed, or if the tests fail without one."""
 
 from __future__ import annotations
 
@@ -112,13 +110,11 @@ def call(*command: str) -> None:
 
 
 def refresh(source: str, target: str) -> None:
-    """Copy a file that differs. Times of others stay: a bug's file was written again after it was built."""
     if not Path(target).exists() or not filecmp.cmp(source, target, shallow=False):
         shutil.copyfile(source, target)
 
 
 def prepare() -> None:
-    """The sources as they are; only what changed is compiled again."""
     (SOURCE / "kernels").mkdir(parents=True, exist_ok=True)
     shutil.copy2(ROOT / "CMakeLists.txt", SOURCE)
     for path in [path for path in (SOURCE / "kernels" / "csrc").rglob("*") if path.is_file()]:
@@ -141,8 +137,7 @@ def build() -> Path:
 
 
 def level_of(mutant: Mutant) -> str:
-    """The instruction set whose kernel has the bug; "" for what every level runs. A higher one would run
-    another kernel."""
+    """Return the instruction set with the bug in its kernel; empty for all."""
     return next((level for level in ("avx2", "avx512") if f"_{level}." in mutant.file), "")
 
 
@@ -152,7 +147,7 @@ def run_at(level: str, tests: tuple[str, ...]) -> str | None:
 
 
 def attempt(mutant: Mutant) -> str | None:
-    """Who caught it; None: nobody."""
+    """Return the test that failed, or None."""
     path = SOURCE / mutant.file
     text = path.read_text()
     path.write_text(spoilt(mutant, text))

@@ -1,4 +1,4 @@
-"""Planting bugs one at a time, running tests against each, and reporting which test caught it."""
+"""Harness that plants bugs one at a time and runs tests against each."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ TEST_TIMEOUT_S = 120
 
 
 class Bug(Protocol):
-    """A planted bug."""
-
     @property
     def name(self) -> str: ...
 
@@ -27,8 +25,7 @@ BugT = TypeVar("BugT", bound=Bug)
 
 
 def run_tests(tests: Sequence[str], environment: dict[str, str]) -> str | None:
-    """The first failing test, or None if all pass. A bug that hangs is caught by the clock, one that
-    ends the process by whatever ended it."""
+    """Return the first failing test, or None. A timeout or a crash counts as a failure."""
     pytest = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider"]
     clock = ["--timeout=0", "-o", f"faulthandler_timeout={TEST_TIMEOUT_S}"]
     command = [*pytest, *clock, "-m", "not slow", *tests]
@@ -44,7 +41,7 @@ def run_tests(tests: Sequence[str], environment: dict[str, str]) -> str | None:
     if done.returncode < 0:
         return f"the process died of signal {-done.returncode}"
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    if not failed and "Timeout (" in done.stderr:  # the process ended itself, where a test hung
+    if not failed and "Timeout (" in done.stderr:  # a hanging test ended the process
         return f"no end of a test within {TEST_TIMEOUT_S} s"
     if not failed:
         raise RuntimeError(f"pytest did not run:\n{done.stdout}{done.stderr}")
@@ -52,7 +49,7 @@ def run_tests(tests: Sequence[str], environment: dict[str, str]) -> str | None:
 
 
 def spoilt(mutant: Mutant, text: str) -> str:
-    """The text with the bug in it; SystemExit unless there is exactly one place for it."""
+    """Return the text with the bug; SystemExit unless ``old`` occurs once."""
     if text.count(mutant.old) != 1:
         raise SystemExit(f"{mutant.name}: {mutant.file} has {text.count(mutant.old)} times {mutant.old!r}")
     return text.replace(mutant.old, mutant.new)
@@ -65,11 +62,7 @@ def hunt(
     clean: Sequence[Callable[[], str | None]],
     share: float = 1.0,
 ) -> int:
-    """Print which bugs were caught by which test, after ``clean`` passed.
-
-    Returns exit status 0 if at least ``share`` of the bugs are caught. ``attempt`` plants a bug and returns
-    the test that caught it, or None.
-    """
+    """Print which test caught each bug; return 0 if at least ``share`` of the bugs were caught."""
     for check in clean:
         if (caught_by := check()) is not None:
             print(f"the tests fail without any bug: {caught_by}")

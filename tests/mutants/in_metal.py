@@ -1,5 +1,3 @@
-"""Bugs in the Metal kernels, as sources would have them."""
-
 from __future__ import annotations
 
 import in_metal_attention

@@ -1,5 +1,3 @@
-"""Bugs in the Metal kernels of attention over K and V, as sources would have them."""
-
 from __future__ import annotations
 
 from mutant import Mutant

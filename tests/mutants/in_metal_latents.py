@@ -1,5 +1,3 @@
-"""Bugs in the Metal kernel of attention over latents, as its source would have them."""
-
 from __future__ import annotations
 
 from mutant import Mutant

@@ -1,5 +1,3 @@
-"""Bugs in the Metal code that writes, copies and decodes pages, as sources would have them."""
-
 from __future__ import annotations
 
 from mutant import Mutant

@@ -1,5 +1,3 @@
-"""Bugs in the Metal kernels of recurrent layers, as sources would have them."""
-
 from __future__ import annotations
 
 from mutant import Mutant
@@ -8,7 +6,6 @@ BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
 
 
 def _walk(file: str, ahead: str) -> tuple[Mutant, ...]:
-    """Of a kernel whose state is a matrix; ``ahead``: what its threadgroup makes of tokens ahead."""
     return (
         Mutant(
             f"{file}: {ahead} are read before they are there",

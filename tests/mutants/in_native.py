@@ -1,12 +1,10 @@
-"""Bugs in the native kernels: captured steps, checks of indices, mapped weights, products of bytes."""
-
 from __future__ import annotations
 
 import in_native_attention
 from mutant import bug
 
 STEPS = (
-    # steps as programs
+    # captured steps
     bug(
         "a program computes with its first values",
         "std::memcpy(inputs[input].memory, from, sizeof(int32_t) * inputs[input].size);",
@@ -35,7 +33,7 @@ STEPS = (
 )
 
 INDICES = (
-    # indices
+    # indices of steps
     bug(
         "a slot behind the last page passes",
         "step.slots, num_pages * page_size)",
@@ -69,7 +67,7 @@ STORES = (
 )
 
 LINEAR = (
-    # products of bytes: linear layers
+    # 8-bit products in linear layers
     bug(
         "biases meet half of the activations",
         "static_cast<float>(quantized.even + quantized.odd)",
@@ -93,7 +91,7 @@ CHANNELS = (
 )
 
 QUANTIZED = (
-    # weights with one scale per output channel, while loading
+    # weights with one scale per output channel, during loading
     bug("NaN has some code", "shifted & (UintVec)(exact == exact) & 0xff", "shifted & 0xff"),
     bug(
         "a dequantized weight is rounded once",
@@ -103,7 +101,7 @@ QUANTIZED = (
 )
 
 AFFINE = (
-    # weights in MLX's affine format, while loading
+    # weights in MLX's affine format, during loading
     bug(
         "NaN spreads to its group",
         "low = x < low ? x : low;\n    high = x > high ? x : high;",
@@ -113,7 +111,7 @@ AFFINE = (
 )
 
 PACKED = (
-    # quantized weights in the kernels' layout
+    # layout of packed quantized weights
     bug(
         "nibbles stay where they are",
         "words = (words & 0xff0000ff)",
@@ -136,7 +134,7 @@ POOLS = (
 )
 
 ROWS = (
-    # row operations; which rows are computed
+    # row operations; selection of computed rows
     bug(
         "a node whose other output is needed whole is computed again",
         "for (const mx::array& sibling : node.siblings()) shared_.insert(sibling.id());",
@@ -145,7 +143,7 @@ ROWS = (
 )
 
 SAMPLING = (
-    # tokens drawn from logits
+    # sampling
     bug(
         "what may end a nucleus is sought too low",
         "if (end == 0 && most >= top_p * whole) end = at + 1;",

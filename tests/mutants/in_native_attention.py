@@ -1,11 +1,9 @@
-"""Bugs in the native kernels' attention: products of bytes, also over pages with scales by groups."""
-
 from __future__ import annotations
 
 from mutant import bug
 
 ATTENTION = (
-    # products of bytes: attention
+    # 8-bit products in attention
     bug(
         "scores forget that codes are scaled",
         "largest / (kLargestByte * Code::kScale)",
@@ -26,7 +24,7 @@ ATTENTION = (
         "to[i] = mask >> i & 1 ? to[i] : 0.0f;",
         "to[i] = mask >> i & 1 ? to[i] : to[i] + 0.0f;",
     ),
-    # products of bytes: attention over groups
+    # 8-bit products in attention over groups
     bug(
         "groups of keys have each other's scales",
         "0x0706030205040100",
@@ -40,7 +38,7 @@ ATTENTION = (
 )
 
 GROUPS = (
-    # products of bytes: attention over groups, AVX-512
+    # 8-bit products in attention over groups, AVX-512
     bug(
         "a query's dims share the factor of its largest",
         "largest = largest_of(row + first, in_step);",

@@ -1,9 +1,9 @@
-"""Would the emulator's tests notice a bug in a Metal kernel? Plant each of in_metal.py, and count.
+"""Plant the bugs of in_metal.py in the Metal kernels, and count those that tests find.
 
-``python tests/mutants/metal.py [WORD]`` (with WORD: bugs that have it in the name). Nothing on disk
-changes: a bug is planted in the text that the launcher reads. Prints a table, then caught/total;
-exits 1 if a bug is missed, or if the checks fail without one. About two minutes.
-"""
+    python tests/mutants/metal.py [WORD]
+
+WORD: only bugs with it in their name. Sources on disk do not change. About two minutes.
+Prints a table, then caught/total; exit status 1 if a bug is missed, or if the checks fail without one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ LATENT_CASES = (
     (Case(((140, 1), (20, 2)), num_heads=6, latent=512, rotary=64), ("fp4", "fp4")),
     (Case(((40, 1), (5, 9)), num_heads=20, latent=40, rotary=8, page_size=8), ("int8", "fp4")),
 )
-"""A row that is split and tiles that end within tokens; row groups, and parts without a matrix."""
 RESIDUAL = shape("residual", 64, 2, 16, window=40, keep=3, sequences=((90, 1), (30, 9), (70, 1), (20, 33)))
 WIDE = shape("wide", 136, 3, 16, kv_heads=1, sequences=((20, 9), (0, 25)))
 
@@ -117,7 +116,6 @@ def latents() -> None:
 
 
 def residual() -> None:
-    """Rows of both kinds of pages that say themselves where what they see begins."""
     emulator = Emulator()
     cache = watched_cache(emulator, emulator.backend(), RESIDUAL, ("fp4", "fp4"), window=17, keep=0)
     got, want = run_residual(RESIDUAL, cache, [0] * len(RESIDUAL.sequences))
@@ -182,7 +180,6 @@ CHECKS: dict[str, tuple[Callable[[], None], ...]] = {
 
 @contextmanager
 def planted(mutant: Mutant) -> Iterator[None]:
-    """The launcher reads ``mutant.file`` with the bug in it."""
     read = units.read_source
     helpers, body = read(mutant.file)
     count = helpers.count(mutant.old) + body.count(mutant.old)

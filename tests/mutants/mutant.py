@@ -1,5 +1,3 @@
-"""Bugs that someone could have written, one small edit each."""
-
 from __future__ import annotations
 
 import functools
@@ -22,7 +20,7 @@ class Mutant:
 
 
 def bug(name: str, old: str, new: str) -> Mutant:
-    """One in Python or C++: in the one file that has ``old``, wherever that lies now; "" if there is none."""
+    """Return a bug in the Python or C++ file that contains ``old``."""
     files = [file for file, text in _sources().items() if old in text]
     return Mutant(name, files[0] if len(files) == 1 else "", old, new)
 

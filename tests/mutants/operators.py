@@ -1,13 +1,12 @@
-"""Bugs in Python made by operators: every place of a file where one applies is one bug.
+"""Bugs in Python, made by an operator at each place where it applies.
 
-compare     ``<`` for ``<=`` and back, ``==`` for ``!=``, ``is`` for ``is not``, ``in`` for ``not in``
-calculate   ``+`` for ``-``, ``*`` for ``//``, and back
-combine     ``and`` for ``or``, and back
-negate      a condition is its opposite
-count       an integer is one more
-choose      ``min`` for ``max``, ``any`` for ``all``, and back
-omit        a call for its effect, or an assignment to an attribute, does not happen
-"""
+compare    ``<`` for ``<=``, ``==`` for ``!=``, ``is`` for ``is not``, ``in`` for ``not in``, and back
+calculate  ``+`` for ``-``, ``*`` for ``//``, and back
+combine    ``and`` for ``or``, and back
+negate     a condition is inverted
+count      an integer is one larger
+choose     ``min`` for ``max``, ``any`` for ``all``, and back
+omit       a call without a result, or an assignment to an attribute, is removed."""
 
 from __future__ import annotations
 
@@ -24,11 +23,11 @@ CALCULATE: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult,
 }  # fmt: skip
 CHOOSE = {"min": "max", "max": "min", "any": "all", "all": "any"}
-UNTESTED = ("log", "warnings")  # calls of these are for people
+UNTESTED = ("log", "warnings")  # calls of these only inform people
 
 
 class Edit(NamedTuple):
-    """A bug: bytes [start, stop) of a file become ``new``."""
+    """Bytes [start, stop) of a file become ``new``."""
 
     file: str
     line: int
@@ -43,13 +42,11 @@ class Edit(NamedTuple):
         return f"{self.file}:{self.line} {short[0]:.40} -> {short[1]:.40}"
 
     def apply(self, text: str) -> str:
-        """Return the text of the file with the bug in it."""
         data = text.encode()
         return (data[: self.start] + self.new.encode() + data[self.stop :]).decode()
 
 
 def edits(root: Path, file: str) -> list[Edit]:
-    """Return every bug of a file, in the order of its lines."""
     text = (root / file).read_text()
     lines = [0]
     for line in text.encode().splitlines(keepends=True):
@@ -68,7 +65,6 @@ def edits(root: Path, file: str) -> list[Edit]:
 
 
 def _changed(tree: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
-    """Yield what is executed in a function and may be replaced, with its replacement."""
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             for statement in function.body:
@@ -80,7 +76,6 @@ def _changed(tree: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
 
 
 def _executed(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield a node and those in it, but for annotations, assertions, errors and their texts."""
     if isinstance(node, ast.Assert | ast.Raise | ast.JoinedStr | ast.FunctionDef | ast.AsyncFunctionDef):
         return
     if isinstance(node, ast.AnnAssign):

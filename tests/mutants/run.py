@@ -1,10 +1,11 @@
-"""Do the tests of the Python code earn their keep? Seed bugs, one at a time, and count catches.
+"""Plant bugs in the Python code, one at a time, and count those that tests find.
 
-``python tests/mutants/run.py [--each 4] [--seed 0] [WORD]`` copies the package to a scratch folder, plants so
-many of the bugs that operators.py makes of each file in SUITES (with WORD: those that have it in their path)
-and runs the file's tests against each. Prints a table. Exits 1 if the tests fail without a bug, or catch less
-than ``SHARE`` of the bugs: some are no bugs, such as a limit that is one more. Some minutes for each file.
-"""
+    python tests/mutants/run.py [--each 4] [--seed 0] [WORD]
+
+--each: number of bugs per file of SUITES; WORD: only files with it in their path.
+Runs the tests of the file on a copy of the package; some minutes per file. Prints a table.
+Exit status 1 if the tests fail without a bug, or find fewer than ``SHARE`` of the bugs.
+Some bugs change nothing, such as a limit plus one."""
 
 from __future__ import annotations
 
@@ -79,17 +80,15 @@ SUITES: dict[str, tuple[str, ...]] = {
 NO_REDIRECTION = """import sys
 sys.meta_path[:] = [each for each in sys.meta_path if not type(each).__module__.startswith("_editable")]
 """
-"""An editable installation finds the package before PYTHONPATH does."""
+"""An editable installation comes before PYTHONPATH."""
 
 
 def sample(file: str, count: int, seed: int) -> list[Edit]:
-    """Return some bugs of a file, the same ones for a seed while the file is the same."""
     made = edits(ROOT, file)
     return sorted(random.Random(f"{seed}:{file}").sample(made, min(count, len(made))))
 
 
 def copy_package(folder: Path) -> None:
-    """The folders as the package ``octavo``, in front of the installed one."""
     (folder / "sitecustomize.py").write_text(NO_REDIRECTION)
     package = folder / "octavo"
     package.mkdir()
@@ -101,7 +100,7 @@ def copy_package(folder: Path) -> None:
 
 
 def attempt(edit: Edit | None, suite: tuple[str, ...]) -> str | None:
-    """Who caught it; None: nobody."""
+    """Return the test that failed, or None."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         copy_package(folder)
@@ -114,7 +113,7 @@ def attempt(edit: Edit | None, suite: tuple[str, ...]) -> str | None:
 
 
 def check_is_imported(folder: Path) -> None:
-    """SystemExit unless tests would import the copy: against the installed package every bug is missed."""
+    """Raise SystemExit unless tests import the copy."""
     command = [sys.executable, "-c", "import octavo.scheduler as found; print(found.__file__)"]
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -123,7 +122,6 @@ def check_is_imported(folder: Path) -> None:
 
 
 def native_extension() -> dict[str, str]:
-    """Lets a copy of the kernels' folder take the extension that is installed, if one is."""
     found = importlib.util.find_spec("octavo.kernels._ext")
     return {} if found is None or found.origin is None else {"TEST_EXTENSION": found.origin}
 

@@ -1,4 +1,4 @@
-"""How many files a change of a known kind touches: one of that kind, made up, in a copy of the package."""
+"""Number of files that a change of a known kind touches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import octavo
 assert octavo.__file__.startswith(sys.argv[1]), octavo.__file__  # and not what is installed
 """
 
-# An RPC that asks the engine's thread something new: by file, a line and what follows it ("": at the end).
+# New RPC that asks the engine's thread. By file: a line, and the text to insert after it ("": at the end).
 RPC: Change = {
     "proto/octavo/v1/cache.proto": {
         "service Cache {": "\n  // Pages that a prompt may still find, and that nobody holds.\n"
@@ -66,7 +66,7 @@ async def main():
 asyncio.run(main())
 """
 
-# A parameter that changes logits: token ids that never come.
+# A new parameter that changes logits: banned token IDs.
 PARAMETER: Change = {
     "engine/api/sampling_params.py": {
         'flag="--stop-id", vllm="stop_token_ids",\n    )  # fmt: skip\n': """\
@@ -118,19 +118,17 @@ needs_protoc = pytest.mark.skipif(
 @needs_protoc
 def test_an_rpc_that_asks_the_engine_is_three_files_and_the_stubs(tmp_path: Path) -> None:
     assert len(RPC) == 3
-    assert int(_changed(tmp_path, RPC, ASK_FOR_IT)) == 41 // 4  # of 40 tokens and the first of two
+    assert int(_changed(tmp_path, RPC, ASK_FOR_IT)) == 41 // 4  # pages of 4 tokens
 
 
 @needs_protoc
 def test_a_logit_parameter_is_three_files_and_the_stubs(tmp_path: Path) -> None:
-    """On the wire, on the command line, checked, and applied to logits."""
+    """The files: wire, command line, check, logits."""
     assert len(PARAMETER) == 3
     assert int(_changed(tmp_path, PARAMETER, BAN_TOKENS)) == 3
 
 
 def _changed(folder: Path, change: Change, program: str) -> str:
-    """What a program prints that runs on a copy of the package with the change and its stubs, which touch no
-    other file."""
     package = folder / "octavo"
     ignored = shutil.ignore_patterns("__pycache__", "csrc", "*.so")
     shutil.copytree(ROOT / "src" / "octavo", package, ignore=ignored)
@@ -148,8 +146,9 @@ def _changed(folder: Path, change: Change, program: str) -> str:
         *made,
         *(f"octavo/v1/{name}.proto" for name in ("generation", "cache")),
     ]
-    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *sources], check=True)  # as `make proto` does
-    shutil.rmtree(package / "v1")  # which is a link where it is not a copy
+    # As ``make proto`` does.
+    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *sources], check=True)
+    shutil.rmtree(package / "v1")
     shutil.copytree(package / "proto" / "octavo" / "v1", package / "v1")
     after = _contents(package)
     changed = {name for name in after if after[name] != before.get(name)}

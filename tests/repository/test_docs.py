@@ -1,5 +1,3 @@
-"""The documentation site: it builds without a warning, and says what the code says."""
-
 from __future__ import annotations
 
 import re
@@ -143,7 +141,7 @@ MEASURED = re.compile(
     "path", sorted((ROOT / "docs" / "guides").glob("*.md")), ids=lambda path: str(path.name)
 )
 def test_guides_have_no_figures_that_were_measured(path: Path) -> None:
-    """They are data in ``docs/benchmarks/results``, with machine, date and command."""
+    """Measured figures belong in ``docs/benchmarks/results``, with machine, date and command."""
     assert not MEASURED.search(path.read_text()), MEASURED.search(path.read_text())
 
 

@@ -1,5 +1,3 @@
-"""Every script in ``examples`` runs with the embedded model and prints what its docstring says."""
-
 from __future__ import annotations
 
 import ast

@@ -1,7 +1,6 @@
-"""Every console command of the documents runs: servers start, requests are answered, tools end with 0.
+"""Every console command of the documents runs.
 
-Addresses become free ports, checkpoints become the embedded model, placeholders become what exists.
-"""
+Addresses become free ports, checkpoints become the demo model, placeholders become real values."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ PAGES = [
     *sorted((ROOT / "docs" / "guides").glob("*.md")),
 ]
 PORTS = {"8000": "http", "50051": "grpc", "9400": "metrics"}
-ELSEWHERE = ("pip ", "make ", "python3 -m venv ")  # CI runs these: a clone is installed and tested by make
+ELSEWHERE = ("pip ", "make ", "python3 -m venv ")  # CI runs these
 FEW = "--lengths 64 --documents 1 --formats int8"
 PLACEHOLDERS = {
     r"(?<=serve )(?!demo)\S+": "demo",
@@ -36,7 +35,6 @@ OCTAVO = BIN / "octavo"
 
 
 def commands(text: str) -> Iterator[str]:
-    """The commands of a page in their order, each with its further lines."""
     for block in re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL):
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             lines: list[str] = []
@@ -49,8 +47,6 @@ def commands(text: str) -> Iterator[str]:
 
 
 class Shell:
-    """Runs the commands of a page; the latest server of the page stays until the next one starts."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._server: subprocess.Popen[bytes] | None = None
@@ -107,7 +103,6 @@ class Shell:
         self._ports = dict(re.findall(r"(grpc|http|metrics)=(\S+)", log.read_text()))
 
     def _request_id(self) -> str:
-        """The id of a request that the server has just answered."""
         address = self._ports["http"]
         body = '{"model": "demo", "prompt": "Once", "max_tokens": 1}'
         done = subprocess.run(

@@ -1,5 +1,3 @@
-"""Rules for imports: the control plane runs without MLX, and no module imports a bare folder."""
-
 from __future__ import annotations
 
 import ast
@@ -14,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("block_manager", "engine", "kernels", "lab", "proto", "scheduler")
-NAMES = {"lab": "octavo_lab"}  # folder: the package that it is; the others are octavo.<folder>
+NAMES = {"lab": "octavo_lab"}  # folder: package name; other folders are octavo.<folder>
 LIGHT = (
     "octavo.block_manager",
     "octavo.scheduler",
@@ -47,7 +45,7 @@ LIGHT = (
     "octavo.kernels.residual_cache",
     "octavo.kernels.visibility",
 )
-BELOW = {  # top-level folder: those it may import
+BELOW = {  # top-level folder: folders that it may import
     "block_manager": set(),
     "scheduler": {"block_manager"},
     "kernels": set(),
@@ -55,7 +53,7 @@ BELOW = {  # top-level folder: those it may import
     "proto": {"v1"},
     "lab": {"block_manager", "scheduler", "kernels", "engine", "v1"},
 }
-ENGINE_PACKAGES = {  # package of engine: the packages it may import
+ENGINE_PACKAGES = {  # package of engine: engine packages that it may import
     "api": set(),
     "bench": set(),
     "chat": {"api"},
@@ -84,7 +82,7 @@ ENGINE_PACKAGES = {  # package of engine: the packages it may import
     },
 }  # fmt: skip
 TENSOR_LIBRARIES = {"mlx", "mlx_lm", "mlx_vlm"}
-ON_TENSORS = {  # parts of kernels that import MLX or are of use with it alone: who may import them
+ON_TENSORS = {  # modules of kernels that import MLX: files that may import them
     "octavo.kernels._ext": {"executor"},
     "octavo.kernels.backends": {"executor", "cli"},
     "octavo.kernels.cpu": set(),
@@ -101,15 +99,12 @@ def python_files(*folders: str) -> list[Path]:
 
 
 def package_name(path: Path) -> tuple[str, ...]:
-    """The parts of the name by which a file or folder of the repository is imported."""
     top, *rest = path.parts or ("",)
     return (NAMES[top], *rest) if top in NAMES else ("octavo", *path.parts)
 
 
 @functools.cache
 def imported(path: Path) -> frozenset[str]:
-    """Absolute names imported anywhere in a file, inside functions too; relative ones as ``octavo.`` names,
-    where the file lies in a checkout."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -124,13 +119,11 @@ def imported(path: Path) -> frozenset[str]:
 
 
 def spelled_out(path: Path) -> set[str]:
-    """Names of modules as the file's own absolute imports spell them."""
     nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
     return {node.module for node in nodes if not node.level and node.module}
 
 
 def engine_package(name: str) -> str | None:
-    """The package of engine that ``octavo.engine.package.module`` or a file's module lies in."""
     parts = name.split(".")
     return parts[2] if parts[:2] == ["octavo", "engine"] and len(parts) > 2 else None
 
@@ -140,7 +133,6 @@ def package_of(path: Path) -> str | None:
 
 
 def engine_arrows() -> dict[str, set[str]]:
-    """Which packages of engine each of them imports, anywhere in its files."""
     arrows: dict[str, set[str]] = {}
     for path in python_files("engine"):
         package = package_of(path)
@@ -151,7 +143,6 @@ def engine_arrows() -> dict[str, set[str]]:
 
 
 def circle(arrows: Mapping[str, set[str]]) -> tuple[str, ...]:
-    """Those that cannot be put in an order in which each comes after what it imports."""
     try:
         tuple(TopologicalSorter(arrows).static_order())
     except CycleError as error:
@@ -160,7 +151,6 @@ def circle(arrows: Mapping[str, set[str]]) -> tuple[str, ...]:
 
 
 def module_arrows(root: Path) -> dict[str, set[str]]:
-    """Which modules each module imports, anywhere in its files but for its types alone."""
     files = [path for folder in FOLDERS for path in sorted((root / folder).rglob("*.py"))]
     names = {path: ".".join(package_name(path.relative_to(root).with_suffix(""))) for path in files}
     names = {path: name.removesuffix(".__init__") for path, name in names.items()}
@@ -179,7 +169,6 @@ def module_arrows(root: Path) -> dict[str, set[str]]:
 
 
 def without_types(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those under ``if TYPE_CHECKING``."""
     for node in ast.iter_child_nodes(tree):
         if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
             yield node
@@ -233,7 +222,6 @@ def test_no_packages_of_engine_import_each_other() -> None:
 
 
 def rooms(folder: str) -> dict[str, set[str]]:
-    """Which rooms of a package, its folders and files, each of them imports, also for types alone."""
     home = ("octavo", *folder.split("/"))
     arrows: dict[str, set[str]] = {}
     for path in python_files(folder):
@@ -254,7 +242,7 @@ def test_the_rooms_of_a_package_have_an_order(folder: str) -> None:
 
 
 def test_no_modules_import_each_other(tmp_path: Path) -> None:
-    """Imports inside functions count too, although they would work."""
+    """Imports inside functions count too."""
     assert circle(module_arrows(ROOT)) == ()
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "a.py").write_text("def f():\n    from .b import B\n")
@@ -287,7 +275,6 @@ def test_serving_does_not_import_the_laboratory() -> None:
 
 @pytest.mark.parametrize("folder", sorted(set(FOLDERS) - {"proto"}))
 def test_imports_inside_a_folder_are_relative(folder: str) -> None:
-    """So that editors and tools that draw imports follow them."""
     for path in python_files(folder):
         package = ".".join(package_name(Path(folder)))
         own = {name for name in spelled_out(path) if f"{name}.".startswith(f"{package}.")}
@@ -295,7 +282,7 @@ def test_imports_inside_a_folder_are_relative(folder: str) -> None:
 
 
 def test_no_module_imports_a_bare_folder() -> None:
-    """``import engine`` works from the root of a checkout and makes a second copy of the module."""
+    """``import engine`` works at a checkout's root, but makes a second copy of the module."""
     for path in python_files(*FOLDERS, "tests", "tools", "src"):
         bare = {name for name in imported(path) if name.split(".")[0] in FOLDERS}
         assert not bare, f"{path.relative_to(ROOT)} imports {bare}; import octavo.<package> instead"

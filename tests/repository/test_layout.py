@@ -1,5 +1,3 @@
-"""The repository as a newcomer finds it: symlinks, links in the docs, named flags, the wheel."""
-
 from __future__ import annotations
 
 import contextlib
@@ -29,13 +27,13 @@ LINKS = {
     "v1": "../../proto/octavo/v1",
 }
 SOURCES = ("block_manager", "engine", "kernels", "lab", "proto", "scheduler", "tools")
-NO_MIRRORS = {"tests/repository", "tests/chaos", "tests/deploy"}  # of what is no Python package
+NO_MIRRORS = {"tests/repository", "tests/chaos", "tests/deploy"}  # folders that test no Python package
 TESTED_ELSEWHERE = {"tools/docs_site": "tests/repository/test_docs.py", "proto/octavo/v1": "tests/proto"}
 TEXT = {".py", ".md", ".toml", ".sh", ".yaml", ".yml", ".proto", ".cpp", ".h", ".txt", ".service", ""}
 
 
 def tracked(*patterns: str) -> list[Path]:
-    """Files that belong to the project: git's list, or all of them in an unpacked archive."""
+    """Return the files in git, or all files in an unpacked archive."""
     if not (ROOT / ".git").exists():
         return [
             path for pattern in patterns for path in sorted(ROOT.rglob(pattern)) if ".venv" not in path.parts
@@ -67,7 +65,7 @@ def test_git_keeps_them_as_symlinks() -> None:
 
 
 def test_tools_find_every_module_under_its_name_in_the_package() -> None:
-    """As import graphs (pkgutil), editors (specs) and coverage (names of code) look for modules."""
+    """Import graphs, editors and coverage look for modules by these names."""
     packages, found = [("octavo", ROOT / "src" / "octavo")], set[str]()
     while packages:
         package, folder = packages.pop()
@@ -90,7 +88,6 @@ def test_tools_find_every_module_under_its_name_in_the_package() -> None:
 
 
 def test_tests_lie_where_their_sources_do() -> None:
-    """A folder of tests for each package with modules, and no other."""
     modules = [path for folder in SOURCES for path in tracked(f"{folder}/*.py", f"{folder}/**/*.py")]
     packages, in_packages = (
         {path.parent.relative_to(ROOT).as_posix() for path in paths}
@@ -118,7 +115,7 @@ def test_every_path_of_make_quick_exists() -> None:
 
 
 def test_every_relative_link_in_the_docs_exists() -> None:
-    # The site's own pages link to generated ones: test_docs.py builds it, and MkDocs checks those.
+    # MkDocs checks the site's own pages (test_docs.py), because they link to generated pages.
     documents = [document for document in tracked("*.md") if ROOT / "docs" not in document.parents]
     assert ROOT / "README.md" in documents
     checked = 0
@@ -137,7 +134,7 @@ def test_every_relative_link_in_the_docs_exists() -> None:
 
 
 def anchors(document: Path) -> set[str]:
-    """The ids that headings get, as GitHub makes them."""
+    """Return the heading IDs that GitHub makes."""
     headings = re.findall(r"^#+ (.+)$", document.read_text(), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -169,7 +166,7 @@ def octavo_help(*command: str) -> str:
 
 
 def test_no_path_of_the_machine_it_was_written_on() -> None:
-    # Built from parts, so that this file does not name what it forbids.
+    # Built from parts, so that this file does not contain what it forbids.
     forbidden = re.compile(
         r"(?<![\w.])/(?:" + "|".join(("wo" + "rk", "ro" + "ot", "ho" + "me/[a-z]+")) + r")/"
     )

@@ -1,4 +1,4 @@
-"""How many lines each package may have, of Python and of C++: what grows makes room, or says why here."""
+"""Maximum lines of each package, in Python and C++; raise one only with a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seeded bugs must keep fitting the sources, because a bug that does not fit is never planted."""
+"""Planted bugs must fit the sources, because other bugs are never planted."""
 
 from __future__ import annotations
 

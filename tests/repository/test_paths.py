@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md's paths of a page and of a token: a request passes the functions that they name."""
+"""The paths in ARCHITECTURE.md: requests call the functions that it names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ PATHS = {"token": 0, "page": 1}
 
 
 def path_of(text: str, name: str) -> tuple[str, list[tuple[str, str]]]:
-    """What a path says of itself, and its functions with their files."""
     prose, listed = SECTION.findall(text)[PATHS[name]]
     steps = [STEP.match(line) for line in listed.splitlines()]
     assert all(steps), f"a line of the path of a {name} names no function: {listed}"
@@ -38,7 +37,6 @@ def path_of(text: str, name: str) -> tuple[str, list[tuple[str, str]]]:
 
 
 def functions_of(file: str) -> set[str]:
-    """Qualified names of the functions and methods of a file."""
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     found = {node.name for node in tree.body if isinstance(node, kinds)}
@@ -59,8 +57,6 @@ def test_every_function_of_a_path_is_where_it_is_said_to_be(name: str) -> None:
 
 @contextmanager
 def watched(found: dict[tuple[str, str], list[tuple[str, str]]]) -> Iterator[None]:
-    """Note each function of ours that is called, on this thread and on those begun meanwhile, and which of
-    ours were under way then."""
     places: dict[str, str | None] = {}
 
     def place(frame: FrameType) -> tuple[str, str] | None:
@@ -96,7 +92,7 @@ async def serve_one(found: dict[tuple[str, str], list[tuple[str, str]]]) -> None
     server = GrpcServer(engine)
     try:
         async with Client(str(await server.start(Address("127.0.0.1", 0)))) as client:
-            found.clear()  # of what loading the model has called
+            found.clear()
             await collect(client.generate(list(range(1, 81)), SamplingParams(max_tokens=2)))
     finally:
         await server.stop()
@@ -119,5 +115,4 @@ def test_a_request_passes_every_function_of_the_paths() -> None:
         assert not missed, f"no request passes these of the path of a {name}: {missed}"
     _, token = path_of(text, "token")
     begins = [step[1] for step in token if not set(found[step]) & set(token)]
-    # What gRPC calls, what the engine's thread does of itself, and what comes back to the event loop.
     assert len(begins) <= 5, f"these are not called by others of their path: {begins}"

@@ -1,7 +1,6 @@
-"""Patterns that make text hard to read, counted: each count may only fall (see the rules in CONTRIBUTING.md).
+"""Counts of patterns that make text hard to read; each count may only fall (see CONTRIBUTING.md).
 
-When a count falls, lower its limit here in the same commit.
-"""
+When a count falls, lower its limit here in the same commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products with adapters' factors beside NumPy's in float64, and their bits. A program: run at a level."""
+"""Adapter products compared with NumPy in float64; runs at one instruction set."""
 
 from __future__ import annotations
 
@@ -28,8 +28,6 @@ def normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: mx.Dtype, sc
 
 
 class Layer:
-    """A table with an adapter of another rank in each of ``RANKS`` slots, and its factors for NumPy."""
-
     def __init__(
         self, rng: np.random.Generator, inputs: int, outputs: tuple[int, ...], dtype: mx.Dtype,
         experts: int = 1, gain: bool = False,

@@ -1,5 +1,4 @@
-"""Weights in MLX's affine format, native against ``mx.quantize``; ``main``: in one process per instruction
-set."""
+"""Native affine quantization compared with ``mx.quantize``; ``main`` runs at one instruction set."""
 
 from __future__ import annotations
 
@@ -15,7 +14,6 @@ BITS = (2, 4, 8)
 
 
 def check_same(weight: mx.array, group_size: int, bits: int) -> None:
-    """The native kernel gives the bits of MLX."""
     got = _ext.quantize_weights(weight, group_size=group_size, bits=bits)
     wanted = mx.quantize(mx.contiguous(weight), group_size, bits)
     for name, a, b in zip(("codes", "scales", "biases"), got, wanted, strict=True):
@@ -30,7 +28,6 @@ def check_floats(data: st.DataObject, group_size: int, bits: int) -> None:
 
 
 def check_layers() -> None:
-    """More groups than one thread takes at once, on any number of them; transposed arrays; experts."""
     rng, threads = np.random.default_rng(7), _ext.threads()
     for bits in BITS:
         for dtype in FLOATS:

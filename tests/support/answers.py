@@ -1,4 +1,4 @@
-"""Answers of chat models as models of each family write them, and what must be read from them."""
+"""Answers in the format of each model family, and the expected results."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _JSON = (
 )
 _OPTIONS = '{"deep": [true, null, {"k": "v"}]}'
 
-# By parser: the text of two calls, as templates and models of the family write them.
+# By parser: two calls in the format of the model family.
 WRITTEN = {
     "json_tools": f'<tool_call>\n{{"name": "write_file", "arguments": {_JSON}}}\n</tool_call>\n'
     '<tool_call>\n{"arguments": {}, "name": "now"}\n</tool_call>',
@@ -110,13 +110,11 @@ class Call:
 
 @dataclass(slots=True)
 class Answer:
-    """An answer, accumulated from its events."""
-
     reasoning: str = ""
     content: str = ""
     calls: list[Call] = field(default_factory=list)
     malformed: str = ""
-    shown: str = ""  # content, and what is no call after all
+    shown: str = ""
 
     def add(self, events: Iterable[Event]) -> None:
         for event in events:

@@ -1,5 +1,3 @@
-"""One call of the native attention over pages of its own."""
-
 from __future__ import annotations
 
 import mlx.core as mx
@@ -19,10 +17,7 @@ def attend_once(
     scale: float = 0.1,
     stored: mx.Dtype = mx.bfloat16,
 ) -> NDArray[np.float32]:
-    """The last queries of bf16 rows (queries, keys, values) over pages of their own.
-
-    ``stored``: what keys and values are rounded to before they are written.
-    """
+    """``stored``: dtype that rounds K and V before they are written."""
     length, heads, dim = rows[1].shape
     layer = LayerSpec(num_kv_heads=heads, head_dim=dim, value_dim=dim)
     spec = PoolSpec(layers=(layer,), num_pages=-(-length // 32), page_size=32, k_format=name, v_format=name)

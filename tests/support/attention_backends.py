@@ -1,5 +1,3 @@
-"""The attention backends a test can run on, and how to fill the pages of each with NaN."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -15,14 +13,14 @@ from octavo.kernels.reference.backend import ReferenceBackend, ReferencePool
 
 @dataclass(frozen=True, slots=True)
 class TestedBackend:
-    """``tolerance`` bounds the error relative to the largest output, for float32 activations."""
+    """``tolerance``: largest error relative to the largest output, with float32 activations."""
 
     __test__ = False
     name: str
     tolerance: float
 
     def create(self) -> AttentionBackend:
-        """The backend; skips the test, saying why, if it cannot be had here."""
+        """Return the backend, or skip the test if the machine lacks it."""
         if self.name == "reference":
             return ReferenceBackend()
         try:
@@ -31,8 +29,8 @@ class TestedBackend:
             pytest.skip(str(error))
 
 
-# The reference computes in float32. The native kernels multiply bf16 pairs: queries and
-# softmax weights are rounded to 8 bits, 2^-9 each, and errors of a sum add up.
+# The reference computes in float32. Native kernels round queries and softmax weights to bf16 (2^-9 each), and
+# these errors add up.
 BACKENDS = (TestedBackend("reference", 2e-5), TestedBackend("cpu", 2e-2))
 
 

@@ -1,9 +1,7 @@
-"""The shape grid of paged attention, and one case run on a pool against the float64 truth.
+"""The shape grid of paged attention, and one case run against a float64 reference.
 
-Every case has a pool larger than its tables, page ids in shuffled order, and every row that
-no sequence owns filled with NaN before the first write. Earlier positions are written in
-steps of their own, so that a case's last step is a real mixed batch over existing pages.
-"""
+Pools are larger than the tables, page IDs are shuffled, and unowned rows are NaN.
+Earlier positions are written in earlier steps, so the last step is a mixed batch over existing pages."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """``sequences`` are (positions before the last step, rows of the last step)."""
+    """``sequences``: (positions before the last step, rows of the last step)."""
 
     name: str
     sequences: tuple[tuple[int, int], ...]
@@ -39,7 +37,7 @@ class Case:
     sinks: bool = False
     softcap: float | None = None
     whole: tuple[int, int] = (0, 0)  # rows of each chunk of the last step that see each other
-    mask: str = ""  # "seen" or "added", and "per head" if heads have masks of their own
+    mask: str = ""  # "seen" or "added"; with "per head", each head has its own mask
 
     @property
     def layer(self) -> LayerSpec:
@@ -52,7 +50,6 @@ class Case:
         )
 
     def fits(self, k_format: str, v_format: str) -> bool:
-        """Whether the formats have rows of these lengths."""
         return holds(k_format, self.layer.head_dim) and holds(v_format, self.layer.value_dim)
 
     def spec(self, k_format: str, v_format: str) -> PoolSpec:
@@ -131,7 +128,7 @@ def _grid() -> Iterator[Case]:
 CASES = tuple(_grid())
 
 FORMAT_PAIRS = (("bf16", "bf16"), ("fp16", "fp16"), ("fp4", "fp4"), ("bf16", "fp4"), ("fp4", "fp16"))
-"""Of K and V, with kernels of their own on every backend."""
+"""(K, V): pairs with kernels on every backend."""
 
 EVERY_FORMAT_PAIR = (
     *FORMAT_PAIRS,
@@ -144,7 +141,7 @@ EVERY_FORMAT_PAIR = (
 def build_metadata(
     sequences: Sequence[tuple[int, int]], tables: Sequence[NDArray[np.int32]], page_size: int
 ) -> AttentionMetadata:
-    """The step that writes rows ``old..old+new`` of each sequence; sequences without rows drop out."""
+    """Return the step that writes rows old to old + new of each sequence."""
     members = [(old, new, table) for (old, new), table in zip(sequences, tables, strict=True) if new]
     width = max(-(-(old + new) // page_size) for old, new, _ in members)
     page_table = np.zeros((len(members), width), np.int32)
@@ -166,7 +163,6 @@ def build_metadata(
 
 
 def with_whole(case: Case, step: AttentionMetadata) -> AttentionMetadata:
-    """The case's last step, in which some rows see later ones."""
     last, (first, stop) = step.positions.copy(), case.whole
     for begin, count in zip(step.q_start[:-1], np.diff(step.q_start), strict=True):
         if first < stop <= count:
@@ -175,12 +171,10 @@ def with_whole(case: Case, step: AttentionMetadata) -> AttentionMetadata:
 
 
 def with_table(step: AttentionMetadata, page_table: NDArray[np.int32]) -> AttentionMetadata:
-    """A step of one group with other pages."""
     return replace(step, groups=(step.only_group()._replace(page_table=page_table),))
 
 
 def shuffled_tables(case: Case, rng: np.random.Generator, num_pages: int) -> list[NDArray[np.int32]]:
-    """Pages of each sequence, drawn without order from the whole pool."""
     pages = rng.permutation(num_pages).astype(np.int32)
     tables, start = [], 0
     for old, new in case.sequences:
@@ -192,12 +186,12 @@ def shuffled_tables(case: Case, rng: np.random.Generator, num_pages: int) -> lis
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What a case's attention is given besides; the mask is [T, 1 or Hq, L]."""
+    """``mask``: [T, 1 or Hq, L]."""
 
     softcap: float | None
     sinks: Floats | None
     mask: NDArray[np.bool_] | Floats | None
-    whole: NDArray[np.bool_] | None  # what rows see that see later ones, [T, 1, L]
+    whole: NDArray[np.bool_] | None  # [T, 1, L]: visible positions, if some rows see later ones
 
     @classmethod
     def of(cls, case: Case, rng: np.random.Generator, metadata: AttentionMetadata) -> Extras:
@@ -214,7 +208,6 @@ class Extras:
         return {"softcap": self.softcap, "sinks": self.sinks, "mask": mask}
 
     def arrays(self) -> dict[str, Any]:
-        """As ``AttendOptions`` takes them."""
         mask = None if self.mask is None else mx.array(self.mask)
         return {
             "softcap": self.softcap,
@@ -224,7 +217,7 @@ class Extras:
 
 
 def whole_mask(case: Case, metadata: AttentionMetadata) -> NDArray[np.bool_] | None:
-    """What rows see [T, 1, L] if some see later ones; None if none does."""
+    """Return visible positions [T, 1, L] if some rows see later ones; otherwise None."""
     if metadata.last is None:
         return None
     at, seen = metadata.positions[:, None], np.arange(metadata.kv_len.max())
@@ -235,8 +228,7 @@ def whole_mask(case: Case, metadata: AttentionMetadata) -> NDArray[np.bool_] | N
 def _mask(
     case: Case, rng: np.random.Generator, metadata: AttentionMetadata
 ) -> NDArray[np.bool_] | Floats | None:
-    """Rows that see anything, later positions too; among them one that sees nothing, one that sees all,
-    and whole tiles that no row sees."""
+    """Return a mask with a row that sees nothing, a row that sees all, and tiles that no row sees."""
     if not case.mask:
         return None
     heads = case.kv_heads * case.group if case.mask.endswith("per head") else 1
@@ -252,23 +244,21 @@ def _mask(
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the backend and the truth made of the case's last step, [T, Hq, Dv]."""
+    """Outputs of the backend and of the reference for the last step, [T, Hq, Dv]."""
 
     got: NDArray[np.float64]
     want: NDArray[np.float64]
 
     @property
     def error(self) -> float:
-        """Largest difference, relative to the largest value of the truth."""
+        """Return the largest difference, relative to the largest reference value."""
         return float(np.abs(self.got - self.want).max() / np.abs(self.want).max())
 
 
 def run_case(case: Case, pool: KVPool, *, dtype: mx.Dtype = mx.float32, seed: int = 0) -> Outcome:
-    """Write the case's K/V through ``pool`` in two steps and attend in the second.
+    """Write the case's K and V through ``pool`` in two steps and attend in the second.
 
-    Inputs are rounded to ``dtype`` first, so that truth and backend start from the same
-    numbers. A pool poisoned before the call shows every read of an unowned row as NaN.
-    """
+    Inputs are rounded to ``dtype`` first. In a poisoned pool, reads of unowned rows give NaN."""
     spec, rng = pool.spec, np.random.default_rng(seed)
     truth = OraclePool(spec).layers[0]
     tables = shuffled_tables(case, rng, spec.num_pages)
@@ -303,7 +293,7 @@ def as_numpy(array: mx.array) -> Floats:
 
 
 def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-    """Gaussian rows with one channel eight times as large, as keys of real models have."""
+    """Return Gaussian rows with one channel eight times as large, as keys of real models have."""
     rows = rng.standard_normal(shape).astype(np.float32)
     rows[..., 3] *= 8
     return mx.array(rows).astype(dtype)

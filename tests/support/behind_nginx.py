@@ -1,5 +1,3 @@
-"""The proxy of deploy/nginx in front of a server."""
-
 from __future__ import annotations
 
 import asyncio
@@ -19,7 +17,6 @@ CONFIG = Path(__file__).parents[2] / "deploy" / "nginx" / "octavo.conf"
 async def proxy(
     folder: Path, target: str, changes: Mapping[str, str] = MappingProxyType({})
 ) -> AsyncIterator[str]:
-    """Run the configuration with other ports, and with other values of some directives."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     text = CONFIG.read_text()

@@ -1,5 +1,4 @@
-"""Weights with one scale per output channel, native against their definition; ``main``: in one process per
-instruction set."""
+"""Native weights with one scale per output channel; ``main`` runs at one instruction set."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ GROUP_SIZES = (32, 64, 128)
 
 
 def bits_of(array: mx.array) -> NDArray[np.uint32]:
-    """Every NaN is one number."""
+    """All NaNs count as equal."""
     bits = np.array(array.view(mx.uint16 if array.dtype.size == 2 else mx.uint32)).astype(np.uint32)
     if mx.issubdtype(array.dtype, mx.floating):
         bits[np.array(mx.isnan(array))] = 0xFFFFFFFF
@@ -34,7 +33,6 @@ def native(kind: str, arrays: Arrays, group_size: int) -> Arrays:
 
 
 def check_same(kind: str, arrays: Arrays, group_size: int) -> None:
-    """The native kernel gives the bits of the definition."""
     got, wanted = native(kind, arrays, group_size), quantize_as(kind, arrays, group_size)
     for name, a, b in zip(("codes", "scales", "biases"), got, wanted, strict=True):
         what = f"{name} of {kind}, {arrays[-1].dtype} in groups of {group_size}"
@@ -67,12 +65,10 @@ def _spread(rng: np.random.Generator, size: int) -> NDArray[np.float64]:
 
 
 def _ties(rng: np.random.Generator, size: int) -> NDArray[np.float64]:
-    """Whole and half steps of either kind."""
     return np.append(rng.integers(-254, 255, size - 1) / 2, rng.choice([127.0, 115.0, 120.0]))
 
 
 def _edges(rng: np.random.Generator, size: int) -> NDArray[np.float64]:
-    """The largest is where w4a8 takes the next power of two, or a few units beside."""
     near = 1 + rng.integers(-6, 7) * 2.0**-23
     return np.append(np.zeros(size - 1), rng.choice([-115.0, 115.0, 240.0]) * near)
 
@@ -82,8 +78,7 @@ ROWS = (_normal, _equal, _positive, _negative, _sparse, _spread, _ties, _edges)
 
 @st.composite
 def weights(draw: st.DrawFn, group_size: int) -> mx.array:
-    """Rows of many kinds and magnitudes, some places of which have any float: zeros, subnormal numbers,
-    infinities, NaN."""
+    """Return rows of many magnitudes, some with zeros, subnormals, infinities and NaN."""
     shape = draw(st.sampled_from([(1, 1), (3, 2), (5, 3), (2, 3, 1)]))
     num_rows, inputs = int(np.prod(shape[:-1])), shape[-1] * group_size
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -113,7 +108,6 @@ def check_floats(data: st.DataObject) -> None:
 
 @given(st.data())
 def check_affine(data: st.DataObject) -> None:
-    """Codes of every value, scales and biases of any size."""
     kind, group_size = data.draw(kinds), data.draw(group_sizes)
     scales = data.draw(weights(32))[..., : data.draw(st.integers(1, 4))]
     biases = -scales * data.draw(st.sampled_from([0, 1, 7.5, 128]))
@@ -124,7 +118,6 @@ def check_affine(data: st.DataObject) -> None:
 
 
 def check_layers() -> None:
-    """More rows than one thread takes at once, on any number of them; transposed arrays; experts."""
     rng, threads = np.random.default_rng(7), _ext.threads()
     for kind in QUANTIZE:
         for dtype in FLOATS:
@@ -139,8 +132,6 @@ def check_layers() -> None:
 
 
 def run(*checks: Callable[[], None]) -> None:
-    """Checks of a property, as long as they take and the same in every run. A profile would come too late:
-    they had theirs when they were defined."""
     settled = settings(
         max_examples=150,
         deadline=None,

@@ -1,5 +1,3 @@
-"""A fixture for tests of drafts, in the engine and in the laboratory."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -11,8 +9,6 @@ from octavo.engine.speculation import drafting
 
 @pytest.fixture
 def every_draft_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compute every draft, whether it pays or not."""
-
     def all_of_them(hold: float, *, most: int, cost: float, others: int) -> int:
         assert 0 <= hold <= 1
         assert cost >= 0

@@ -1,5 +1,3 @@
-"""An engine's core over a ledger, driven step by step."""
-
 from __future__ import annotations
 
 import itertools
@@ -18,20 +16,17 @@ from oracle import Expected
 
 
 def admission_of(core: EngineCore) -> InputProcessor:
-    """Checks prompts for a core that a test drives by itself."""
     return InputProcessor(core.info, core.tokenizer, capacity=core.capacity, grammars=core.builder.grammars)
 
 
 class Harness:
-    """A core, what went in and what came out; balances the books after every step.
+    """A core with its inputs and outputs, which checks the books after every step.
 
-    Its clock goes by a millisecond each time it is read: real times of steps that compute nothing would say
-    now and then that drafts do not pay, and which steps there are would depend on the machine.
-    """
+    Its clock advances 1 ms per reading, so that decisions to draft do not depend on the machine."""
 
     def __init__(self, config: EngineConfig | None = None, **options: object) -> None:
         self.observer = Recording()
-        now, ticks = time.monotonic(), itertools.count(1000)  # a second ahead of the arrival of requests
+        now, ticks = time.monotonic(), itertools.count(1000)
         self.fake = FakeCore(clock=lambda: now + next(ticks) * 1e-3, **options)  # type: ignore[arg-type]
         self.core: EngineCore = self.fake(config or small_config(), self.observer)
         self.admission = admission_of(self.core)

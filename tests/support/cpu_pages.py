@@ -1,4 +1,4 @@
-"""Rows that are hard to quantize, and the bytes that a pool must hold for them."""
+"""Rows that are hard to quantize, and their expected bytes in a pool."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ Bytes = NDArray[np.uint8]
 
 
 def write_step(slots: NDArray[np.int32], page_size: int) -> AttentionMetadata:
-    """One sequence per token: writing needs the slots alone."""
     count = len(slots)
     return AttentionMetadata(
         positions=np.zeros(count, np.int32),
@@ -32,7 +31,8 @@ def write_step(slots: NDArray[np.int32], page_size: int) -> AttentionMetadata:
 
 
 def hard_rows(count: int, heads: int, dim: int, seed: int) -> Floats:
-    """[count, heads, dim]: Gaussian, outlier, denormal, huge, tiny, zero rows; ties of codes and scales."""
+    """[count, heads, dim]: Gaussian, outlier, denormal, huge, tiny and zero rows; ties of codes and
+    scales."""
     rng = np.random.default_rng(seed)
     rows = rng.standard_normal((count, heads, dim)).astype(np.float32)
     kind = np.arange(count) % 11
@@ -54,9 +54,7 @@ def hard_rows(count: int, heads: int, dim: int, seed: int) -> Floats:
 
 
 def any_rows(count: int, heads: int, dim: int, seed: int) -> Floats:
-    """[count, heads, dim]: any finite floats, by random bits; of one row in three all of about one size.
-
-    Each of the last quarter has a NaN or an infinity."""
+    """[count, heads, dim]: any finite floats; each of the last quarter has a NaN or an infinity."""
     rng = np.random.default_rng(seed)
     bits = rng.integers(0, 2**32, (count, heads, dim), dtype=np.uint32)
     size = rng.integers(0, 251, (count, heads, 1), dtype=np.uint32)
@@ -72,7 +70,7 @@ def any_rows(count: int, heads: int, dim: int, seed: int) -> Floats:
 
 
 def expected_pages(spec: PoolSpec, slots: NDArray[np.int32], keys: Floats, values: Floats) -> Bytes:
-    """The layer's pages [num_pages, Hkv, bytes] after writing into zeros, by the NumPy formats."""
+    """Return pages [num_pages, Hkv, bytes] by the NumPy formats, after writing into zeros."""
     heads = spec.layers[0].num_kv_heads
     parts = []
     for name, rows in ((spec.k_format, keys), (spec.v_format, values)):
@@ -88,7 +86,7 @@ def expected_pages(spec: PoolSpec, slots: NDArray[np.int32], keys: Floats, value
 def written_pages(
     spec: PoolSpec, slots: NDArray[np.int32], keys: mx.array, values: mx.array
 ) -> tuple[Bytes, list[int]]:
-    """The pages a native pool holds after the same, and the tokens it reports."""
+    """Return the native pool's pages and the tokens that it reports."""
     pool = CpuPool(spec)
     pool.begin_step(write_step(slots, spec.page_size))
     pool.write(0, keys, values)
@@ -102,8 +100,7 @@ def make_spec(k_format: str, v_format: str, *, dim: int, value_dim: int, page_si
 
 
 def largest_reading_error() -> float:
-    """How far attention to a single position is from the row there, of the row's largest: every format that
-    is not rotated, rows that are hard to store, several dimensions."""
+    """Return the largest error of attention to a single position, relative to the row's largest value."""
     worst = 0.0
     for name, dim in itertools.product(FORMAT_NAMES, (64, 80, 96, 128, 192)):
         pages = page_format(name)
@@ -124,7 +121,7 @@ def largest_reading_error() -> float:
 
 
 def digest() -> str:
-    """SHA-256 over the pages of many shapes: equal at every instruction set."""
+    """Return SHA-256 over pages of many shapes: equal at every instruction set."""
     total = hashlib.sha256()
     for dim, page_size in ((8, 1), (40, 4), (64, 16), (96, 8), (128, 32), (256, 16)):
         for name in (name for name in FORMAT_NAMES if holds(name, dim)):

@@ -1,5 +1,3 @@
-"""Random requests whose answers must be the same with drafts as without."""
-
 from __future__ import annotations
 
 import random
@@ -52,14 +50,11 @@ class Drafts(Observer):
 
 
 class Cores:
-    """Builds a core and keeps it."""
-
     def __call__(self, config: EngineConfig, observer: Observer | None = None) -> EngineCore:
         self.core = build_core(config, observer)
         return self.core
 
     def check(self) -> None:
-        """Every page of the draft model is idle, and its books are right."""
         assert self.core.drafts.model is not None
         blocks = self.core.drafts.model.blocks
         blocks.check()
@@ -68,7 +63,7 @@ class Cores:
 
 
 def random_prompts(rng: random.Random, count: int) -> list[list[int]]:
-    """Some share beginnings; most repeat themselves, so that there is something to copy."""
+    """Some prompts share beginnings; most repeat themselves."""
     shared = [rng.randrange(250) for _ in range(20)]
     prompts = []
     for _ in range(count):
@@ -88,9 +83,7 @@ def random_params(rng: random.Random, **changes: Any) -> SamplingParams:
         repetition_penalty=rng.choice([1.0, 1.0, 1.2]),
         presence_penalty=rng.choice([0.0, 0.0, 0.5]),
         frequency_penalty=rng.choice([0.0, 0.0, 0.2]),
-        logit_bias={rng.randrange(250): rng.choice([3.0, 80.0])}
-        if rng.random() < 0.4
-        else {},  # says it again
+        logit_bias={rng.randrange(250): rng.choice([3.0, 80.0])} if rng.random() < 0.4 else {},
         seed=rng.randrange(2**32),
         n=rng.choice([1, 1, 1, 2]) if temperature else 1,
         min_tokens=rng.choice([0, 0, 5]),
@@ -118,8 +111,6 @@ def request_of(core: EngineCore, number: int, prompt: list[int], params: Samplin
 
 
 def planned_pages(config: EngineConfig, kv_memory: int) -> int:
-    """Pages that ``octavo plan`` finds room for in so many bytes beside weights and workspace."""
-
     def planned(memory: int) -> dict[str, Any]:
         return plan(
             model=config.model,
@@ -137,8 +128,7 @@ def planned_pages(config: EngineConfig, kv_memory: int) -> int:
 
 
 def serve_and_cancel(config: EngineConfig) -> int:
-    """Serve random requests and cancel some at any time; no page of the drafter's is left. The most that were
-    held."""
+    """Serve random requests and cancel some; return the largest number of held pages."""
     rng, cores = random.Random(3), Cores()
     core = cores(config)
     try:

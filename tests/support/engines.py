@@ -1,5 +1,3 @@
-"""A started AsyncEngine over a ledger core, and what tests of it need."""
-
 from __future__ import annotations
 
 import asyncio
@@ -15,12 +13,12 @@ from oracle import Expected
 
 
 class Gate:
-    """Lets the engine's thread take so many steps and no more."""
+    """Lets the engine's thread take a limited number of steps."""
 
     def __init__(self) -> None:
         self._permits = threading.Semaphore(0)
         self._open = False
-        self.is_waiting = False  # the engine's thread stands at the gate
+        self.is_waiting = False  # the engine's thread waits at the gate
 
     def __call__(self) -> None:
         if not self._open:
@@ -38,8 +36,6 @@ class Gate:
 
 
 class SlowSteps(Gate):
-    """Every step takes a while, however fast the machine is."""
-
     def __call__(self) -> None:
         time.sleep(0.002)
 
@@ -48,7 +44,7 @@ class SlowSteps(Gate):
 async def running(
     config: EngineConfig | None = None, gate: Gate | None = None, **options: object
 ) -> AsyncIterator[tuple[AsyncEngine, FakeCore, Recording]]:
-    """A started engine, which must be idle and balanced at the end."""
+    """A started engine; at the end it must be idle, with consistent books."""
     fake = FakeCore(before_step=gate, **options)  # type: ignore[arg-type]
     observer = Recording()
     engine = AsyncEngine(config or small_config(), core_factory=fake, observer=observer)
@@ -76,7 +72,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def turns() -> None:
-    """Let the event loop do what it has been told, such as to close a stream."""
+    """Let the event loop run pending callbacks."""
     for _ in range(20):
         await asyncio.sleep(0)
 

@@ -1,4 +1,4 @@
-"""Checks of native mixtures of experts against float64, run in one process per instruction set."""
+"""Native mixtures of experts compared with float64; runs at one instruction set."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from linear_checks import FLOATS, ROUNDING, random, relative_error, truth_of
 from octavo.kernels import _ext
 
 NUM_EXPERTS = 5
-# Shapes of x without inputs and of ids: mlx-lm's decode and sorted prefill, blocks of rows, and
-# leading dimensions that broadcast either way.
+# (shape of x without inputs, shape of ids): mlx-lm's decode and sorted prefill, blocks of rows, broadcasts.
 SHAPES = (
     ((3, 1, 1), (3, 2)),
     ((40, 1), (40,)),
@@ -27,7 +26,7 @@ SHAPES = (
 def packed_experts(
     rng: np.random.Generator, outputs: int, inputs: int, dtype: mx.Dtype, bits: int | None
 ) -> tuple[mx.array, mx.array, list[_ext.PackedWeight]]:
-    """Weights [experts, outputs, inputs], biases [experts, outputs], and both packed."""
+    """Return weights [experts, outputs, inputs], biases [experts, outputs], and both packed."""
     weight = random(rng, (NUM_EXPERTS, outputs, inputs), dtype)
     bias = random(rng, (NUM_EXPERTS, outputs), dtype)
     if bits is None:
@@ -43,7 +42,6 @@ def packed_experts(
 
 
 def check_experts() -> None:
-    """Each block is right to rounding, and has the very bits that ``linear`` of its expert gives."""
     rng = np.random.default_rng(0)
     for (outputs, inputs), dtype, bits, exact in itertools.product(
         ((70, 64), (130, 160)), FLOATS, (None, 8, 4), (False, True)

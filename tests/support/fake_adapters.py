@@ -1,5 +1,3 @@
-"""Adapters without a model: names in slots."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -9,7 +7,7 @@ from octavo.engine.api.errors import InvalidRequest, NotFound
 
 
 class FakeAdapters:
-    """``Adapters`` whose digest is the folder's name; the least recently used idle one leaves its slot."""
+    """``Adapters`` without a model; the digest is the folder's name, and eviction is LRU."""
 
     def __init__(self, num_slots: int = 2) -> None:
         self._infos: dict[str, AdapterInfo] = {}

@@ -1,4 +1,4 @@
-"""A vision part without a model: features that name the image and the row."""
+"""A vision part without a model: features contain the image and the row."""
 
 from __future__ import annotations
 
@@ -24,16 +24,12 @@ TEMPLATE = (
 
 
 class Rows(NamedTuple):
-    """The rows of an image; see ``EncodedImage``."""
-
     features: npt.NDArray[np.float32]
     deepstack: npt.NDArray[np.float32] | None
 
 
 @dataclass
 class FakeImages:
-    """Encodes images in no time, and remembers which."""
-
     has_axes: bool = True
     rules: ImageRules = RULES
     encoded: list[bytes] = field(default_factory=list)
@@ -45,7 +41,7 @@ class FakeImages:
 
 
 def png(colour: str, width: int = 96, height: int = 64) -> bytes:
-    """A picture of one colour."""
+    """Return a PNG of one colour."""
     from PIL import Image
 
     file = io.BytesIO()

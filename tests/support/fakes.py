@@ -1,4 +1,4 @@
-"""An engine without a model: a core over a ledger, a tokenizer of bytes, and small settings."""
+"""An engine without a model: ledger core, byte tokenizer and small settings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def byte_tokenizer(
     specials: Sequence[str] = (),
     **parsers: Any,
 ) -> Tokenizer:
-    """Ids 0 to 255 are bytes, 256 ends a text, 257 and further ``specials`` are special tokens."""
+    """IDs 0 to 255 are bytes, 256 ends a text, later IDs are special tokens."""
     characters = {byte: character for character, byte in byte_alphabet().items()}
     backend = tokenizers.Tokenizer(
         models.BPE(vocab={characters[byte]: byte for byte in range(256)}, merges=[])
@@ -47,7 +47,7 @@ def byte_tokenizer(
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The printable stand-ins of ByteLevel tokenizers for the 256 bytes (GPT-2's table)."""
+    """Return printable characters for the 256 bytes in ByteLevel tokenizers (GPT-2's table)."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     table = {chr(byte): byte for byte in printable}
@@ -84,8 +84,6 @@ def fake_info(
 
 
 class Recording(Observer):
-    """An observer that keeps everything."""
-
     def __init__(self) -> None:
         self.records: list[StepRecord] = []
         self.reasons: list[str] = []
@@ -98,8 +96,6 @@ class Recording(Observer):
 
 
 class FakeCore:
-    """A core factory for AsyncEngine and LLM; keeps the core and runner it made."""
-
     def __init__(
         self,
         *,
@@ -145,14 +141,12 @@ class FakeCore:
 
 
 def disk_tier(core: EngineCore) -> DiskTier:
-    """The connector of a core with a cache folder."""
     connector = core._scheduler._connector
     assert isinstance(connector, DiskTier)
     return connector
 
 
 def small_config(**changes: object) -> EngineConfig:
-    """Small pages and budgets, so that little text makes much happen."""
     return replace(
         EngineConfig(page_size=4, num_pages=64, max_running=8, max_step_tokens=32),
         **changes,  # type: ignore[arg-type]

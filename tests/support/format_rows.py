@@ -1,4 +1,4 @@
-"""Rows that page formats must get right: ordinary ones and every corner of float32."""
+"""Rows for page formats: ordinary values and every corner of float32."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ TIES = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], np.float32)
 
 
 def holds(name: str, head_dim: int) -> bool:
-    """Whether the format has rows of that length."""
     try:
         page_format(name).row_bytes(head_dim)
     except ValueError:
@@ -25,13 +24,12 @@ def holds(name: str, head_dim: int) -> bool:
 
 
 def formats_and_dims(*head_dims: int, names: Sequence[str] = FORMAT_NAMES) -> list[tuple[str, int]]:
-    """Each format with each of the row lengths that it can hold."""
     return [(name, dim) for name in names for dim in head_dims if holds(name, dim)]
 
 
 @functools.cache
 def tricky_rows(head_dim: int) -> dict[str, Floats]:
-    """Finite rows [n, head_dim] by kind; cached, so not to be changed."""
+    """Return finite rows [n, head_dim] by kind; cached, so do not change them."""
     rng = np.random.default_rng(head_dim)
     gauss = rng.standard_normal((200, head_dim)).astype(np.float32)
     outlier = gauss.copy()
@@ -62,7 +60,7 @@ def tricky_rows(head_dim: int) -> dict[str, Floats]:
 
 
 def fine_ties(rng: np.random.Generator, head_dim: int) -> Floats:
-    """200 rows of the edges between E2M2 values and their neighbours, with a largest value of 7."""
+    """Return 200 rows at the boundaries between E2M2 values, with a largest value of 7."""
     ties = np.array(
         [0.125, 0.375, 0.625, 0.875, 1.125, 1.375, 1.625, 1.875, 2.25, 2.75, 3.25, 3.75, 4.5, 5.5, 6.5]
     )
@@ -74,14 +72,12 @@ def fine_ties(rng: np.random.Generator, head_dim: int) -> Floats:
 
 
 def between_scales(name: str, rows: Floats) -> Floats:
-    """Pairs of rows, a float32 step apart, for which the format chooses different scales.
+    """Return pairs of rows, one float32 step apart, for which the format chooses different scales.
 
-    Two candidates' errors are equal there but for rounding, so the choice shows the order of
-    every addition. Found by bisection between rows of the same absmax.
-    """
+    Errors of two candidate scales are equal up to rounding, so the order of additions decides."""
     fmt = page_format(name)
     clipped = np.clip(rows, -3, 3)
-    clipped[:, 0] = 4  # the absmax, so that every row has the same candidates
+    clipped[:, 0] = 4  # the absmax, so that all rows have equal candidate scales
     low, high = clipped[:-1].copy(), clipped[1:].copy()
     chosen_low, chosen_high = (fmt.quantize(each)[1][:, :1] for each in (low, high))
     differ = (chosen_low != chosen_high)[:, 0]

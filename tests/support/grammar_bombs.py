@@ -1,4 +1,4 @@
-"""Schemas and grammars that are meant to harm their compiler."""
+"""Schemas and grammars that harm their compiler."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ def gbnf_chain(length: int) -> str:
 
 
 def schema_chain(length: int, link: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
-    """$defs of which each refers to the next as ``link`` says."""
     chain = {f"d{i}": link(f"#/$defs/d{i + 1}") for i in range(length)}
     return {"$defs": chain | {f"d{length}": {"type": "integer"}}, "$ref": "#/$defs/d0"}
 
@@ -34,7 +33,7 @@ def tag(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def chains(length: int) -> dict[str, StructuredOutput]:
-    """Every form of a chain that overflowed the server's stack."""
+    """Return chains that overflowed the server's stack, in every form."""
     return {
         "lark": StructuredOutput(grammar=lark_chain(length)),
         "gbnf": StructuredOutput(grammar=gbnf_chain(length)),
@@ -51,12 +50,12 @@ def chains(length: int) -> dict[str, StructuredOutput]:
 
 
 def hidden_chain(length: int) -> StructuredOutput:
-    """A chain that no count of rules or keys sees: a schema inside of a grammar."""
+    """Return a schema inside a grammar, so that counts of rules and keys miss the chain."""
     return StructuredOutput(grammar=f"start: x\nx: %json {json.dumps(schema_chain(length, items))}")
 
 
 def literals(length: int) -> dict[str, StructuredOutput]:
-    """One string of so many characters, in every form that may hold one."""
+    """Return one long string in every form that may contain one."""
     text = "a" * length
     return {
         "gbnf": StructuredOutput(grammar=f'root ::= "{text}"\n'),
@@ -71,17 +70,17 @@ def literals(length: int) -> dict[str, StructuredOutput]:
 
 
 def joined_literals(length: int, count: int) -> StructuredOutput:
-    """One symbol of the lexer, of many strings that are each within their limit."""
+    """Return one lexer symbol of many strings, each within its limit."""
     return StructuredOutput(grammar="start: T\nT: " + " ".join([f'"{"a" * length}"'] * count) + "\n")
 
 
 def slow(number: int = 0) -> StructuredOutput:
-    """One that takes half a minute to compile, given memory; another one for each number."""
+    """Return a source that takes half a minute to compile; each number gives another."""
     return StructuredOutput(regex="(?:a*)*" * (30_000 + number))
 
 
 def greedy(number: int = 0) -> StructuredOutput:
-    """One that takes hundreds of megabytes, another one for each number."""
+    """Return a source that takes hundreds of megabytes; each number gives another."""
     patterns = "".join(f"T{i}: /.*a{i}.*b/\n" for i in range(39))
     return StructuredOutput(
         grammar=f"start: T\n{patterns}T: {' & '.join(f'T{i}' for i in range(39))}\n//{number}\n"

@@ -1,4 +1,4 @@
-"""A measured server in a process of its own, and what calls cost it before their limits."""
+"""Cost of calls before their limits, measured on a server in another process."""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ Call: TypeAlias = Callable[[], Awaitable[str]]  # makes a call; returns how it e
 
 
 class Child:
-    """The measured server, in a process of its own."""
-
     def __init__(self, process: asyncio.subprocess.Process, address: str, http: str) -> None:
         self._process = process
-        self.address = address  # of gRPC
+        self.address = address  # gRPC address
         self.http = http
 
     async def ask(self, word: str) -> dict[str, float]:
@@ -48,7 +46,7 @@ async def child(folder: Path) -> AsyncIterator[Child]:
         env={
             "PYTHONPATH": str(Path(hostile_server.__file__).parent),
             "LD_PRELOAD": str(preload),
-            "PYTHONMALLOC": "malloc",  # Python's own allocator would not be counted
+            "PYTHONMALLOC": "malloc",  # bytes of Python's own allocator would not be counted
         },
     )
     try:
@@ -61,20 +59,18 @@ async def child(folder: Path) -> AsyncIterator[Child]:
 
 
 class Harness:
-    """Makes calls to a measured server, and says what took too much before its limits: the least of some
-    tries, because a first use has costs of its own, and so has a busy machine."""
+    """Finds calls that cost too much; the minimum of several tries counts, because first uses cost more."""
 
     def __init__(self, server: Child) -> None:
         self._server = server
         self._receiving_ms = 0.0
 
     async def begin(self, receiving: Call) -> None:
-        """Measure what receiving alone takes."""
         reports = [(await self._measure(receiving))[1] for _ in range(TRIES)]
         self._receiving_ms = min(report["loop_ms"] for report in reports)
 
     async def excess(self, call: Call, *, size: int, most: float) -> str:
-        """What was too much, in every try; empty if nothing was. ``most``: times the size."""
+        """Return the excess of every try, empty if one has none; ``most``: times the size."""
         loop_ms = growth = float("inf")
         for _ in range(TRIES):
             status, report = await self._measure(call)

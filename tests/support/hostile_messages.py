@@ -1,4 +1,4 @@
-"""Messages of a given size that have as much as possible of one thing, for each field of a message."""
+"""Messages of a given size with as many elements as possible, for each field."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_DEPTH = 3
 
 
 def varint(number: int) -> bytes:
-    """A protobuf varint."""
+    """Encode a protobuf varint."""
     found = bytearray()
     while number > 127:
         found.append(number & 127 | 128)
@@ -29,12 +29,12 @@ def varint(number: int) -> bytes:
 
 
 def field(number: int, content: bytes) -> bytes:
-    """A protobuf field of bytes, or a message in a message."""
+    """Encode a protobuf field of bytes or a submessage."""
     return varint(number << 3 | BYTES) + varint(len(content)) + content
 
 
 def hostile(described: Descriptor, size: int, depth: int = 0) -> Iterator[tuple[str, bytes]]:
-    """Names and contents of some ``size`` bytes each: every field at its longest, and at its most often."""
+    """Yield (name, content) of about ``size`` bytes: each field at its longest, and as often as possible."""
     if depth == 0:
         yield "unknown fields", (varint(9999 << 3) + b"\x01") * (size // 4)
     for each in described.fields:
@@ -69,7 +69,6 @@ def _of_field(each: FieldDescriptor, size: int, depth: int) -> Iterator[tuple[st
 
 
 def _small(each: FieldDescriptor) -> bytes:
-    """A field with little in it."""
     if each.message_type is not None:
         return field(each.number, b"")
     if each.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES):
@@ -79,7 +78,6 @@ def _small(each: FieldDescriptor) -> bytes:
 
 
 def _key(each: FieldDescriptor, at: int) -> bytes:
-    """The ``at``th key of a map."""
     if each.type == FieldDescriptor.TYPE_STRING:
         return field(each.number, str(at).encode())
     return varint(each.number << 3 | VARINT) + varint(at)

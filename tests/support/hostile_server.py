@@ -1,11 +1,10 @@
-"""A server that admits nothing, in a process of its own that measures what a call costs it before that.
+"""A server that refuses every call and measures its cost, in a process of its own.
 
     LD_PRELOAD=LIBRARY python hostile_server.py
 
-prints its addresses, of gRPC and of HTTP; LIBRARY is built from counted_allocations.c. Each line that it
-reads then is answered by one line: "begin" by anything, "end" by JSON with what the process did since:
-``loop_ms``, processor time of the event loop's longest callback, and ``growth``, bytes allocated at most.
-"""
+Prints its gRPC and HTTP addresses. LIBRARY is built from counted_allocations.c.
+The line "begin" starts a measurement; each line is answered by JSON: ``loop_ms``, CPU time of the
+longest callback, and ``growth``, peak bytes."""
 
 from __future__ import annotations
 
@@ -26,13 +25,12 @@ from octavo.engine.frontend.request_limiter import RequestLimiter
 from octavo.engine.frontend.text_executor import TextExecutor
 from served import served
 
-MODEL_LEN = 4_000_000  # no prompt is refused for its length alone
+MODEL_LEN = 4_000_000  # no prompt is too long
 MAX_MESSAGE = 16 << 20
 
 
 class LoopMeter:
-    """The longest callback of all event loops, in seconds of processor time of its thread: what else the
-    machine does meanwhile does not count."""
+    """Longest callback of all event loops, in CPU seconds of its thread."""
 
     def __init__(self) -> None:
         self.longest = 0.0
@@ -56,9 +54,6 @@ def counter(name: str) -> Any:
 
 
 def refuse_everything() -> None:
-    """Let no request and no call on text pass its limit, but for the answers that reranking looks up, and for
-    bodies over HTTP, which are parsed there."""
-
     def refuse(*_: object) -> None:
         raise Overloaded("nothing is admitted here")
 
@@ -74,7 +69,7 @@ def refuse_everything() -> None:
 
 
 def answer(meter: LoopMeter) -> None:
-    """Until the end of the input. Not on the event loop, which would be measured too."""
+    """Must not run on the event loop, which is measured."""
     before, reset_most, most = 0, counter("octavo_reset_most"), counter("octavo_most")
     for line in sys.stdin:
         if line.strip() == "begin":

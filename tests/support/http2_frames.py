@@ -1,4 +1,4 @@
-"""HTTP/2 frames written by hand, for what no client library would send."""
+"""HTTP/2 frames written by hand, for input that client libraries never send."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Sequence
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RESET, SETTINGS, PING, WINDOW_UPDATE = 0, 1, 3, 4, 6, 8
 ACK, END_STREAM, END_HEADERS = 1, 1, 4
-INITIAL_WINDOW_SIZE = 4  # a setting
-CANCEL = 8  # an error code
+INITIAL_WINDOW_SIZE = 4  # setting number
+CANCEL = 8  # error code
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -18,14 +18,14 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def begin(**settings: int) -> bytes:
-    """The first bytes of a connection; ``window``: of each stream, what its peer may send unasked."""
+    """``window``: initial window size of each stream."""
     window = settings.get("window")
     payload = b"" if window is None else struct.pack(">HI", INITIAL_WINDOW_SIZE, window)
     return PREFACE + frame(SETTINGS, 0, 0, payload)
 
 
 def call(stream: int, path: str, metadata: Sequence[tuple[str, str]] = ()) -> bytes:
-    """The headers of a gRPC call: literals without indexing, so that no state is needed."""
+    """Return gRPC call headers as literals without indexing, so no state is needed."""
     headers = (
         (":method", "POST"),
         (":scheme", "http"),
@@ -44,7 +44,7 @@ def reset(stream: int) -> bytes:
 
 
 def message(stream: int, data: bytes) -> bytes:
-    """The only message of a call, and its end."""
+    """Return the only message of a call, and the end of the stream."""
     return frame(DATA, END_STREAM, stream, b"\x00" + struct.pack(">I", len(data)) + data)
 
 
@@ -55,7 +55,7 @@ def _text(text: str) -> bytes:
 
 
 class Connection:
-    """A connection on which what comes back is counted by frame type, and else ignored."""
+    """A connection that counts received frames by type."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -65,7 +65,7 @@ class Connection:
 
     @classmethod
     async def open(cls, address: str, *, source: str | None = None, **settings: int) -> Connection:
-        """``source``: address of this side."""
+        """``source``: local address."""
         host, _, port = address.rpartition(":")
         local = None if source is None else (source, 0)
         made = cls(*await asyncio.open_connection(host, int(port), local_addr=local))

@@ -1,4 +1,4 @@
-"""A real HTTP server on a free local port, beside gRPC, over an engine whose model is a ledger."""
+"""An HTTP server and a gRPC server on free ports, over a ledger engine."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from served import LOCAL, Served, served
 
 
 def openai_client(ready: dict[str, str], key: str = "none") -> openai.AsyncOpenAI:
-    """An openai client that tries everything once."""
+    """Return an OpenAI client without retries."""
     return openai.AsyncOpenAI(base_url=f"http://{ready['http']}/v1", api_key=key, max_retries=0, timeout=60)
 
 
 @asynccontextmanager
 async def package_clients(address: str) -> AsyncIterator[tuple[openai.AsyncOpenAI, anthropic.AsyncAnthropic]]:
-    """Clients that try everything once, and read no certificates, which takes them 20 ms."""
+    """Clients without retries and without certificates, which take 20 ms to load."""
     options: Any = {"api_key": "none", "max_retries": 0, "timeout": 30}
     plain = openai.DefaultAsyncHttpxClient(verify=False), anthropic.DefaultAsyncHttpxClient(verify=False)
     async with (
@@ -42,8 +42,6 @@ async def package_clients(address: str) -> AsyncIterator[tuple[openai.AsyncOpenA
 
 @dataclass(frozen=True)
 class Reply:
-    """A response."""
-
     status: int
     headers: dict[str, str]
     body: bytes
@@ -54,7 +52,7 @@ class Reply:
 
     @property
     def events(self) -> list[Any]:
-        """The data of a stream's events, but for its end, which must be there."""
+        """Return the data of a stream's events; the end marker must be there."""
         lines = [line for line in self.body.decode().split("\n\n") if line]
         assert lines[-1] == "data: [DONE]", self.body[-200:]
         return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
@@ -62,8 +60,6 @@ class Reply:
 
 @dataclass(frozen=True)
 class HttpServed:
-    """The servers, and a plain client that shows every byte."""
-
     server: HttpServer
     address: str
     below: Served | None = None
@@ -96,7 +92,6 @@ class HttpServed:
 
 
 def parse_reply(data: bytes) -> Reply:
-    """Parse one whole response."""
     head, _, rest = data.partition(b"\r\n\r\n")
     first, *lines = head.decode().split("\r\n")
     headers = {key.lower(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
@@ -119,7 +114,7 @@ async def http_served(
     security: Security | None = None,
     **options: Any,
 ) -> AsyncIterator[HttpServed]:
-    """Started, and stopped whatever happens. ``options`` are those of HttpServer."""
+    """``options``: of HttpServer."""
     async with (
         served(core, gate=gate, config=config, security=security) as below,
         beside(below.server, **options) as (server, address),
@@ -133,7 +128,7 @@ async def http_served(
 
 @asynccontextmanager
 async def demo_http(**settings: Any) -> AsyncIterator[HttpServed]:
-    """The embedded model behind HTTP, in this process."""
+    """The demo model behind HTTP, in this process."""
     engine = AsyncEngine(EngineConfig(**({"num_pages": 512, "page_size": 16, "max_running": 16} | settings)))
     await engine.start()
     below = GrpcServer(engine)
@@ -149,7 +144,7 @@ async def demo_http(**settings: Any) -> AsyncIterator[HttpServed]:
 async def beside(
     below: GrpcServer, max_body_bytes: int = 2**20, **options: Any
 ) -> AsyncIterator[tuple[HttpServer, str]]:
-    """HTTP in front of a server of gRPC."""
+    """HTTP next to a gRPC server."""
     server = HttpServer(
         below.handler,
         calls=below.limiter.calls,

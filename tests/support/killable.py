@@ -1,8 +1,9 @@
-"""Processes that write into a folder of pages until they are killed: shards alone, or whole engines.
+"""Processes that write into a page folder until they are killed.
 
-``python killable.py MODE FOLDER``: for each line of input a number, and a child that begins from it. Its
-id is printed when it begins, what it has finished while it lives, and "ended" when it does not any more.
-"""
+    python killable.py MODE FOLDER
+
+Each input line is a number that starts a child. Printed: the child's process ID, its finished work, and
+"ended" at its end."""
 
 from __future__ import annotations
 
@@ -35,21 +36,20 @@ FOUR_TOKENS = SamplingParams(max_tokens=4, ignore_eos=True)
 
 
 def prompt_of(number: int) -> list[int]:
-    """One of endless prompts, of which each three share the first half."""
+    """Return a prompt; each group of three prompts shares the first half."""
     rng = random.Random(number // 3)
     shared = [rng.randrange(250) for _ in range(40)]
     return shared + [number % 250] * (20 + number % 17)
 
 
 def tell(what: object) -> None:
-    """Print one line in one write: print makes two of it when Python does not buffer, and a process that is
-    killed between them leaves a line for the next writer to go on with."""
+    """Print one line in one write, because a killed process could leave half a line."""
     sys.stdout.write(f"{what}\n")
     sys.stdout.flush()
 
 
 def write_shards(folder: Path, first: int) -> None:
-    """Chains of three pages, one line of output for each page that is there."""
+    """Write chains of three pages, with one output line per finished page."""
     shards = ShardFolder(folder, make_kind(), max_bytes=1 << 30)
     for number in itertools.count(first):
         for index in range(3):
@@ -59,7 +59,7 @@ def write_shards(folder: Path, first: int) -> None:
 
 
 def serve(folder: Path, first: int, groups: tuple[KVGroupSpec, ...]) -> None:
-    """An engine that serves a prompt after the other and says which; its pages are written meanwhile."""
+    """Serve prompts and print finished ones, while their pages are written."""
     with LLM(small_config(cache_dir=folder), core_factory=FakeCore(groups=groups)) as llm:
         for number in itertools.count(first):
             llm.generate([prompt_of(number)], FOUR_TOKENS, progress=False)
@@ -75,7 +75,7 @@ MODES: dict[str, Callable[[Path, int], None]] = {
 
 @contextmanager
 def nursery(mode: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that has imported everything and starts a child for each line, within milliseconds."""
+    """Start a child for each input line, within milliseconds, because imports are done."""
     process = subprocess.Popen(
         [sys.executable, __file__, mode, str(folder)],
         stdin=subprocess.PIPE,
@@ -88,12 +88,12 @@ def nursery(mode: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
     try:
         yield process
     finally:
-        os.killpg(process.pid, signal.SIGKILL)  # its children as well
+        os.killpg(process.pid, signal.SIGKILL)  # also ends its children
         process.communicate()
 
 
 def kill_one(process: subprocess.Popen[str], first: int, rng: random.Random, *, most_s: float) -> set[str]:
-    """Let a child work for a moment, kill it, and return what it has said that it finished."""
+    """Kill a child after a moment; return what it had finished."""
     into, out = process.stdin, process.stdout
     assert into is not None
     assert out is not None

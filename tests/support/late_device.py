@@ -1,10 +1,7 @@
-"""A Metal device that is late, and runs launches in any order that their inputs allow.
+"""A Metal device that runs launches late, in any order that their inputs allow.
 
-A launch returns at once, with arrays that hold garbage until it has run; it runs when the host waits for
-something that depends on it, or earlier, as a seed decides, beside launches of other steps. What it
-depends on is what MLX sees: arrays among its inputs, or those that MLX's operations make these of. A
-kernel that reads pages which another one wrote, without an input that says so, finds other bytes there.
-"""
+A launch returns arrays with garbage. It runs when the host waits for its results, or earlier by a seed.
+Like MLX, the device sees dependencies only through array inputs."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ _PLACEHOLDER = re.compile(r'"out(\d+)_\d+" ->')
 
 @dataclass(eq=False)
 class Job:
-    """A launch that has not run. ``outputs`` are the arrays that it fills; ``after`` must run before."""
+    """A launch that has not run; fills ``outputs``, after all launches in ``after``."""
 
     number: int
     name: str
@@ -38,8 +35,8 @@ class Job:
 
 @dataclass
 class LateDevice(WritingDevice):
-    """``order`` gets the numbers of launches in the order in which they ran; ``most_waiting`` is how many
-    had not run when another was launched, at most, and that one."""
+    """``order``: launch numbers in order of execution; ``most_waiting``: largest number of waiting
+    launches."""
 
     order_seed: int = 0
     order: list[int] = field(default_factory=list)
@@ -67,19 +64,18 @@ class LateDevice(WritingDevice):
         return launch
 
     def _ancestors(self, arrays: Sequence[mx.array]) -> set[int]:
-        """Launches that have not run, of whose outputs MLX would make these."""
         named = {
             f"out{number}_{i}": array
             for number, job in self._waiting.items()
             for i, array in enumerate(job.outputs)
         }
         graph = io.StringIO()
-        mx.export_to_dot(graph, *(mx.stop_gradient(array) for array in arrays), **named)  # an edge each
+        mx.export_to_dot(graph, *(mx.stop_gradient(array) for array in arrays), **named)
         return {int(found) for found in _PLACEHOLDER.findall(graph.getvalue())} & set(self._waiting)
 
     def wait_for(self, arrays: Sequence[mx.array]) -> None:
-        """Run launches until these arrays can be computed; others may run meanwhile, and others not."""
-        if self._running or not self._waiting:  # running: inputs of a launch, and what they need has run
+        """Run launches until these arrays can be computed."""
+        if self._running or not self._waiting:
             return
         self._running = True
         rng = random.Random(f"{self.order_seed} {len(self.order)}")
@@ -95,12 +91,12 @@ class LateDevice(WritingDevice):
 
     @property
     def num_out_of_order(self) -> int:
-        """How often a launch ran before one that was launched earlier."""
+        """Count launches that ran before an earlier launch."""
         return sum(earlier > later for earlier, later in zip(self.order, self.order[1:], strict=False))
 
     @contextmanager
     def in_place_of_mlx(self) -> Iterator[None]:
-        """Make ``mx.eval`` wait for launches, and ``mx.async_eval`` not, while the block runs."""
+        """Patch ``mx.eval`` to wait for launches, and ``mx.async_eval`` not to."""
         evaluate = mx.eval
 
         def waiting(*arrays: Any) -> None:
@@ -114,7 +110,7 @@ class LateDevice(WritingDevice):
 
 
 def _garbage(shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
-    """An evaluated array of bytes that nobody may see: NaN, the largest integers, true."""
+    """Return an array of invalid values: NaN, the largest integers, true."""
     array = mx.zeros(shape, dtype)
     memory_of(array)[...] = 1 if dtype == mx.bool_ else -1 & (2 ** (8 * dtype.size) - 1)
     return array
@@ -129,6 +125,6 @@ def _leaves(arrays: Any) -> Iterator[mx.array]:
 
 
 def read(array: mx.array) -> np.ndarray[Any, Any]:
-    """As NumPy, once the device has computed it."""
+    """Return a NumPy copy, after the device has computed it."""
     mx.eval(array)
     return np.array(array)

@@ -1,4 +1,4 @@
-"""Latents and rotary keys in pages: steps of several shapes, and what attention over them is in float64."""
+"""MLA cases: latents and rotary keys in pages, and their attention in float64."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Case:
-    """``sequences``: positions before the last step, rows of the last step."""
+    """``sequences``: (positions before the last step, rows of the last step)."""
 
     sequences: tuple[tuple[int, int], ...]
     page_size: int = 16
@@ -51,11 +51,11 @@ CASES = {
 }
 
 MLA = Case(((40, 1), (0, 2)), num_heads=20, latent=512, rotary=64)
-"""The rows of DeepSeek's pages and their kin, with the 20 heads of glm4_moe_lite."""
+"""Row sizes of DeepSeek's pages and similar ones, with the 20 heads of glm4_moe_lite."""
 
 
 def metadata(case: Case, work: list[tuple[int, int, int]], *, kinds: int = 1) -> AttentionMetadata:
-    """Of (sequence, start, stop); pages in the reverse order, the same of each kind."""
+    """``work``: (sequence, start, stop); page IDs descend."""
     size = case.page_size
     width = max(-(-(old + new) // size) for old, new in case.sequences)
     count = len(case.sequences)
@@ -74,7 +74,7 @@ def metadata(case: Case, work: list[tuple[int, int, int]], *, kinds: int = 1) ->
 
 
 class Data:
-    """Random latents, rotary keys and queries of every position of every sequence."""
+    """Random latents, rotary keys and queries for every position."""
 
     def __init__(self, case: Case) -> None:
         rng = np.random.default_rng(7)
@@ -97,7 +97,6 @@ class Data:
     def write(
         self, pool: PagedKVCache, work: list[tuple[int, int, int]], dtype: mx.Dtype = mx.bfloat16
     ) -> None:
-        """A step that only writes."""
         if work:
             self._begin(pool, work, dtype)
             mx.eval(pool.pending())
@@ -113,7 +112,7 @@ class Data:
         dtype: mx.Dtype = mx.bfloat16,
         mask: mx.array | None = None,
     ) -> Floats:
-        """Write and attend; rows [T, Hq, R]."""
+        """Write and attend; returns rows [T, Hq, R]."""
         self._begin(pool, work, dtype)
         rotary = self.rows(self.rotary_queries, work, mx.float32) * self.scale
         options = AttendOptions(scale=self.scale, rotary=rotary.astype(dtype), mask=mask)
@@ -122,7 +121,7 @@ class Data:
         return np.array(out.astype(mx.float32))
 
     def truth(self, pool: KVPool, work: list[tuple[int, int, int]]) -> NDArray[np.float64]:
-        """Of a step that has been computed, from the rows that its pages hold."""
+        """Return float64 attention over the stored rows of a computed step."""
         latents, keys = (np.array(x.astype(mx.float32), np.float64) for x in pool.gather_sequences(0))
         out = []
         for b, (i, start, stop) in enumerate(work):
@@ -150,7 +149,7 @@ def spec_of(case: Case, k_format: str = "bf16", v_format: str = "bf16") -> PoolS
 
 
 def relative_errors(got: Floats, wanted: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of each row and head."""
+    """Return relative errors per row and head."""
     return np.asarray(np.sqrt(((got - wanted) ** 2).mean(-1) / (wanted**2).mean(-1)))
 
 
@@ -165,7 +164,6 @@ def last_step(case: Case) -> list[tuple[int, int, int]]:
 def residual_truth(
     data: Data, pool: ResidualCache[KVPool], work: list[tuple[int, int, int]]
 ) -> NDArray[np.float64]:
-    """As ``Data.truth``, where ``pool`` has two kinds of pages."""
     kinds = [
         [np.array(x.astype(mx.float32), np.float64) for x in part.gather_sequences(0)]
         for part in (pool.quantized, pool.residual)
@@ -189,8 +187,7 @@ def residual_truth(
 def residual_pool(
     backend: AttentionBackend, case: Case, *formats: str, window: int, keep: int
 ) -> PagedKVCache:
-    """Quantized pages and 16-bit ones, of which a query reads those of its last ``window`` positions, at most
-    its layer's, which keeps nothing then."""
+    """Return a pool of quantized pages, with 16-bit pages for the last ``window`` positions of a query."""
     spec = spec_of(case, *formats)
     if case.window is not None:
         window, keep = min(window, case.window), 0

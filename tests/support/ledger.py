@@ -1,10 +1,8 @@
-"""A model for tests that remembers, per slot, everything its K/V depends on.
+"""A test model that stores, per slot, all tokens that its K/V depends on.
 
-Real K/V of one position is a function of all tokens up to it. The ledger stores those tokens
-themselves (and the salt they may be shared under) instead of numbers, and checks every
-position that is attended to. Any error in page tables, holders, hashing, eviction, forks or
-aborts becomes visibly wrong contents, so "served together equals served alone" is exact.
-"""
+Real K/V of one position is a function of all earlier tokens. The ledger stores these tokens instead of
+numbers, and checks them at each attended position. So errors in page tables, hashing, eviction, forks or
+aborts become visibly wrong contents."""
 
 from __future__ import annotations
 
@@ -34,12 +32,12 @@ def slot_of(table: PageTable, position: int, group: int = 0) -> int:
 
 
 def next_token(tokens: Iterable[int], seed: str) -> int:
-    """Return the output of "the model": a fixed function of all tokens and of the sequence's seed."""
+    """Return the model's next token: a fixed function of all tokens and the seed."""
     return zlib.crc32(repr((list(tokens), seed)).encode()) % VOCABULARY
 
 
 def served_alone(prompt: list[int], max_tokens: int, seed: str) -> list[int]:
-    """Return the tokens that a sequence gets alone, and so must get in any batch."""
+    """Return the tokens of a sequence alone; in any batch they must be equal."""
     tokens = list(prompt)
     while len(tokens) - len(prompt) < max_tokens:
         tokens.append(next_token(tokens, seed))
@@ -49,16 +47,16 @@ def served_alone(prompt: list[int], max_tokens: int, seed: str) -> list[int]:
 
 
 class Ledger:
-    """Slots of every group's pool, each with the tokens its K/V was computed from."""
+    """Slots of each group's pool, each with the tokens that determine its K/V."""
 
     def __init__(self, page_size: int, groups: Iterable[KVGroupSpec] = (FullAttention(num_pages=1),)) -> None:
         self.page_size = page_size
         self.groups = tuple(groups)
-        self._states: dict[int, Entry] = {}  # by slot: all tokens that went into it
+        self._states: dict[int, Entry] = {}  # by slot: all tokens in the state
         self._slots: dict[tuple[int, int], Entry] = {}  # by group and slot
 
     def copy(self, copies: Iterable[PageCopy]) -> None:
-        """Carry out copies all at once, as one gather and one scatter would."""
+        """Make all copies at once, like one gather and one scatter."""
         size = self.page_size
         moved = {
             (copy.group, copy.target * size + offset): self._slots.get(
@@ -82,10 +80,7 @@ class Ledger:
         salt: bytes = b"",
         broken: bool = False,
     ) -> None:
-        """Compute the K/V of some positions; a broken computation leaves poison.
-
-        salt   the caller's, which the table's ought to be
-        """
+        """Write K/V of some positions; a failed step writes invalid contents."""
         for position in positions:
             entry: Entry = (salt, tuple(tokens[: position + 1]))
             for group in range(len(self.groups)):
@@ -100,8 +95,9 @@ class Ledger:
         first_query: int | None = None,
         salt: bytes = b"",
     ) -> None:
-        """Raise AssertionError unless the table leads to the K/V of all of ``tokens[:num_tokens]`` that
-        queries from ``first_query`` on (None: from the next token on) can see."""
+        """Raise AssertionError unless visible positions in ``tokens[:num_tokens]`` have correct K/V.
+
+        ``first_query``: first position that attends; None: the next token."""
         first_query = num_tokens if first_query is None else first_query
         for group, spec in enumerate(self.groups):
             for position in range(num_tokens):
@@ -112,11 +108,9 @@ class Ledger:
                 assert entry == expected, f"position {position}: expected {expected}, found {entry}"
 
     def spoil(self, slots: Iterable[tuple[int, int]]) -> None:
-        """A row that does not count is written: groups and slots."""
         self._slots.update(dict.fromkeys(slots, "poison"))
 
     def fill(self, group: int, page: int, tokens: list[int], positions: range, salt: bytes) -> None:
-        """A page comes from elsewhere, with what its positions would hold."""
         for offset, position in enumerate(positions):
             self._slots[group, page * self.page_size + offset] = (salt, tuple(tokens[: position + 1]))
 
@@ -162,8 +156,7 @@ class Ledger:
                 )
 
     def _advance(self, item: ScheduledChunk, *, broken: bool) -> None:
-        """Bring the recurrent state of one sequence to the step's end, drafts included, with copies on the
-        way; it must hold all that was computed before, and nothing else."""
+        """Advance one sequence's recurrent state to the step's end, with snapshots on the way."""
         sequence, table = item.sequence, item.sequence.table
         if table is None or (state := table.state) is None:
             return
@@ -186,7 +179,7 @@ class Ledger:
         assert found == expected, f"the state is that of {found}, expected {expected}"
 
     def _holders(self, live: Iterable[Sequence], group: int) -> dict[int, int]:
-        """In how many places of page tables each page stands; entries that were given back are none."""
+        """Count the page-table entries of each page; released entries do not count."""
         holders: dict[int, int] = {}
         kept = -(-self.groups[group].keep // self.page_size)
         for sequence in live:
@@ -205,8 +198,7 @@ def visible(
     *,
     page_size: int,
 ) -> bool:
-    """Whether queries at ``query`` or later can see a position, as the layers define it; in a residual
-    window, whether they read it in 16 bits."""
+    """Return whether queries from ``query`` on see a position, by the definition of the layers."""
     if isinstance(group, ResidualWindow):
         if not _in_window(groups[group.residual_of], query, position):
             return False

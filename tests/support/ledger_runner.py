@@ -1,10 +1,7 @@
-"""A model that needs no model: deterministic, quick, and strict about who reads what.
+"""A deterministic model for tests, which checks what each step reads.
 
-``LedgerRunner`` keeps, per slot of each group's pool, which prefix the K/V there would depend on, and
-checks every position that is attended to. Its next token is a function of that prefix (and of
-the seed, when sampling), so any mistake in page tables, sharing, preemption or aborts shows as
-an assertion or as other tokens than a request gets alone.
-"""
+``LedgerRunner`` keeps, per slot, the prefix that its K/V depends on, and checks each attended position.
+Its next token depends on the whole prefix, so cache errors change tokens or fail an assertion."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ from octavo.kernels.metadata import AttentionMetadata
 from octavo.kernels.page_bytes import PageBytes
 
 EOS = 256
-ALPHABET = b"abc \n"  # what the fake model says: few letters, so that stop strings occur
+ALPHABET = b"abc \n"  # output characters: few, so that stop strings occur
 
 
 ENTRY = struct.Struct("<ii8s")
@@ -39,7 +36,7 @@ STATE = struct.Struct("<q8s")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What one slot holds: a position's token and the digest of the prefix up to it."""
+    """Contents of a slot: a token and the digest of the prefix up to it."""
 
     position: int
     token: int
@@ -48,8 +45,6 @@ class Entry:
 
 @dataclass(eq=False, slots=True)
 class LedgerStep:
-    """A step of a LedgerRunner. ``states`` are those of its submission."""
-
     runner: LedgerRunner
     number: int
     batch: Batch
@@ -65,17 +60,13 @@ class LedgerStep:
 
 
 class LedgerRunner:
-    """A ModelRunner over a ledger.
+    """A ``ModelRunner`` over a ledger.
 
-    ends_every     about one token in so many is EOS (0: never)
-    poison         a prompt token whose K/V is not finite
-    before_step    called at the start of every step, on the engine's thread: to block, or to raise
-    verify         check every position attended to (False: only the one before, for timing)
-    feeds          steps are computed as late as they may be, when they are resolved, and may be followed
-                   before that; otherwise at once
-
-    ``calls`` are the steps in the order in which they were submitted and resolved.
-    """
+    ends_every:  about one token in this many ends the text (0: never)
+    poison:      prompt token with K/V that is not finite
+    before_step: called on the engine's thread before every step
+    verify:      check every attended position (False: only the previous one, for timing)
+    feeds:       steps are computed only when they are resolved, and later steps may be submitted before."""
 
     head = None
     adapters: Adapters | None = None
@@ -108,7 +99,7 @@ class LedgerRunner:
             [None] * (group.num_pages * info.page_size) for group in self._groups
         ]
         num_slots = 0 if info.states is None else info.states.num_slots
-        self._states = [(0, b"")] * num_slots  # of each slot: its number of tokens, and their digest
+        self._states = [(0, b"")] * num_slots  # of each slot: (number of tokens, their digest)
 
     def submit(self, batch: Batch, states: Sequence[SampleState], after: Pending | None = None) -> Pending:
         assert (batch.sources is not None) == (after is not None)
@@ -126,7 +117,6 @@ class LedgerRunner:
         return step
 
     def resolve(self, step: LedgerStep) -> RunOutput:
-        """Compute a step, which is the oldest in flight."""
         assert self._in_flight.pop(0) is step, "steps are resolved out of turn"
         self.calls.append(("resolve", step.number))
         batch = step.batch
@@ -170,7 +160,7 @@ class LedgerRunner:
         targets = [] if batch.scored is None else batch.scored.targets.tolist()
         scores = tuple(TokenLogprob(target, -0.25) for target in targets)
         hidden = None
-        if batch.hidden is not None:  # two numbers of each row's prefix
+        if batch.hidden is not None:  # two numbers per row, from its prefix
             hidden = np.array([list(digests[row][:2]) for row in batch.hidden.tolist()], np.float32)
         return RunOutput(tuple(samples), tuple(failed), scores, hidden)
 
@@ -219,8 +209,6 @@ class LedgerRunner:
         self.closed = True
 
     def _write(self, token_ids: list[int], attention: AttentionMetadata) -> list[bytes]:
-        """Write every row's entry in every group; then check what each sequence would read. Digests per
-        row."""
         digests: list[bytes] = []
         for number, ledger in enumerate(self._ledgers):
             digests = self._write_group(token_ids, attention.select((number,)), ledger)
@@ -232,7 +220,6 @@ class LedgerRunner:
         return digests
 
     def _advance(self, digests: list[bytes], token_ids: list[int], attention: AttentionMetadata) -> None:
-        """Let every slot stand after its sequence's rows; it must have stood before them."""
         assert attention.states is not None
         q_start, positions = attention.q_start.tolist(), attention.positions.tolist()
         snapshots = attention.states.snapshots.tolist()
@@ -267,7 +254,6 @@ class LedgerRunner:
         return digests
 
     def _check(self, number: int, pages: list[int], first_query: int, length: int) -> None:
-        """What queries from ``first_query`` on see of a sequence: one position follows from the other."""
         group, digest = self._groups[number], b""
         for position in range(length):
             hidden = group.window is not None and group.keep <= position <= first_query - group.window
@@ -309,7 +295,7 @@ def chain(parent: bytes, token: int) -> bytes:
 
 
 def next_token(digest: bytes, draw: tuple[int, int] | None, ends_every: int) -> int:
-    """What the fake model says after the prefix with this digest; ``draw`` is (seed, how many before)."""
+    """Return the next token after a prefix; ``draw``: (seed, number of earlier tokens)."""
     number = int.from_bytes(hashlib.blake2b(digest + repr(draw).encode(), digest_size=8).digest(), "little")
     if ends_every and number % ends_every == 0:
         return EOS
@@ -317,7 +303,6 @@ def next_token(digest: bytes, draw: tuple[int, int] | None, ends_every: int) -> 
 
 
 def _allowed_token(state: SampleState, token: int) -> int:
-    """``token``, or another of its kind if structured output forbids it."""
     assert state.constraint is not None
     mask = state.constraint.allowed(may_end=state.may_end)
     if mask[token]:

@@ -1,4 +1,4 @@
-"""Checks of native linear layers against float64, run in one process per instruction set."""
+"""Native linear layers compared with float64; runs at one instruction set."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Truth = NDArray[np.float64]
 SHAPES = ((64, 64), (7, 32), (100, 96), (192, 33), (65, 128), (64, 1), (257, 130), (70, 610), (160, 64))
 ROWS = (1, 2, 3, 5, 8, 16, 17, 33, 64, 100)
 FLOATS = (mx.bfloat16, mx.float16, mx.float32)
-# One rounding of the result, and of the activations where a kernel may round them too, relative to
-# the largest result; float32 sums add little.
+# One rounding of the result, and of activations where a kernel rounds them too, relative to the largest
+# result.
 ROUNDING = {mx.bfloat16: 2.0**-8, mx.float16: 2.0**-11, mx.float32: 2e-6}
 
 
@@ -38,7 +38,6 @@ def relative_error(result: mx.array, truth: Truth) -> float:
 
 
 def check_dense() -> None:
-    """Every pair of types, odd shapes, bias and residual, exact and not."""
     rng = np.random.default_rng(0)
     for (outputs, inputs), weight_type, x_type in itertools.product(SHAPES, FLOATS, FLOATS):
         weight, bias = random(rng, (outputs, inputs), weight_type), random(rng, (outputs,), weight_type)
@@ -60,7 +59,7 @@ def check_dense() -> None:
 def quantized(
     dense: mx.array, group: int, bits: int, mode: str = "affine"
 ) -> tuple[_ext.PackedWeight, Truth]:
-    """Return packed weights, and the exact values that they represent."""
+    """Return packed weights and their exact values."""
     codes, scales, *biases = mx.quantize(dense, group, bits, mode)
     if mode != "affine":
         wide = mx.dequantize(codes, scales, None, group, bits, mode, dtype=mx.float32)
@@ -71,13 +70,12 @@ def quantized(
 
 
 def quantized_cases() -> list[tuple[int, int, str]]:
-    """(group, bits, mode) of every quantized format."""
+    """Return (group, bits, mode) of every quantized format."""
     affine = itertools.product((32, 64, 128), (1, 2, 3, 4, 5, 6, 8), ("affine",))
     return [*affine, (32, 4, "mxfp4"), (16, 4, "nvfp4")]
 
 
 def check_quantized() -> None:
-    """All formats: exact ones to rounding, the others within the documented bound."""
     rng = np.random.default_rng(1)
     for (outputs, inputs), (group, bits, mode), dtype in itertools.product(
         ((7, 128), (130, 384)), quantized_cases(), FLOATS
@@ -92,7 +90,7 @@ def check_quantized() -> None:
         error = np.abs(truth_of(_ext.linear(x, packed)) - truth)
         rounding = ROUNDING[mx.bfloat16] * np.abs(truth).max()
         assert (error <= int8_bound(truth_of(x), weight, group, bits) + rounding).all(), case
-        # Errors of single activations are independent: the usual one is far below the bound.
+        # Errors of single activations are independent, so the RMS error is far below the bound.
         assert np.sqrt((error**2).mean()) < 0.012 * np.sqrt((truth**2).mean()), case
         ids = mx.array([[0, outputs - 1], [-1, 3]])
         rows = truth_of(_ext.take_rows(packed, ids))
@@ -101,11 +99,11 @@ def check_quantized() -> None:
 
 
 def check_extreme_rows() -> None:
-    """Rows of extreme codes: integer sums neither saturate nor wrap; what is not finite stays so."""
+    """Integer sums of extreme codes must neither saturate nor wrap."""
     for group, bits, mode in quantized_cases():
         inputs = 2 * group
         for sign, pattern in itertools.product((1, -1), (0, 1, 2, 3)):
-            # Group by group: all largest, all smallest, every other one, and every other pair.
+            # Groups: all largest, all smallest, alternating, alternating pairs.
             row = np.where(np.arange(inputs) // (1, group, 1, 2)[pattern] % 2 == (pattern > 0), 1.0, -1.0)
             dense = mx.array(np.tile(sign * row, (64, 1)).astype(np.float16))  # float32 would be exact
             packed, weight = quantized(dense, group, bits, mode)
@@ -121,8 +119,9 @@ def check_extreme_rows() -> None:
 
 
 def int8_bound(x: Truth, weight: Truth, group: int, bits: int) -> Truth:
-    """Return max|x| / 254 times sum|w|, group by group: the error bound of 8-bit activations. For codes of 8
-    bits, AVX2 also keeps sums of two inputs in 8 bits."""
+    """Return max|x| / 254 times sum|w| per group: the error bound of 8-bit activations.
+
+    For 8-bit codes, AVX2 also keeps sums of two inputs in 8 bits."""
     sizes = np.abs(x)
     if bits == 8:
         sums = np.abs(x.reshape(len(x), -1, 2).sum(-1))
@@ -136,15 +135,14 @@ def int8_bound(x: Truth, weight: Truth, group: int, bits: int) -> Truth:
 def by_channels(
     dense: mx.array, group: int, bits: int = 8
 ) -> tuple[_ext.PackedWeight, NDArray[np.int64], Truth]:
-    """Packed in 8 or 4 bits with one scale per output; its weights as whole multiples of scales
-    [outputs, 1], and those."""
+    """Return packed weights, their integer multiples, and scales [outputs, 1]."""
     codes, scales, biases = QUANTIZE["w8a8" if bits == 8 else "w4a8"](dense, group)
     packed = _ext.pack_affine(codes, scales, biases, group_size=group, bits=bits)
     assert all(map(mx.array_equal, _ext.unpack(packed), (codes, scales, biases)))
     step, start = scales.astype(mx.float32), biases.astype(mx.float32)
     wide = truth_of(mx.dequantize(codes, step, start, group, bits))
     unit = truth_of(scales).min(-1, keepdims=True)
-    if bits == 4:  # any power of two that is small enough stands for the same weights
+    if bits == 4:
         unit = 2.0 ** (np.floor(np.log2(unit)) - 4)
     multiples = np.rint(wide / np.where(unit > 0, unit, 1))
     assert np.allclose(multiples * unit, wide, rtol=0, atol=0.001 * unit)
@@ -152,8 +150,6 @@ def by_channels(
 
 
 def check_channels() -> None:
-    """One scale per output: the documented formula to the bit where the level has such a kernel, else
-    within the bound of groups."""
     rng = np.random.default_rng(8)
     for bits, (outputs, inputs), group, dtype in itertools.product(
         (8, 4), ((7, 128), (130, 640)), (32, 64, 128), (mx.bfloat16, mx.float16)
@@ -180,14 +176,14 @@ def check_channels() -> None:
             x[1, 5] = value
             finite = mx.isfinite(_ext.linear(x, packed)).all(-1).tolist()
             assert finite == [True, False, True]
-        # The largest sum of products stays in 32 bits.
+        # The largest sum of products fits in 32 bits.
         ones = mx.ones((2, inputs), dtype)
         packed, codes, scales = by_channels(mx.ones((outputs, inputs), dtype), group, bits)
         assert relative_error(_ext.linear(ones, packed), truth_of(ones) @ (codes * scales).T) < 0.01
 
 
 def channel_products(x: mx.array, codes: NDArray[np.int64], scales: Truth) -> mx.array:
-    """y = a s (q . xq), float32 products, as kernels/csrc/linear/channels_avx512.h says."""
+    """y = a s (q . xq) with float32 products, as in kernels/csrc/linear/channels_avx512.h."""
     values = np.array(x.astype(mx.float32))
     limit = np.abs(values).max(-1, keepdims=True)
     inverse = np.where(limit > 1e-30, np.float32(127) / np.maximum(limit, 1e-30), 0).astype(np.float32)
@@ -197,7 +193,7 @@ def channel_products(x: mx.array, codes: NDArray[np.int64], scales: Truth) -> mx
 
 
 def check_batch_invariance() -> None:
-    """A row's result has the same bits alone, in any batch, and on any number of threads."""
+    """A row has equal bits alone, in any batch, and with any number of threads."""
     rng = np.random.default_rng(2)
     weights = []
     for dtype in FLOATS:
@@ -210,7 +206,7 @@ def check_batch_invariance() -> None:
         (mx.bfloat16, quantized(dense, group, bits)[0]) for group, bits in ((32, 8), (128, 8), (128, 4))
     ]
     weights += [(mx.bfloat16, by_channels(dense, 64, bits)[0]) for bits in (8, 4)]
-    # Scales whose product with an integer of 23 bits is infinite.
+    # Scales that overflow when multiplied by a 23-bit integer.
     weights.append((mx.bfloat16, quantized(dense * 1e32, 64, 4)[0]))
     for (dtype, packed), exact in itertools.product(weights, (False, True)):
         x = random(rng, (600, 640), dtype)
@@ -225,7 +221,6 @@ def check_batch_invariance() -> None:
 
 
 def check_tiny_products() -> None:
-    """Products and sums around the smallest normal number have the same bits in one row and in many."""
     rng = np.random.default_rng(8)
 
     def tiny(shape: tuple[int, int]) -> mx.array:
@@ -240,11 +235,11 @@ def check_tiny_products() -> None:
 
 
 def check_row_blocks() -> None:
-    """More rows than stay in a cache are taken in parts, which no row's bits show."""
+    """Kernels divide rows that exceed a cache into parts."""
     rng = np.random.default_rng(12)
     dense = random(rng, (140, 4096), mx.bfloat16)
-    x = random(rng, (400, 4096), mx.bfloat16)  # 3.1 MiB, 1.6 in codes
-    _ext.set_threads(2)  # each of which has rows enough of its own
+    x = random(rng, (400, 4096), mx.bfloat16)  # 3.1 MiB, 1.6 MiB as codes
+    _ext.set_threads(2)
     for packed in (_ext.pack_dense(dense), *(by_channels(dense, 128, bits)[0] for bits in (8, 4))):
         whole = _ext.linear(x, packed)
         for first in (0, 123, 256, 380):
@@ -259,7 +254,6 @@ def nodes_of(y: mx.array) -> str:
 
 
 def check_gated() -> None:
-    """A layer of gates and what they are multiplied by: one node, where it can be, with the bits of two."""
     rng = np.random.default_rng(9)
     _ext.set_threads(2)
     for (half, inputs), dtype in itertools.product(((64, 384), (192, 128), (96, 128)), FLOATS):
@@ -290,11 +284,11 @@ def check_gated() -> None:
 
 
 def check_argmax() -> None:
-    """Equal to the arg-max of the stored results, among equals too; a NaN shows."""
+    """Equal to the argmax of stored results, also for ties and NaN."""
     rng = np.random.default_rng(6)
     for outputs, dtype, exact in itertools.product((1, 63, 64, 1000), FLOATS, (False, True)):
         dense = random(rng, (outputs, 64), dtype)
-        dense[outputs // 2] = dense[0]  # equals, mostly in different panels
+        dense[outputs // 2] = dense[0]  # ties, mostly in different panels
         for packed in (_ext.pack_dense(dense, random(rng, (outputs,), dtype)), quantized(dense, 64, 4)[0]):
             x = random(rng, (70, 64), dtype)
             x[0] = dense[0] * 9
@@ -355,7 +349,7 @@ if __name__ == "__main__":
 
 
 def print_integer_digest() -> None:
-    """Of results for which AVX2's and AVX-512's kernels share one definition."""
+    """Print a digest of results that AVX2 and AVX-512 kernels define equally."""
     rng, digest = np.random.default_rng(11), hashlib.sha256()
     for group, bits, mode in quantized_cases():
         if mode == "affine" and bits in (8, 4):

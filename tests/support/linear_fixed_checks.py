@@ -1,8 +1,7 @@
-"""Checks of AVX2's fixed-point products of bf16 weights, run in a process of that level.
+"""AVX2's fixed-point products of bf16 weights, compared with the formula in NumPy, to the bit.
 
-The truth is the formula of `kernels/csrc/linear/fixed_avx2.cpp` in NumPy, to the bit: codes in groups of 128
-inputs, exact integer sums, float32 sums over groups in order.
-"""
+The formula is in kernels/csrc/linear/fixed_avx2.cpp: codes in groups of 128 inputs, exact integer sums,
+then float32 sums over the groups in order."""
 
 from __future__ import annotations
 
@@ -18,15 +17,14 @@ from octavo.kernels import _ext
 GROUP = 128
 Floats = NDArray[np.float64]
 
-# Tails of groups and of pairs, one input, one output, panels that are not full; one row, pairs, tiles and
-# more rows than one item takes.
+# Incomplete groups, pairs and panels; one input, one output, one row; more rows than one work item.
 SHAPES = ((64, 128), (1, 1), (7, 33), (100, 610), (65, 160), (130, 300))
 ROWS = (1, 2, 3, 6, 7, 20, 97)
 
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """values ~ codes [rows, groups, 128] * steps [rows, groups], zero beyond the last input."""
+    """Values as codes [rows, groups, 128] times steps [rows, groups], zero after the last input."""
 
     codes: NDArray[np.int64]
     steps: Floats
@@ -39,13 +37,13 @@ def grouped(values: Floats) -> Floats:
 
 
 def rounded(groups: Floats, exponents: Floats) -> Codes:
-    """Codes in steps of ``2 ** -exponents``, which float32 must hold."""
+    """Return codes in steps of 2^-exponents, which float32 must represent."""
     factors = 2.0 ** np.minimum(exponents, 126)
     return Codes(np.rint(groups * factors[..., None]).astype(np.int64), 1 / factors)
 
 
 def weight_codes(weight: Floats) -> Codes:
-    """The least steps with sum|q| < 2^17 and |q| < 2^15."""
+    """The smallest steps with sum|q| < 2^17 and |q| < 2^15."""
     groups = grouped(weight)
     with np.errstate(divide="ignore"):
         most = np.minimum(130944 / np.abs(groups).sum(-1), 32767 / np.abs(groups).max(-1))
@@ -60,7 +58,7 @@ def activation_codes(x: Floats) -> Codes:
 
 
 def product(x: Floats, weight: Floats) -> NDArray[np.float32]:
-    """What the kernel must give, before it rounds to bf16."""
+    """Return the expected result before it is rounded to bf16."""
     a, w = activation_codes(x), weight_codes(weight)
     sums = np.zeros((len(x), len(weight)), np.float32)
     for group in range(a.codes.shape[1]):
@@ -72,14 +70,14 @@ def product(x: Floats, weight: Floats) -> NDArray[np.float32]:
 
 
 def bound(x: Floats, weight: Floats) -> Floats:
-    """The documented error of an unrounded result."""
+    """Return the documented error bound of an unrounded result."""
     a, w = np.abs(grouped(x)), np.abs(grouped(weight))
-    least = 2.0**-127  # half a step of 2^-126, the least there is
+    least = 2.0**-127  # half a step of 2^-126, the smallest step
     weights = np.maximum(np.maximum(w.sum(-1) / 2**17, w.max(-1) / 2**15), least)
     result: Floats = np.maximum(a.max(-1) / 2**14, least) @ w.sum(-1).T + a.sum(-1) @ weights.T
     return 1.01 * result + 1e-6 * (
         np.abs(x) @ np.abs(weight).T
-    )  # sums of magnitudes, and of groups, in float32
+    )  # sums of magnitudes and of groups, in float32
 
 
 def bf16(values: Floats | NDArray[np.float32]) -> mx.array:
@@ -91,12 +89,12 @@ def wide(array: mx.array) -> Floats:
 
 
 def same_bits(one: mx.array, other: mx.array) -> bool:
-    """NaNs included."""
+    """Return whether the bits are equal; NaNs count as equal."""
     return bool(mx.array_equal(one.view(mx.uint16), other.view(mx.uint16)))
 
 
 def spreads(rng: np.random.Generator, shape: tuple[int, int]) -> list[Floats]:
-    """Even ones, heavy tails, outlier inputs, zeros with single values, tiny and large ones, subnormals."""
+    """Uniform values, heavy tails, outliers, mostly zeros, tiny and large values, subnormals."""
     plain = rng.standard_normal(shape)
     outlier = np.where(np.arange(shape[1]) % 50 == 7, 100.0, 1.0)
     rare = np.where(rng.random(shape) < 0.02, plain, 0)
@@ -104,7 +102,6 @@ def spreads(rng: np.random.Generator, shape: tuple[int, int]) -> list[Floats]:
 
 
 def check_bits() -> None:
-    """The formula to the bit, for every number of rows; and not by accident what float32 gives."""
     rng = np.random.default_rng(0)
     num_unlike = 0
     for outputs, inputs in SHAPES:
@@ -143,7 +140,7 @@ def check_extremes() -> None:
 
 
 def check_not_finite() -> None:
-    """A row with one such value, or one too large for integers, gives NaN, and no other row does."""
+    """A row with an infinite, NaN or too large value gives NaN; other rows do not."""
     rng = np.random.default_rng(2)
     dense = bf16(rng.standard_normal((70, 300)))
     packed = _ext.pack_dense(dense)
@@ -157,7 +154,7 @@ def check_not_finite() -> None:
         assert same_bits(y[:4], clean[:4])
         assert same_bits(y[5:], clean[5:])
         assert mx.isnan(_ext.linear(bf16(x[4:5]), packed)).all()
-    # Weights that integers cannot count keep the float kernel, for every row.
+    # Weights that do not fit in integers use the float kernel for every row.
     for bad in (np.nan, np.inf, 2.0**120):
         weight = dense[:]
         weight[5, 7] = bad
@@ -169,7 +166,6 @@ def check_not_finite() -> None:
 
 
 def check_magnitudes() -> None:
-    """Next to the ends of what integers take, nothing overflows on the way to a result that does not."""
     rng = np.random.default_rng(3)
     x, weight = rng.standard_normal((5, 200)), rng.standard_normal((70, 200))
     for shift in (0, 60, 100, 107, -60, -100, -103):

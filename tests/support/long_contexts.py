@@ -1,4 +1,4 @@
-"""Attention over contexts of several parts (`kPartTokens` positions), in chunks of many sizes."""
+"""Attention over contexts of several parts (``kPartTokens`` positions)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from octavo.kernels import _ext
 from octavo.kernels.residual import residual_starts
 
 PAGE_SIZE = 16
-OLD, LENGTH = 1990, 2110  # rows 1990 to 2109: their chunk begins before the third part and ends in it
+OLD, LENGTH = 1990, 2110  # rows 1990 to 2109 cross the start of the third part
 HEADS, DIM, ROTARY_DIM = 2, 64, 32
 
 
 class Context:
-    """Rows of random K and V, from which `attend` computes queries of some positions."""
-
     def __init__(self, name: str, group: int, *, latents: bool = False, residual: bool = False) -> None:
         self.latents = latents
         kv_heads, value_dim = (1, ROTARY_DIM) if latents else (HEADS, DIM)
@@ -53,7 +51,7 @@ class Context:
     def attend(
         self, first: int, stop: int, *, window: int = 0, keep: int = 0, sinks: bool = False
     ) -> NDArray[np.float32]:
-        """Rows ``first`` to ``stop``, float32 [stop - first, heads, dim]."""
+        """Return rows ``first`` to ``stop``, float32 [stop - first, heads, dim]."""
         starts, length = mx.array([0, stop - first], mx.int32), mx.array([stop], mx.int32)
         sink = mx.linspace(-1, 3, self.queries.shape[1]) if sinks else None
         rotary = self.rotary[first:stop] if self.latents else None
@@ -79,7 +77,7 @@ class Context:
 
 
 def differences(name: str, group: int, kind: str) -> list[tuple[int, int]]:
-    """(chunk size, first row) of each chunk whose bits are not those of all rows at once."""
+    """Return (chunk size, first row) of chunks with other bits than a single call."""
     context = Context(name, group, latents="latents" in kind, residual="residual" in kind)
     window, keep = (1500, 20) if "window" in kind else (0, 0)
 

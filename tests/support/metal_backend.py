@@ -1,4 +1,4 @@
-"""The Metal backend on the emulator: kernels run from their own source, every access checked."""
+"""The Metal backend on the emulator, which checks every memory access."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ needs_compiler = pytest.mark.skipif(why_unavailable() is not None, reason=why_un
 
 @dataclass
 class Emulator:
-    """How launches run, and what they did. ``valid`` marks the rows of inputs that may be read,
-    by the input's name; names that a kernel lacks are ignored. ``signatures``: what MLX would have compiled,
-    kernels by name and types of their inputs. ``computes``: turned off, launches are only noted, and their
-    outputs are ones."""
+    """Results and records of emulated launches.
+
+    valid:      rows of each named input that may be read
+    signatures: names and input types of kernels that MLX would compile
+    computes:   if False, launches are only recorded and outputs are ones."""
 
     seed: int = 0
     schedule: str = "mixed"
@@ -39,7 +40,7 @@ class Emulator:
     def compile(
         self, *, name: str, input_names: Sequence[str], output_names: Sequence[str], source: str, header: str
     ) -> Callable[..., Sequence[mx.array]]:
-        """Stands in for ``mx.fast.metal_kernel``."""
+        """Replaces ``mx.fast.metal_kernel``."""
         kernel = MetalKernel(name, input_names, output_names, source, header)
 
         def launch(**arguments: Any) -> list[mx.array]:
@@ -68,16 +69,14 @@ class Emulator:
 
     @property
     def launches(self) -> Counter[str]:
-        """Of each kernel, so far."""
         return Counter(name.split("_")[1] for name, _ in self.results)
 
     def ran(self, kernel: str) -> list[Result]:
-        """Results of the launches of one kernel."""
         return [result for name, result in self.results if name.startswith(f"octavo_{kernel}_")]
 
 
 def ones(arguments: Mapping[str, Any]) -> list[mx.array]:
-    """Outputs of a launch that computes nothing: numbers that one may divide by, and no flag."""
+    """Return outputs of a launch that is not computed."""
     return [
         (mx.zeros if dtype == mx.bool_ else mx.ones)(shape, dtype)
         for shape, dtype in zip(arguments["output_shapes"], arguments["output_dtypes"], strict=True)

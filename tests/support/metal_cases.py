@@ -1,8 +1,6 @@
-"""Shapes for the Metal kernels: every head dim, several group sizes, page sizes and pairs of formats.
+"""Shapes for the Metal kernels: head dims, group sizes, page sizes and pairs of formats.
 
-The lengths of every case are 1, page - 1, page, page + 1 and 3 pages + 7, as decode rows beside
-chunks that start at, before and after page boundaries.
-"""
+Sequence lengths are 1, page - 1, page, page + 1 and 3 pages + 7."""
 
 from __future__ import annotations
 
@@ -31,11 +29,11 @@ from octavo.kernels.metal.pool import MetalPool
 from octavo.kernels.verify.oracle import OraclePool
 
 TOLERANCES = {mx.float32: 2e-5, mx.float16: 2e-3, mx.bfloat16: 6e-3}
-"""Relative to the largest output: the kernels compute in float32 and round once, at the end."""
+"""Relative to the largest output: kernels compute in float32 and round once, at the end."""
 
 
 def ragged(page_size: int, *, chunks: bool = True) -> tuple[tuple[int, int], ...]:
-    """Sequences of awkward lengths: 5 decode rows, and with ``chunks`` 4 chunks among them."""
+    """Return 5 decode rows of awkward lengths, and with ``chunks`` also 4 chunks."""
     lengths = (1, page_size - 1, page_size, page_size + 1, 3 * page_size + 7)
     decodes = tuple((length - 1, 1) for length in lengths)
     if not chunks:
@@ -64,7 +62,7 @@ def shape(name: str, head_dim: int, group: int, page_size: int, **rest: object) 
 
 
 def covering() -> Iterator[tuple[Case, tuple[str, str], mx.Dtype]]:
-    """Each head dim, page size, format of K and of V, extreme group and option at least once."""
+    """Cover each head dim, page size, format of K and V, extreme group and option at least once."""
     half, brain = mx.float16, mx.bfloat16
     fp4, bf16, fp16 = ("fp4", "fp4"), ("bf16", "bf16"), ("fp16", "fp16")
     yield shape("", 80, 3, 16), bf16, brain
@@ -117,16 +115,13 @@ LONG = shape(
     kv_heads=1,
     sequences=((640, 1), (3, 1), (530, 1)),
 )
-"""Split over its keys: 20 tiles inside the window and one kept, and 17 tiles; one row is not split."""
+"""Split over keys: 20 tiles in the window and one kept tile; 17 tiles; one row is not split."""
 
 
 LOOPING = shape("loop", 64, 8, 64, kv_heads=2, sequences=((127, 1), (100, 1)))
-"""Two ranges of tiles a threadgroup: a simdgroup decodes two tiles, one in the middle of a page."""
 
 
 def whole_grid() -> Iterator[tuple[Case, tuple[str, str], mx.Dtype]]:
-    """Head dims by groups, where page sizes, formats and dtypes take turns; first, cases near others that
-    are covered by default."""
     yield shape("", 64, 1, 16), ("fp4", "fp4"), mx.float16
     yield shape("values", 256, 1, 16, kv_heads=1, value_dim=80), ("mxfp4", "nvfp4"), mx.float16
     pairs, dtypes = itertools.cycle(EVERY_FORMAT_PAIR), itertools.cycle((mx.float16, mx.bfloat16))
@@ -144,7 +139,7 @@ def whole_grid() -> Iterator[tuple[Case, tuple[str, str], mx.Dtype]]:
 
 
 class WatchedPool(MetalPool):
-    """Tells the emulator which rows attention may read: those that a query of the step sees."""
+    """Tells the emulator the rows that attention may read: those that a query of the step sees."""
 
     def __init__(self, spec: PoolSpec, emulator: Emulator) -> None:
         super().__init__(spec, emulator.backend().library)
@@ -158,7 +153,7 @@ class WatchedPool(MetalPool):
 
 
 def visible_rows(metadata: AttentionMetadata, layer: LayerSpec, num_pages: int) -> NDArray[np.bool_]:
-    """Which of the pool's rows [num_pages * Hkv * page_size] some query of the step sees."""
+    """Return a mask of pool rows [num_pages * Hkv * page_size] that a query of the step sees."""
     size = metadata.page_size
     seen = np.zeros((num_pages, layer.num_kv_heads, size), bool)
     for b in range(metadata.num_sequences):
@@ -178,10 +173,7 @@ def run_watched(
     *,
     emulator: Emulator | None = None,
 ) -> tuple[Outcome, Emulator]:
-    """The case's last step over an earlier one that only writes, in a NaN-poisoned pool.
-
-    Reads of rows that no query sees are reported. (``run_case`` attends in both steps.)
-    """
+    """Run the last step after a step that only writes, in a pool of NaN; other reads are reported."""
     emulator, rng = emulator or Emulator(), np.random.default_rng(0)
     pool = WatchedPool(case.spec(*formats), emulator)
     poison(pool)
@@ -217,14 +209,13 @@ def run_watched(
 
 
 def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-    """Gaussian rows with one channel eight times as large, as keys of real models have."""
+    """Return Gaussian rows with one channel eight times as large, as keys of real models have."""
     rows = rng.standard_normal(shape).astype(np.float32)
     rows[..., 3] *= 8
     return mx.array(rows).astype(dtype)
 
 
 def case_id(value: object) -> str:
-    """For pytest: names of cases, pairs of formats and dtypes."""
     if isinstance(value, Case):
         return value.name
     if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""What tests and seeded bugs both hold the Metal kernels to: pages' bytes, and bytes moved."""
+"""Checks of the Metal kernels for tests and planted bugs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pages_read(result: Result, *names: str) -> Count:
 
 
 def minimum_bytes(case: Case, formats: tuple[str, str]) -> int:
-    """Each row that a decode row sees, once per KV head: codes and scales of K and V."""
+    """Count each row that a decode row sees, once per KV head: codes and scales of K and V."""
     total = 0
     for old, _ in case.sequences:
         position = np.array([old], np.int32)
@@ -79,7 +79,7 @@ def one_sequence(slots: NDArray[np.int32], pages: int) -> AttentionMetadata:
 
 
 def corner_rows(head_dim: int) -> NDArray[np.float32]:
-    """Ties of int8, magnitudes that saturate an E8M0 scale, and single values that are not finite."""
+    """Return ties of int8, values that saturate an E8M0 scale, and values that are not finite."""
     rng = np.random.default_rng(3)
     ties = rng.integers(-126, 126, (4, head_dim)).astype(np.float32) + np.float32(0.5)
     ties[:, 0] = 127
@@ -99,8 +99,6 @@ def check_bytes(
     value_dim: int | None = None,
     in_place: bool = False,
 ) -> None:
-    """Store rows of every kind (``limit`` of them) as K, and in reverse (``value_dim`` of their values) as V:
-    the definition's bytes."""
     fmt = page_format(name)
     rows = np.concatenate(
         [r for kind, r in tricky_rows(head_dim).items() if subnormals or kind != "subnormal"]

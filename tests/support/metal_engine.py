@@ -1,5 +1,3 @@
-"""Whole engines on an emulated Metal device."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -21,7 +19,7 @@ from octavo.kernels.metal.launch import KernelLibrary
 
 
 def writing_backend(device: WritingDevice) -> MetalBackend:
-    """That writes pages in place, as after its self-test."""
+    """Return a backend that writes pages in place."""
     backend = MetalBackend(KernelLibrary(device.compile))
     backend._writes_in_place = True
     return backend
@@ -31,8 +29,7 @@ def writing_backend(device: WritingDevice) -> MetalBackend:
 def metal_engine(
     folder: Path, device: WritingDevice, *, warms_up: bool = False, **settings: Any
 ) -> Iterator[LLM]:
-    """``warms_up``: compute steps before the first request, as a server does. Emulated, that takes as long as
-    the requests of a test."""
+    """``warms_up``: compute steps before the first request, as a server does."""
     small: dict[str, Any] = {"page_size": 16, "num_pages": 40, "max_running": 6, "max_step_tokens": 48}
     with pytest.MonkeyPatch.context() as patch:
         if not warms_up:

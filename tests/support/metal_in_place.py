@@ -1,8 +1,6 @@
-"""A device whose kernels write their inputs, on the emulator, and what a copy of pages must do there.
+"""A device with kernels that write their inputs, on the emulator.
 
-The emulator does not let a kernel write its inputs, so the pool is given to the writer as an output
-and what it wrote is put into the pool's memory afterwards, as the device would have done.
-"""
+The emulator forbids that, so the pool is passed as an output and copied back afterwards."""
 
 from __future__ import annotations
 
@@ -23,15 +21,15 @@ from octavo.kernels.metal.in_place import InPlacePool
 from octavo.kernels.metal.launch import KernelLibrary
 
 PAIRS = [(0, 2), (5, 1), (2, 3), (0, 6)]
-"""The third must wait for the first."""
+"""The third copy must wait for the first."""
 
 RECURRENT = ("delta", "ssd", "conv")
 _UNTOUCHED = 123.5
-"""What outputs of recurrences hold where nothing is written; exact in 16 bits."""
+"""Output of recurrences where nothing is written; exact in 16 bits."""
 
 
 def memory_of(array: mx.array) -> NDArray[Any]:
-    """The array's own bytes as unsigned integers, writable."""
+    """Return the array's memory as writable unsigned integers."""
     unsigned = array.view({1: mx.uint8, 2: mx.uint16, 4: mx.uint32}[array.dtype.size])
     mx.eval(unsigned)
     return np.array(unsigned, copy=False)
@@ -39,7 +37,7 @@ def memory_of(array: mx.array) -> NDArray[Any]:
 
 @dataclass
 class WritingDevice(Emulator):
-    """A device that lets kernels write their inputs; ``forgets``: kernels whose writes are lost."""
+    """A device that lets kernels write their inputs; ``forgets``: kernels with lost writes."""
 
     forgets: tuple[str, ...] = ()
 
@@ -85,7 +83,6 @@ class WritingDevice(Emulator):
 
 
 def _written_rows(name: str, inputs: dict[str, mx.array], grid: tuple[int, int, int]) -> NDArray[np.int64]:
-    """Rows of the pool that a launch is to write; of recurrences, slots."""
     if "segments" in inputs:
         segments = np.array(inputs["segments"])[: grid[2]]
         kept = np.array(inputs["checkpoints"]).reshape(-1, 2)
@@ -103,7 +100,7 @@ def _written_rows(name: str, inputs: dict[str, mx.array], grid: tuple[int, int, 
 def check_copies(
     formats: tuple[str, str], head_dim: int, page_size: int, device: WritingDevice | None = None
 ) -> WritingDevice:
-    """Copy PAIRS in a pool of random bytes: the bytes of NumPy's copies, and each byte moved once."""
+    """Copy PAIRS in a pool of random bytes; each byte must be moved once."""
     device = WritingDevice() if device is None else device
     layers = tuple(LayerSpec(num_kv_heads=heads, head_dim=head_dim, value_dim=64) for heads in (1, 3))
     spec = PoolSpec(layers=layers, num_pages=9, page_size=page_size, k_format=formats[0], v_format=formats[1])
@@ -133,7 +130,6 @@ def check_copies(
 
 
 def check_flags(tokens: int) -> None:
-    """Rows that cannot be stored, of several layers and steps, are those of the tokens reported."""
     layers = tuple(LayerSpec(num_kv_heads=heads, head_dim=64, value_dim=64) for heads in (1, 9, 2))
     spec = PoolSpec(layers=layers, num_pages=2, page_size=16, k_format="fp4", v_format="int8")
     pool = InPlacePool(spec, KernelLibrary(WritingDevice().compile))
@@ -143,7 +139,7 @@ def check_flags(tokens: int) -> None:
             rows = np.ones((2, tokens, layer.num_kv_heads, 64), np.float32)
             for at, part, token in spoilt:
                 if at == index:
-                    rows[part, token, -part, 63] = np.inf  # the first head of K, the last of V
+                    rows[part, token, -part, 63] = np.inf  # the first head of K, the last head of V
             pool.write(index, mx.array(rows[0]), mx.array(rows[1]))
         (flags,) = pool.flags()
         mx.eval(flags, pool.pending())

@@ -1,5 +1,3 @@
-"""Steps over latents on the Metal emulator, in pools full of NaN."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -12,12 +10,12 @@ from metal_backend import Emulator
 from metal_cases import WatchedPool
 
 LATENT_LIMIT = 2e-6
-"""Relative errors of float32 queries: rows are read as they are stored, and sums are float32."""
+"""Relative errors with float32 queries: rows are exact, and sums are float32."""
 
 
 @dataclass(frozen=True)
 class Ran:
-    """``got``: outputs of the case's last step, over an earlier one that only writes."""
+    """``got``: outputs of the case's last step, after a step that only writes."""
 
     got: Floats
     pool: WatchedPool
@@ -38,6 +36,6 @@ def run_latents(
 def worst_latents(
     case: Case, formats: tuple[str, str], *, dtype: mx.Dtype = mx.float32, emulator: Emulator | None = None
 ) -> float:
-    """The largest relative error of a row and head."""
+    """Return the largest relative error of a row and head."""
     ran = run_latents(case, formats, dtype=dtype, emulator=emulator)
     return float(relative_errors(ran.got, ran.data.truth(ran.pool, last_step(case))).max())

@@ -1,4 +1,4 @@
-"""What tests and seeded bugs both hold the Metal kernels of recurrences to."""
+"""Checks of the Metal recurrences for tests and planted bugs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from recurrent_cases import LENGTH, Case, call, floats, run
 from recurrent_checks import check_checkpoints, check_truth
 
 RANDOM_BLOCKS = 70
-"""Rows of a sequence that takes several blocks of tokens made ahead."""
 
 
 def metal_kernels() -> MetalRecurrences:
@@ -24,7 +23,6 @@ def metal_kernels() -> MetalRecurrences:
 
 
 def check_recurrence(cases: Callable[[Any], Iterator[Case]]) -> None:
-    """Every case of a kind: float64's results, bits however a sequence is cut, states kept, NaN."""
     for case in cases(metal_kernels()):
         check_truth(case)
         whole = run(case, [LENGTH])
@@ -38,7 +36,6 @@ def check_recurrence(cases: Callable[[Any], Iterator[Case]]) -> None:
 
 
 def check_blocks(case: Case) -> None:
-    """A long segment that goes on elsewhere, against float64."""
     rows = [x[mx.array(np.arange(RANDOM_BLOCKS) % LENGTH)] for x in case.rows]
     step = StateSegments.of([RANDOM_BLOCKS], source=[1], target=[3], checkpoints=[(64, 0), (65, 2)])
     before = np.random.default_rng(0).standard_normal((6, *case.state)).astype(np.float32)
@@ -54,7 +51,6 @@ def check_blocks(case: Case) -> None:
 
 
 def check_nan(case: Case) -> None:
-    """Of any input of a row: what comes out of the row has it, and no other sequence has."""
     for spoilt in range(len(case.rows)):
         rows = [x[:6] + 0 for x in case.rows]
         rows[spoilt][1] = float("nan")

@@ -1,5 +1,3 @@
-"""Quantized and residual pages on the Metal emulator, which is told what may be read of each kind."""
-
 from __future__ import annotations
 
 import mlx.core as mx
@@ -20,7 +18,7 @@ from residual_cases import residual_spec
 def watched_cache(
     emulator: Emulator, backend: MetalBackend, case: Case, formats: tuple[str, str], *, window: int, keep: int
 ) -> MetalResidualCache:
-    """Pools full of NaN. Reads of rows that no query of the step reads of a kind are reported."""
+    """Return pools of NaN; reads of rows that no query reads are reported."""
     spec = case.spec(*formats)
     cache = backend.create_residual_pool(spec, residual_spec(case, spec, window=window, keep=keep))
     assert isinstance(cache, MetalResidualCache)
@@ -45,8 +43,9 @@ def _watch(emulator: Emulator, cache: MetalResidualCache, pool: MetalPool, kind:
 
 
 def read_rows(cache: MetalResidualCache, pool: MetalPool, kind: int, layer: int) -> NDArray[np.bool_]:
-    """Which rows of a pool [num_pages * Hkv * page_size] some query of the step reads: of the quantized pages
-    (kind 0), or of the residual ones."""
+    """Return a mask of pool rows [num_pages * Hkv * page_size] that a query reads.
+
+    kind: 0 for quantized pages, 1 for residual pages."""
     step, spec, size = cache._metadata, pool.spec.layers[layer], pool.spec.page_size
     assert step is not None
     own, keep = cache.quantized.spec.layers[layer], cache.residual.spec.layers[layer].keep

@@ -1,4 +1,4 @@
-"""Small Metal kernels, right and wrong ones, that try the emulator out."""
+"""Small Metal kernels, correct and wrong, for tests of the emulator."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def run_matrix_product(body: str = MATRIX_PRODUCT, **options: Any) -> Result:
 
 
 def run_one(body: str, *, threads: int = 1, threadgroup: int | None = None, **options: Any) -> Result:
-    """A kernel of one input `x` (float32, 64 elements, or as given) and one output `out` of 64 float32."""
+    """Run a kernel with input ``x`` (by default float32, 64 elements) and 64 float32 outputs."""
     values = options.pop("x", np.arange(64, dtype=np.float32))
     arguments: dict[str, Any] = {
         "output_shapes": [(64,)],

@@ -1,17 +1,13 @@
-"""mlx-lm's own models and nothing of Octavo's: random weights, greedy tokens, log probabilities.
+"""mlx-lm's own models without Octavo: random weights, greedy tokens, log probabilities.
 
-A program, so that nothing that Octavo changes in mlx-lm is in its process. Each line of its input is a job::
+A program; each input line is a job::
 
-    {"folder": ..., "config": {...}, "prompts": [[1, 2], ...], "num_tokens": 4, "dtype": "float32", "seed": 0,
-     "pages": "float16"}
+    {"folder": ..., "config": {...}, "prompts": [[1, 2], ...], "num_tokens": 4,
+     "dtype": "float32", "seed": 0, "pages": "float16"}
 
-It writes a model of that configuration to the folder, loads it as mlx-lm does, computes the prompts one after
-another with mlx-lm's caches (a prompt in one forward, then token after token), and answers a line: {"tokens":
-[[..], ..]}, the greedy tokens of each, or {"error": ...}. K and V are rounded to ``pages`` as they are
-stored, and of equal scores of positions the earliest are chosen. Octavo does both.
-``logprobs.npz`` in the folder has float32 [L, V] for each prompt, named by its number: of every token of the
-prompt and its greedy tokens, the last one left out.
-"""
+It writes a model of this configuration to the folder, computes the prompts one by one with mlx-lm's caches,
+and prints {"tokens": [[..], ..]} or {"error": ...}. As in Octavo, K and V are rounded to ``pages``, and
+the earliest of equal scores is chosen. ``logprobs.npz`` in the folder has float32 [L, V] for each prompt."""
 
 from __future__ import annotations
 
@@ -27,16 +23,16 @@ from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import MODEL_REMAPPING, load_model
 
-END = "end"  # answers end with this line, whatever model code prints
+END = "end"  # last line of an answer, after any output of model code
 
 
 def spread(name: str, value: mx.array, dtype: mx.Dtype) -> mx.array:
-    """Weights so large that attention is far from uniform; what starts as a constant becomes random."""
+    """Scale weights so that attention is far from uniform; constants become random."""
     if not mx.issubdtype(value.dtype, mx.floating):
         return value
     if value.ndim == 1:
         return (value + 0.3 * mx.random.normal(value.shape)).astype(dtype)
-    if name.endswith(("mlp.gate.weight", "router.weight")):  # far from ties between experts
+    if name.endswith(("mlp.gate.weight", "router.weight")):  # avoids ties between experts
         return (value * 10 + 0.05 * mx.random.normal(value.shape)).astype(dtype)
     return (value * 1.5 + 0.02 * mx.random.normal(value.shape)).astype(dtype)
 
@@ -65,7 +61,7 @@ def log_softmax(logits: mx.array) -> np.ndarray:
 
 
 def rounded(cache: Any, pages: mx.Dtype) -> Any:
-    """The cache, or each of a list of caches, which keeps K and V rounded as pages would."""
+    """Return caches that round K and V as pages do."""
     if hasattr(cache, "caches"):
         for part in cache.caches:
             rounded(part, pages)
@@ -76,13 +72,13 @@ def rounded(cache: Any, pages: mx.Dtype) -> Any:
 
 
 class EarliestFirst:
-    """``mlx.core`` for a model file, whose ``argpartition`` puts the earlier of equal scores last."""
+    """``mlx.core`` for a model file; its ``argpartition`` puts the earlier of equal scores last."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(mx, name)
 
     def argpartition(self, scores: mx.array, kth: int, axis: int) -> mx.array:
-        if kth >= 0:  # of experts
+        if kth >= 0:
             return mx.argpartition(scores, kth=kth, axis=axis)
         order = np.argsort(-np.array(scores.astype(mx.float32)), axis=-1, kind="stable")
         return mx.array(np.flip(order, -1).astype(np.uint32))
@@ -91,7 +87,7 @@ class EarliestFirst:
 def continue_greedily(
     model: Any, prompt: list[int], num_tokens: int, pages: mx.Dtype
 ) -> tuple[list[int], np.ndarray]:
-    """Tokens after the prompt, and log probabilities [L, V] in front of and after them."""
+    """Return greedy tokens, and log probabilities [L, V] at each position."""
     cache = [rounded(one, pages) for one in make_prompt_cache(model)]
     rows = [log_softmax(model(mx.array([prompt]), cache=cache)[0])]
     tokens = [int(rows[0][-1].argmax())]

@@ -1,4 +1,4 @@
-"""The native extension for tests, at every instruction set: the CPU's own, or emulated ones."""
+"""The native extension for tests, at each instruction set, native or emulated."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _SUPPORT = Path(__file__).resolve().parent
 _HELPERS = (str(_SUPPORT), str(_SUPPORT.parents[1] / "tools"))
 
 EXTENSION_VARIABLE = "TEST_EXTENSION"
-"""The file of an extension to test instead of the installed one (tools/sanitize.sh)."""
+"""File of an extension to test instead of the installed one (tools/sanitize.sh)."""
 
-# By its file: an editable installation finds `_ext` by a finder of its own, whatever the path says.
+# Loaded by its file, because an editable installation has its own finder for ``_ext``.
 _LOAD = """
 import importlib.util, sys
 import mlx.core  # it loads libmlx, wherever that lies
@@ -34,26 +34,25 @@ FLAGS = {"generic": "", "avx2": "avx2", "avx512": "avx512_bf16", "amx": "amx_bf1
 
 
 def _marks(level: str) -> list[pytest.MarkDecorator]:
-    """A level that is emulated is slow: the first such test builds kernels for minutes."""
+    """An emulated level is slow: the first such test builds kernels for minutes."""
     cpu = Path("/proc/cpuinfo")
     emulated = cpu.exists() and FLAGS[level] not in cpu.read_text()
     return [pytest.mark.timeout(900), *([pytest.mark.slow] if emulated else [])]
 
 
 at_every_level = pytest.mark.parametrize("level", [pytest.param(each, marks=_marks(each)) for each in LEVELS])
-"""A test's ``level``, for `run_at_level`."""
+"""Parameter ``level`` for ``run_at_level``."""
 
 
 def load_extension() -> None:
-    """Take the extension that EXTENSION_VARIABLE names, if it names one."""
     if built := os.environ.get(EXTENSION_VARIABLE):
         exec(_LOAD.format(path=built), {})
 
 
 def require_extension() -> ModuleType:
-    """The extension, or an explicit skip that says why there is none."""
+    """Return the extension, or skip with the reason why there is none."""
     try:
-        import mlx.core  # noqa: F401  it loads libmlx, wherever that lies
+        import mlx.core  # noqa: F401 loads libmlx
 
         from octavo.kernels import _ext
     except ImportError as error:
@@ -62,12 +61,11 @@ def require_extension() -> ModuleType:
 
 
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run ``code`` in a fresh interpreter that finds the helpers of the tests, with the same extension."""
+    """Run ``code`` in a new interpreter with the test helpers and the same extension."""
     return _run_python(code, environment, limit=300)
 
 
 def _run_python(code: str, environment: dict[str, str], *, limit: int) -> subprocess.CompletedProcess[str]:
-    """For at most ``limit`` seconds."""
     if built := os.environ.get(EXTENSION_VARIABLE):
         code = _LOAD.format(path=built) + code
     paths = [*_HELPERS, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -84,11 +82,9 @@ def _run_python(code: str, environment: dict[str, str], *, limit: int) -> subpro
 
 
 def run_at_level(level: str, code: str, *, limit: int = 300) -> str:
-    """What ``code`` prints in a fresh interpreter whose kernels are those of the level.
+    """Return the output of ``code`` in a new interpreter with kernels of the level.
 
-    A level that this CPU lacks is emulated; where that cannot be built, or another extension is to be tested,
-    the test skips and says why.
-    """
+    A level that this CPU lacks is emulated; the test is skipped where that cannot be built."""
     if level not in available_levels():
         if tested := os.environ.get(EXTENSION_VARIABLE):
             pytest.skip(f"this CPU does not run {level}, and {tested} is not what would be emulated")
@@ -105,9 +101,9 @@ def run_at_level(level: str, code: str, *, limit: int = 300) -> str:
 
 @functools.cache
 def available_levels() -> tuple[str, ...]:
-    """The levels this CPU runs, lowest first; each is asked for once, in a process of its own."""
+    """Return the levels that this CPU runs, lowest first."""
     code = "import mlx.core; from octavo.kernels import _ext; print(_ext.isa())"
     asked = {level: run_python(code, OCTAVO_CPU_ISA=level) for level in LEVELS}
-    # Every CPU runs this level: without it, tests of all levels would skip and say nothing of the cause.
+    # Every CPU runs this level; without this check, a broken build would skip all tests of levels.
     assert asked["generic"].returncode == 0, asked["generic"].stderr
     return tuple(level for level, done in asked.items() if done.stdout.strip() == level)

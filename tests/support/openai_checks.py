@@ -1,4 +1,4 @@
-"""What the openai package must get of a server, checked with the embedded model."""
+"""Checks of a server with the openai package."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ async def check_chat(client: Any) -> None:
 
 
 async def check_stream(client: Any) -> None:
-    """The text of a stream is that of a reply, and it comes in parts: those that a busy machine's client did
-    not read in time are merged, so it is asked again."""
+    """Retries, because a slow client receives merged parts."""
     whole = (await chat(client)).choices[0].message.content
     most = 0
     for _ in range(20):
@@ -89,7 +88,7 @@ async def check_structured(client: Any) -> None:
 
 
 async def check_tools(client: Any) -> None:
-    """The router asks for the call by a constraint, and parses what comes."""
+    """The router requests the call by a constraint, and parses the output."""
     parameters = {
         "type": "object",
         "properties": {"town": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "maximum": 9}},

@@ -1,4 +1,4 @@
-"""What the ledger model says when a request is alone: no pages, no batch, no stream."""
+"""Expected output of the ledger model for a single request, without pages or batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Expected:
 def alone(
     prompt_ids: list[int], params: SamplingParams, *, index: int = 0, ends_every: int = 0, room: int = 10**6
 ) -> Expected:
-    """Sample ``index`` of a request; ``room`` is how many tokens the model's length leaves."""
+    """``room``: number of tokens that the model's length leaves."""
     ends = set(params.stop_ids) | (set() if params.ignore_eos else TOKENIZER.eos_ids)
     seed = ((params.seed or 0) + index) % 2**64
     limit = min(room, params.max_tokens or room)
@@ -46,7 +46,7 @@ def alone(
         text = TOKENIZER.decode(token_ids)
         found = [stop for stop in params.stop if stop in text]
         if found:
-            stop = max(found, key=len)  # one token is one character: all of them end here
+            stop = max(found, key=len)  # one token is one character, so all of them end here
             return Expected(token_ids, text[: -len(stop)], FinishReason.STOP, stop)
         if len(token_ids) >= limit:
             return Expected(token_ids, text, FinishReason.LENGTH, None)

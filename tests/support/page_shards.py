@@ -1,4 +1,4 @@
-"""Pages whose bytes follow from their digest."""
+"""Pages with bytes that follow from their digest."""
 
 from __future__ import annotations
 
@@ -25,18 +25,16 @@ def make_kind(
 
 
 def chain_of(number: int, length: int) -> tuple[list[int], list[Digest]]:
-    """Tokens and digests of the pages of one sequence of many."""
+    """Return tokens and digests of the pages of one sequence."""
     tokens = [number * 1000 + position for position in range(length * PAGE_SIZE)]
     return tokens, sha256_chain(root(b""), pack(tokens), PAGE_SIZE * TOKEN_BYTES)
 
 
 def bytes_of(digest: Digest, kind: PageLayoutKey) -> PageBytes:
-    """What the page with this digest holds."""
     return np.frombuffer(hashlib.shake_128(digest).digest(kind.specs[0].page_bytes), np.uint8)
 
 
 def make_run(number: int, index: int, kind: PageLayoutKey) -> tuple[Digest, PageRun]:
-    """A page of ``chain_of(number, ...)``."""
     tokens, digests = chain_of(number, index + 1)
     parent = digests[index - 1] if index else root(b"")
     part = PagePart((0,), bytes_of(digests[index], kind)[None])

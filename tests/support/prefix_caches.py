@@ -1,8 +1,7 @@
-"""Prefix caches written the slow and obvious way, to hold the quick ones against.
+"""Simple, slow prefix caches, to compare fast ones with.
 
-Prompts are lists of page ids; a page is named by all ids up to it. A request has all its pages in the pool
-together, and one that is larger than the pool is skipped.
-"""
+Prompts are lists of page IDs; a page is named by all IDs up to it. A request holds all its pages at once;
+a request larger than the pool is skipped."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ NEVER = 1 << 60
 
 
 def lru_hits(prompts: Prompts, num_pages: int) -> int:
-    """Tails are let go before heads."""
+    """Evict the tail of a prompt before its head."""
     kept: OrderedDict[tuple[int, ...], None] = OrderedDict()
     hits = 0
     for pages in _named(prompts, num_pages):
@@ -29,7 +28,7 @@ def lru_hits(prompts: Prompts, num_pages: int) -> int:
 
 
 def best_hits(prompts: Prompts, num_pages: int) -> int:
-    """The most any choice of what to evict can find, by trying them all."""
+    """Return the most hits of any eviction choice, by exhaustive search."""
     states = {frozenset[tuple[int, ...]](): 0}
     for pages in _named(prompts, num_pages):
         after: dict[frozenset[tuple[int, ...]], int] = {}
@@ -45,18 +44,16 @@ def best_hits(prompts: Prompts, num_pages: int) -> int:
 
 
 def min_hits(prompts: Prompts, num_pages: int, *, tails_first: bool = True) -> int:
-    """Belady's MIN: what is needed last goes first, found anew by a sort whenever room is needed.
+    """Belady's MIN: evict the page with the latest next use.
 
-    tails_first   of pages that are needed equally late; False: heads first, which leaves holes, and what is
-                  behind a hole is not found
-    """
+    tails_first: order of pages with equal next use."""
     chains = _numbered(prompts, num_pages)
-    uses: dict[int, list[int]] = {}  # by page: the requests that are yet to use it, the next one last
+    uses: dict[int, list[int]] = {}  # by page: requests that will use it, the next one last
     for index in range(len(chains) - 1, -1, -1):
         for page in chains[index]:
             uses.setdefault(page, []).append(index)
     sign, deepest = 1 if tails_first else -1, 1 + max((len(chain) for chain in chains), default=0)
-    lateness: dict[int, int] = {}  # of the next use; then depth, or its opposite
+    lateness: dict[int, int] = {}
     kept: set[int] = set()
     hits = 0
     for chain in chains:
@@ -78,7 +75,7 @@ def _named(prompts: Prompts, num_pages: int) -> list[list[tuple[int, ...]]]:
 
 
 def _numbered(prompts: Prompts, num_pages: int) -> list[list[int]]:
-    """The same names as numbers, which take less room."""
+    """Return the names as numbers, which take less memory."""
     numbers: dict[tuple[int, int], int] = {}
     chains = []
     for prompt in prompts:

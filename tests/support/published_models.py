@@ -1,9 +1,7 @@
-"""Configurations as published, of ``data/published_configs.json``, and small models that keep what is theirs.
+"""Published configurations of data/published_configs.json, and small models of the same structure.
 
-A small model has fewer layers (all kinds of them), tokens, heads and experts, and narrower layers. It keeps
-head dimensions, query heads to a KV head, groups, ranks, rotary scaling, windows, limits, softcaps and
-multipliers; but for YaRN's ``truncate``, which mlx-lm does not read.
-"""
+A small model has fewer layers, tokens, heads and experts. It keeps head dims, groups, ranks, rotary scaling,
+windows, softcaps and multipliers, but not YaRN's ``truncate``, which mlx-lm does not read."""
 
 from __future__ import annotations
 
@@ -13,21 +11,21 @@ from pathlib import Path
 from typing import Any
 
 VOCAB_SIZE = 320
-WIDTH = 512  # of what lies between two products
+WIDTH = 512
 NUM_EXPERTS = 16
 NUM_LAYERS = 2
-LONGEST_WINDOW = 128  # positions: larger windows are not filled
+LONGEST_WINDOW = 128  # positions: larger windows would not be filled
 
 CONFIGS: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "data" / "published_configs.json").read_text()
 )
-_PATTERNS = {"gemma2": 2, "gemma3_text": 6}  # layers of which one sees everything, by mlx-lm's default
+_PATTERNS = {"gemma2": 2, "gemma3_text": 6}  # mlx-lm's default: one in this many layers has full attention
 _INNER = re.compile(r"(\w+_)?intermediate_size|block_ff_dim")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def written_out(value: Any) -> Any:
-    """``{"repeat": [...], "times": n}`` as the list that it stands for."""
+    """Expand ``{"repeat": [...], "times": n}`` to a list."""
     if not isinstance(value, dict):
         return value
     if value.keys() == {"repeat", "times"}:
@@ -36,7 +34,7 @@ def written_out(value: Any) -> Any:
 
 
 def small(name: str) -> dict[str, Any]:
-    """Return the configuration of a small model with what is particular to a published one."""
+    """Return a small model's configuration with the special values of a published one."""
     config = dict(CONFIGS[name])
     if isinstance(nested := config.get("text_config"), dict):
         return config | {"text_config": _small(nested), "vocab_size": VOCAB_SIZE}
@@ -44,7 +42,7 @@ def small(name: str) -> dict[str, Any]:
 
 
 def window_of(config: dict[str, Any]) -> int | None:
-    """Return the window of layers that attend to the latest positions, where mlx-lm computes one."""
+    """Return the sliding window, where mlx-lm computes one."""
     text = config.get("text_config", config)
     types = ("gemma2", "gemma3_text", "gemma3", "gpt_oss", "olmo3", "exaone4", "cohere2")
     return text.get("sliding_window") if text["model_type"] in types else None
@@ -72,7 +70,7 @@ def _small(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _num_layers(config: dict[str, Any]) -> int:
-    """As few as show each kind."""
+    """Return the least number of layers with each kind."""
     found = [NUM_LAYERS, _PATTERNS.get(config["model_type"], 0)]
     found += [
         len(value["repeat"]) for value in config.values() if isinstance(value, dict) and "repeat" in value
@@ -86,7 +84,6 @@ def _num_layers(config: dict[str, Any]) -> int:
 
 
 def _fewer_heads(config: dict[str, Any]) -> dict[str, Any]:
-    """Change the numbers of heads and what they make up together, as far as 16 divides that."""
     if "num_attention_heads" not in config or "num_key_value_heads" not in config:
         return {}
     heads, kv_heads, hidden = (

@@ -1,7 +1,8 @@
-"""Greedy tokens of one engine over several ranks, in a process of its own: MLX has one group per process.
+"""Greedy tokens of one engine over several ranks, in a new process: MLX has one group per process.
 
-``python ranked.py MODEL RANKS [SETTINGS]`` prints JSON; SETTINGS are JSON, too.
-"""
+    python ranked.py MODEL RANKS [SETTINGS]
+
+SETTINGS and the output are JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def answers(model: Path, num_ranks: int, **settings: Any) -> dict[str, Any]:
-    """All prompts in one batch, then each alone, from cached pages."""
+    """Return answers to all prompts in one batch, then each alone from cached pages."""
     params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True, logprobs=1)
     config = EngineConfig(model=str(model), tensor_parallel=num_ranks, **(SETTINGS | settings))
     with LLM(config) as llm:
@@ -42,7 +43,6 @@ def answers(model: Path, num_ranks: int, **settings: Any) -> dict[str, Any]:
 
 
 def in_ranks(model: Path, num_ranks: int, **settings: Any) -> dict[str, Any]:
-    """``answers`` of ranks that end with the call."""
     command = [sys.executable, __file__, str(model), str(num_ranks), json.dumps(settings)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

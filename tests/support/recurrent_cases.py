@@ -1,8 +1,6 @@
-"""Recurrences of every kind on small random sequences: kernel, truth in NumPy, ways to cut a sequence.
+"""Recurrences of every kind on small random sequences: kernels and their definition in NumPy.
 
-``kernels`` is whatever has the functions of ``RecurrentKernels``: ``kernels.cpu.recurrent``, which also has
-the rarer ones, or those of Metal.
-"""
+``kernels`` has the functions of ``RecurrentKernels``."""
 
 from __future__ import annotations
 
@@ -20,15 +18,18 @@ from octavo.kernels.state_segments import NO_STATE, StateSegments
 
 Array = NDArray[Any]
 Kernel = Callable[..., tuple[mx.array, mx.array]]
-LENGTH = 40  # more than a kernel takes at once
+LENGTH = 40  # more rows than a kernel computes at once
 NUM_SLOTS = 6
-SLOT = 2  # of the sequence that is looked at
+SLOT = 2  # slot of the checked sequence
 
 
 @dataclass(frozen=True)
 class Case:
-    """``rows`` [T, ...] of one sequence; ``arrays`` makes of a step what ``kernel`` takes; ``truth`` takes
-    states [N, ...], the step and rows in float64."""
+    """A recurrence and its definition.
+
+    rows:   [T, ...] of one sequence
+    arrays: returns arguments of ``kernel`` for a step
+    truth:  takes states [N, ...], the step and rows in float64."""
 
     name: str
     state: tuple[int, ...]
@@ -43,7 +44,7 @@ class Case:
         return int(self.rows[0].shape[0])
 
     def pool(self) -> mx.array:
-        """Slots with what earlier owners left: nothing that may be read."""
+        """Return slots with contents of earlier owners, which must not be read."""
         return mx.full((NUM_SLOTS, *self.state), float("nan"), self.pool_dtype)
 
 
@@ -65,7 +66,7 @@ def call(
 
 
 def run(case: Case, cuts: Sequence[int], *, mates: bool = False) -> tuple[Array, Array]:
-    """Bits of y and of the last state of a sequence that comes in steps of ``cuts`` rows."""
+    """Return bits of y and of the last state of a sequence in steps of ``cuts`` rows."""
     pool, outputs, at = case.pool(), [], 0
     for size in cuts:
         part = [x[at : at + size] for x in case.rows]
@@ -90,7 +91,7 @@ def delta_cases(kernels: Any) -> Iterator[Case]:
             q, k = (_unit(rng.standard_normal((LENGTH, Hk, Dk))) for _ in range(2))
             v = rng.standard_normal((LENGTH, Hv, Dv))
             g = rng.uniform(0.5, 1, (LENGTH, Hv, Dk) if vector else (LENGTH, Hv))
-            g[5] = 1e-30  # forgets everything
+            g[5] = 1e-30  # forgets all earlier rows
             rows = [_array(x, dtype) for x in (q, k, v)]
             rows += [_array(x, mx.float32) for x in (g, rng.uniform(0, 1, (LENGTH, Hv)))]
             gate = "vector" if vector else "scalar"
@@ -107,7 +108,6 @@ def delta_cases(kernels: Any) -> Iterator[Case]:
 
 
 def gate_cases(kernels: Any) -> Iterator[Case]:
-    """Gates from what a model's layers give."""
     rng = np.random.default_rng(2)
     Hk, Hv, D = 2, 4, 32
     for kind in ("softplus", "bounded"):

@@ -1,4 +1,4 @@
-"""Checks of recurrences on kernels; ``main``: of the native ones, run in one process per instruction set."""
+"""Checks of recurrences; ``main`` runs the native ones at one instruction set."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROUNDING = {mx.bfloat16: 2.0**-8, mx.float16: 2.0**-11, mx.float32: 0.0}
 
 
 def check_truth(case: Case) -> None:
-    """y and the states of two sequences against float64."""
+    """Compare y and the states of two sequences with float64."""
     half = case.length // 2
     step = StateSegments.of([half, case.length - half], source=[NO_STATE, NO_STATE], target=[SLOT, 4])
     pool, y = call(case, case.pool(), step, case.rows)
@@ -29,7 +29,6 @@ def check_truth(case: Case) -> None:
 
 
 def check_bits(case: Case) -> None:
-    """However a sequence is cut, beside whomever and on however many threads."""
     from octavo.kernels import _ext
 
     _ext.set_threads(1)
@@ -45,7 +44,6 @@ def check_bits(case: Case) -> None:
 
 
 def check_checkpoints(case: Case) -> None:
-    """A state kept inside a chunk is that of the shorter sequence; from there it goes on as it did."""
     kept = {0: 3, 6: 5, 35: 0, case.length - 1: 1}
     step = StateSegments.of(
         [case.length], source=[NO_STATE], target=[SLOT], checkpoints=[*kept.items(), (-1, 4)]

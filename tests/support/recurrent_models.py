@@ -161,7 +161,7 @@ KEPT_IN_FLOAT32 = ("A_log", "dt_bias", "e_score_correction_bias")
 
 
 def build(name: str, dtype: mx.Dtype = mx.float32, *, seed: int = 7) -> Module:
-    """A model with random weights everywhere: what starts as zeros or ones would hide what it multiplies."""
+    """All weights are random, because zeros or ones would hide errors."""
     mx.random.seed(seed)
     module = importlib.import_module(f"mlx_lm.models.{FILES.get(name, name)}")
     config = {"model_type": name, **copy.deepcopy(CONFIGS[name])}
@@ -186,7 +186,7 @@ def build(name: str, dtype: mx.Dtype = mx.float32, *, seed: int = 7) -> Module:
 
 
 def make_folder(folder: Path, name: str, dtype: mx.Dtype = mx.float32, **changes: Any) -> Path:
-    """The same as a folder that loads like any other model; its tokens are bytes."""
+    """Write a model folder with a byte tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = dict(tree_flatten(build(name, dtype).parameters()))
     mx.save_safetensors(str(folder / "model.safetensors"), weights)

@@ -1,4 +1,4 @@
-"""Recurrent kernels of any device beside mlx-lm's operations and MLX's own layers."""
+"""Recurrent kernels compared with mlx-lm's operations and MLX's layers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def fresh(lengths: Sequence[int]) -> StateSegments:
 
 
 def check_gated_delta(kernels: RecurrentKernels, dtype: mx.Dtype, tolerance: float, *, vector: bool) -> None:
-    """With either way of making a gate; ``vector``: of each value, not of each head."""
+    """``vector``: one gate per value instead of one per head."""
     T, Hk, Hv, D = 9, 2, 4, 32
     q, k = (mx.fast.rms_norm(mx.random.normal((1, T, Hk, D)), None, 1e-6) / D for _ in range(2))
     v, b = mx.random.normal((1, T, Hv, D)), mx.random.normal((1, T, Hv))

@@ -1,4 +1,4 @@
-"""Attention over quantized pages and residual pages: a case on a cache of both, and its float64 truth."""
+"""Cases of attention over quantized and residual pages, with float64 results."""
 
 from __future__ import annotations
 
@@ -16,18 +16,16 @@ from octavo.kernels.verify.oracle import StoredPart, attend_residual
 
 
 def residual_spec(case: Case, spec: PoolSpec, *, window: int, keep: int) -> PoolSpec:
-    """As an engine makes them: a layer with a window keeps what it keeps."""
     keep = keep if case.window is None else case.keep
     layer = replace(case.layer, window=min(window, case.window or window), keep=keep)
     return replace(spec, layers=(layer,), k_format="bf16", v_format="bf16", num_pages=spec.num_pages + 3)
 
 
 def with_gaps(table: Ints, case: Case, first: int, residual: PoolSpec, after: int) -> Ints:
-    """A sequence's residual pages as they are when queries from position ``first`` on come: the others are
-    given back, and their entries are 0."""
+    """Return the table's residual pages for queries from ``first`` on; released entries are 0."""
     (layer,), size = residual.layers, case.page_size
     assert layer.window is not None
-    outer = first - (case.window or first + 1) + 1  # what the layer itself sees
+    outer = first - (case.window or first + 1) + 1
     start = outer if first < after else max(outer, first - layer.window + 1)
     kept, shown = -(-layer.keep // size), max(start, 0) // size
     gaps = table.copy()
@@ -36,8 +34,7 @@ def with_gaps(table: Ints, case: Case, first: int, residual: PoolSpec, after: in
 
 
 def starts_of(step: AttentionMetadata, layer: LayerSpec, after: Ints) -> Ints:
-    """From which position on each row reads residual pages of ``layer``: sequence b, from its first one on
-    before position ``after[b]``."""
+    """Return the first position that each row reads from residual pages of ``layer``."""
     assert layer.window is not None
     first = residual_starts(step.positions, window=layer.window, page_size=step.page_size)
     return np.where(step.positions < after[step.row_sequences], 0, first).astype(np.int32)
@@ -46,7 +43,7 @@ def starts_of(step: AttentionMetadata, layer: LayerSpec, after: Ints) -> Ints:
 def run_residual(
     case: Case, pool: PagedKVCache, after: list[int], *, dtype: mx.Dtype = mx.float32
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Write every row of a case in two steps and attend in the last; return the output and the truth."""
+    """Write a case in two steps and attend in the last; return the output and the float64 result."""
     rng = np.random.default_rng(3)
     specs = [storage.spec for storage in pool.storages]
     tables = [shuffled_tables(case, rng, spec.num_pages) for spec in specs]

@@ -1,4 +1,4 @@
-"""The SMG router before real workers, started as `make serve-http` starts it."""
+"""The SMG router in front of real workers, started like ``make serve-http``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ needs_router = pytest.mark.skipif(
 
 @asynccontextmanager
 async def http_server(*flags: str) -> AsyncIterator[dict[str, str]]:
-    """Yield the ready line of serve_http.py with its ``pid``; end it with SIGTERM and check exit code 0."""
+    """Yield serve_http.py's ready line with its ``pid``; check exit status 0 after SIGTERM."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(SCRIPT), "--listen", "127.0.0.1:0", "--router-metrics", "127.0.0.1:0", *flags,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
@@ -49,7 +49,7 @@ async def http_server(*flags: str) -> AsyncIterator[dict[str, str]]:
 
 
 def openai_client(ready: dict[str, str]) -> Any:
-    """An openai client that tries everything once."""
+    """Return an OpenAI client without retries."""
     import openai
 
     return openai.AsyncOpenAI(

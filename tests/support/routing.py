@@ -1,6 +1,7 @@
-"""Mixtures of experts compared given their routing: a rounding may pick another expert, and that is
-another model from there on. What a served model chose is observed and forced upon the reference, which
-says besides how far from its own choice that was."""
+"""Comparison of mixtures of experts with equal routing.
+
+Rounding may choose another expert, which changes all later results. So the reference takes the served
+model's experts, and reports how far they are from its own choice."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class _ObservedExperts(SwitchGLU):
 
 
 class _WideExperts(SwitchGLU):
-    """MLX's own experts on a CPU compute in float32 only; what they return is rounded."""
+    """MLX's own experts compute only in float32 on a CPU; results are rounded."""
 
     def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
         return super().__call__(x.astype(mx.float32), indices).astype(x.dtype)
@@ -46,14 +47,13 @@ class _ForcedRouter(Linear):
 
 @dataclass(slots=True)
 class Routing:
-    """The experts that each mixture of a served model chose: sets [num_mixtures] by the tokens up to
-    and with the one that they were chosen for, since what is served depends on nothing else."""
+    """Experts [num_mixtures] that a served model chose, by the tokens up to each position."""
 
     chosen: dict[Prefix, list[frozenset[int]]] = field(default_factory=dict)
     _step: list[mx.array] = field(default_factory=list)
 
     def observe(self, runner: ModelRunner) -> None:
-        """Note what the runner's model chooses from now on; its steps run its code, never a recording."""
+        """Observe the runner's model, which runs its Python code instead of a recording."""
         assert isinstance(runner, PagedRunner)
         runner._model.graph_runner = None
         for _, experts in mixtures(served_model(runner)):
@@ -61,7 +61,7 @@ class Routing:
             experts.seen = self._step.append
 
     def end_step(self, batch: Batch, tokens: Sequence[list[int]]) -> None:
-        """Attribute what was chosen in a step to its rows; ``tokens`` of its sequences, in order."""
+        """Assign a step's choices to its rows; ``tokens``: of its sequences, in order."""
         layers = [np.array(indices).reshape(len(batch.token_ids), -1) for indices in self._step]
         self._step.clear()
         starts = batch.attention.q_start
@@ -73,8 +73,10 @@ class Routing:
 
 
 class RoutedModel:
-    """A model of mlx-lm whose mixtures take the experts that ``routing`` has; ``logits`` are those that
-    its routers gave in the last forward, [L, E] of each mixture. ``wide``: its weights are float32."""
+    """An mlx-lm model with mixtures that take the experts in ``routing``.
+
+    logits: [L, E] of each router in the last forward
+    wide:   weights are float32."""
 
     def __init__(self, model: Module, routing: Routing, *, wide: bool) -> None:
         self.logits: list[NDArray[np.float64]] = []
@@ -89,15 +91,16 @@ class RoutedModel:
                 experts.set_dtype(mx.float32)
 
     def __call__(self, tokens: list[int], cache: Any) -> mx.array:
-        """Logits [L, V] of one sequence."""
+        """Return logits [L, V] of one sequence."""
         self.logits.clear()
         self._tokens = tokens
         result: mx.array = self._model(mx.array([tokens]), cache=cache)[0]
         return result
 
     def distances(self) -> NDArray[np.float64]:
-        """By how much the best expert that was not taken beat the worst that was, in router logits
-        [num_mixtures, L] of the last forward; negative where the choice is this model's own too."""
+        """Return router logits of the best unused expert minus the worst used one, [num_mixtures, L].
+
+        Negative where the model would have chosen the same experts."""
         return np.stack([self._distance(number, rows) for number, rows in enumerate(self.logits)])
 
     def _distance(self, number: int, rows: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -128,7 +131,7 @@ def served_model(runner: ModelRunner) -> Module:
 
 
 def mixtures(model: Module) -> Iterator[tuple[Any, Any]]:
-    """Router and experts of each mixture, in the order of the layers."""
+    """Return router and experts of each mixture, in layer order."""
     for _, block in sorted(model.named_modules(), key=lambda named: _layer_of(named[0])):
         for experts in (child for child in block.children().values() if isinstance(child, SwitchGLU)):
             yield getattr(block, "router", None) or block.gate, experts

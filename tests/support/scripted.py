@@ -1,4 +1,4 @@
-"""HTTP servers whose model says what a test has written, piece by piece; all around it is real."""
+"""HTTP servers with a scripted model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from octavo.engine.api.outputs import Delta, FinishReason
 from octavo.engine.api.prompt import Prompt
 from octavo.engine.api.sampling_params import SamplingParams
 
-# In the manner of Qwen3: tools at the top, <think> opened, calls and results as turns.
+# Like Qwen3: tools first, <think> opened, calls and results as turns.
 TEMPLATE = """\
 {%- if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}
 {% endfor %}</tools>
@@ -41,8 +41,6 @@ PLAIN_TEMPLATE = TEMPLATE.partition("{% if enable_thinking")[0]
 
 @dataclass(slots=True)
 class Script:
-    """What the model says, and what it was asked."""
-
     pieces: Sequence[str] = ()
     finish: FinishReason = FinishReason.STOP
     stop_match: str | int | None = None
@@ -51,33 +49,28 @@ class Script:
 
 @dataclass(slots=True)
 class Scripted:
-    """A server with its script."""
-
     script: Script
     served: HttpServed
     openai: AsyncOpenAI
     anthropic: AsyncAnthropic
 
     def says(self, text: str, *, size: int = 3, **ends: Any) -> None:
-        """Let the model output this text from now on, in pieces of ``size`` characters."""
+        """Generate this text from now on, in pieces of ``size`` characters."""
         self.script.pieces = [text[start : start + size] for start in range(0, len(text), size)]
         self.script.finish = ends.get("finish", FinishReason.STOP)
         self.script.stop_match = ends.get("stop_match")
 
     @property
     def prompt(self) -> str:
-        """The latest prompt."""
         return self.script.asked[-1][0]
 
     @property
     def params(self) -> SamplingParams:
-        """The parameters of the latest request."""
         return self.script.asked[-1][1]
 
 
 @asynccontextmanager
 async def scripted(template: str = TEMPLATE, **parsers: Any) -> AsyncIterator[Scripted]:
-    """A started server, which is stopped whatever happens."""
     tokenizer = byte_tokenizer(template=template, **parsers)
     async with http_served(FakeCore(tokenizer=tokenizer)) as served:
         assert served.below is not None

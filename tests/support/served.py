@@ -1,4 +1,4 @@
-"""A real gRPC server on a free local port, over an engine whose model is a ledger."""
+"""A gRPC server on a free port, over a ledger engine."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Served:
     client: Client
 
     def channel(self, **options: int) -> grpc.aio.Channel:
-        """A channel of its own, with gRPC options by name (dots as double underscores)."""
+        """Open a channel with gRPC options (dots as double underscores)."""
         named = [(name.replace("__", "."), value) for name, value in options.items()]
         return grpc.aio.insecure_channel(
             self.address, options=[*named, ("grpc.use_local_subchannel_pool", 1)]
@@ -70,8 +70,7 @@ async def served(
     credentials: ClientCredentials | None = None,
     **server_options: Any,
 ) -> AsyncIterator[Served]:
-    """Started, and stopped whatever happens. ``gate``: lets the steps of a core of ours through;
-    ``server_options`` are those of GrpcServer."""
+    """``gate``: controls the core's steps; ``server_options``: of GrpcServer."""
     assert core is None or gate is None, "a core has its own gate"
     core = core or FakeCore(before_step=gate)
     engine = AsyncEngine(config or small_config(), core_factory=core, observer=observer)
@@ -88,12 +87,12 @@ async def served(
 
 
 async def collect(deltas: AsyncGenerator[Delta, None]) -> dict[int, Delta]:
-    """The whole of each sample."""
+    """Return the complete output of each sample."""
     return wholes([delta async for delta in deltas])
 
 
 def wholes(deltas: Iterable[Delta]) -> dict[int, Delta]:
-    """Each sample's deltas as one."""
+    """Join the deltas of each sample."""
     collectors: dict[int, OutputCollector] = {}
     for delta in deltas:
         collectors.setdefault(delta.index, OutputCollector()).add(delta)
@@ -101,7 +100,7 @@ def wholes(deltas: Iterable[Delta]) -> dict[int, Delta]:
 
 
 async def eventually(condition: Callable[[], bool], what: str, *, within: float = 20.0) -> None:
-    """Wait for something that another thread or process brings about."""
+    """Wait until another thread or process makes the condition true."""
     end = time.monotonic() + within
     while not condition():
         assert time.monotonic() < end, f"{what}: not within {within} s"
@@ -111,7 +110,7 @@ async def eventually(condition: Callable[[], bool], what: str, *, within: float 
 async def eventually_async(
     condition: Callable[[], Awaitable[bool]], what: str, *, within: float = 20.0
 ) -> None:
-    """The same for a condition that must be asked for."""
+    """Wait until an awaited condition is true."""
     end = time.monotonic() + within
     while not await condition():
         assert time.monotonic() < end, f"{what}: not within {within} s"

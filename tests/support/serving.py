@@ -1,7 +1,6 @@
-"""Serving of a workload with the real scheduler and block manager, and the ledger as a model.
+"""Serving of a workload with the real scheduler and block manager, and a ledger model.
 
-Invariants are checked after every step.
-"""
+Invariants are checked after every step."""
 
 from __future__ import annotations
 
@@ -29,11 +28,10 @@ MAX_STEPS = 3000
 
 @dataclass(eq=False)
 class Served:
-    """One workload on its way; ``harmed`` were aborted or failed and may be cut short.
+    """A workload that is served; ``harmed`` samples were aborted or failed.
 
-    make_queue   who is let in next (None: first come, first served, and that order is checked)
-    overlaps     plan a step before the one before it is committed, wherever that may be
-    """
+    make_queue: order of admission (None: first come, first served, which is checked)
+    overlaps:   plan each step before the previous one is committed, if possible."""
 
     workload: Workload
     make_queue: Callable[[BlockManager], WaitingQueue] | None = None
@@ -42,7 +40,7 @@ class Served:
     harmed: set[Sequence] = field(default_factory=set)
     lookups: list[Lookup] = field(default_factory=list)
     num_steps: int = 0
-    num_ahead: int = 0  # of these
+    num_ahead: int = 0
     num_dropped: int = 0  # rows of sequences that had ended
     num_rejected: int = 0  # drafts
     num_accepted: int = 0
@@ -129,7 +127,6 @@ class Served:
         return AheadStep(step, [self._slots(item) for item in step.work])
 
     def _slots(self, item: ScheduledChunk) -> list[tuple[int, int]]:
-        """Group and slot of all that a row will write."""
         assert item.sequence.table is not None
         return [
             (group, slot_of(item.sequence.table, item.start, group))
@@ -137,8 +134,6 @@ class Served:
         ]
 
     def _commit_ahead(self, ahead: AheadStep) -> None:
-        """Compute what was submitted before its tokens were known. Rows of sequences that have ended, and
-        of those whose token was another in the end, write what nobody may read."""
         step = ahead.step
         lost = [item for item in step.work if item.sequence.table is None]
         void = [
@@ -163,7 +158,6 @@ class Served:
             sequence.drafts = guesses(sequence, self.workload.drafts)
 
     def _check_rejected(self, item: ScheduledChunk, result: SampleResult) -> None:
-        """What was reserved for drafts that were wrong is given back."""
         self.num_accepted += len(result.more)
         self.num_rejected += len(item.drafts) - len(result.more)
         table = item.sequence.table
@@ -174,7 +168,6 @@ class Served:
             assert len(part.pages) == -(-table.num_written // self.workload.page_size)
 
     def _running(self) -> list[Sequence]:
-        """Oldest first: tests may look where callers may not."""
         return list(self.scheduler._queues.running)
 
     def _arrive(self) -> None:
@@ -244,8 +237,6 @@ class Served:
 
 @dataclass(frozen=True)
 class AheadStep:
-    """A step and where each of its rows will write, as the runner was told."""
-
     step: SchedulerOutput
     slots: list[list[tuple[int, int]]]
 
@@ -261,7 +252,7 @@ def judge(sequence: Sequence, drafts: tuple[int, ...]) -> SampleResult:
 
 
 def guesses(sequence: Sequence, most: int) -> tuple[int, ...]:
-    """What follows a sequence, now and then with a mistake in it."""
+    """Return the next tokens, sometimes with a mistake."""
     drafts: list[int] = []
     for _ in range(most):
         token = next_token([*sequence.tokens, *drafts], sequence.sequence_id)
@@ -273,10 +264,9 @@ def guesses(sequence: Sequence, most: int) -> tuple[int, ...]:
 def check_step(
     step: SchedulerOutput, before: list[Sequence], backlogs: dict[Sequence, int], scheduler: Scheduler
 ) -> None:
-    """Budget, fairness of decode, progress and who may be preempted.
+    """Check the budget, fairness of decoding, progress and preemption.
 
-    before, backlogs   running sequences before the step was planned, oldest first
-    """
+    before, backlogs: running sequences before the step, oldest first."""
     limits = scheduler.limits
     planned = [item.sequence for item in step.work]
     assert 0 < step.num_tokens <= limits.max_step_tokens
@@ -311,7 +301,6 @@ def check_step(
 
 
 def check_shares(scheduler: Scheduler) -> None:
-    """The numbers by tenant are those of the queues."""
     queues = scheduler._queues
     assert queues.shares.running == Counter(sequence.tenant for sequence in queues.running)
     assert queues.shares.waiting == Counter(sequence.tenant for sequence in queues.waiting)
@@ -319,7 +308,6 @@ def check_shares(scheduler: Scheduler) -> None:
 
 
 def check_order(step: SchedulerOutput, before: list[Sequence], backlogs: dict[Sequence, int]) -> None:
-    """Among equals the oldest comes first, and nobody gives way to a younger one."""
     age = {sequence: number for number, sequence in enumerate(before)}
     planned = [item.sequence for item in step.work]
     chunks = [sequence for sequence in planned if backlogs.get(sequence, 1) > 1]
@@ -335,7 +323,7 @@ def check_order(step: SchedulerOutput, before: list[Sequence], backlogs: dict[Se
 
 
 def check_outputs(served: Served) -> None:
-    """Everybody got the tokens they would have got alone; whoever was harmed, the first of them."""
+    """Samples have the tokens that they get alone; aborted ones have a prefix."""
     for request, samples in zip(served.workload.requests, served.sequences, strict=True):
         for sequence, max_tokens in zip(samples, request.max_tokens, strict=True):
             output = sequence.tokens[sequence.num_prompt :]

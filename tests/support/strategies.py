@@ -1,4 +1,4 @@
-"""What the property tests are made of: workloads small enough to read when one fails."""
+"""Strategies of property tests, with small workloads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from octavo.block_manager.spec import pages_touched
 
 @dataclass(frozen=True)
 class Request:
-    """``max_tokens`` has one entry per sample: the parent's, then its parallel samples'."""
+    """``max_tokens``: one entry per sample, the parent first."""
 
     prompt: tuple[int, ...]
     max_tokens: tuple[int, ...]
@@ -28,13 +28,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happens at one step to one sample of one request, if it is still there.
+    """An event at one step for one sample.
 
-    abort      before the step is planned
-    abort_in_flight   after it was built, before its results are in
-    fail       the engine reports that the sample failed
-    rollback   the sample loses ``amount`` of its written positions and computes them again
-    """
+    abort:           before the step is planned
+    abort_in_flight: after the step is built, before its results
+    fail:            the engine reports a failed sample
+    rollback:        the sample loses ``amount`` written positions."""
 
     kind: str
     step: int
@@ -54,7 +53,7 @@ class Workload:
     events: tuple[Event, ...] = ()
     prefix_cache: bool = True
     states: RecurrentState | None = None
-    drafts: int = 0  # per sequence and step, right ones and wrong ones
+    drafts: int = 0  # per sequence and step, correct and wrong ones
 
 
 EVENTS = ("abort", "abort_in_flight", "fail", "rollback")
@@ -63,7 +62,7 @@ states = st.none() | st.builds(
     RecurrentState, num_slots=st.integers(1, 6), slot_bytes=st.just(1), every_page=st.booleans()
 )
 
-# Two token ids and prompts that often share a beginning: collisions are what we are after.
+# Two token IDs, so that prompts often share a prefix.
 prompts = st.lists(st.integers(1, 2), min_size=1, max_size=20).map(tuple)
 requests = st.builds(
     Request,
@@ -85,8 +84,7 @@ events = st.builds(
 def page_groups(
     draw: st.DrawFn, need: int, page_size: int, max_chunk: int, spare: int = 12
 ) -> tuple[KVGroupSpec, ...]:
-    """One group, or several of different windows, each with room for a sequence of ``need`` pages alone
-    or, where its window bounds that, for what one sequence holds at most."""
+    """One group, or several with different windows, each with at least the pages of one sequence."""
     windows: tuple[int | None, ...] = draw(
         st.sampled_from([(None,), (None,), (None, 5), (3,), (None, 9, 2), (6, 1)])
     )
@@ -113,7 +111,7 @@ def page_groups(
 def residual_windows(
     draw: st.DrawFn, index: int, of: KVGroupSpec, need: int, page_size: int, max_chunk: int
 ) -> KVGroupSpec:
-    """16-bit pages of a group, with hardly more room than one sequence alone needs."""
+    """16-bit pages of a group, barely enough for one sequence."""
     window = min(draw(st.sampled_from([1, 1, 1, 2, page_size + 1])), of.window or need * page_size)
     keep = draw(st.sampled_from([0, 1, 5])) if of.window is None else of.keep
     after = draw(st.sampled_from([0, 0, 4, 7, 11]))
@@ -131,7 +129,7 @@ def residual_windows(
 
 @st.composite
 def workloads(draw: st.DrawFn, kinds: tuple[str, ...] = EVENTS) -> Workload:
-    """Requests that each fit the pool alone, with little room beyond, and events among them."""
+    """Requests that each fit the pool alone, with little space beyond, and random events."""
     page_size = draw(st.sampled_from([1, 2, 4, 8]))
     wanted = draw(st.lists(requests, min_size=1, max_size=7))
     need = max(-(-(len(r.prompt) + max(r.max_tokens)) // page_size) for r in wanted)

@@ -1,5 +1,3 @@
-"""Disks that are quick enough for tests, whatever the machine is busy with."""
-
 from __future__ import annotations
 
 import time
@@ -12,8 +10,7 @@ from octavo.scheduler import Sequence
 
 
 def wait_for_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever gives way goes when its pages are on disk, and reading them is thought to take no time: how
-    quick that is, is not the question here."""
+    """Preempted pages go to disk, and reading is assumed to take no time."""
     keep = DiskTier.keep
 
     def patient(self: DiskTier, sequence: Sequence, token_s: float | None) -> None:

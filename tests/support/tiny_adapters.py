@@ -1,7 +1,7 @@
-"""Tiny adapters, and the greedy tokens of plain mlx-lm with one of them.
+"""Tiny adapters, and mlx-lm's greedy tokens with each.
 
-As a program it answers jobs in a process that imports nothing of Octavo: a JSON list on standard input of
-{"model", "adapter" (or null), "prompts", "count"}, a list of lists of tokens on standard output.
+As a program: reads a JSON list of {"model", "adapter" (or null), "prompts", "count"},
+writes lists of tokens.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def make_adapter(
     folder: Path, model: Path, *, rank: int = 4, scale: float = 10.0, keys: Sequence[str] = DENSE,
     num_layers: int = 4, kind: str = "lora", seed: int = 1,
 ) -> Path:  # fmt: skip
-    """Write an adapter as ``mlx_lm.lora`` does, made by mlx-lm on the model itself; B is not zero."""
+    """Write an adapter with mlx-lm, as ``mlx_lm.lora`` does; B is not zero."""
     base: Any = load_model(model)[0]
     parameters = {"rank": rank, "scale": scale, "dropout": 0.0, "keys": list(keys)}
     linear_to_lora_layers(base, num_layers, parameters, use_dora=kind == "dora")
@@ -69,7 +69,7 @@ def make_adapter(
 
 
 def to_peft(folder: Path, source: Path, **changes: Any) -> Path:
-    """Write a LoRA or DoRA adapter of mlx-lm's in PEFT's names and orientation."""
+    """Write mlx-lm's LoRA or DoRA adapter in PEFT's names and orientation."""
     config = json.loads((source / "adapter_config.json").read_text())
     parameters, weights = config["lora_parameters"], {}
     for name, value in mx.load(str(source / "adapters.safetensors")).items():  # type: ignore[union-attr]
@@ -91,7 +91,7 @@ def save(
 
 
 def quantize_folder(folder: Path, source: Path, *, bits: int = 4) -> Path:
-    """Write a model of ``source`` in MLX's affine groups of 64."""
+    """Write a copy of ``source`` in MLX's affine groups of 64."""
     from mlx.nn.layers.quantized import quantize
 
     model, config = load_model(source)
@@ -107,7 +107,7 @@ def quantize_folder(folder: Path, source: Path, *, bits: int = 4) -> Path:
 
 
 def tokens_of_mlx_lm(jobs: list[dict[str, Any]]) -> list[list[list[int]]]:
-    """Answer jobs in a process of mlx-lm's own."""
+    """Answer jobs in a new process with mlx-lm alone."""
     done = subprocess.run(
         [sys.executable, __file__],
         input=json.dumps(jobs),
@@ -128,7 +128,7 @@ def answer(job: dict[str, Any]) -> list[list[int]]:
     model.eval()
     found = []
     for prompt in job["prompts"]:
-        cache = [rounded(one, mx.float16) for one in make_prompt_cache(model)]  # as pages keep K and V
+        cache = [rounded(one, mx.float16) for one in make_prompt_cache(model)]  # as pages store K and V
         feed, tokens = prompt, list[int]()
         for _ in range(job["count"]):
             logits = np.array(model(mx.array([feed]), cache=cache)[0, -1].astype(mx.float32))

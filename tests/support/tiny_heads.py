@@ -1,4 +1,4 @@
-"""Tiny models with a head for multi-token prediction, as publishers lay it out, and the head in NumPy."""
+"""Tiny models with an MTP head, in the layout of publishers, and the head in NumPy."""
 
 from __future__ import annotations
 
@@ -57,11 +57,12 @@ CONFIGS = {
     "qwen3_next": QWEN_NEXT,
     "qwen3_5": QWEN,
     "deepseek_v3": {"num_hidden_layers": 61},
-}  # mlx-lm knows the head by this number
+}
 LAYER_NORMS = (
     "input_layernorm.weight", "post_attention_layernorm.weight", "q_norm.weight", "k_norm.weight",
 )  # fmt: skip
-SILENT = ("o_proj.weight", "out_proj.weight", "down_proj.weight")  # what layers add to their input
+# Zero weights: layers add nothing to their input.
+SILENT = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
 DIM, HEADS, KV_HEADS, HEAD_DIM, INNER = 64, 4, 2, 16, 128
 EPS = 1e-5
 QWENS = ("qwen3_5", "qwen3_next")
@@ -70,8 +71,7 @@ QWENS = ("qwen3_5", "qwen3_next")
 def make_model(
     folder: Path, architecture: str, *, agrees: bool = False, dtype: mx.Dtype = mx.bfloat16
 ) -> Path:
-    """A model whose head guesses like a stranger; with ``agrees``, one whose layers add nothing and whose
-    head says what the model will."""
+    """``agrees``: layers add nothing, and the head predicts the model's own tokens."""
     tiny_models.make_model(folder, architecture, dtype=dtype, **CONFIGS[architecture])
     head = {name: value.astype(dtype) for name, value in _head(architecture).items()}
     if architecture == "qwen3_next":
@@ -83,7 +83,7 @@ def make_model(
             tensors |= {name: mx.zeros_like(tensors[name]) for name in silent}
         (norm,) = [value for name, value in weights.items() if name.endswith("model.norm.weight")]
         shift = 1.0 if architecture in QWENS else 0.0
-        norm = norm + 1.0 if architecture == "qwen3_next" else norm  # stored less one, as the head's
+        norm = norm + 1.0 if architecture == "qwen3_next" else norm  # stored minus one, like the head's norms
         one = mx.full((DIM,), 1.0 - shift, dtype)
         names = _names(architecture)
         head |= {names["embedding_norm"]: one, names["hidden_norm"]: one, names["norm"]: norm - shift}
@@ -94,8 +94,7 @@ def make_model(
 
 
 def _as_published(weights: Tensors) -> Tensors:
-    """Experts one by one, norms less one and convolutions the other way round: mlx-lm drops a head only of
-    weights that it has to rearrange."""
+    """Write weights as published, because mlx-lm drops the head only when it rearranges weights."""
     published: Tensors = {}
     for name, value in weights.items():
         if ".switch_mlp." in name:
@@ -135,7 +134,7 @@ def _names(architecture: str) -> dict[str, str]:
 
 
 def _head(architecture: str) -> Tensors:
-    """Random weights; norms of Qwen's are around 0, for one is added to them."""
+    """Return random weights; Qwen's norms are around 0, because mlx-lm adds one."""
     mx.random.seed(5)
     names, center = _names(architecture), 0.0 if architecture in QWENS else 1.0
     shapes: dict[str, tuple[int, ...]] = {
@@ -145,7 +144,7 @@ def _head(architecture: str) -> Tensors:
         names["projection"]: (DIM, 2 * DIM),
     }
     shapes |= {names["layer"] + name: shape for name, shape in _layer_shapes(architecture).items()}
-    if architecture not in QWENS:  # the model's own, a second time
+    if architecture not in QWENS:
         shapes[names["layer"] + "embed_tokens.weight"] = (tiny_models.VOCAB_SIZE, DIM)
         shapes[names["layer"] + "shared_head.head.weight"] = (tiny_models.VOCAB_SIZE, DIM)
     return {
@@ -202,7 +201,7 @@ def _mlp_shapes(prefix: str, inner: int) -> dict[str, tuple[int, ...]]:
 
 
 class NumpyHead:
-    """The head of a model that ``make_model`` wrote, in float64, for one sequence from its beginning."""
+    """The head of a ``make_model`` model in float64, for one sequence from its beginning."""
 
     def __init__(self, folder: Path) -> None:
         self._architecture = json.loads((folder / "config.json").read_text())["model_type"]
@@ -215,7 +214,7 @@ class NumpyHead:
         self._names = _names(self._architecture)
 
     def __call__(self, tokens: list[int], hidden: npt.NDArray[np.float32]) -> tuple[Floats, Floats]:
-        """Logits [T, V] and outputs [T, D]: ``tokens[i]`` follows the position of ``hidden[i]``."""
+        """Return logits [T, V] and outputs [T, D]; ``tokens[i]`` follows the position of ``hidden[i]``."""
         weights, names = self._weights, self._names
         (embedding,) = [
             value
@@ -278,7 +277,7 @@ class NumpyHead:
         return out
 
     def _mixture(self, x: Floats) -> Floats:
-        """Of Qwen3-Next: experts by softmax, the chosen shares made to sum to 1, and a gated one for all."""
+        """Qwen3-Next: softmax over experts, chosen weights that sum to 1, plus a gated shared expert."""
         raw = np.exp(x @ self._of_layer("mlp.gate").T)
         shared = 1 / (1 + np.exp(-x @ self._of_layer("mlp.shared_expert_gate").T))
         out = shared * self._swiglu(x, "mlp.shared_expert.")
@@ -296,7 +295,8 @@ class NumpyHead:
 
 
 def _rotated(x: Floats) -> Floats:
-    """Rotary embedding of [T, H, D] in the first half of D, positions from 0; pairs half a width apart."""
+    """Rotary embedding of [T, H, D] in the first half of D, positions from 0; pairs are half a width
+    apart."""
     half = HEAD_DIM // 4
     angles = np.arange(len(x))[:, None] * 10000.0 ** (-np.arange(half) / half)
     cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]

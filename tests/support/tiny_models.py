@@ -1,8 +1,6 @@
-"""Tiny models of real architectures with random weights, as folders that load like any other.
+"""Tiny models of real architectures with random weights, as loadable folders.
 
-Small enough to be made in a fraction of a second; windows are shorter than the sequences of
-the tests, so that they matter.
-"""
+Windows are shorter than the sequences of tests."""
 
 from __future__ import annotations
 
@@ -75,7 +73,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma2": {"attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 16.0},
     "gpt_oss": _ALTERNATING | {"num_local_experts": 4, "num_experts_per_tok": 2},
 }
-"""What each architecture is known by in config.json, and how its configuration differs."""
+"""By architecture: its name in config.json, and changes to the configuration."""
 
 LATENT: dict[str, dict[str, Any]] = {
     "deepseek_v3": {
@@ -96,7 +94,7 @@ LATENT: dict[str, dict[str, Any]] = {
     },
 }
 LATENT["deepseek_v32"] = LATENT["deepseek_v3"] | {"index_n_heads": 8, "index_head_dim": 16, "index_topk": 8}
-"""Architectures that cache latents; the last chooses among them."""
+"""Architectures that cache latents; the last one has sparse attention."""
 
 CHUNK = 16
 CHUNKED: dict[str, dict[str, Any]] = {
@@ -116,12 +114,12 @@ CHUNKED: dict[str, dict[str, Any]] = {
         }
     }
 }
-"""Architectures whose layers see chunks."""
+"""Architectures with chunked attention layers."""
 
 OWN_ATTENTION: dict[str, dict[str, Any]] = {
     "gear": {"layer_types": ["full_attention"] * 4, "attn_logit_softcapping": 2.0},
     "phi3small": {
-        "vocab_size": 100_352,  # it hides some ids that its vocabulary must have
+        "vocab_size": 100_352,
         "num_hidden_layers": 2,
         "dense_attention_every_n_layers": 2,
         "ff_intermediate_size": 128,
@@ -152,7 +150,7 @@ OWN_ATTENTION: dict[str, dict[str, Any]] = {
         }
     },
 }
-"""Architectures whose attention does its own arithmetic on K and V, or makes masks of its own."""
+"""Architectures with their own arithmetic on K and V, or their own masks."""
 
 
 def make_model(
@@ -179,11 +177,10 @@ def make_model(
 
 
 def _spread(name: str, value: mx.array) -> mx.array:
-    """Weights so large that attention is far from uniform and the next token far from arbitrary;
-    values that start as constants (norms, sinks, biases) become random too."""
+    """Scale weights so that attention and next tokens are far from uniform; constants become random."""
     if name.endswith(("q_proj.weight", "k_proj.weight", "qkv_proj.weight")):
         return value * 3
-    if name.endswith(("mlp.gate.weight", "router.weight")):  # far from ties between experts
+    if name.endswith(("mlp.gate.weight", "router.weight")):  # avoids ties between experts
         return value * 10
     if value.ndim == 1:
         return value + 0.3 * mx.random.normal(value.shape)
@@ -191,7 +188,7 @@ def _spread(name: str, value: mx.array) -> mx.array:
 
 
 def make_tokenizer(folder: Path) -> None:
-    """A byte-level tokenizer without merges: ids 0..255 are bytes, the last one ends a text."""
+    """A byte-level tokenizer without merges: IDs 0 to 255 are bytes, the last ID ends a text."""
     alphabet = {symbol: i for i, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     alphabet |= {f"<unused{i}>": i for i in range(len(alphabet), VOCAB_SIZE - 1)}
     alphabet["<end>"] = VOCAB_SIZE - 1

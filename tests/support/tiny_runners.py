@@ -1,5 +1,3 @@
-"""Runners of tiny models, and batches for them."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -34,7 +32,7 @@ def state(params: SamplingParams = GREEDY, seed: int = 0) -> SampleState:
 def make_batch(
     work: list[tuple[list[int], int, list[int]]], rows: list[int], copies: tuple[PageCopy, ...] = ()
 ) -> Batch:
-    """``work``: new tokens, first position and pages of each sequence."""
+    """``work``: (new tokens, first position, pages) of each sequence."""
     positions = [i32(range(start, start + len(tokens))) for tokens, start, _ in work]
     width = max(len(pages) for *_, pages in work)
     table = np.zeros((len(work), width), np.int32)
@@ -68,7 +66,6 @@ def logprobs_of(output: RunOutput) -> list[float]:
 
 
 def load(folder: Path, backend: str, **settings: Any) -> paged.PagedRunner:
-    """With pages of one kind, as ``make_batch`` has them."""
     pages = {"page_size": PAGE_SIZE, "num_pages": 40, "residual_pages": 0}
     settings = pages | {"max_running": 8, "max_step_tokens": 64} | settings
     return startup.load_paged_runner(EngineConfig(model=str(folder), backend=backend, **settings))  # type: ignore[arg-type]

@@ -1,7 +1,6 @@
-"""Tiny random vision-language models of mlx-vlm's classes, as folders, and pictures for them.
+"""Tiny random vision-language models of mlx-vlm, as folders, and images for them.
 
-Needs mlx-vlm; ``tokens_of_mlx_vlm`` runs it in a process of its own.
-"""
+``tokens_of_mlx_vlm`` runs mlx-vlm in a new process."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ MARKS = {
     "lfm2-vl": "<image>",
     "llava": "<image>",
     "gemma3": "<start_of_image>",
-}  # <|image_pad|> of others
+}  # <|image_pad|> of other models
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"
     "{% for p in m.content %}{% if p.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
@@ -66,7 +65,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
         "vision_config": _VISION | {"model_type": "qwen3_vl", "in_chans": 3},
     },
-    "qwen2_5_vl": _TEXT  # fields of the text at the root, as in its checkpoints
+    "qwen2_5_vl": _TEXT  # text fields at the root, as in its checkpoints
     | {
         "rope_theta": 10000.0, "rope_scaling": {"type": "mrope", "mrope_section": [4, 2, 2]},
         "vision_config": {
@@ -85,7 +84,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "temporal_patch_size": 2, "spatial_patch_size": 14,
         },
     },
-    "qwen3_5": {  # layers of the gated delta rule, and one of attention
+    "qwen3_5": {  # gated delta layers, and one of attention
         "text_config": _TEXT
         | {
             "model_type": "qwen3_5_text", "head_dim": 32, "linear_num_value_heads": 4,
@@ -113,7 +112,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
         "image_token_index": IMAGE,
     },
-    "gemma3": {  # layers with windows in turn with others
+    "gemma3": {  # layers with and without windows, alternating
         "text_config": _TEXT
         | {
             "model_type": "gemma3_text", "query_pre_attn_scalar": 16, "rope_global_base_freq": 10000.0,
@@ -127,7 +126,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "image_token_index": IMAGE, "hidden_size": 64, "pad_token_id": 0, "vocab_size": VOCAB,
         "mm_tokens_per_image": 16,
     },
-    "lfm2-vl": {  # layers of short convolutions, and two of attention
+    "lfm2-vl": {  # short convolutions, and two attention layers
         "text_config": {
             "model_type": "lfm2", "vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 4,
             "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048,
@@ -143,7 +142,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 CONFIGS["mistral3"] = CONFIGS["pixtral"] | {"spatial_merge_size": 2}
-SIDE = {  # pixels of a row's side
+SIDE = {  # pixels: side of the square of one row
     "qwen3_vl": 32, "qwen3_5": 32, "qwen2_5_vl": 28, "qwen2_vl": 28, "pixtral": 16, "mistral3": 32,
     "lfm2-vl": 32, "llava": 16, "gemma3": 16,
 }  # fmt: skip
@@ -163,7 +162,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Asked:
-    """A prompt of text and pictures in turn."""
+    """A prompt of alternating texts and images."""
 
     parts: tuple[str | bytes, ...]
 
@@ -177,7 +176,7 @@ class Asked:
 
 
 def picture(seed: int, width: int, height: int) -> bytes:
-    """A PNG of colours in blocks, so that every patch has its own."""
+    """Return a PNG of coloured blocks, so that every patch differs."""
     from PIL import Image
 
     small = np.random.default_rng(seed).integers(0, 256, (height // 8, width // 8, 3), dtype=np.uint8)
@@ -187,7 +186,7 @@ def picture(seed: int, width: int, height: int) -> bytes:
 
 
 def make_vlm(folder: Path, architecture: str, *, dtype: mx.Dtype = mx.float32, seed: int = 0) -> Path:
-    """Write a model of random weights, its tokenizer and the settings of its pictures."""
+    """Write a folder: random weights, tokenizer and image settings."""
     from mlx_vlm.utils import update_module_configs
 
     name = "".join(part.capitalize() for part in architecture.split("_"))
@@ -202,7 +201,8 @@ def make_vlm(folder: Path, architecture: str, *, dtype: mx.Dtype = mx.float32, s
     arguments = update(package.ModelConfig.from_dict(settings), package, settings, ["text", "vision"])
     model = package.Model(arguments)
     parameters: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
-    embedding = 0.1 if architecture == "gemma3" else 1.0  # it is scaled, and is the head
+    # Gemma3 scales the embedding, which is also the head.
+    embedding = 0.1 if architecture == "gemma3" else 1.0
     weights = {name: _spread(name, value, embedding).astype(dtype) for name, value in parameters.items()}
     if architecture == "gemma3":
         del weights["language_model.lm_head.weight"]
@@ -227,17 +227,17 @@ def make_vlm(folder: Path, architecture: str, *, dtype: mx.Dtype = mx.float32, s
 
 
 def placeholder(architecture: str) -> str:
-    """The text of a row."""
+    """Return the text of an image row."""
     return "<image_soft_token>" if architecture == "gemma3" else MARKS.get(architecture, "<|image_pad|>")
 
 
 def _spread(name: str, value: mx.array, embedding: float) -> mx.array:
-    """Attention far from uniform, next tokens far from ties, images that matter."""
+    """Scale weights so that attention is far from uniform and images change the output."""
     if name.endswith(("q_proj.weight", "k_proj.weight")):
         return value * 3
     if "embed" in name and value.ndim == 2 and value.shape[0] == VOCAB:
         return embedding * mx.random.normal(value.shape)
-    if name.endswith("mm_input_projection_weight"):  # ones
+    if name.endswith("mm_input_projection_weight"):
         return mx.random.normal(value.shape)
     if value.ndim == 1:
         return value + 0.3 * mx.random.normal(value.shape)
@@ -270,14 +270,14 @@ def _make_tokenizer(folder: Path, mark: str, placeholder: str) -> None:
 
 @dataclass(frozen=True)
 class Answer:
-    """Greedy tokens of mlx-vlm, and how far apart the two best logits of each were."""
+    """mlx-vlm's greedy tokens, and the distance between the two best logits of each."""
 
     tokens: list[int]
     margins: list[float]
 
 
 def tokens_of_mlx_vlm(model: Path, work: list[Asked], count: int) -> list[Answer]:
-    """Greedy tokens by mlx-vlm's own processor and ``generate_step``, in a process that never sees Octavo."""
+    """Return greedy tokens from mlx-vlm's processor and ``generate_step``, in a process without Octavo."""
     files = {part: model / f"{index}.png" for index, part in enumerate(_pictures(work))}
     for data, file in files.items():
         file.write_bytes(data)
@@ -296,7 +296,7 @@ def tokens_of_mlx_vlm(model: Path, work: list[Asked], count: int) -> list[Answer
 
 
 def _see_images_whole(ids: npt.NDArray[np.integer]) -> None:
-    """Let rows of an image see it whole, as the model was trained; mlx-vlm's generation is causal."""
+    """Let the rows of an image see all of it, as in training; mlx-vlm's generation is causal."""
     language: Any = importlib.import_module("mlx_vlm.models.gemma3.language")
     at, is_row = np.arange(len(ids)), ids == IMAGE
     image = np.cumsum(is_row & ~np.roll(is_row, 1)) * is_row
@@ -332,7 +332,7 @@ def _main() -> None:
         content = [{"type": "text", **part} if "text" in part else {"type": "image"} for part in parts]
         text = template.render(messages=[{"role": "user", "content": content}], add_generation_prompt=True)
         images = [Image.open(part["image"]) for part in parts if "image" in part]
-        for name in ("_position_ids", "_rope_deltas"):  # of the prompt before
+        for name in ("_position_ids", "_rope_deltas"):  # from the previous prompt
             if hasattr(model.language_model, name):
                 setattr(model.language_model, name, None)
         made = processor(text=[text], images=images or None)

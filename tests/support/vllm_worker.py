@@ -1,4 +1,4 @@
-"""A server seen as a router sees it: by the stub of vllm.grpc.engine.VllmEngine."""
+"""A client of vllm.grpc.engine.VllmEngine, as a router uses it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROMPT = list(range(10, 40))
 
 
 class DemoFiles(FakeCore):
-    """A fake model with the files of the embedded one."""
+    """A fake model with the demo model's files."""
 
     def __call__(self, config: EngineConfig, observer: Observer | None = None) -> EngineCore:
         core = super().__call__(config, observer)
@@ -36,8 +36,6 @@ class DemoFiles(FakeCore):
 
 @dataclass
 class Worker:
-    """A server and the stub a router would use."""
-
     its: Served
     stub: Any
 
@@ -52,7 +50,7 @@ async def worker(core: FakeCore | None = None, **options: Any) -> AsyncIterator[
 
 
 def ask(*, ids: list[int] | None = None, stream: bool = True, **changes: Any) -> pb.GenerateRequest:
-    """A request as a router writes it: greedy, five tokens."""
+    """A router's request: greedy, five tokens."""
     fields = {
         key: changes.pop(key) for key in tuple(changes) if key in pb.GenerateRequest.DESCRIPTOR.fields_by_name
     }
@@ -70,7 +68,7 @@ def ask(*, ids: list[int] | None = None, stream: bool = True, **changes: Any) ->
 
 
 def by_index(responses: list[pb.GenerateResponse]) -> dict[int, tuple[list[Any], Any]]:
-    """Chunks and the one complete of each sample."""
+    """Return the chunks and the complete output of each sample."""
     found: dict[int, tuple[list[Any], Any]] = {}
     for response in responses:
         kind = response.WhichOneof("response")
@@ -83,10 +81,9 @@ def by_index(responses: list[pb.GenerateResponse]) -> dict[int, tuple[list[Any],
 
 
 async def alone(its: Served, params: SamplingParams) -> dict[int, tuple[int, ...]]:
-    """What octavo.v1 says to the same prompt."""
+    """Return octavo.v1's output for the prompt."""
     return {i: d.token_ids for i, d in (await collect(its.client.generate(PROMPT, params))).items()}
 
 
 def pause() -> None:
-    """Before each step, for steps that take a while."""
     time.sleep(0.002)

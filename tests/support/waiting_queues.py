@@ -1,4 +1,4 @@
-"""Every order of admission, for tests that hold for each of them."""
+"""Every order of admission, for parametrized tests."""
 
 from __future__ import annotations
 

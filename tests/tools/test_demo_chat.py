@@ -1,5 +1,3 @@
-"""`make demo-chat` with the real model, where its package is installed."""
-
 from __future__ import annotations
 
 import importlib.util

@@ -1,5 +1,3 @@
-"""Reading loops out of a disassembly: what is a loop of products, and when it is too slow."""
-
 from __future__ import annotations
 
 import pytest
@@ -11,7 +9,7 @@ PRODUCT = "vpdpbusd %zmm1,%zmm2,%zmm3"
 
 
 def disassembly(*inner: str) -> str:
-    """A function with a loop of these instructions at 0x10."""
+    """Return a function with a loop of these instructions at 0x10."""
     lines = ["0000000000000000 <octavo::multiply(int)>:", "   0:\tpush   %rbp"]
     lines += [f"  {0x10 + index:2x}:\t{code}" for index, code in enumerate(inner)]
     lines += [f"  {0x10 + len(inner):2x}:\tjne    10 <octavo::multiply(int)+0x10>", "  f0:\tret"]

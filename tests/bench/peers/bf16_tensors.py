@@ -1,5 +1,3 @@
-"""Tensors of a bf16 model folder, for conversion to another engine's format."""
-
 from __future__ import annotations
 
 import json
@@ -11,7 +9,7 @@ import numpy.typing as npt
 
 
 def bf16_tensors(folder: Path) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
-    """Names and float32 values; bf16 is the upper half of float32."""
+    """Yield names and float32 arrays; bf16 is the upper half of float32."""
     for path in sorted(folder.glob("*.safetensors")):
         data = path.read_bytes()
         start = 8 + int.from_bytes(data[:8], "little")

@@ -1,12 +1,10 @@
-"""One engine's speed on the work that `workload.py` defines; the last line is one JSON object.
+"""Speed of one engine on the workload of workload.py; the last line is one JSON object.
 
-    python tests/bench/peers/compare.py octavo    --model q06-4
-    python tests/bench/peers/compare.py openvino  --model ov-int4 --tokenizer ov-int4
+    python tests/bench/peers/compare.py octavo --model q06-4
+    python tests/bench/peers/compare.py openvino --model ov-int4 --tokenizer ov-int4
     python tests/bench/peers/compare.py llama.cpp --model q06-Q4_0.gguf
 
-Each engine runs in a process, and may have a Python environment, of its own; README.md beside this file
-says how to make them and the models. Figures are comparable only if nothing else runs on the machine.
-"""
+README.md in this folder says how to make environments and models. Nothing else may run on the machine."""
 
 from __future__ import annotations
 
@@ -68,7 +66,7 @@ def main() -> None:
     args.sequences = largest
     decoding = args.prompt_tokens + 2 * max((*args.batch, 0)) + args.steps + 64
     args.context = max(decoding, args.request_prompt_tokens + args.request_output_tokens + 32)
-    args.batched_tokens = max(args.step_tokens, args.context)  # vllm's budget: whole prompts at once
+    args.batched_tokens = max(args.step_tokens, args.context)  # vLLM's token budget: whole prompts at once
     args.target_itl = "off"
     engine = importlib.import_module(f"engine_{args.engine.replace('.', '_')}").load(args)
     figures = measure(engine, work)

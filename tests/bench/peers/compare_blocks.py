@@ -1,10 +1,9 @@
-"""Long prompts in Octavo's block manager and in vLLM's, by turns, in an environment with both; the last line
-is one JSON object.
+"""Long prompts in Octavo's block manager and in vLLM's, alternating, in one environment.
 
     python tests/bench/peers/compare_blocks.py --repeats 20
 
-vLLM's has one group of full attention with prefix caching, its default hash (SHA-256), and gets the calls
-that its scheduler makes for a request which fits into one step.
+vLLM 0.32 has one group of full attention and prefix caching with SHA-256.
+The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -17,15 +16,11 @@ from typing import Any
 
 from octavo_lab.bench.scheduler import PAGE_SIZE, PROMPT_POOL, PROMPT_TOKENS, time_prompts
 
-MAX_TOKENS = 16  # of the answer, which is never generated
+MAX_TOKENS = 16  # tokens of the answer, which is never generated
 
 
 class VllmPrompts:
-    """A pool of vLLM's own, as 0.32 has it.
-
-    num_pages    of ``page_size`` tokens, as in the pool it is compared with
-    max_tokens   of the longest prompt
-    """
+    """vLLM 0.32's KV cache manager."""
 
     def __init__(self, num_pages: int, page_size: int, *, max_tokens: int) -> None:
         core = importlib.import_module("vllm.v1.core.kv_cache_utils")
@@ -57,7 +52,7 @@ def _manager(num_pages: int, page_size: int, max_model_len: int) -> Any:
     dtype = importlib.import_module("torch").float16
     spec = interface.FullAttentionSpec(block_size=page_size, num_kv_heads=1, head_size=1, dtype=dtype)
     config = interface.KVCacheConfig(
-        num_blocks=num_pages + 1,  # one of them is never given out
+        num_blocks=num_pages + 1,  # vLLM never allocates one block
         kv_cache_tensors=[],
         kv_cache_groups=[interface.KVCacheGroupSpec(["layer"], spec)],
     )

@@ -1,14 +1,11 @@
-"""Gaps between tokens while long prompts arrive, of one engine; the last line is one JSON object.
+"""Gaps between tokens of one engine while long prompts arrive; the last line is one JSON object.
 
     python tests/bench/peers/compare_itl.py octavo --model q06-4 --target-itl 150
-    python tests/bench/peers/compare_itl.py vllm   --model q06-w4a16
-    python tests/bench/peers/compare_itl.py vllm   --model q06-w4a16 --batched-tokens 128
+    python tests/bench/peers/compare_itl.py vllm --model q06-w4a16
+    python tests/bench/peers/compare_itl.py vllm --model q06-w4a16 --batched-tokens 128
 
-Some streams decode. Prompts arrive one after the other, the next when the last has its first token, and end
-there. A round goes on until the prompt that is under way after ``--seconds`` has its token, so that each
-counts whole. Reported for each round: p50, p99 and the longest of the streams' gaps (ms), prompt tokens and
-generated tokens per second. README.md beside this file says how to make environments and models.
-"""
+Reported per round: p50, p99 and maximum of the gaps (ms), prompt and generated tokens per second.
+README.md in this folder says how to make environments and models."""
 
 from __future__ import annotations
 
@@ -30,8 +27,6 @@ WARM_UP_STEPS = 20
 
 
 class StreamEngine(Engine, Protocol):
-    """Says which requests got a token in the last step, by the numbers that ``submit`` gave them."""
-
     latest: list[int]
 
     def submit(self, prompt: list[int], max_tokens: int) -> int: ...
@@ -114,7 +109,7 @@ def main() -> None:
     engine: StreamEngine = importlib.import_module(f"engine_{args.engine}").load(args)
     draw = random.Random(1)
     warm = argparse.Namespace(**{**vars(args), "seconds": 0.0})
-    measure(engine, warm, draw)  # shapes of steps are compiled, and what they cost is learned
+    measure(engine, warm, draw)  # warm-up: compiles the shapes of steps
     rounds = [measure(engine, args, draw) for _ in range(args.rounds)]
     print(f"{engine.name}: {engine.settings}")
     for figures in rounds:

@@ -1,5 +1,6 @@
-"""llama.cpp through the C functions of llama-cpp-python, scheduled as its server does it: one token of each
-decoding sequence first, then prompt tokens up to the step's budget. The model is a GGUF file."""
+"""llama.cpp through the C functions of llama-cpp-python, with its server's scheduling.
+
+Each step has one token of each decoding sequence, then prompt tokens up to its budget."""
 
 from __future__ import annotations
 
@@ -9,17 +10,17 @@ import importlib
 from dataclasses import dataclass, field
 from typing import Any
 
-KV_TYPES = {"f16": 1, "q4_0": 2, "q8_0": 8}  # of ggml
+KV_TYPES = {"f16": 1, "q4_0": 2, "q8_0": 8}  # ggml's type numbers
 
 
 @dataclass(slots=True)
 class Sequence:
-    """``backlog`` are tokens that are not in the KV cache yet, which holds ``written``."""
+    """``backlog``: tokens that are not in the KV cache yet; ``written``: number of tokens that are."""
 
     backlog: list[int]
     left: int
     written: int = 0
-    row: int = field(default=-1, init=False)  # of the batch, where its next logits will be
+    row: int = field(default=-1, init=False)  # row of the batch with its next logits
 
 
 class LlamaCppEngine:

@@ -1,5 +1,3 @@
-"""Octavo's core, without a server."""
-
 from __future__ import annotations
 
 import argparse

@@ -1,8 +1,6 @@
 """OpenVINO GenAI's continuous batching pipeline, on the CPU.
 
-The model is a folder that optimum-intel exported. With the defaults of the CPU plug-in the KV cache is u8
-and quantized weights meet dynamically quantized activations where the CPU has kernels for that.
-"""
+Models are folders from optimum-intel. By default the KV cache is u8 and activations are quantized."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ import argparse
 import importlib
 from typing import Any
 
-BLOCK = 32  # positions of the plug-in's KV blocks
+BLOCK = 32  # positions of an OpenVINO KV block
 
 
 class OpenVinoEngine:

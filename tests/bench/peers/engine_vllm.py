@@ -1,8 +1,6 @@
-"""vLLM's engine on the CPU, in this process. The model is a folder, its weights as they are there.
+"""vLLM's engine on the CPU, in this process.
 
-Its graphs are compiled (a C++ compiler is needed; the first run takes a minute), or computed eagerly where
-``--eager`` says so.
-"""
+Compiled graphs need a C++ compiler; ``--eager`` computes without them."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ import importlib
 import os
 from typing import Any
 
-KV_BYTES_PER_TOKEN = 28 * 2 * 8 * 128 * 4  # of the 0.6B model in float32
+KV_BYTES_PER_TOKEN = 28 * 2 * 8 * 128 * 4  # Qwen3-0.6B in float32
 GIB = 1024**3
 
 
@@ -23,7 +21,7 @@ class VllmEngine:
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(tokens * KV_BYTES_PER_TOKEN // GIB + 1)
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{args.threads - 1}"
-        os.environ["OMP_NUM_THREADS"] = str(args.threads)  # or vLLM leaves PyTorch one thread
+        os.environ["OMP_NUM_THREADS"] = str(args.threads)  # otherwise vLLM gives PyTorch one thread
         self._vllm: Any = importlib.import_module("vllm")
         engine_args = self._vllm.EngineArgs(
             model=args.model,

@@ -1,14 +1,11 @@
-"""A model folder of `tests/bench/make_model.py` (bf16) with compressed-tensors' weights, for vLLM.
+"""Convert a bf16 folder of make_model.py to compressed-tensors weights, for vLLM.
 
     python tests/bench/peers/make_compressed.py q06-16 q06-w8a8 --scheme w8a8
 
-w8a8   int8 weights with a scale for each row, activations to int8 with a scale for each token
-w4a16  int4 weights in groups of 64, activations in 16 bits
+w8a8   int8 weights with one scale per row, int8 activations with one scale per token
+w4a16  int4 weights in groups of 64, 16-bit activations
 
-Scales are the largest magnitude's: nothing is calibrated, for the weights are random. The embedding, which is
-the output layer too, stays in 16 bits, as vLLM asks. Formats: compressed-tensors, "int-quantized" and
-"pack-quantized".
-"""
+Scales come from the largest magnitude. The embedding, which is also the output layer, stays in 16 bits."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def w8a8(weight: Floats) -> dict[str, mx.array]:
-    """``weight``: (outputs, inputs). Arrays by the suffix of their names."""
+    """``weight``: [outputs, inputs]. Returns arrays by the suffix of their names."""
     scale = np.abs(weight).max(axis=1, keepdims=True) / 127
     return {
         "weight": mx.array(np.rint(weight / scale).astype(np.int8)),
@@ -38,7 +35,7 @@ def w8a8(weight: Floats) -> dict[str, mx.array]:
 
 
 def w4a16(weight: Floats) -> dict[str, mx.array]:
-    """Eight codes in an int32, the first in its lowest bits, each with 8 added."""
+    """Pack eight codes into an int32, lowest bits first, each plus 8."""
     rows, columns = weight.shape
     groups = weight.reshape(rows, columns // GROUP, GROUP)
     scale = np.abs(groups).max(axis=2, keepdims=True) / 7

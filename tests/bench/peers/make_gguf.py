@@ -1,9 +1,8 @@
-"""A model folder of `tests/bench/make_model.py` (bf16) as a GGUF file, for llama.cpp.
+"""Convert a bf16 folder of make_model.py to a GGUF file, for llama.cpp.
 
     python tests/bench/peers/make_gguf.py q06-16 q06-Q4_0.gguf --type Q4_0
 
-It needs the packages gguf and safetensors. There is no tokenizer in the file: the comparison uses ids.
-"""
+Needs the packages gguf and safetensors. The file has no tokenizer."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""The benchmark's workload, and the loop that drives every engine through it.
+"""Workload of the benchmark, and the loop that drives each engine through it.
 
-Weights and prompts are random, sampling is greedy, end tokens are ignored and nothing is found in a prefix
-cache. So every engine computes the same number of tokens. Only the time in which an engine computes counts;
-loading does not.
-"""
+Weights and prompts are random, sampling is greedy, end tokens are ignored, and no prefix is cached.
+So every engine computes the same number of tokens. Loading is not timed."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from typing import Protocol
 PREFILL_RUNS = 3
 VOCABULARY = 151936
 
-# Entered around whatever is timed, so that a machine others use can be kept to it for that long.
+# Context manager around each timed block.
 Alone = Callable[[], AbstractContextManager[None]]
 
 
@@ -26,25 +24,22 @@ class Engine(Protocol):
     """An engine with its model loaded, driven step by step."""
 
     name: str
-    settings: str  # weights, KV format and whatever else decides its speed
+    settings: str  # weights, KV format and other settings that affect speed
 
     def submit(self, prompt: list[int], max_tokens: int) -> object:
-        """Queue a prompt; nothing is computed yet."""
+        """Queue a prompt without computing anything."""
 
-    def step(self) -> int:
-        """Compute one step of what is queued; the tokens it generated."""
+    def step(self) -> int: ...
 
-    def clear(self) -> None:
-        """Drop every sequence."""
+    def clear(self) -> None: ...
 
     @property
-    def busy(self) -> bool:
-        """Is any sequence unfinished?"""
+    def busy(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """``batches`` decode after prompts of ``prompt_tokens``; then ``requests`` come all at once."""
+    """Batch sizes for decoding, then ``requests`` that arrive at once."""
 
     prompt_tokens: int
     batches: tuple[int, ...]
@@ -56,8 +51,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Tokens per second: of a prompt, of decoding by batch size, and of output when serving.
-    ``full_batch`` is decoding while all requests of the serving run decode together."""
+    """Tokens per second: prefill, decoding by batch size, and output of the serving run."""
 
     prefill: float | None
     decode: dict[int, float]
@@ -70,7 +64,7 @@ class Figures:
 
 def measure(engine: Engine, work: Work, alone: Alone = nullcontext) -> Figures:
     draw = random.Random(1)
-    submit(engine, draw, count=1, prompt_tokens=16, max_tokens=4)  # warm up
+    submit(engine, draw, count=1, prompt_tokens=16, max_tokens=4)
     drain(engine)
     prefill = measure_prefill(engine, work, draw, alone) if work.prompt_tokens else None
     decode = {batch: measure_decode(engine, work, draw, batch, alone=alone) for batch in work.batches}
@@ -79,7 +73,6 @@ def measure(engine: Engine, work: Work, alone: Alone = nullcontext) -> Figures:
 
 
 def measure_prefill(engine: Engine, work: Work, draw: random.Random, alone: Alone) -> float:
-    """The median of several prompts."""
     rates = []
     with alone():
         for _ in range(PREFILL_RUNS):
@@ -93,7 +86,6 @@ def measure_prefill(engine: Engine, work: Work, draw: random.Random, alone: Alon
 
 
 def measure_decode(engine: Engine, work: Work, draw: random.Random, batch: int, *, alone: Alone) -> float:
-    """The median step of those in which all of them decode."""
     submit(
         engine, draw, count=batch, prompt_tokens=work.prompt_tokens, max_tokens=work.steps + 2 * batch + 16
     )

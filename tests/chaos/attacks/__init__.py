@@ -1,5 +1,3 @@
-"""Attacks by clients, one file each; ``ATTACKS`` has them by name, in the order in which they run."""
-
 from __future__ import annotations
 
 from ..attack import Attack
@@ -68,7 +66,7 @@ _MODULES = (
     spent_grammars,
     http_bodies,
 )
-_HELPERS = (idle_cpu, distinct_prompts, fill_pool)  # no attacks: what other phases run beside the honest load
+_HELPERS = (idle_cpu, distinct_prompts, fill_pool)  # background load, not attacks
 
 BY_CLIENTS: tuple[Attack, ...] = (
     *(module.ATTACK for module in _MODULES),

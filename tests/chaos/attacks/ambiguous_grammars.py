@@ -1,4 +1,4 @@
-"""A5: ambiguous grammars, of which each mask takes the parser longer than the one before."""
+"""Ambiguous grammars: each mask takes longer than the previous one."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ async def attack(target: Target, seen: Seen) -> None:
         await asyncio.gather(*(count(seen, call) for call in calls))
 
 
-# INTERNAL: the request alone fails, when its grammar has become too costly to follow.
+# INTERNAL: only this request fails, because its grammar has become too costly.
 ATTACK = Attack(name="ambiguous-grammars", finding="A5", run=attack, may_see=frozenset({"INTERNAL"}))

@@ -1,5 +1,3 @@
-"""Requests of all kinds that are cancelled, or time out, at any moment of their lives."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,4 +1,4 @@
-"""E2, E5, E9: parameters that contradict themselves or have a wrong type: never the server's own error."""
+"""Parameters that contradict each other or have a wrong type."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from octavo.proto import generation_pb2 as pb
 from ..attack import Attack, Seen, Target, count, request_of
 
 ROUNDS = 10
-VOCABULARY = 1536  # of the demo model
+VOCABULARY = 1536  # vocabulary size of the demo model
 
 
 def requests() -> list[pb.GenerateRequest]:

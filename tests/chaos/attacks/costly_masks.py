@@ -1,4 +1,4 @@
-"""Grammars that compile at once and whose masks take long: strings of thousands of characters."""
+"""Grammars that compile quickly but have slow masks: strings of thousands of characters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ def literal(length: int) -> str:
 
 
 def behind_a_letter(length: int, number: int) -> str:
-    """The first mask is cheap, and those after it are not."""
     strings = " ".join(f'"{"a" * length}"' for _ in range(number))
     return f'start: "x" T\nT: {strings}\n'
 
@@ -37,5 +36,5 @@ async def attack(target: Target, seen: Seen) -> None:
     await asyncio.gather(*(loop(SOURCES[number % len(SOURCES)]) for number in range(CALLERS)))
 
 
-# INTERNAL: the request alone fails, when its grammar has become too costly to follow.
+# INTERNAL: only this request fails, because its grammar has become too costly.
 ATTACK = Attack(name="costly-masks", finding="masks", run=attack, may_see=frozenset({"INTERNAL"}))

@@ -1,4 +1,4 @@
-"""Background load: new prompts, so that the cache and its disk fill up."""
+"""Background load: new prompts fill the cache and its disk."""
 
 from __future__ import annotations
 

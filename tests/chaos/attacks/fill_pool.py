@@ -1,4 +1,4 @@
-"""No attack: long prompts that touch every page of the pool, which the server has reserved at its start."""
+"""Background load: long prompts touch every page of the pool."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from octavo.proto import generation_pb2 as pb
 
 from ..attack import Attack, Seen, Target, count
 
-TOKENS = 36_000  # more than the positions of any pool here
-PROMPT_TOKENS = 1000  # fits the smallest
+TOKENS = 36_000  # more than the positions of any pool
+PROMPT_TOKENS = 1000  # fits the smallest pool
 
 
 async def fill(target: Target, seen: Seen) -> None:

@@ -1,4 +1,4 @@
-"""A6: lists of millions of ids, as prompts and to be turned into text."""
+"""Lists of millions of IDs, as prompts and for detokenization."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ IDS = 8_000_000
 
 
 def raw(channel: grpc.aio.Channel, method: str) -> Any:
-    """A method whose messages are bytes: what they hold is never made into objects here."""
     make: Any = channel.unary_stream if method == "Generate" else channel.unary_unary
     return make(SERVICE + method)
 
 
 async def attack(target: Target, seen: Seen) -> None:
-    ids = b"\x05" * IDS  # each a varint of one byte
+    ids = b"\x05" * IDS  # one-byte varints
     async with target.channel() as channel:
         for _ in range(2):
             prompt = field(3, field(1, ids))  # GenerateRequest.token_ids.ids

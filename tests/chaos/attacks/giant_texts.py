@@ -1,4 +1,4 @@
-"""A3: megabytes of text to whatever tokenizes: far more than any prompt may have."""
+"""Megabytes of text in prompts, in chats and for tokenization."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ MEBIBYTE = "the quick brown fox jumps over a lazy dog, " * (2**20 // 43)
 
 
 async def attack(target: Target, seen: Seen) -> None:
-    """As prompt, as chat and for its tokens: one and four mebibytes, two calls at once."""
     async with target.generation() as stub:
         for text in (MEBIBYTE, MEBIBYTE * 4):
             chat = pb.Chat(messages=[pb.ChatMessage(role="user", content=text)])

@@ -1,4 +1,4 @@
-"""H2: bodies over HTTP that cost much for their size: nested, of many keys, numbers or samples."""
+"""HTTP bodies that cost much for their size: nested, or with many keys, numbers or samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""H1: clients over HTTP that send too much, too slowly or half of it, do not read, or leave."""
+"""HTTP clients that send too much, too slowly or incompletely, do not read, or disconnect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TypeAlias
 from ..attack import Attack, Seen, Target
 
 Kind: TypeAlias = Callable[[Target, asyncio.StreamReader, asyncio.StreamWriter], Coroutine[None, None, None]]
-CONNECTIONS = 60  # of each kind
+CONNECTIONS = 60  # connections of each kind
 HEAD = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 
 

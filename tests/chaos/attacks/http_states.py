@@ -1,4 +1,4 @@
-"""H3: streams over HTTP from a recurrent model in a small pool, with swap: dropped at any moment."""
+"""HTTP streams of a recurrent model in a small pool, dropped at random."""
 
 from __future__ import annotations
 

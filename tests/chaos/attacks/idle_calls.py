@@ -1,4 +1,4 @@
-"""y04: calls that begin and then do nothing: batches, health streams, headers without a message."""
+"""Calls that begin and then send nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def attack(target: Target, seen: Seen) -> None:
         watches = [health.Watch(health_pb2.HealthCheckRequest()) for _ in range(WATCHES)]
         try:
             connection = await Connection.open(target.address)
-        except OSError:  # the server is being ended
+        except OSError:  # the server is ending
             seen["not connected"] += 1
             return
         methods = ("Generate", "Tokenize", "Embed")

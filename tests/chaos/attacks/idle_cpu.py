@@ -1,4 +1,4 @@
-"""Background load: CPU time alone, as attackers use it, so that the quiet run has some of it, too."""
+"""Background load: CPU time like that of attackers, for the run without attacks."""
 
 from __future__ import annotations
 

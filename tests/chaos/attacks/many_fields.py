@@ -1,4 +1,4 @@
-"""y01: messages of a megabyte that have as much as possible of one thing, to methods of all services."""
+"""Messages of a megabyte with as many elements as possible, to all services."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILES: tuple[tuple[Any, str], ...] = (
     (cache_pb2, "Cache"),
     (vllm, "VllmEngine"),
 )
-ENDLESS = {"FlushCache", "StartProfile", "StopProfile"}  # they wait, or are not there
+ENDLESS = {"FlushCache", "StartProfile", "StopProfile"}  # these methods wait, or do not exist
 
 
 async def attack(target: Target, seen: Seen) -> None:

@@ -1,4 +1,4 @@
-"""One prompt pinned under thousands of names, which together keep no more pages than one."""
+"""One prompt pinned under thousands of names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of 64 samples, which would take every running slot for as long as they last."""
+"""Requests with 64 samples, which take every running slot."""
 
 from __future__ import annotations
 

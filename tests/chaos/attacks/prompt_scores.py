@@ -1,4 +1,4 @@
-"""y07: log probabilities of long prompts with all alternatives, for many samples, read at once and never."""
+"""Log probabilities of long prompts, with all alternatives and many samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""B2, C2, C3: far more at once by one tenant than may wait: the surplus is refused, and only its own."""
+"""More requests of one tenant than may wait; only its own requests are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""C2: streams opened and reset at once, thousands of them: no other connection's call may be ended for it."""
+"""Thousands of streams that are opened and reset at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ async def attack(target: Target, seen: Seen) -> None:
     async with target.generation() as stub:
         for _ in range(ROUNDS):
             calls = [stub.Generate(request, metadata=target.metadata) for _ in range(AT_ONCE)]
-            await asyncio.sleep(0)  # they are on their way
+            await asyncio.sleep(0)
             for call in calls[: AT_ONCE // 2]:
                 call.cancel()
             await asyncio.sleep(0.05)

@@ -1,6 +1,6 @@
-"""y03: streams opened and reset in one packet, tens of thousands, without a token and with one, and pings.
+"""Streams opened and reset in one packet, with and without a token, and pings.
 
-On two connections: what comes of many connections is for a proxy to bound (deploy/nginx)."""
+There are two connections only: the proxy limits many connections (deploy/nginx)."""
 
 from __future__ import annotations
 

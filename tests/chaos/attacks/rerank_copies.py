@@ -1,4 +1,4 @@
-"""y01: reranking whose query, or template, is a megabyte, for a thousand documents."""
+"""Reranking of a thousand documents with a query or template of a megabyte."""
 
 from __future__ import annotations
 

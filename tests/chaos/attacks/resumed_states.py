@@ -1,4 +1,4 @@
-"""Long outputs of a recurrent model in a small pool, cancelled at any moment: preempted and brought back."""
+"""Long outputs of a recurrent model in a small pool, cancelled at random."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A1: chains of thousands of rules or ``$ref``s, on which a recursive compiler overflows its stack."""
+"""Chains of thousands of rules or ``$ref``s, on which recursive compilers overflow the stack."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ def gbnf_chain(length: int) -> str:
 
 
 def schema_chain(length: int, wrap: str) -> dict[str, Any]:
-    """``$defs`` of which each refers to the next: plainly, as an array's items, or under allOf or anyOf."""
-
     def refer(number: int) -> dict[str, Any]:
         to: dict[str, Any] = {"$ref": f"#/$defs/d{number}"}
         match wrap:

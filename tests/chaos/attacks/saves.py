@@ -1,4 +1,4 @@
-"""A4: the operator saves cached prompts while others fill a pool of a few pages."""
+"""Saves of cached prompts by an operator while others fill a small pool."""
 
 from __future__ import annotations
 

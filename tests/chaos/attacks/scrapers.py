@@ -1,4 +1,4 @@
-"""Thirty scrapers that read /metrics as fast as they can, on its own port and on that of HTTP."""
+"""Thirty scrapers that read /metrics without pause."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 from ..attack import Attack, Seen, Target
 
-SCRAPERS = 15  # of each port
+SCRAPERS = 15  # on each port
 
 
 async def attack(target: Target, seen: Seen) -> None:

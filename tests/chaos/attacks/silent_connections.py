@@ -1,4 +1,4 @@
-"""E1: hundreds of connections that say nothing, and some that talk rubbish."""
+"""Hundreds of connections that send nothing, and some that send invalid bytes."""
 
 from __future__ import annotations
 

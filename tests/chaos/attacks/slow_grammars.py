@@ -1,4 +1,4 @@
-"""A2: sources that take a compiler seconds to minutes; the callers are long gone when it is done."""
+"""Grammars that take seconds to minutes to compile, with callers that leave early."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..attack import Attack, Seen, Target, count, request_of
 
 
 def joined_terminals(number: int) -> str:
-    """Intersections of terminals: their automaton has a state for each combination."""
+    """Return intersections of terminals: the automaton has a state for each combination."""
     terminals = "\n".join(f"T{index}: /(.|\\n)*[a-z]{{{index + 2}}}(.|\\n)*/" for index in range(number))
     return f"start: {' & '.join(f'T{index}' for index in range(number))}\n{terminals}\n"
 
@@ -36,7 +36,6 @@ def sources() -> list[pb.Structured]:
 
 
 async def attack(target: Target, seen: Seen) -> None:
-    """Two of each at once, all with a deadline of a few seconds."""
     async with target.generation() as stub:
         calls = [
             stub.Generate(

@@ -1,4 +1,4 @@
-"""C1: clients that ask for much and never read it, and keep the connection."""
+"""Clients that request long outputs and never read them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ STREAMS = 24
 
 
 async def attack(target: Target, seen: Seen) -> None:
-    """Long outputs with logprobs of 20, each on its own connection, of which nothing is read."""
     async with asyncio.TaskGroup() as tasks:
         for _ in range(STREAMS):
             tasks.create_task(_never_read(target, seen))
@@ -23,7 +22,7 @@ async def _never_read(target: Target, seen: Seen) -> None:
     async with target.generation() as stub:
         request = request_of(max_tokens=1200, logprobs=20, ignore_eos=True, temperature=1.0)
         call = stub.Generate(request, metadata=target.metadata)
-        with contextlib.suppress(grpc.aio.AioRpcError):  # ended already: counted below
+        with contextlib.suppress(grpc.aio.AioRpcError):
             await call.wait_for_connection()
         await asyncio.sleep(target.seconds)
         done = call.done()

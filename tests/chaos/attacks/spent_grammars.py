@@ -1,4 +1,4 @@
-"""Many callers whose grammars spend their budgets: their requests wait and hold slots meanwhile."""
+"""Many callers with costly grammars: their requests wait and hold slots."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ async def attack(target: Target, seen: Seen) -> None:
     await asyncio.gather(*(loop(number) for number in range(CALLERS)))
 
 
-# INTERNAL: the request alone fails, when one of its masks takes too long.
+# INTERNAL: only this request fails, because one of its masks takes too long.
 ATTACK = Attack(name="spent-grammars", finding="masks", run=attack, may_see=frozenset({"INTERNAL"}))

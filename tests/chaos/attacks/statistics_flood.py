@@ -1,4 +1,4 @@
-"""B2: GetStats, GetLoads and Explain in loops, which look through the whole cache or all requests."""
+"""GetStats, GetLoads and Explain in loops, which scan the cache or all requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A6: large bodies of callers without a token, which must be refused before they are received."""
+"""Large bodies of callers without a token, refused before they are received."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ BODY = 32 * 2**20
 
 
 async def attack(target: Target, seen: Seen) -> None:
-    """Four calls at once, two rounds, each call on its own connection; half have a wrong token."""
     body = field(2, b"a" * BODY)  # GenerateRequest.text
     wrong = (("authorization", "Bearer not-a-token-of-this-server"),)
 

@@ -1,4 +1,4 @@
-"""B2, E4: hundreds of streams of page events, and subscriptions that are cancelled while they begin."""
+"""Hundreds of streams of page events, some cancelled at their start."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""Attacks on the folder of ``--cache-dir`` and on the process itself, one file each."""
-
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""D1, D6: files of pages that are cut, emptied or changed, before the start and while they are read."""
+"""Page files that are cut, emptied or changed, before the start and while they are read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ SECONDS = 8.0
 
 
 def damage(path: Path, rng: random.Random) -> None:
-    """One of several kinds of damage; a file that is gone meanwhile stays gone."""
     with contextlib.suppress(FileNotFoundError):
         size = path.stat().st_size
         match rng.randrange(4):

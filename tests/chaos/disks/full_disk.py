@@ -1,4 +1,4 @@
-"""D3: a disk that is full long before the budget: the latest prompts get there in place of the oldest."""
+"""A disk that is full before its budget is used."""
 
 from __future__ import annotations
 

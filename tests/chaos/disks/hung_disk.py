@@ -1,4 +1,4 @@
-"""D2: a disk that hangs: opening a page's file never returns, so prompts must be computed after a while."""
+"""A disk that hangs: opening a page file never returns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECONDS = 8.0
 async def run(chaos: Chaos) -> None:
     await fill(chaos)
     async with started(Server("disk", chaos.folder, disk=True)) as server:
-        for path in shards(chaos.folder.cache):  # after the start: it has seen them as files
+        for path in shards(chaos.folder.cache):
             path.unlink()
             os.mkfifo(path)
         async with chaos.phase(server, "disk", "hung-disk", "D2") as phase:

@@ -1,4 +1,4 @@
-"""Test program: kill a server under load with SIGKILL and restart it on the same folder, three times."""
+"""A server that is killed with SIGKILL under load and restarted, three times."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""Finding the files of cached pages, and a server that has written some."""
-
 from __future__ import annotations
 
 import asyncio
@@ -12,12 +10,10 @@ SHARD = "*.safetensors"
 
 
 def shards(folder: Path) -> list[Path]:
-    """The files of pages below a folder."""
     return sorted(path for path in folder.rglob(SHARD) if path.is_file())
 
 
 async def fill(chaos: Chaos) -> None:
-    """Record the quiet run on a server that keeps its pages in the folder, and end it."""
     async with started(Server("disk", chaos.folder, disk=True)) as server:
         await chaos.quiet(server, "disk", seconds=2.0)
         await run_attackers(["distinct-prompts"], server.target(2.0))

@@ -1,5 +1,3 @@
-"""The demo model's training texts and tokenizer: right by construction; its folder is complete."""
-
 from __future__ import annotations
 
 import hashlib
@@ -28,7 +26,7 @@ def tokenizer() -> Tokenizer:
 
 
 def test_ledgers_are_as_long_as_they_say(tokenizer: Tokenizer) -> None:
-    """Coined names take more tokens than estimated: single ledgers may be a quarter too long."""
+    """Coined names take more tokens than estimated, so single ledgers may be a quarter too long."""
     for length in (128, 512, 2048):
         sizes = [len(encode(tokenizer, ledger.segments()).ids) for ledger in held_out(length, 8)]
         assert 0.75 * length <= min(sizes) <= max(sizes) <= 1.25 * length
@@ -93,7 +91,7 @@ def test_estimated_tokens_is_good_to_a_few_per_cent(tokenizer: Tokenizer) -> Non
 
 
 def test_the_embedded_tokenizer_is_the_one_these_scripts_train() -> None:
-    """Training takes a second and gives the shipped file, to the byte of its contents."""
+    """Training takes one second, and its result equals the shipped file."""
     assert json.loads(train_tokenizer().to_str()) == json.loads((DEMO / "tokenizer.json").read_text())
 
 

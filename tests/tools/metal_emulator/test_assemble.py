@@ -1,4 +1,4 @@
-"""The assembled text against MLX's own, which its CPU build prints while it traces a kernel."""
+"""The assembled text against MLX's, which MLX's CPU build prints while it traces a kernel."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TEMPLATES: list[list[tuple[str, Any]]] = [
 
 
 def mlx_text(kernel: KernelSource, inputs: list[mx.array], **arguments: Any) -> str:
-    """What MLX hands to Metal's compiler, without its utilities."""
+    """Return MLX's input for Metal's compiler, without its utilities."""
     made: Any = mx.fast.metal_kernel(
         name=kernel.name,
         input_names=list(kernel.input_names),
@@ -68,7 +68,7 @@ def test_the_text_is_the_one_that_mlx_assembles(seed: int) -> None:
     names = [f"in{i}" for i in range(len(inputs))]
     outputs = [f"o{i}" for i in range(generator.integers(1, 3))]
     dtypes = [pick(DTYPES) for _ in outputs]
-    # MLX closes the list of parameters too early when there are several outputs and no attribute
+    # MLX closes the parameter list too early with several outputs and no attribute.
     least = 1 if len(outputs) > 1 else 0
     attributes = generator.choice(list(ATTRIBUTES), generator.integers(least, 5), replace=False)
     layouts = [

@@ -1,5 +1,3 @@
-"""Each kind of bug is caught, named, and told where; kernels without one are left in peace."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -33,7 +31,7 @@ def edited(source: str, old: str, new: str) -> str:
 
 @dataclass(frozen=True)
 class Bug:
-    """An edit of ROW_SUM that turns it wrong."""
+    """An edit of ROW_SUM that makes it wrong."""
 
     label: str
     old: str
@@ -223,7 +221,6 @@ def test_a_matrix_operation_of_some_lanes_is_refused() -> None:
 
 
 def test_lanes_that_read_and_later_write_their_own_element_do_not_race() -> None:
-    """After a simdgroup_barrier, what other lanes read before it is over."""
     body = """
       threadgroup float tile[32];
       const uint lane = thread_index_in_simdgroup;
@@ -241,7 +238,6 @@ def test_lanes_that_read_and_later_write_their_own_element_do_not_race() -> None
 
 @pytest.mark.parametrize("threads", [32, 64])
 def test_a_write_may_not_follow_an_unordered_read(threads: int) -> None:
-    """In order, the last thread writes when all have read: nobody reads what it wrote."""
     body = """
       threadgroup float shared[1];
       const uint i = thread_index_in_threadgroup;
@@ -332,7 +328,7 @@ def test_a_kernel_that_does_not_compile_says_why() -> None:
 
 
 def test_lanes_may_diverge_when_asked_to() -> None:
-    """strict=False: an operation sees the lanes that are there, as on a GPU that runs them in lock-step."""
+    """strict=False: an operation sees the active lanes, as on a GPU in lock-step."""
     body = """
       const uint lane = thread_index_in_simdgroup;
       if (lane < 8) out[lane] = simd_sum(1.0f);
@@ -340,7 +336,7 @@ def test_lanes_may_diverge_when_asked_to() -> None:
       for (uint i = 0; i < lane; ++i)
         out[32 + lane] += simd_sum(1.0f);
     """
-    # in round i of the loop, the lanes from i + 1 on are there
+    # in round i of the loop, lanes from i + 1 on are active
     rounds = [sum(31 - i for i in range(lane)) for lane in range(32)]
     expected = np.array([8.0] * 8 + [48.0] * 24 + rounds, np.float32)
     for seed in SEEDS:

@@ -1,4 +1,4 @@
-"""What Metal refuses and C++ does not, one snippet per rule; and that Metal's own idioms pass."""
+"""Code that Metal refuses and C++ accepts, one snippet per rule."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from metal_emulator import emulate, lint, lint_text, why_unavailable
 pytestmark = pytest.mark.emulator
 
 needs_compiler = pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
-NOT_COMPILED = "does not compile"  # the shim's address spaces and types refuse it
+NOT_COMPILED = "does not compile"  # the shim's types and address spaces refuse it
 
 
 @dataclass(frozen=True)
 class Snippet:
     label: str
     body: str
-    finding: str = ""  # refused, and one of the findings contains this
+    finding: str = ""  # part of the expected finding
     header: str = ""
 
 

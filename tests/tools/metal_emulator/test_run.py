@@ -1,5 +1,3 @@
-"""What a launch takes and gives: types, options, repeatable schedules, a cache that can be shared."""
-
 from __future__ import annotations
 
 import os
@@ -122,7 +120,7 @@ def test_half_operations_round_each_and_literals_are_float() -> None:
 
 @needs_compiler
 def test_products_and_sums_are_contracted_as_the_hardware_does() -> None:
-    """d * 0.1 - 0.3 with one rounding: what is left of 0.1's own error, which two roundings lose."""
+    """d * 0.1 - 0.3 with one rounding leaves the error of 0.1, which two roundings lose."""
     body = "out[0] = x[0] * 0.1 - 0.3;"
     result = run_one(body, x=np.full(16, 3, np.float32))
     exact = 3.0 * float(np.float32(0.1)) - float(np.float32(0.3))
@@ -167,11 +165,12 @@ def test_schedules_differ_in_who_runs_first() -> None:
 
     assert order("inorder") == order("inorder", seed=1) == list(range(128))
     assert order("random") != order("random", seed=1)
-    # in each threadgroup, the last simdgroup runs to its end before the first begins
+    # in each threadgroup, the last simdgroup finishes before the first begins
     simdgroups = [thread // 32 % 2 for thread in order("reverse")]
     assert simdgroups == ([1] * 32 + [0] * 32) * 2
     assert len({tuple(order("greedy", seed=seed)) for seed in range(4)}) == 4
-    assert {order("reverse", seed=seed)[0] // 64 for seed in range(8)} == {0, 1}  # the first threadgroup
+    # Number of the first threadgroup.
+    assert {order("reverse", seed=seed)[0] // 64 for seed in range(8)} == {0, 1}
     assert sorted(order("mixed")) == list(range(128))
 
 
@@ -214,7 +213,7 @@ def test_launches_from_several_threads_do_not_meet() -> None:
 @needs_compiler
 def test_processes_share_a_cache(tmp_path: Path) -> None:
     code = "from metal_samples import run_one; print(run_one('out[0] = x[5];').outputs[0][0])"
-    for path in cache_directory().glob("[rs]*-*"):  # all but kernels: they take a while to make
+    for path in cache_directory().glob("[rs]*-*"):  # not the kernels, because these take long to build
         (tmp_path / path.name).symlink_to(path)
     environment = {**os.environ, CACHE_VARIABLE: str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", code]

@@ -1,4 +1,4 @@
-"""Traffic of kernels so simple that the figures are worked out by hand."""
+"""Traffic of simple kernels, with figures worked out by hand."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_reading_again_counts_again() -> None:
 
 @pytest.mark.parametrize("schedule", ["random", "greedy", "reverse", "inorder"])
 def test_the_order_of_lanes_does_not_matter(schedule: str) -> None:
-    """Lanes run a loop of loads one after the other; each round is still one load of the simdgroup."""
+    """Each round of a loop is one load of the simdgroup."""
     body = """
       const uint i = thread_position_in_grid.x;
       float sum = 0;
@@ -91,7 +91,7 @@ def test_a_reduction_by_rows() -> None:
 
 
 def test_matrix_loads_are_of_single_elements() -> None:
-    """Each lane's two elements are two sites of 64 bytes: together the matrix once, its lines twice."""
+    """Each lane's two elements are two sites of 64 bytes."""
     count = run_matrix_product().traffic.read("b")
     assert count == Count(thread_bytes=128, bytes=128, unique_bytes=128, lines=2, min_lines=2)
 

@@ -1,7 +1,4 @@
-"""The emulation of AVX-512 and AMX: values worked out by hand, and faults that must not go unnoticed.
-
-That the native kernels compute right results with it is tested where their levels are (test_cpu_*.py).
-"""
+"""The emulation of AVX-512 and AMX: values worked out by hand, and faults that it must report."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ def build(target: Path, options: Sequence[str], *, tiles: bool) -> Path:
 
 
 def cpu_flags() -> set[str]:
-    """What Linux says the CPU has; nothing where it says nothing."""
+    """Return Linux's CPU flags, empty on other systems."""
     info = Path("/proc/cpuinfo")
     found = re.search(r"^flags\s*:(.*)$", info.read_text(), re.MULTILINE) if info.exists() else None
     return set(found[1].split()) if found else set()
@@ -137,7 +134,7 @@ def test_objects_of_the_installation_are_taken_while_they_are_up_to_date(
     set_to(Python_EXECUTABLE="/another/python")
     assert building.built_extension() is None
     set_to()
-    for path in inputs:  # changed since
+    for path in inputs:
         os.utime(path, (4, 4))
         assert building.built_extension() is None, path
         os.utime(path, (1, 1))
