@@ -58,7 +58,7 @@ LONGEST_FIRST = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if hasattr(config.option, "loadscopereorder"):  # xdist's own order: files with many tests first
+    if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
 
 

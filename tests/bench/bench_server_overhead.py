@@ -32,8 +32,6 @@ from octavo.engine.grpc.server import GrpcServer
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Seconds and CPU seconds of one round: of the process, and of its event loop."""
-
     wall_s: float
     cpu_s: float
     loop_cpu_s: float = 0.0

@@ -38,7 +38,6 @@ class Traffic:
         return [(text + self.tokens(30), 60) for texts in rounds for text in texts]
 
     def system_prompts(self, number: int) -> list[Request]:
-        """Some system prompts are much more frequent than others."""
         prompts = [self.tokens(600) for _ in range(number)]
         ranks = (min(int(self._rng.paretovariate(1.0)) - 1, number - 1) for _ in range(500))
         return [(prompts[rank] + self.tokens(300), 100) for rank in ranks]
@@ -52,7 +51,7 @@ class Traffic:
         for index in order:
             texts[index] = texts[index] + self.tokens(300)
             requests.append((texts[index], 1))
-            texts[index] = texts[index] + self.tokens(200)  # the answer
+            texts[index] = texts[index] + self.tokens(200)
         return requests
 
 

@@ -19,7 +19,7 @@ def serve(blocks: BlockManager, tokens: list[int]) -> list[Digest]:
 def test_stored_then_removed_then_cleared() -> None:
     blocks = BlockManager(3, 2)
     one = serve(blocks, [1, 2, 3, 4])
-    serve(blocks, [1, 2, 3, 4])  # a second copy of the last page: no event
+    serve(blocks, [1, 2, 3, 4])
     other = serve(blocks, [1, 2, 5, 6])
     assert blocks.flush() == 3
     events = blocks.events.since(1)

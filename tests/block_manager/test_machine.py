@@ -50,9 +50,9 @@ class Machine(RuleBasedStateMachine):
         self.ledger = Ledger(PAGE_SIZE, self.groups)
         self.tokens: dict[PageTable, list[int]] = {}  # written tokens of each open table
         self.salts: dict[PageTable, bytes] = {}
-        self.rest: dict[PageTable, list[int]] = {}  # tokens of each opened prompt that must still be written
+        self.rest: dict[PageTable, list[int]] = {}
         self.copies: list[PageCopy] = []
-        self.names: dict[Digest, Prefix] = {}  # digest of each page that was ever published
+        self.names: dict[Digest, Prefix] = {}
         self.digests: dict[Prefix, Digest] = {}
 
     def name(self, digests: list[Digest], written: list[int], salt: bytes) -> None:
@@ -293,7 +293,6 @@ def test_exactly_the_common_full_pages_are_shared(page_size: int, one: list[int]
 def test_digests_do_not_depend_on_the_pieces_a_sequence_was_written_in(
     prompt: list[int], pieces: list[int]
 ) -> None:
-    """A prompt finds the pages of a sequence that grew token by token."""
     blocks = BlockManager(64, 2)
     table = blocks.open(prompt[:1])
     done = 0

@@ -122,8 +122,6 @@ def test_packed_tokens_come_back(tokens: list[int]) -> None:
 
 
 def weak(bits: int, size: int) -> Hasher:
-    """A hasher with digests that differ in few bits, padded to a size."""
-
     def hasher(parent: Digest, packed: bytes, page_bytes: int) -> list[Digest]:
         few = []
         for digest in sha256_chain(parent, packed, page_bytes):

@@ -39,7 +39,7 @@ def serve(blocks: BlockManager, tokens: list[int]) -> int:
 
 
 GROUPS = [
-    ResidualWindow(num_pages=14, window=SIZE + 1, residual_of=0),  # a hit needs one page
+    ResidualWindow(num_pages=14, window=SIZE + 1, residual_of=0),
     SlidingWindow(num_pages=14, window=SIZE + 1),
 ]
 

@@ -46,7 +46,7 @@ def serve(blocks: BlockManager, tokens: list[int], *, prompt: int | None = None,
 @pytest.mark.parametrize(
     ("start", "stop", "junction", "every_page", "num_known", "pages"),
     [
-        (0, 10, 0, False, 10, [2]),  # the last full page
+        (0, 10, 0, False, 10, [2]),
         (0, 10, 0, False, 12, []),
         (0, 8, 0, False, 11, [2]),
         (0, 8, 0, False, 8, [2]),
@@ -284,11 +284,10 @@ def test_pins_hold_snapshots_and_leave_a_slot_to_run_in() -> None:
         ({"state_memory": 10 * MiB}, MiB, 1000, 10),
         ({"kv_memory": 100 * MiB, "max_running": 8}, MiB, MiB // 2, 16),
         ({"kv_memory": 20 * MiB, "max_running": 8}, MiB, MiB // 2, 10),
-        # Each state next to 16,384 tokens of 3 MiB.
         ({"kv_memory": 100 * MiB, "max_running": 8}, MiB, 6144, 25),
-        ({"kv_memory": 100 * MiB, "max_running": 8}, MiB, 0, 16),  # no K/V
-        ({"num_pages": 20_480, "max_running": 4}, MiB, 6144, 40),  # 16,384 tokens each
-        ({"num_pages": 100, "max_running": 8}, 500, 1000, 108),  # every page may have a snapshot
+        ({"kv_memory": 100 * MiB, "max_running": 8}, MiB, 0, 16),
+        ({"num_pages": 20_480, "max_running": 4}, MiB, 6144, 40),
+        ({"num_pages": 100, "max_running": 8}, 500, 1000, 108),
     ],
 )
 def test_how_many_slots_there_are(
@@ -359,7 +358,7 @@ def test_drafts_leave_slots_for_cached_states_and_snapshots() -> None:
     advance(blocks, table, tokens[:3], 3)
     draft(blocks, table, tokens[:4], tokens[4:9])
     assert blocks.num_draftable(1) == 1
-    blocks.close(table)  # cancelled during the step
+    blocks.close(table)
     blocks.check()
     assert blocks.num_draftable(1) == 6
 

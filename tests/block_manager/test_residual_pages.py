@@ -101,7 +101,6 @@ def test_a_fork_copies_the_residual_page_of_the_partial_page_too() -> None:
 
 
 def test_a_rollback_into_a_quantized_page_ends_at_its_start() -> None:
-    """The residual page is gone, and quantized rows cannot be written again."""
     blocks = manager(4)
     write(blocks, table := blocks.open(PROMPT), PROMPT)
     blocks.rollback(table, 18)
@@ -118,7 +117,6 @@ def test_a_rollback_into_a_quantized_page_ends_at_its_start() -> None:
 
 @pytest.mark.parametrize("num_residual", [3, 4, 5])
 def test_with_hardly_any_residual_pages_every_request_ends(num_residual: int) -> None:
-    """One sequence needs three residual pages, because 8 tokens of a step touch at most three."""
     groups = (FullAttention(num_pages=40), ResidualWindow(num_pages=num_residual, window=1, residual_of=0))
     blocks, ledger = BlockManager(groups, 4, max_chunk=8), Ledger(4, groups)
     scheduler = Scheduler(blocks, Limits(max_step_tokens=8, max_running=6))

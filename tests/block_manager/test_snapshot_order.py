@@ -62,7 +62,7 @@ def test_what_was_hit_more_often_is_not_demoted() -> None:
         slots.order.go_on(digest(1))
     slots.order.demote(PageId(1), most_hits=1)
     assert slots.evict() == 0
-    slots.order.demote(PageId(0), most_hits=1)  # slot 0 is not idle
+    slots.order.demote(PageId(0), most_hits=1)
     assert slots.evict() == 1
 
 

@@ -19,7 +19,7 @@ NUM_PAGES = 14
 SLOTS = 1
 
 State = tuple[bytes, tuple[int, ...]] | str
-"""A salt and all tokens that went into a state, in order; a word for what is none."""
+"""(salt, tokens in the state); a string means that there is no state."""
 
 tokens = st.lists(st.integers(1, 2), min_size=1, max_size=20)
 salts = st.sampled_from([b"", b"other tenant"])
@@ -36,8 +36,8 @@ class Machine(RuleBasedStateMachine):
         self.blocks = BlockManager(NUM_PAGES, PAGE_SIZE, states=self.spec)
         self.slots: dict[int, State] = {}
         self.tokens: dict[PageTable, list[int]] = {}  # written tokens of each open table
-        self.rest: dict[PageTable, list[int]] = {}  # tokens of each opened prompt that must still be written
-        self.junctions: dict[PageTable, int] = {}  # pages found when a table was opened
+        self.rest: dict[PageTable, list[int]] = {}
+        self.junctions: dict[PageTable, int] = {}
         self.copies: list[PageCopy] = []
         self.names: dict[Digest, tuple[bytes, tuple[int, ...]]] = {}
 

@@ -170,7 +170,7 @@ def test_a_fork_without_room_in_one_group_changes_nothing() -> None:
 def test_rollback_inside_the_window_is_exact() -> None:
     blocks = manager()
     table = written(blocks, PROMPT[:20])
-    blocks.rollback(table, 19)  # page 4 is published in both groups
+    blocks.rollback(table, 19)
     (first, second) = blocks.take_copies()
     assert table.num_written == 19
     assert (first, second) == (

@@ -78,7 +78,7 @@ class Experience:
     refusals: int = 0  # RESOURCE_EXHAUSTED, then retried
     gaps: list[float] = field(default_factory=list)
     first: list[float] = field(default_factory=list)  # waits for the first token
-    late: list[float] = field(default_factory=list)  # delays of this process
+    late: list[float] = field(default_factory=list)  # seconds of delay in this process itself
     wrong: list[str] = field(default_factory=list)
 
 

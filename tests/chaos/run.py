@@ -63,7 +63,7 @@ class Chaos:
 
     async def quiet(self, server: Server, setup: str, *, seconds: float) -> None:
         warm = HonestLoad(self.folder, server.address, self.answers.setdefault(setup, {}))
-        warm.start()  # first-use costs do not count as an attack's
+        warm.start()
         await run_attackers(["fill-pool"], server.target(0.0))
         await warm.stop()
         async with self.phase(server, setup, f"quiet ({setup})", "-"):

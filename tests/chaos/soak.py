@@ -37,7 +37,7 @@ from .observer import Observer, resident
 
 GROWTH_MIB = 8.0  # MiB per hour after warm-up; a shorter run may grow by as much
 WARM_UP = 0.3  # share of the time, until allocators and caches have their size
-TENTH = 10  # growth: from the median of the first tenth to the median of the last
+TENTH = 10
 SAMPLE_S = 1.0
 CALLERS = 16
 FILLING = 17_000  # prompts before the run, to fill bounded histories of events, evictions and snapshots

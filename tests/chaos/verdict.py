@@ -8,7 +8,7 @@ from .honest import Experience, quantile
 from .observer import Memory
 
 MIB = 2**20
-OWN_MISTAKES = {"UNKNOWN", "INTERNAL"}  # statuses for the server's own errors
+OWN_MISTAKES = {"UNKNOWN", "INTERNAL"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,6 @@ class Bounds:
     peak: int = 256 * MIB
 
     def times(self, slack: float) -> Bounds:
-        """Return these bounds with times and memory multiplied."""
         return Bounds(
             p99_factor=self.p99_factor * slack,
             p99_floor=self.p99_floor * slack,

@@ -24,7 +24,7 @@ GRACE_S = serve.GRACE_S  # seconds to end after draining
 GRPC, METRICS = 50051, 9400
 # Programs that pip installed are next to this Python, which may not be on the path.
 PROGRAMS = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
-OPERATOR = "monitoring.coreos.com"  # its objects are custom resources
+OPERATOR = "monitoring.coreos.com"
 
 
 def load_yaml(path: Path) -> list[Any]:
@@ -74,7 +74,7 @@ def test_serve_takes_every_flag_and_value(name: str) -> None:
     assert any(f":{GRPC}" in word for word in command)
     assert any(f":{METRICS}" in word for word in command)
     out = io.StringIO()
-    with contextlib.redirect_stdout(out):  # every flag before --help is read and checked
+    with contextlib.redirect_stdout(out):
         assert main([*command, "--help"]) == 0
     known = set(re.findall(r"--[a-z-]+", out.getvalue()))
     assert {word.partition("=")[0] for word in command if word.startswith("--")} <= known

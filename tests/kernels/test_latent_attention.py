@@ -28,12 +28,12 @@ from octavo.kernels.residual_cache import ResidualCache
 pytestmark = pytest.mark.parity
 CAN = [backend for backend in BACKENDS if backend.name in ("reference", "cpu")]
 LIMITS = {"bf16": 0.01, "fp16": 0.01, "int8": 0.02, "fp4": 0.03, "fp5": 0.03}
-"""Relative errors of a row: of bf16 queries and results, and of 8-bit arithmetic over 4-bit pages."""
+"""Relative errors of a row: bf16 rounding of queries and results, or 8-bit arithmetic over 4-bit pages."""
 
 
 def pool_of(backend: TestedBackend, case: Case, *formats: str) -> KVPool:
     pool = backend.create().create_pool(spec_of(case, *formats))
-    if formats == ("bf16", "bf16"):  # unwritten rows are NaN
+    if formats == ("bf16", "bf16"):
         poison(pool)
     return pool
 

@@ -23,7 +23,7 @@ CALCULATE: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult,
 }  # fmt: skip
 CHOOSE = {"min": "max", "max": "min", "any": "all", "all": "any"}
-UNTESTED = ("log", "warnings")  # calls of these only inform people
+UNTESTED = ("log", "warnings")
 
 
 class Edit(NamedTuple):

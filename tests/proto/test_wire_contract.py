@@ -39,8 +39,7 @@ SOURCES = ("octavo/v1/generation.proto", "octavo/v1/cache.proto")
 MODULES = (pb.DESCRIPTOR, cache_pb2.DESCRIPTOR)
 PROGRAMS = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
 CONTRACT = Path(__file__).parent / "contract.binpb"
-"""What clients may know: the descriptors of SOURCES. What is added since needs no change here; a release
-writes it anew, in the folder ``proto``:
+"""Descriptors of the released contract. A release writes the file again, in the folder ``proto``:
 
     python -m grpc_tools.protoc -I . --include_imports --descriptor_set_out=../tests/proto/contract.binpb \
         octavo/v1/generation.proto octavo/v1/cache.proto
@@ -58,7 +57,6 @@ def of_module(descriptor: FileDescriptor) -> FileDescriptorProto:
 
 
 def names_of(file: FileDescriptorProto) -> dict[str, str]:
-    """Names of fields, enum values and methods, each with its parts that must not change."""
     found: dict[str, str] = {}
 
     def add_messages(messages: Iterable[DescriptorProto], outside: str) -> None:

@@ -118,7 +118,7 @@ needs_protoc = pytest.mark.skipif(
 @needs_protoc
 def test_an_rpc_that_asks_the_engine_is_three_files_and_the_stubs(tmp_path: Path) -> None:
     assert len(RPC) == 3
-    assert int(_changed(tmp_path, RPC, ASK_FOR_IT)) == 41 // 4  # pages of 4 tokens
+    assert int(_changed(tmp_path, RPC, ASK_FOR_IT)) == 41 // 4
 
 
 @needs_protoc

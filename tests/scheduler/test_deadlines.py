@@ -69,7 +69,7 @@ def test_who_cannot_be_in_time_gives_way_to_who_can(kind: str) -> None:
 @pytest.mark.parametrize("kind", QUEUES)
 def test_what_is_cached_makes_a_prompt_early_enough(kind: str) -> None:
     clock = Clock(kind)
-    clock.add("before", 20, within=1.0)  # without the cache it takes two seconds
+    clock.add("before", 20, within=1.0)
     clock.add("other")
     assert clock.serve() == ["before", "other"]
 

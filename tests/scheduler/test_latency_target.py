@@ -108,7 +108,7 @@ def test_auto_gives_fast_models_their_chunks_and_slow_ones_room() -> None:
             target.observe(full, scale * 1.1)
     work = [ScheduledChunk(Sequence(f"s{i}", [1] * 125, 10), 124, 125, True, ()) for i in range(8)]
     most_fast, most_slow = (target.limit(shape_of(work)).most(0, 2048) for target in (fast, slow))  # type: ignore[union-attr]
-    assert most_fast == 2048  # about 3 of 25 ms
+    assert most_fast == 2048
     assert MIN_CHUNK < most_slow < 200
 
 
@@ -213,7 +213,6 @@ def in_tiles(shape: StepShape) -> float:
 
 
 def cut_in_tiles(row_tile: int, noise: float = 0.0) -> tuple[list[StepShape], list[float], LatencyTarget]:
-    """Return steps with chunks cut to 150 ms, after 100 steps to learn from."""
     target, rng = LatencyTarget(0.15, StepCost(row_tile)), random.Random(4)
     shapes, taken = [], []
     for step in range(500):

@@ -136,7 +136,6 @@ def advance(scheduler: Scheduler, *, in_vain: bool = False) -> int:
 @settings(max_examples=60)
 @given(crowd=crowds)
 def test_every_crowd_is_served_and_nobody_gives_way_too_often(kind: str, crowd: Crowd) -> None:
-    """Steps: at most 1 + K times all tokens, twice as many with steps planned ahead."""
     scheduler = begin(crowd, kind)
     everyone: list[list[Sequence]] = []
     tokens = 0

@@ -114,7 +114,7 @@ def test_the_fit_is_that_of_recursive_least_squares(steps: list[tuple[int, int, 
 
 @pytest.mark.parametrize("term", range(5))
 def test_a_coefficient_below_zero_counts_as_none(term: int) -> None:
-    cost, shape = StepCost(), StepShape(16, 64, 8192, 65536)  # every term is 1
+    cost, shape = StepCost(), StepShape(16, 64, 8192, 65536)
     cost._weights = [1.0] * 5
     cost._weights[term] = -1.0
     assert cost.predict(shape) == 4.0

@@ -24,7 +24,7 @@ from swapping import wait_for_disk
 MIB = 1024**2
 MANY = SamplingParams(max_tokens=70, ignore_eos=True)
 CROWD = small_config(num_pages=36, async_steps=False)
-"""Three of 20 + 70 tokens need 69 pages of four."""
+"""Three sequences of 20 + 70 tokens need 69 pages of 4 tokens."""
 
 
 def prompt(number: int, length: int = 20) -> list[int]:

@@ -191,7 +191,7 @@ class Extras:
     softcap: float | None
     sinks: Floats | None
     mask: NDArray[np.bool_] | Floats | None
-    whole: NDArray[np.bool_] | None  # [T, 1, L]: visible positions, if some rows see later ones
+    whole: NDArray[np.bool_] | None
 
     @classmethod
     def of(cls, case: Case, rng: np.random.Generator, metadata: AttentionMetadata) -> Extras:

@@ -20,7 +20,6 @@ GROUP_SIZES = (32, 64, 128)
 
 
 def bits_of(array: mx.array) -> NDArray[np.uint32]:
-    """All NaNs count as equal."""
     bits = np.array(array.view(mx.uint16 if array.dtype.size == 2 else mx.uint32)).astype(np.uint32)
     if mx.issubdtype(array.dtype, mx.floating):
         bits[np.array(mx.isnan(array))] = 0xFFFFFFFF

@@ -20,7 +20,7 @@ def admission_of(core: EngineCore) -> InputProcessor:
 
 
 class Harness:
-    """A core with its inputs and outputs, which checks the books after every step.
+    """A core with its inputs and outputs, which checks invariants after every step.
 
     Its clock advances 1 ms per reading, so that decisions to draft do not depend on the machine."""
 

@@ -86,7 +86,6 @@ def expected_pages(spec: PoolSpec, slots: NDArray[np.int32], keys: Floats, value
 def written_pages(
     spec: PoolSpec, slots: NDArray[np.int32], keys: mx.array, values: mx.array
 ) -> tuple[Bytes, list[int]]:
-    """Return the native pool's pages and the tokens that it reports."""
     pool = CpuPool(spec)
     pool.begin_step(write_step(slots, spec.page_size))
     pool.write(0, keys, values)
@@ -100,7 +99,6 @@ def make_spec(k_format: str, v_format: str, *, dim: int, value_dim: int, page_si
 
 
 def largest_reading_error() -> float:
-    """Return the largest error of attention to a single position, relative to the row's largest value."""
     worst = 0.0
     for name, dim in itertools.product(FORMAT_NAMES, (64, 80, 96, 128, 192)):
         pages = page_format(name)

@@ -94,7 +94,6 @@ def random_params(rng: random.Random, **changes: Any) -> SamplingParams:
 
 
 def essence(output: RequestOutput) -> object:
-    """Return everything except times."""
     return [(c.text, c.token_ids, c.finish_reason, c.stop_match, c.error, c.logprobs) for c in output.outputs]
 
 

@@ -44,7 +44,6 @@ class SlowSteps(Gate):
 async def running(
     config: EngineConfig | None = None, gate: Gate | None = None, **options: object
 ) -> AsyncIterator[tuple[AsyncEngine, FakeCore, Recording]]:
-    """A started engine; at the end it must be idle, with consistent books."""
     fake = FakeCore(before_step=gate, **options)  # type: ignore[arg-type]
     observer = Recording()
     engine = AsyncEngine(config or small_config(), core_factory=fake, observer=observer)
@@ -78,7 +77,6 @@ async def turns() -> None:
 
 
 async def collect(stream: AsyncGenerator[Delta, None]) -> dict[int, Expected]:
-    """Return the whole output of each sample."""
     merged: dict[int, OutputCollector] = {}
     async for delta in stream:
         merged.setdefault(delta.index, OutputCollector()).add(delta)

@@ -11,7 +11,7 @@ from linear_checks import FLOATS, ROUNDING, random, relative_error, truth_of
 from octavo.kernels import _ext
 
 NUM_EXPERTS = 5
-# (shape of x without inputs, shape of ids): mlx-lm's decode and sorted prefill, blocks of rows, broadcasts.
+# (shape of x without inputs, shape of ids).
 SHAPES = (
     ((3, 1, 1), (3, 2)),
     ((40, 1), (40,)),

@@ -72,12 +72,10 @@ def fine_ties(rng: np.random.Generator, head_dim: int) -> Floats:
 
 
 def between_scales(name: str, rows: Floats) -> Floats:
-    """Return pairs of rows, one float32 step apart, for which the format chooses different scales.
-
-    Errors of two candidate scales are equal up to rounding, so the order of additions decides."""
+    """Return pairs of rows, one float32 step apart, for which the format chooses different scales."""
     fmt = page_format(name)
     clipped = np.clip(rows, -3, 3)
-    clipped[:, 0] = 4  # the absmax, so that all rows have equal candidate scales
+    clipped[:, 0] = 4
     low, high = clipped[:-1].copy(), clipped[1:].copy()
     chosen_low, chosen_high = (fmt.quantize(each)[1][:, :1] for each in (low, high))
     differ = (chosen_low != chosen_high)[:, 0]

@@ -75,12 +75,12 @@ def joined_literals(length: int, count: int) -> StructuredOutput:
 
 
 def slow(number: int = 0) -> StructuredOutput:
-    """Return a source that takes half a minute to compile; each number gives another."""
+    """Return a source that takes half a minute to compile; ``number`` makes it unique."""
     return StructuredOutput(regex="(?:a*)*" * (30_000 + number))
 
 
 def greedy(number: int = 0) -> StructuredOutput:
-    """Return a source that takes hundreds of megabytes; each number gives another."""
+    """Return a source that takes hundreds of megabytes; ``number`` makes it unique."""
     patterns = "".join(f"T{i}: /.*a{i}.*b/\n" for i in range(39))
     return StructuredOutput(
         grammar=f"start: T\n{patterns}T: {' & '.join(f'T{i}' for i in range(39))}\n//{number}\n"

@@ -1,4 +1,4 @@
-"""Cost of calls before their limits, measured on a server in another process."""
+"""Cost of refused calls, measured on a server in another process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Call: TypeAlias = Callable[[], Awaitable[str]]  # makes a call; returns how it e
 class Child:
     def __init__(self, process: asyncio.subprocess.Process, address: str, http: str) -> None:
         self._process = process
-        self.address = address  # gRPC address
+        self.address = address
         self.http = http
 
     async def ask(self, word: str) -> dict[str, float]:
@@ -46,7 +46,7 @@ async def child(folder: Path) -> AsyncIterator[Child]:
         env={
             "PYTHONPATH": str(Path(hostile_server.__file__).parent),
             "LD_PRELOAD": str(preload),
-            "PYTHONMALLOC": "malloc",  # bytes of Python's own allocator would not be counted
+            "PYTHONMALLOC": "malloc",  # otherwise memory of Python's allocator would not be counted
         },
     )
     try:
@@ -59,7 +59,7 @@ async def child(folder: Path) -> AsyncIterator[Child]:
 
 
 class Harness:
-    """Finds calls that cost too much; the minimum of several tries counts, because first uses cost more."""
+    """Finds calls that cost too much. The minimum of several tries counts, because first uses cost more."""
 
     def __init__(self, server: Child) -> None:
         self._server = server
@@ -70,7 +70,6 @@ class Harness:
         self._receiving_ms = min(report["loop_ms"] for report in reports)
 
     async def excess(self, call: Call, *, size: int, most: float) -> str:
-        """Return the excess of every try, empty if one has none; ``most``: times the size."""
         loop_ms = growth = float("inf")
         for _ in range(TRIES):
             status, report = await self._measure(call)

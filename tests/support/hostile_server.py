@@ -47,7 +47,6 @@ class LoopMeter:
 
 
 def counter(name: str) -> Any:
-    """Return a function of the preloaded allocator."""
     function = getattr(ctypes.CDLL(None), name)
     function.restype = ctypes.c_long
     return function

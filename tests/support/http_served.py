@@ -30,7 +30,7 @@ def openai_client(ready: dict[str, str], key: str = "none") -> openai.AsyncOpenA
 
 @asynccontextmanager
 async def package_clients(address: str) -> AsyncIterator[tuple[openai.AsyncOpenAI, anthropic.AsyncAnthropic]]:
-    """Clients without retries and without certificates, which take 20 ms to load."""
+    """Return clients without retries and without CA certificates, which take 20 ms to load."""
     options: Any = {"api_key": "none", "max_retries": 0, "timeout": 30}
     plain = openai.DefaultAsyncHttpxClient(verify=False), anthropic.DefaultAsyncHttpxClient(verify=False)
     async with (

@@ -75,7 +75,6 @@ MODES: dict[str, Callable[[Path, int], None]] = {
 
 @contextmanager
 def nursery(mode: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Start a child for each input line, within milliseconds, because imports are done."""
     process = subprocess.Popen(
         [sys.executable, __file__, mode, str(folder)],
         stdin=subprocess.PIPE,

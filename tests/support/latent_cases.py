@@ -51,7 +51,7 @@ CASES = {
 }
 
 MLA = Case(((40, 1), (0, 2)), num_heads=20, latent=512, rotary=64)
-"""Row sizes of DeepSeek's pages and similar ones, with the 20 heads of glm4_moe_lite."""
+"""Row sizes of DeepSeek's pages, with the 20 heads of glm4_moe_lite."""
 
 
 def metadata(case: Case, work: list[tuple[int, int, int]], *, kinds: int = 1) -> AttentionMetadata:

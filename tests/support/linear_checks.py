@@ -349,7 +349,6 @@ if __name__ == "__main__":
 
 
 def print_integer_digest() -> None:
-    """Print a digest of results that AVX2 and AVX-512 kernels define equally."""
     rng, digest = np.random.default_rng(11), hashlib.sha256()
     for group, bits, mode in quantized_cases():
         if mode == "affine" and bits in (8, 4):

@@ -80,7 +80,7 @@ def covering() -> Iterator[tuple[Case, tuple[str, str], mx.Dtype]]:
     yield EVERYTHING, ("int8", "int4"), half
     yield EVERYTHING, ("mxfp4", "nvfp4"), half
     yield EVERYTHING, ("affine8", "affine4"), half
-    for window in (None, 20):  # rows that see later ones
+    for window in (None, 20):
         whole = shape(
             "whole", 64, 2, 16, window=window, whole=(3, 19), sequences=((40, 1), (0, 45), (30, 20))
         )
@@ -173,7 +173,8 @@ def run_watched(
     *,
     emulator: Emulator | None = None,
 ) -> tuple[Outcome, Emulator]:
-    """Run the last step after a step that only writes, in a pool of NaN; other reads are reported."""
+    """Run the last step after a step that only writes, in a pool of NaN; reads of unseen rows are
+    reported."""
     emulator, rng = emulator or Emulator(), np.random.default_rng(0)
     pool = WatchedPool(case.spec(*formats), emulator)
     poison(pool)

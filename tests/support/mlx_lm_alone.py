@@ -116,7 +116,7 @@ def main() -> None:
     for line in sys.stdin:
         try:
             answered = answer(json.loads(line))
-        except (Exception, SystemExit) as error:  # model code of any architecture
+        except (Exception, SystemExit) as error:  # model code may raise anything
             answered = {"error": f"{type(error).__name__}: {error}".partition("\n")[0]}
         print(END, json.dumps(answered), flush=True)
 

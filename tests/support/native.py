@@ -41,7 +41,6 @@ def _marks(level: str) -> list[pytest.MarkDecorator]:
 
 
 at_every_level = pytest.mark.parametrize("level", [pytest.param(each, marks=_marks(each)) for each in LEVELS])
-"""Parameter ``level`` for ``run_at_level``."""
 
 
 def load_extension() -> None:

@@ -88,7 +88,6 @@ async def check_structured(client: Any) -> None:
 
 
 async def check_tools(client: Any) -> None:
-    """The router requests the call by a constraint, and parses the output."""
     parameters = {
         "type": "object",
         "properties": {"town": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "maximum": 9}},

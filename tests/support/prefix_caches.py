@@ -75,7 +75,6 @@ def _named(prompts: Prompts, num_pages: int) -> list[list[tuple[int, ...]]]:
 
 
 def _numbered(prompts: Prompts, num_pages: int) -> list[list[int]]:
-    """Return the names as numbers, which take less memory."""
     numbers: dict[tuple[int, int], int] = {}
     chains = []
     for prompt in prompts:

@@ -71,7 +71,7 @@ def run(case: Case, cuts: Sequence[int], *, mates: bool = False) -> tuple[Array,
     for size in cuts:
         part = [x[at : at + size] for x in case.rows]
         lengths, source, target = [size], [SLOT if at else NO_STATE], [SLOT]
-        if mates:  # a new sequence before, a continued one after, and a padding segment
+        if mates:
             part = [mx.concatenate([x[3:5], y, x[7:10]]) for x, y in zip(case.rows, part, strict=True)]
             lengths, source = [2, size, 3, 0], [NO_STATE, *source, 1 if at else NO_STATE, NO_STATE]
             target = [4, SLOT, 1, 0]

@@ -21,7 +21,6 @@ def close(a: mx.array, b: mx.array, tolerance: float) -> bool:
 
 
 def fresh(lengths: Sequence[int]) -> StateSegments:
-    """Segments of new sequences, each in the slot of its number."""
     step = StateSegments.of(lengths, source=[NO_STATE] * len(lengths), target=range(len(lengths)))
     step.check(len(lengths))
     return step

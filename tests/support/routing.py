@@ -61,7 +61,6 @@ class Routing:
             experts.seen = self._step.append
 
     def end_step(self, batch: Batch, tokens: Sequence[list[int]]) -> None:
-        """Assign a step's choices to its rows; ``tokens``: of its sequences, in order."""
         layers = [np.array(indices).reshape(len(batch.token_ids), -1) for indices in self._step]
         self._step.clear()
         starts = batch.attention.q_start

@@ -61,7 +61,7 @@ CONFIGS = {
 LAYER_NORMS = (
     "input_layernorm.weight", "post_attention_layernorm.weight", "q_norm.weight", "k_norm.weight",
 )  # fmt: skip
-# Zero weights: layers add nothing to their input.
+# Weights that are set to zero, so that layers add nothing to their input.
 SILENT = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
 DIM, HEADS, KV_HEADS, HEAD_DIM, INNER = 64, 4, 2, 16, 128
 EPS = 1e-5
@@ -83,7 +83,7 @@ def make_model(
             tensors |= {name: mx.zeros_like(tensors[name]) for name in silent}
         (norm,) = [value for name, value in weights.items() if name.endswith("model.norm.weight")]
         shift = 1.0 if architecture in QWENS else 0.0
-        norm = norm + 1.0 if architecture == "qwen3_next" else norm  # stored minus one, like the head's norms
+        norm = norm + 1.0 if architecture == "qwen3_next" else norm
         one = mx.full((DIM,), 1.0 - shift, dtype)
         names = _names(architecture)
         head |= {names["embedding_norm"]: one, names["hidden_norm"]: one, names["norm"]: norm - shift}

@@ -34,7 +34,7 @@ MARKS = {
     "lfm2-vl": "<image>",
     "llava": "<image>",
     "gemma3": "<start_of_image>",
-}  # <|image_pad|> of other models
+}
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"
     "{% for p in m.content %}{% if p.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
@@ -142,7 +142,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 CONFIGS["mistral3"] = CONFIGS["pixtral"] | {"spatial_merge_size": 2}
-SIDE = {  # pixels: side of the square of one row
+SIDE = {  # pixels per side of the square for one row
     "qwen3_vl": 32, "qwen3_5": 32, "qwen2_5_vl": 28, "qwen2_vl": 28, "pixtral": 16, "mistral3": 32,
     "lfm2-vl": 32, "llava": 16, "gemma3": 16,
 }  # fmt: skip
@@ -227,7 +227,6 @@ def make_vlm(folder: Path, architecture: str, *, dtype: mx.Dtype = mx.float32, s
 
 
 def placeholder(architecture: str) -> str:
-    """Return the text of an image row."""
     return "<image_soft_token>" if architecture == "gemma3" else MARKS.get(architecture, "<|image_pad|>")
 
 

@@ -20,8 +20,6 @@ MAX_TOKENS = 16  # tokens of the answer, which is never generated
 
 
 class VllmPrompts:
-    """vLLM 0.32's KV cache manager."""
-
     def __init__(self, num_pages: int, page_size: int, *, max_tokens: int) -> None:
         core = importlib.import_module("vllm.v1.core.kv_cache_utils")
         hash_fn = importlib.import_module("vllm.utils.hashing").sha256
@@ -52,7 +50,7 @@ def _manager(num_pages: int, page_size: int, max_model_len: int) -> Any:
     dtype = importlib.import_module("torch").float16
     spec = interface.FullAttentionSpec(block_size=page_size, num_kv_heads=1, head_size=1, dtype=dtype)
     config = interface.KVCacheConfig(
-        num_blocks=num_pages + 1,  # vLLM never allocates one block
+        num_blocks=num_pages + 1,  # vLLM reserves one block
         kv_cache_tensors=[],
         kv_cache_groups=[interface.KVCacheGroupSpec(["layer"], spec)],
     )

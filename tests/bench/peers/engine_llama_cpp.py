@@ -20,7 +20,7 @@ class Sequence:
     backlog: list[int]
     left: int
     written: int = 0
-    row: int = field(default=-1, init=False)  # row of the batch with its next logits
+    row: int = field(default=-1, init=False)
 
 
 class LlamaCppEngine:

@@ -16,7 +16,6 @@ from typing import Protocol
 PREFILL_RUNS = 3
 VOCABULARY = 151936
 
-# Context manager around each timed block.
 Alone = Callable[[], AbstractContextManager[None]]
 
 
@@ -39,8 +38,6 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Batch sizes for decoding, then ``requests`` that arrive at once."""
-
     prompt_tokens: int
     batches: tuple[int, ...]
     steps: int

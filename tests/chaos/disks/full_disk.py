@@ -1,4 +1,4 @@
-"""A disk that is full before its budget is used."""
+"""A disk that is smaller than the cache budget."""
 
 from __future__ import annotations
 

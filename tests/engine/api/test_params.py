@@ -47,9 +47,8 @@ def test_a_value_outside_its_range_is_named(values: dict[str, object], message: 
 def test_the_ends_of_the_ranges_are_allowed() -> None:
     SamplingParams(max_tokens=1, temperature=0, top_k=0, top_p=1, min_p=0, n=64, seed=2**64 - 1, logprobs=20)
     SamplingParams(repetition_penalty=0.01)
-    SamplingParams(
-        repetition_penalty=struct.unpack("f", struct.pack("f", 0.01))[0]
-    )  # float32, as in protobuf
+    # Protobuf messages have float32.
+    SamplingParams(repetition_penalty=struct.unpack("f", struct.pack("f", 0.01))[0])
     SamplingParams(temperature=100, top_p=1e-9, min_p=1, n=1, seed=0, logprobs=0, stop=("x" * 1024,) * 16)
 
 

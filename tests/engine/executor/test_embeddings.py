@@ -102,7 +102,8 @@ async def test_embeddings_over_http_are_those_of_python() -> None:
     flags = ["demo", "--num-pages", "64", "--http", "127.0.0.1:0"]
     async with ServerProcess(flags) as server, openai_client(server.ready) as client:
         asked: dict[str, Any] = {"model": "demo", "input": texts}
-        forms: tuple[dict[str, Any], ...] = ({"encoding_format": "float"}, {})  # the client asks for base64
+        # Without a format, the client requests base64.
+        forms: tuple[dict[str, Any], ...] = ({"encoding_format": "float"}, {})
         replies = [await client.embeddings.create(**asked, **form) for form in forms]
     with LLM(EngineConfig(num_pages=64)) as llm:
         own = llm.embed(texts)

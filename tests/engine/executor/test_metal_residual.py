@@ -36,7 +36,6 @@ def furthest(some: list[tuple[list[int], list[float]]], others: list[tuple[list[
 
 
 def test_answers_are_those_of_the_reference(tmp_path: Path) -> None:
-    """Full layers alternate with windows of 40 positions; pages have 16, and the last two stay in 16 bits."""
     folder = tiny_models.make_model(tmp_path, "gemma3_text", dtype=mx.float32, sliding_window=40)
     settings: dict[str, Any] = {"kv_format": "fp4", "page_size": 16, "num_pages": 40, "max_running": 6}
     settings["max_step_tokens"] = 48

@@ -56,7 +56,7 @@ def paged_model(folder: Path, architecture: str, backend: MetalBackend) -> Paged
 
 @pytest.fixture(autouse=True)
 def mlx_activations(monkeypatch: pytest.MonkeyPatch) -> None:
-    with contextlib.suppress(ImportError):  # without the extension nothing is replaced
+    with contextlib.suppress(ImportError):
         from octavo.engine.executor.native import activations
 
         monkeypatch.setattr(activations, "on_cpu", lambda: False)

@@ -25,7 +25,7 @@ ALIKE = {
     "TinyLlama/TinyLlama-1.1B-Chat-v1.0", "mistralai/Mistral-7B-Instruct-v0.3", "Qwen/Qwen2-7B-Instruct",
     "mlx-community/Qwen3-0.6B-4bit",
 }  # fmt: skip
-"""Configurations whose small model differs from another one's only in its numbers of heads, if at all."""
+"""Configurations that differ from another one only in the numbers of heads."""
 WORST = 0.01  # of a log probability: float32 weights, and K and V rounded alike on both sides
 NEMOTRON_H: dict[str, Any] = {
     "model_type": "nemotron_h", "vocab_size": 320, "hidden_size": 128, "intermediate_size": 128,

@@ -34,8 +34,7 @@ PAGE_SIZE = 8
 MAX_TOKENS = 12
 MIXTURES = {"qwen3_moe", "gpt_oss"}  # MLX's own experts compute in float32 only on a CPU
 LARGEST_ERROR = 6.0
-"""Of a bf16 model's log-probabilities, in RMS errors of mlx-lm's own in bf16; of a few hundred the largest
-is at most 5.1, at any level of instructions. A tolerance in absolute terms would have to be gemma's."""
+"""In RMS errors of mlx-lm in bf16; the largest of a few hundred values was 5.1."""
 FEW_DECIDED = {"gemma3_text": 8}
 RMS_ERROR = 1.1
 

@@ -122,7 +122,6 @@ def test_keys_that_are_not_finite_fail_their_sequence_only(
 
 
 def test_keys_that_are_not_finite_are_found_in_steps_that_repeat(tmp_path: Path, backend: str) -> None:
-    """Steps of one shape are replayed from the second on."""
     runner = load(tiny_models.make_model(tmp_path, "llama", dtype=mx.float32), backend)
     embedding = runner._model._model.model.embed_tokens
     embedding.weight = mx.where(mx.arange(tiny_models.VOCAB_SIZE)[:, None] == 13, mx.inf, embedding.weight)

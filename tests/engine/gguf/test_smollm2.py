@@ -39,7 +39,6 @@ def checkpoint() -> Path:
 
 
 def untouched(file: Path) -> llama.Model:
-    """Return mlx-lm's model in float32; mlx-lm calls llama.cpp's rotary pairing traditional."""
     arguments = llama.ModelArgs(
         model_type="llama", hidden_size=576, num_hidden_layers=30, intermediate_size=1536,
         num_attention_heads=9, num_key_value_heads=3, rms_norm_eps=1e-5, vocab_size=49152,

@@ -23,7 +23,7 @@ def chat(num_messages: int) -> bytes:
 
 
 def test_as_many_fields_as_allowed_are_parsed() -> None:
-    most = (MAX_FIELDS - 1) // 3  # each message counts three fields, the chat one
+    most = (MAX_FIELDS - 1) // 3
     assert len(parsed(chat(most), PARSE).chat.messages) == most
     with pytest.raises(InvalidRequest, match=f"at most {MAX_FIELDS} fields"):
         parsed(chat(most + 1), PARSE)
@@ -70,7 +70,7 @@ def test_packed_ids_that_do_not_end_are_refused(data: bytes) -> None:
 
 
 def test_numbers_of_other_packed_lists_count_once_each() -> None:
-    ids = list(range(200, 200 + MAX_FIELDS - 2))  # varints of one and of two bytes
+    ids = list(range(200, 200 + MAX_FIELDS - 2))
     request = pb.GenerateRequest(text="a" * SHORT_MESSAGE, sampling=pb.SamplingParams(stop_ids=ids[:-1]))
     assert parsed(request.SerializeToString(), PARSE) == request
     request.sampling.stop_ids.extend(range(2))

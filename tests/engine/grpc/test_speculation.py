@@ -154,7 +154,6 @@ def contents(answers: Answers) -> list[dict[int, Said]]:
 
 
 def single(logprob: float) -> float:
-    """Round to float32."""
     return float(struct.unpack("f", struct.pack("f", logprob))[0])
 
 

@@ -15,7 +15,7 @@ from octavo.engine.http.request_model import LONG_BODY, MAX_DEPTH, MAX_NUMBERS, 
 
 pytestmark = pytest.mark.server
 
-MAX_ERRORS = 50  # most errors of one body: pydantic writes 1 KB for each
+MAX_ERRORS = 50  # limit for one body, because pydantic writes 1 KB per error
 ITEMS = ('"a"', "1", "1.5", "[]", "{}", "null", "[1]", '{"text":"a"}')
 SAMPLES: dict[str, str] = {
     "prompt": '"a"',
@@ -104,7 +104,7 @@ parse(CompletionRequest, body)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / len(body))
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert float(run.stdout) < 20  # pydantic's parser takes 40 times the bytes
+    assert float(run.stdout) < 20  # pydantic's own parser takes 40 bytes per byte
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":'])

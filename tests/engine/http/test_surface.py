@@ -60,7 +60,7 @@ KINDS: dict[str, type[RequestModel]] = {
     TOKENIZE: TokenizeRequest, DETOKENIZE: DetokenizeRequest,
 }  # fmt: skip
 
-# Value of each field in a request, and the SamplingParams that it becomes.
+# Field: (value in the request, expected SamplingParams).
 SAMPLED: dict[str, tuple[Any, dict[str, Any]]] = {
     "max_tokens": (5, {"max_tokens": 5}),
     "min_tokens": (2, {"min_tokens": 2}),
@@ -175,8 +175,6 @@ def test_every_sampling_parameter_has_its_field() -> None:
 
 
 class Served(NamedTuple):
-    """Other fields of a request, and a check of the answer."""
-
     fields: dict[str, Any]
     right: Callable[[Any], bool]
 

@@ -97,7 +97,6 @@ def test_other_programs_can_read_the_file(tmp_path: Path) -> None:
 def test_no_altered_byte_is_ever_served(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """The file is cut, a bit is flipped, or a range is overwritten."""
     folder = make_folder(tmp_path_factory.mktemp("shards"))
     fill(folder, 1, 2)
     digest, run = make_run(1, 1, folder.kind)

@@ -60,7 +60,6 @@ def restart(folder: Path, groups: tuple[KVGroupSpec, ...], numbers: list[int]) -
 @HOW_OFTEN
 @pytest.mark.parametrize("groups", GROUPS)
 def test_engines_killed_at_random_moments(groups: str, kills: int, tmp_path: Path) -> None:
-    """Each group of layers has its own folder, and any page file may be missing."""
     rng, loaded, known = random.Random(kills), 0, set[Path]()
     with nursery(groups, tmp_path) as process:
         for number in range(kills):

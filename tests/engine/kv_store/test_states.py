@@ -217,7 +217,6 @@ def test_a_saved_cache_has_all_states(
 
 
 def test_states_keep_their_place_in_pages_of_another_size(engine: Callable[..., LLM], tmp_path: Path) -> None:
-    """A state belongs to a number of tokens, wherever pages end."""
     engine().save_prompt(PROMPT[:33], tmp_path / "even.safetensors")  # the state is after 32 tokens
     engine().save_prompt(PROMPT[:37], tmp_path / "odd.safetensors")  # the state is after 36 tokens
     even, odd = (read_run(tmp_path / f"{name}.safetensors") for name in ("even", "odd"))

@@ -61,7 +61,7 @@ def shard(core: EngineCore, index: int, group: int) -> Path:
 @pytest.mark.parametrize(
     ("groups", "written", "loaded"),
     [
-        # Pages of each group: all 25; 22, 23, 24; or the kept 0 and 1, then 23 and 24.
+        # Loaded pages of each group: all 25; the last 3; the kept 2 and the last 2.
         (MIXED, 3 * 26, 25 + 3 + 4),
         (WINDOW_ONLY, 26, 1 + 3),
     ],

@@ -107,7 +107,7 @@ def test_scaling_that_is_no_number_is_refused() -> None:
         (None, 2048, 2048),
         (YARN, 8192, 8192),  # as model cards say to enable it
         (YARN | {"original_max_position_embeddings": 1024}, 4096, 4096),
-        (YARN | {"original_max_position_embeddings": 256}, 2048, 2048),  # the larger length counts
+        (YARN | {"original_max_position_embeddings": 256}, 2048, 2048),
         (LLAMA3, 2048, 2048),
         ({"rope_type": "longrope", "factor": 8.0}, 2048, 2048),
         ({"type": "linear", "factor": 2.0}, 2048, 4096),

@@ -178,7 +178,7 @@ def test_a_hub_id_without_a_network_says_so(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_silent_hub_is_given_up_for_the_cached_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The kernel accepts connections to the listening socket, but nothing answers."""
+    """The socket accepts connections, but nothing answers."""
     from huggingface_hub import constants
 
     with socket.create_server(("127.0.0.1", 0)) as silent:

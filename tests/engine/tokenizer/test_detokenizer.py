@@ -65,7 +65,6 @@ def test_every_character_of_a_text_comes_out_once_and_whole(text: str, lengths: 
 
 @given(st.lists(st.integers(0, BYTES.vocab_size - 1), max_size=40))
 def test_bytes_that_are_no_text_show_as_replacement_characters(token_ids: list[int]) -> None:
-    """Only the length of a long run may differ from decoding all bytes at once."""
     streamed = "".join(stream(BYTES.detokenizer(), token_ids))
     assert without_tail(squeeze(streamed)) == without_tail(squeeze(BYTES.decode(token_ids)))
 
@@ -119,7 +118,7 @@ def test_nonsense_does_not_hold_back_text_for_ever() -> None:
 
 
 def first_stop(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """By definition: feed single characters, and stop at the first end that is a stop string."""
+    """Reference: feed single characters, and stop at the first end that is a stop string."""
     for end in range(len(text) + 1):
         matches = [stop for stop in stops if text[:end].endswith(stop)]
         if matches:

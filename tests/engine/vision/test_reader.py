@@ -30,7 +30,7 @@ def encoded(picture: Image.Image, form: str = "PNG", **how: object) -> bytes:
 
 
 def bomb(side: int) -> bytes:
-    """Return a PNG of a few kilobytes with a header of side x side pixels."""
+    """Return a small PNG with a header that claims side x side pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

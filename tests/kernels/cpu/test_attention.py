@@ -27,8 +27,8 @@ from octavo.kernels.verify.oracle import OraclePool  # noqa: E402
 
 pytestmark = pytest.mark.parity
 
-# Relative to the largest output. Float32 rows are computed in float32, over 4-bit pages in 16-bit fixed
-# point. 16-bit rows are rounded on output; with bf16 rows, softmax weights are bf16 too.
+# Relative to the largest output. 16-bit rows are rounded on output; bf16 rows also have rounded softmax
+# weights.
 TOLERANCE = {mx.float32: 1e-4, mx.float16: 2e-3, mx.bfloat16: 1e-2}
 
 # Over these pages, 16-bit rows may be computed in 8-bit fixed point.
@@ -211,7 +211,6 @@ def test_a_large_dim_of_a_query_leaves_those_far_from_it_their_steps() -> None:
 
 @pytest.mark.parametrize("count", [1, 5, 40])
 def test_fp16_rows_keep_the_bits_that_bf16_lacks(count: int) -> None:
-    """Keys differ only in their last three bits, and the scale makes that visible in logits."""
     rng = np.random.default_rng(8)
     queries, keys = np.zeros((count, 1, 64), np.float32), np.zeros((160, 1, 64), np.float32)
     queries[..., 0], keys[:, 0, 0] = 1, 1 + rng.integers(0, 8, 160) / 1024
@@ -262,7 +261,6 @@ def test_a_single_position_is_read_as_it_is_stored(level: str) -> None:
 
 @pytest.mark.parametrize("name", ["bf16", "fp4"])
 def test_a_thousand_steps_in_place_equal_truth(name: str) -> None:
-    """Two layers, written and read in each of 1,000 evaluations, while pages change owners."""
     rng = np.random.default_rng(7)
     layer = LayerSpec(num_kv_heads=1, head_dim=32, value_dim=32)
     spec = PoolSpec(layers=(layer, layer), num_pages=6, page_size=16, k_format=name, v_format=name)

@@ -134,7 +134,6 @@ def test_few_rows_add_values_in_the_order_of_many(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["bf16", "fp16", "mxfp4"])
 def test_few_rows_score_keys_in_the_order_of_many(name: str) -> None:
-    """The products cancel, so every other order of the sum gives another rounding error."""
     rng = np.random.default_rng(7)
     half = (rng.standard_normal((20, 1, 64)) * 2.0 ** rng.integers(-12, 12, (20, 1, 64))).astype(np.float32)
     queries = np.concatenate([half, -half], axis=-1)

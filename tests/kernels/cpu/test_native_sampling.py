@@ -212,7 +212,7 @@ def test_a_negative_nan_is_found_too() -> None:
 
 
 def test_random_numbers_are_those_of_numpy() -> None:
-    """For a flat row of 4096 tokens, the sampled token is the upper 12 bits of the number."""
+    """For a flat row of 4096 tokens, the sampled token is the upper 12 bits of the random number."""
     logits = mx.zeros((1, 4096))
     for seed, counter in itertools.product((0, 1, 2**63, 2**64 - 1), (0, 1, 1000)):
         [drawn] = _ext.draw_tokens(

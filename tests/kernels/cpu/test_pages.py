@@ -44,13 +44,11 @@ def test_any_floats_are_stored_as_the_format_says_or_reported(name: str, dim: in
         storable = [page_format(name).store(rows)[2].all(-1) for rows in (keys, values)]
     np.testing.assert_array_equal(pages, want)
     assert reported == np.flatnonzero(~(storable[0] & storable[1])).tolist()
-    assert set(range(180, 240)) <= set(reported)  # at least their last quarter
+    assert set(range(180, 240)) <= set(reported)
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_rows_whose_scales_nearly_tie_get_the_scale_of_the_definition(dim: int) -> None:
-    # Error estimates cannot rank scales for these rows: few values, rows on the grid, one value and noise,
-    # scales at both ends of fp16.
     rng = np.random.default_rng(dim)
     spec = make_spec("fp4", "fp4", dim=dim, value_dim=dim, page_size=64)
     shape = (spec.num_pages * 64, 2, dim)

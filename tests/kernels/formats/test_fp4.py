@@ -49,7 +49,7 @@ def test_every_code_round_trips_at_every_scale() -> None:
 
 
 def test_ties_go_to_the_even_code() -> None:
-    anchor = np.full(114, 6, np.float32)  # so many sixes make scale 1 the best
+    anchor = np.full(114, 6, np.float32)  # many sixes make scale 1 the best
 
     def codes_of(values: NDArray[np.float32]) -> list[int]:
         row = np.concatenate([values, -values, anchor])[None]

@@ -142,7 +142,7 @@ def test_rows_that_are_no_whole_groups_are_refused(name: str, multiple: int, hea
 
 
 def test_bits_are_those_of_mlx(fmt: MXFP4 | NVFP4) -> None:
-    """Not for ties and negative zeros, where MLX's CPU kernels differ from its Metal kernels."""
+    """Ties and negative zeros are excluded, because MLX's CPU and Metal kernels differ there."""
     rng = np.random.default_rng(4)
     rows = rng.standard_normal((5000, 128)).astype(np.float32)
     rows *= np.exp2(rng.integers(-7, 9, (5000, 1))).astype(np.float32)

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.parity, needs_compiler, pytest.mark.timeout(300)]
 
 
 Calls = list[tuple[str, dict[str, mx.array], list[mx.array]]]
-"""Launches: name, inputs by name, outputs."""
+"""Launches: (name, inputs by name, outputs)."""
 
 TWO_PAGES = Case(name="", sequences=((0, 16),), page_size=16)
 

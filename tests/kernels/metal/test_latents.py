@@ -39,7 +39,6 @@ pytestmark = [pytest.mark.parity, needs_compiler, pytest.mark.timeout(300)]
 SIXTEEN = {mx.float16: 1e-3, mx.bfloat16: 8e-3}
 SHORT = [name for name in CASES if name not in ("long", "many heads")]
 ALIKE = Case(((140, 1), (20, 1), (0, 11)), num_heads=6)
-"""One row is split in two."""
 
 
 @pytest.mark.parametrize("formats", [("bf16", "bf16"), ("fp5", "fp4")], ids="/".join)
@@ -164,7 +163,6 @@ def test_tiles_of_a_step() -> None:
 
 @pytest.mark.parametrize("name", METAL_FORMATS)
 def test_rows_of_latents_are_bit_equal(name: str) -> None:
-    """16 values per lane: two words of 4-bit codes."""
     check_bytes(name, 512, Emulator(ftz=False), limit=300, value_dim=64)
 
 

@@ -78,7 +78,7 @@ segments = st.tuples(
     st.booleans(),
     st.sets(st.integers(0, 69), max_size=2),
 )
-"""Rows; whether there is a state before; whether it stays where it was; rows after which a state is kept."""
+"""(rows, whether there is a state before, whether it keeps its slot, rows with snapshots)."""
 
 
 @pytest.mark.parametrize("case", SMALL, ids=name_of)

@@ -69,7 +69,6 @@ def test_states_stay_in_registers(width: int, height: int) -> None:
 
 
 def test_logits_and_weights_of_a_chunk_stay_in_registers() -> None:
-    """32 keys of 8 rows at D = 128: 2 x 64 products of matrices and 2 shuffles of the largest logit."""
     (loop,) = (loop for loop in examine("fp4", 128, 4, only="chunk")["chunk"].loops if loop["matrix"])
     assert loop["matrix"] == 128
     assert loop["shuffle"] == 2

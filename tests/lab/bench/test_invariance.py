@@ -94,14 +94,14 @@ def test_architectures(architecture: str, tmp_path: Path) -> None:
 
 
 RECURRENT = ("qwen3_next", "falcon_h1", "kimi_linear", "jamba", "rwkv7", "recurrent_gemma")
-"""... one of each kind of state."""
+"""One architecture for each kind of recurrent state."""
 
 
 def check_recurrent(architecture: str, folder: Path) -> None:
     folder = recurrent_models.make_folder(folder / architecture, architecture)
     report, _ = invariance.compare(EngineConfig(model=str(folder), kv_format="fp4"), num_mates=8)
     assert report.different == []
-    others = {"preempted"} if architecture == "recurrent_gemma" else set()  # its window is short
+    others = {"preempted"} if architecture == "recurrent_gemma" else set()
     assert set(report.not_reached) <= others
 
 

@@ -66,7 +66,7 @@ def test_divergence_by_hand() -> None:
 
 def test_an_answer_is_right_only_to_the_letter() -> None:
     document = Document(6, [1, 2, 3, 4, 5, 6], ((1, 3), (3, 6)))
-    likeliest = [[2], [3], [4], [7], [6]]  # after 1, 2, 3, 4, 5: one is wrong, in the second answer
+    likeliest = [[2], [3], [4], [7], [6]]  # tokens after 1, 2, 3, 4, 5; one is wrong
     assert predictions(likeliest, [[0.9]] * 5).right_answers(document) == [True, False]
 
 

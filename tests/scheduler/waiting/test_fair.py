@@ -314,7 +314,6 @@ def test_a_weight_of_zero_is_refused() -> None:
 def test_any_quantum_and_any_cost_let_somebody_in(
     quantum: float, cost: float, jobs: list[tuple[str, int]]
 ) -> None:
-    """Sums of floats are rounded, so a level must pass the counters below it."""
     blocks = BlockManager(64, 4)
     weights = {"a": 1 / cost, "b": 0.7 / cost, "c": 1 / cost}
     s = Scheduler(blocks, Limits(16, 2), waiting=DeficitQueue(blocks, weights, quantum=quantum))

@@ -142,8 +142,6 @@ def test_a_seed_repeats_a_schedule() -> None:
 
 @needs_compiler
 def test_schedules_differ_in_who_runs_first() -> None:
-    """Each thread takes a number: 2 threadgroups of 2 simdgroups."""
-
     def order(schedule: str, seed: int = 0) -> list[int]:
         result = emulate(
             "tickets",
@@ -169,7 +167,6 @@ def test_schedules_differ_in_who_runs_first() -> None:
     simdgroups = [thread // 32 % 2 for thread in order("reverse")]
     assert simdgroups == ([1] * 32 + [0] * 32) * 2
     assert len({tuple(order("greedy", seed=seed)) for seed in range(4)}) == 4
-    # Number of the first threadgroup.
     assert {order("reverse", seed=seed)[0] // 64 for seed in range(8)} == {0, 1}
     assert sorted(order("mixed")) == list(range(128))
 

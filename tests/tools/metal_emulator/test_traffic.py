@@ -91,7 +91,6 @@ def test_a_reduction_by_rows() -> None:
 
 
 def test_matrix_loads_are_of_single_elements() -> None:
-    """Each lane's two elements are two sites of 64 bytes."""
     count = run_matrix_product().traffic.read("b")
     assert count == Count(thread_bytes=128, bytes=128, unique_bytes=128, lines=2, min_lines=2)
 

@@ -85,7 +85,6 @@ def test_magnitudes_of_peft_are_read(tmp_path: Path, magnitude: str) -> None:
         ({"use_rslora": True}, 8 / 2**0.5),
         ({"alpha_pattern": {"q_proj": 16}}, 8.0),
         ({"alpha_pattern": {LAYER: 1, "k_proj": 5}}, 0.5),
-        # The first pattern that matches.
         ({"alpha_pattern": {"v_proj": 5, f"^{LAYER}": 2, "q_proj": 16}}, 1.0),
         ({"alpha_pattern": {r"self_attn\.q_proj": 16, "^q_proj": 2}}, 8.0),
     ],

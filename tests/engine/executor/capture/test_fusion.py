@@ -83,7 +83,7 @@ def test_layers_on_one_input_become_one(bits: int | None, bias: bool) -> None:
     for one, two, three in zip(together, apart, alone, strict=True):
         assert mx.array_equal(one, two)
         assert mx.array_equal(one, three)
-    assert num_bytes <= modules.packed_bytes(block) < 1.3 * num_bytes  # panels of 64 outputs are padded
+    assert num_bytes <= modules.packed_bytes(block) < 1.3 * num_bytes
 
 
 def test_members_may_be_called_in_any_way() -> None:
@@ -263,7 +263,7 @@ def test_every_architecture_is_fused_and_replayed(tmp_path: Path, architecture: 
     assert (got.fusion.not_fused, got.fusion.not_replayed) == ("", "")
     assert got.replays
     assert got.report is not None
-    wanted = {"phi3": 0, "gpt_oss": 4, "qwen3_moe": 4}.get(architecture, 8)  # q, k, v; gate, up
+    wanted = {"phi3": 0, "gpt_oss": 4, "qwen3_moe": 4}.get(architecture, 8)
     assert sum(got.report.merged.values()) == wanted
 
 

@@ -90,7 +90,7 @@ def test_what_transformers_does_not_know_changes_nothing(
 
 @pytest.mark.parametrize("scaling", [{"rope_type": "linear", "factor": 2.0}, "llama3", "yarn"])
 def test_scaling_that_mlx_lm_drops_is_applied(tmp_path: Path, scaling: Any) -> None:
-    """mlx-lm's qwen3_moe does not read the field, its qwen3 does."""
+    """mlx-lm reads rope scaling for qwen3, but not for qwen3_moe."""
     scaling = {"llama3": LLAMA3, "yarn": YARN}.get(str(scaling), scaling)
     x = mx.random.normal((1, 1, 3, 16))
     turned = []
@@ -102,7 +102,7 @@ def test_scaling_that_mlx_lm_drops_is_applied(tmp_path: Path, scaling: Any) -> N
 
 @pytest.mark.parametrize("kind", ["internlm2", "qwen3", "qwen3_moe"])
 def test_dynamic_scaling_is_none_up_to_the_models_length(tmp_path: Path, kind: str) -> None:
-    """mlx-lm's own module takes one length for all rows of a step."""
+    """mlx-lm's own module takes a single length for all rows of a step."""
     prompts: list[list[int]] = [[1, 2, 3, 4, 5], [7, 8, 9]]
     params = SamplingParams(max_tokens=4, temperature=0, logprobs=1, ignore_eos=True)
     found = []
@@ -142,7 +142,6 @@ def test_a_dtype_other_than_the_weights_is_reported(
 
 
 def test_layer_types_other_than_the_models_own_are_refused(tmp_path: Path) -> None:
-    """mlx-lm's gemma3_text reads only the pattern, with windows in layers 0 and 2 here."""
     folder = changed(tmp_path, "gemma3_text", layer_types=["sliding_attention"] + 3 * ["full_attention"])
     with pytest.raises(ModelLoadError, match="layer_types must be sliding_attention in layer 2"):
         load_runner(EngineConfig(model=str(folder), num_pages=16))

@@ -43,7 +43,7 @@ class FakeDevice:
 @pytest.mark.parametrize(
     ("pool", "weights", "layers", "mebi"),
     [
-        (8 * GIB, 0, 28, 586),  # three arrays of 77 Mi elements per layer
+        (8 * GIB, 0, 28, 586),
         (8 * GIB, 4 * GIB, 28, 878),
         (1 << 20, 0, 28, 50),  # never less than MLX's own limit
         (GIB, 0, 0, 2048),

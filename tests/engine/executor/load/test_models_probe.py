@@ -195,7 +195,6 @@ def test_functions_of_mlx_and_numpy_meet_handles(
 
 
 def test_a_window_of_the_masks_alone_is_a_window(tmp_path: Path, backend: AttentionBackend) -> None:
-    """ministral3 inside of mistral3 masks windows over caches that keep all positions."""
     model, _ = load(tmp_path, "ministral3")
     full: Any = KVCache
     object.__setattr__(model, "make_cache", lambda: [full() for _ in model.layers])

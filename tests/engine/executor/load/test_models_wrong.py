@@ -25,7 +25,7 @@ pytestmark = pytest.mark.parity
 
 Patch = pytest.MonkeyPatch
 SCALES = (0.05, 1.0, 8.0)
-"""Of all matrices, beside those of tiny_models."""
+"""Multiples of the weights of tiny_models."""
 
 
 @pytest.fixture(params=BACKENDS, ids=lambda backend: backend.name)

@@ -114,7 +114,7 @@ def test_a_model_with_large_channels_is_warned_of_and_gets_16_bits(
 ) -> None:
     large = str(with_large_channels(tmp_path / "large", 128.0))
     with LLM(EngineConfig(model=large, num_pages=32, kv_format="auto")) as llm:
-        assert llm.info.kv_format == "int8/fp4"  # rows are rotated
+        assert llm.info.kv_format == "int8/fp4"
     folder = str(with_large_channels(tmp_path / "model", 2048.0))
     with caplog.at_level(logging.WARNING, "octavo"):
         with LLM(EngineConfig(model=folder, num_pages=32, kv_format="auto")) as llm:

@@ -45,7 +45,6 @@ NEMOTRON = {
     "use_conv_bias": True,
     "hybrid_override_pattern": ["*", "M", "-", "M"],
 }
-"""As in mlx-lm's own tests, with four groups."""
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "mscale": 0.7}
 
@@ -179,7 +178,7 @@ MISTAKES: dict[str, tuple[str, dict[str, Any], Callable[[Patch], None], str]] = 
     "large values": ("llama", {}, clipped, r"function \w*(silu|gelu|swiglu)"),
     "approximation": ("llama", {}, activates("gelu_sigmoid"), r"function (silu|\w*swiglu)"),
 }
-"""Architecture and configuration, what is planted, and what the message names."""
+"""(architecture, configuration, planted mistake, text of the message)."""
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -334,7 +333,7 @@ KERNELS: dict[str, tuple[str, Callable[[Patch], None], str]] = {
     "gates": ("recurrent_gemma", rare("rg_lru", swapped(1)), r"temporal_block\.child0"),
     "b": ("rwkv7", rare("wkv7", last_scaled), r"attn\._wkv7"),
 }  # fmt: skip
-"""Mistakes in kernels of recurrent layers: architecture, what is planted, and the layer."""
+"""(architecture, planted mistake, layer), for kernels of recurrent layers."""
 
 
 def load_random(folder: Path, architecture: str, dtype: mx.Dtype = mx.float32) -> None:

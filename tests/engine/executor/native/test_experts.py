@@ -26,7 +26,7 @@ def test_every_level_is_linear_of_the_chosen_expert(level: str) -> None:
 @pytest.mark.parametrize("bits", [None, 8, 4])
 @pytest.mark.parametrize("num_tokens", [1, 5, 50])
 def test_layers_agree_with_mlx_lm(num_tokens: int, bits: int | None) -> None:
-    """mlx-lm sorts rows by expert from 64 rows on: here are 50 tokens with two experts each."""
+    """mlx-lm sorts 64 or more rows by expert; here, 50 tokens with two experts each are 100 rows."""
     mx.random.seed(3)
     layer = SwitchGLU(64, 96, 6, bias=True)
     for name in ("gate_proj", "up_proj", "down_proj"):

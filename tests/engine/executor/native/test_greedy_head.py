@@ -146,7 +146,6 @@ def test_a_head_that_chooses_wrongly_is_not_asked(tmp_path: Path, monkeypatch: p
 def test_logits_that_are_not_finite_fail_their_row_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """First one row is not finite, then one weight of the head is NaN, which affects every row."""
     runner = load(tiny_models.make_model(tmp_path / "model", "llama", dtype=mx.float32))
     assert runner._fused_argmax
     good = step(runner, [[7, 30], [99, 14]], 0, [PLAIN] * 2).samples

@@ -151,7 +151,7 @@ def failure(make: Callable[[], mx.array]) -> str:
 def test_a_row_outside_the_table_fails_the_evaluation() -> None:
     packed = _ext.pack_dense(mx.zeros((8, 16)))
     assert "row 8 is outside the 8 rows" in failure(lambda: _ext.take_rows(packed, mx.array([8])))
-    big = "row 2147483647 is outside the 8 rows"  # 0 in its lower 32 bits
+    big = "row 2147483647 is outside the 8 rows"
     assert big in failure(lambda: _ext.take_rows(packed, mx.array([2**32], mx.int64)))
     assert big in failure(lambda: _ext.take_rows(packed, mx.array([2**32], mx.uint64)))
     small = failure(lambda: _ext.take_rows(packed, mx.array([-(2**32)], mx.int64)))
@@ -218,7 +218,7 @@ def tiny_model(
 def test_models_agree_with_mlx(
     name: str, tied: bool, bits: int | None, mode: str, exact: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (activations, *MODELS.values()):  # restore mlx-lm's own swiglu at the end
+    for module in (activations, *MODELS.values()):
         monkeypatch.setattr(module, "swiglu", getattr(activations.swiglu, "original", activations.swiglu))
     ids = mx.array([[3, 5, 7, 299, 1, 2, 0, 8]])
     # MLX's own quantized product sums in bf16, so the reference is float32.

@@ -26,8 +26,7 @@ SPLIT = {
     "minimax_m3_vl": False, "mistral4": False, "qwen2": True, "qwen3_5": False, "qwen3_moe": True,
     "step3p5": True,
 }  # fmt: skip
-"""Of the architectures that mlx-lm can split, one of each kind, and whether ranks share its pages: every head
-reads all latents."""
+"""Architectures that mlx-lm can split; True: ranks also split the pages, which latents do not allow."""
 
 
 def tiny(folder: Path, name: str) -> Path:

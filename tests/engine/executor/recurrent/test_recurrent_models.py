@@ -32,7 +32,7 @@ PAGE_SIZE = 8
 NUM_PAGES = 5  # pages of each sequence
 LENGTH = 24
 QUICK = ("qwen3_next", "lfm2", "falcon_h1", "recurrent_gemma", "rwkv7", "mamba2")
-"""A gated delta net, a short convolution, two caches in a layer, None against zeros, token shifts, no
+"""A gated delta net, a short convolution, two caches in a layer, token shifts and a model without
 attention."""
 
 ARCHITECTURES = [
@@ -40,7 +40,7 @@ ARCHITECTURES = [
 ]
 
 LIMITS = {"longcat_flash_ngram": 1e-3, "bailing_hybrid": 1e-4, "plamo2": 1e-4}
-"""Rounding sends some K to the other side when it is stored in 16 bits."""
+"""Larger, because rounding of K to 16 bits may go either way."""
 
 Rows = dict[int, NDArray[np.float32]]
 Work = tuple[int, int]  # (sequence, number of its next tokens)
@@ -259,7 +259,7 @@ KERNELS = {
     "bailing_hybrid": 2, "bailing_moe_linear": 2, "mamba": 6, "falcon_mamba": 6, "jamba": 4,
     "recurrent_gemma": 6, "baichuan_m1": 8,
 }  # fmt: skip
-"""Of these models, how many states native kernels keep."""
+"""Number of states that native kernels keep, by architecture."""
 
 
 def native_recurrences() -> Recurrences | None:
@@ -270,7 +270,7 @@ def native_recurrences() -> Recurrences | None:
 
 
 ROUNDED_KEYS = 1e-4
-"""What other float32 sums may change where K is stored in 16 bits: some of it goes to the other side."""
+"""Largest error where K is rounded to 16 bits, which may go either way."""
 
 
 @pytest.mark.parametrize(

@@ -34,13 +34,13 @@ OTHERS = (
 """Gated delta with either gate, SSD, scans, RG-LRU, wkv7, lightning attention, short convolutions."""
 
 ON_REFERENCE = ("qwen3_5", "mamba", "recurrent_gemma", "rwkv7")
-"""Of those whose bits do not depend on other requests there either: those of mlx-lm's SSD do."""
+"""Bits on the reference backend do not depend on other requests, unlike those of mlx-lm's SSD."""
 
 DRAFTERS: tuple[Speculate, ...] = ("ngram", "suffix")
 FEW_WORDS: dict[str, Any] = {
     "logit_bias": dict.fromkeys((1, 2, 3), 100.0), "temperature": 30.0, "top_k": 3, "top_p": 1.0, "min_p": 0,
 }  # fmt: skip
-"""A text of these is guessed, and often wrongly."""
+"""Outputs of only three words, so that drafts are found but often rejected."""
 
 ARCHITECTURES = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
 

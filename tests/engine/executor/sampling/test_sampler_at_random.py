@@ -81,7 +81,6 @@ def test_supports_are_those_of_a_naive_sampler(
         assert support <= possible
         assert {t for t in must if row[t] > row.max() - 80 * temperature} <= support
     else:
-        # The number of kept tokens is exact up to rounding; ties may decide between tokens.
         assert len(support - possible) <= np.ceil(CLOSE * len(row))
         assert len({t for t in must if row[t] > row.max() - 80 * temperature} - support) <= np.ceil(
             CLOSE * len(row)
