@@ -120,7 +120,7 @@ PACKED = (
 )
 
 POOLS = (
-    # attention over two pools
+    # attention over quantized and residual pages
     bug(
         "what one pool gives lies at rows of another head",
         "int64_t(first_item.first_token) * num_heads + first_item.kv_head * group;",

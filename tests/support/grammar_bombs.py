@@ -70,7 +70,7 @@ def literals(length: int) -> dict[str, StructuredOutput]:
 
 
 def joined_literals(length: int, count: int) -> StructuredOutput:
-    """Return one lexer symbol of many strings, each within its limit."""
+    """Return many strings in one lexer symbol, each within its limit."""
     return StructuredOutput(grammar="start: T\nT: " + " ".join([f'"{"a" * length}"'] * count) + "\n")
 
 

@@ -120,7 +120,7 @@ def test_half_operations_round_each_and_literals_are_float() -> None:
 
 @needs_compiler
 def test_products_and_sums_are_contracted_as_the_hardware_does() -> None:
-    """d * 0.1 - 0.3 with one rounding leaves the error of 0.1, which two roundings lose."""
+    """With a single rounding, ``d * 0.1 - 0.3`` keeps the rounding error of 0.1."""
     body = "out[0] = x[0] * 0.1 - 0.3;"
     result = run_one(body, x=np.full(16, 3, np.float32))
     exact = 3.0 * float(np.float32(0.1)) - float(np.float32(0.3))
