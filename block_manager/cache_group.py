@@ -26,8 +26,7 @@ class CacheGroup(ABC):
     pool: PagePool
 
     @abstractmethod
-    def held(self, table: PageTable) -> abc.Sequence[PageId]:
-        """Return the pages of this group that a table holds."""
+    def held(self, table: PageTable) -> abc.Sequence[PageId]: ...
 
     @abstractmethod
     def longest_prefix(
@@ -47,5 +46,4 @@ class CacheGroup(ABC):
         *,
         salt: bytes = b"",
         contents: abc.Sequence[bytes] = (),
-    ) -> int | None:
-        """Insert pages from ``first`` on into the cache; see ``BlockManager.insert``."""
+    ) -> int | None: ...

@@ -56,12 +56,11 @@ class EventLog:
         self._events: deque[PageEvent] = deque()
         self._num_digests = 0
         self._next = 1
-        self._salts: dict[Digest, bytes] = {}  # salt by digest of a cached page; empty salts are left out
+        self._salts: dict[Digest, bytes] = {}
         self.tokens_since: int | None = None
 
     @property
     def next_number(self) -> int:
-        """Number of the next event."""
         return self._next
 
     def keep_tokens(self) -> None:
@@ -76,14 +75,12 @@ class EventLog:
         salt: bytes = b"",
         contents: abc.Sequence[bytes] = (),
     ) -> None:
-        """Log pages of a sequence that became cached."""
         row = (self._next, "stored", digests, parent, salt, contents, ())
         self._append(tuple.__new__(PageEvent, row))
         if salt:
             self._salts.update(dict.fromkeys(digests, salt))
 
     def add_removed(self, digests: abc.Sequence[Digest]) -> None:
-        """Log pages that are no longer cached."""
         for start in range(0, len(digests), MAX_DIGESTS):
             part = digests[start : start + MAX_DIGESTS] if len(digests) > MAX_DIGESTS else digests
             self._append(PageEvent(self._next, "removed", part, salts=self._forget_salts(part)))
@@ -95,7 +92,6 @@ class EventLog:
         return [pop(digest, b"") for digest in digests]
 
     def add_cleared(self) -> None:
-        """Log that no page is cached any more."""
         self._append(PageEvent(self._next, "cleared"))
 
     def _append(self, event: PageEvent) -> None:

@@ -11,10 +11,7 @@ from operator import add, mul
 
 NUM_AGES = 21
 YOUNG, GROWTH = 6, 1.5  # the first age ends after 6 releases; each later age is 1.5 times as long
-AGES = (
-    0,
-    *(round(YOUNG * GROWTH**age) for age in range(NUM_AGES - 1)),
-)  # by age: number of releases after which it begins
+AGES = (0, *(round(YOUNG * GROWTH**age) for age in range(NUM_AGES - 1)))
 WIDTHS = (*(end - begin for begin, end in pairwise(AGES)), AGES[-1])
 
 NUM_GAPS, NUM_NEW, MAX_USES = 11, 7, 127
@@ -75,7 +72,6 @@ class HitStatistics:
         self.refresh(0)
 
     def seen(self, kind: int) -> AgeHistogram:
-        """Return the histogram in which to count observations of a kind."""
         seen = self._seen.get(kind)
         if seen is None:
             seen = self._seen[kind] = AgeHistogram(kind)

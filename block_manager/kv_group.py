@@ -34,7 +34,6 @@ class PassedFirst:
         self._policy.release(pages, digests)
 
     def release_passed(self, pages: abc.Sequence[PageId], digests: abc.Sequence[Digest | None]) -> None:  # noqa: ARG002
-        """Add pages behind a window, in the order of the sequence."""
         for page in pages:
             self._passed[page] = None
 
@@ -91,12 +90,10 @@ class KVGroup(CacheGroup):
         return self.live(table.parts[self.index])
 
     def live(self, part: GroupPageTable) -> abc.Sequence[PageId]:
-        """Return the pages that a table holds in this group, in order."""
         pages, kept, start = part.pages, self.num_kept, part.window_start
         return page_ids(pages if start <= kept else pages[:kept] + pages[start:])
 
     def live_indices(self, part: GroupPageTable) -> list[int]:
-        """Return the positions in the table of the pages that it holds."""
         count = len(part.pages)
         return [*range(min(self.num_kept, count)), *range(max(part.window_start, self.num_kept), count)]
 
@@ -216,7 +213,6 @@ class KVGroup(CacheGroup):
 
 
 def page_ids(pages: array[int]) -> abc.Sequence[PageId]:
-    """Cast an array to a sequence of page ids, without a copy."""
     return cast("abc.Sequence[PageId]", pages)
 
 

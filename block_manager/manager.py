@@ -139,7 +139,6 @@ class BlockManager:
 
     @property
     def num_evicted(self) -> int:
-        """Number of cached pages of all groups that were evicted since the start."""
         return sum([group.pool.num_evicted for group in self._groups])
 
     def idle_pages(self) -> tuple[int, ...]:
@@ -147,7 +146,6 @@ class BlockManager:
         return tuple([group.pool.num_idle for group in self._all])
 
     def idle_for_pages(self) -> tuple[int, ...]:
-        """Return the number of idle pages of each KV group."""
         return tuple([group.pool.num_idle for group in self._groups])
 
     def growth(self, table: PageTable, num_tokens: int) -> tuple[int, ...]:
@@ -304,7 +302,7 @@ class BlockManager:
                     pages = page_ids(part.pages[first : first + count])
                     watched = contents if group.index == 0 else ()
                     group.pool.publish(pages, digests[:count], parent, salt=table.salt, contents=watched)
-            if contents:  # last, because the index drops pages that are not cached
+            if contents:
                 self.page_index.add(digests, contents, parent, table.salt)
             for states in self._states:
                 states.commit(table)
@@ -367,7 +365,6 @@ class BlockManager:
         return self._copies.take() if self._copies.waiting else ()
 
     def copied(self, copies: abc.Iterable[PageCopy]) -> None:
-        """Release the pages of finished copies."""
         self._copies.release(copies)
 
     def close(self, table: PageTable) -> None:
@@ -451,7 +448,6 @@ class BlockManager:
         return digests
 
     def held_by(self, table: PageTable) -> list[tuple[int, PageId]]:
-        """Return (group, page) for each page that a table holds."""
         return [(group.index, page) for group in self._all for page in group.held(table)]
 
     def flush(self) -> int:
@@ -465,7 +461,6 @@ class BlockManager:
 
     @property
     def events(self) -> EventLog:
-        """Log of pages that became cached or were evicted."""
         return self._pool.events
 
     def keep_tokens(self) -> None:
@@ -474,7 +469,6 @@ class BlockManager:
         self.page_index.recording = True
 
     def cached_contents(self) -> dict[Digest, PageContents]:
-        """Return the contents of cached pages whose tokens are known."""
         return self.page_index.cached(self._pool.is_cached)
 
     def explain_miss(self, table: PageTable, tokens: abc.Sequence[int]) -> Miss:

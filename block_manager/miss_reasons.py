@@ -38,7 +38,7 @@ class Evictions:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._latest: dict[Digest, int] = {}  # digest: index of the run that has its last eviction
+        self._latest: dict[Digest, int] = {}
         self._runs: deque[tuple[float, abc.Sequence[Digest]]] = deque()
         self._first = 0
         self._indexed = 0
@@ -82,7 +82,6 @@ class FirstPages:
         self._salts: OrderedDict[bytes, tuple[bytes, ...]] = OrderedDict()
 
     def add(self, packed: bytes, salt: bytes) -> None:
-        """Record the salt of a first page."""
         known = self._salts.pop(packed, ())
         self._salts[packed] = known if salt in known else (*known, salt)[-self.SALTS :]
         if len(self._salts) > self._capacity:

@@ -22,7 +22,6 @@ class PageCopies:
 
     @property
     def pending(self) -> list[PageCopy]:
-        """All copies that hold their pages."""
         return self.waiting + self.taken
 
     def begin(self, group: CacheGroup, source: int, target: int) -> None:
@@ -48,7 +47,6 @@ class PageCopies:
         self._let_go(dropped)
 
     def release(self, copies: abc.Iterable[PageCopy]) -> None:
-        """Release the pages of copies that a step has carried out."""
         copies = tuple(copies)
         for copy in copies:
             self.taken.remove(copy)

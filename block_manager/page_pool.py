@@ -46,7 +46,6 @@ class PagePool:
         return len(self._empty) + len(self._cached)
 
     def has_idle(self, num_pages: int) -> bool:
-        """Return whether at least ``num_pages`` pages are idle."""
         return num_pages <= len(self._empty) or num_pages <= self.num_idle
 
     @property
@@ -59,7 +58,6 @@ class PagePool:
 
     @property
     def counts(self) -> PageCounts:
-        """Numbers of held, cached and empty pages."""
         cached, empty = len(self._cached), len(self._empty)
         return PageCounts(self.num_pages - cached - empty, cached, empty)
 
@@ -78,13 +76,11 @@ class PagePool:
         return self._digest_of[page] is not None
 
     def digest(self, page: PageId) -> Digest:
-        """Return the digest of a cached page."""
         digest = self._digest_of[page]
         assert digest is not None, f"page {page} cannot be found"
         return digest
 
     def digests(self) -> abc.Collection[Digest]:
-        """The digests of all cached pages."""
         return self._page_of.keys()
 
     def lookup(self, digest: Digest) -> PageId | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from .manager import BlockManager
 from .types import PageId, PageTable
 
-MAX_NAMES = 256  # maximum number of pins per owner
+MAX_NAMES = 256
 
 Held = abc.Iterable[tuple[int, PageId]]
 """Pairs of a group's index and a page, as ``BlockManager.held_by`` returns them."""

@@ -3,7 +3,7 @@
 A snapshot may be as large as the K/V of hundreds of tokens, so each sequence takes only two kinds:
 
 tail       after its last full page, where the next message of a conversation begins
-junction   after the last cached page, where prompts with a common prefix part
+junction   after the last cached page, where prompts with a common prefix branch off
 
 If a slot is no bigger than a page, every page gets a snapshot.
 """
@@ -49,7 +49,7 @@ RERANK_FIRST, RERANK_LAST = 16, 128  # page releases between two rankings: at fi
 SLOTS_PER_RELEASE = 4  # with many snapshots, rank again after one release per 4 snapshots
 PRICE_STEP, MAX_PRICE = 1.003, 8.0
 SHARED = 2  # a snapshot with more hits than this counts as shared by several conversations
-TAIL, JUNCTION, CONTINUED = range(3)  # classes of snapshots
+TAIL, JUNCTION, CONTINUED = range(3)
 
 
 class _Record:
@@ -65,7 +65,7 @@ class _Record:
         self.turns = 0  # how often its conversation was continued before
         self.num_new = 0  # new pages since the conversation was last continued
         self.is_junction = False
-        self.is_stepped_down = False  # whether a longer snapshot exists, so this one is evicted first
+        self.is_stepped_down = False
         self.num_hits = 0  # hits, including those missed because of its eviction
         self.slot: PageId | None = None  # its slot, while it may be evicted
         self.seen: AgeHistogram | None = None
@@ -98,16 +98,14 @@ class SnapshotOrder:
         self._num_short = 0
         self._most_remembered = max(MIN_REMEMBERED, 4 * num_slots)
         self._records: dict[Digest, _Record] = {}  # present snapshots, by digest of the last page
-        self._gone: OrderedDict[Digest, _Record] = OrderedDict()  # evicted snapshots
+        self._gone: OrderedDict[Digest, _Record] = OrderedDict()
         self._listed: dict[PageId, _Record] = {}
         self._now = 0
-        self._due: dict[int, list[_Record]] = {}  # by the time at which they reach their next age
+        self._due: dict[int, list[_Record]] = {}
         self._heap: list[tuple[float, int, int, _Record]] = []
         self._serial = 0
         self._statistics = HitStatistics()
         self._rerank_at = RERANK_FIRST
-
-    # Present and evicted snapshots.
 
     def add(
         self, digest: Digest, num_pages: int, *, turns: int = 0, num_new: int = 0, is_junction: bool = False
@@ -123,7 +121,6 @@ class SnapshotOrder:
         record.is_junction, record.is_stepped_down = is_junction, False
 
     def lose(self, digest: Digest) -> None:
-        """Record that a snapshot is no longer cached."""
         self._gone[digest] = self._records.pop(digest)
         if len(self._gone) > self._most_remembered:
             self._gone.popitem(last=False)[1].is_awaited = False
@@ -160,7 +157,6 @@ class SnapshotOrder:
         return 0 if record.is_junction or record.num_hits > SHARED else record.turns + 1
 
     def num_hits(self, digest: Digest) -> int:
-        """Return how many sequences continued from a present snapshot."""
         return self._records[digest].num_hits
 
     def __len__(self) -> int:
@@ -201,7 +197,6 @@ class SnapshotOrder:
         return pages
 
     def next(self) -> PageId:
-        """Return the snapshot to evict next."""
         while True:
             _, _, serial, record = self._heap[0]
             if record.slot is not None and record.serial == serial:

@@ -283,12 +283,10 @@ class RecurrentState:
 
     @property
     def max_drafted(self) -> int:
-        """Most slots for states after draft tokens."""
         return self.num_drafted or self.num_slots // 2
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole pool."""
         return self.num_slots * self.slot_bytes
 
     @property

@@ -47,7 +47,6 @@ class Truncation:
             self._own_partial_page(table, num_full)
 
     def trim(self, table: PageTable, num_pages: int) -> None:
-        """Release all but the first ``num_pages`` pages of every group."""
         for group, part in zip(self._groups, table.parts, strict=True):
             group.trim(part, num_pages)
         table.update_capacity()

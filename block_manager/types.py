@@ -69,7 +69,7 @@ class GroupPageTable:
 class PlannedSnapshot(NamedTuple):
     """A snapshot to take in a step: the state after ``position`` tokens, into ``slot``.
 
-    is_junction   whether prompts with a common prefix part here
+    is_junction   whether prompts with a common prefix branch off here
     """
 
     position: int
@@ -137,11 +137,9 @@ class PageTable:
 
     @property
     def pages(self) -> array[int]:
-        """Pages of the first group."""
         return self.parts[0].pages
 
     def update_capacity(self) -> None:
-        """Compute ``capacity`` from the pages."""
         parts = self.parts
         num_pages = len(parts[0].pages) if len(parts) == 1 else min([len(part.pages) for part in parts])
         self.capacity = num_pages * self.page_size

@@ -153,7 +153,7 @@ def _choose_metal(*, asked_for: bool) -> BackendSelection:
 
 
 def _load_native(threads: int | None, *, exact: bool) -> tuple[BackendSelection | None, str]:
-    if (wrong := wrong_mlx()) is not None:  # checked before loading, which could end the process
+    if (wrong := wrong_mlx()) is not None:
         return None, f"the native CPU extension does not load ({wrong})"
     try:
         from . import _ext

@@ -249,7 +249,7 @@ class AttentionBackend(Protocol):
 
     @property
     def adapter_tables(self) -> MakeAdapterTable | None:
-        """Function that creates adapter tables; None if the backend has no adapter kernels."""
+        """Function that creates adapter tables; None if other operations compute adapters."""
         ...
 
     @property

@@ -22,7 +22,7 @@ from .metadata import Ints
 from .visibility import window_start
 
 SIXTEEN_BITS = ("bf16", "fp16")
-DEFAULT_RESIDUAL_PAGES = 2  # for formats with few bits per value; 0 for others
+DEFAULT_RESIDUAL_PAGES = 2
 _COARSE_BITS = 5  # per value, scales included
 
 

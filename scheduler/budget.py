@@ -77,7 +77,7 @@ class TokenBudget:
         if self._time is not None:
             in_time = self._time.most(len(sequence.tokens) - wanted, granted)
             if in_time < granted:
-                self.left = in_time  # no time is left for other work
+                self.left = in_time
             granted = in_time
         return _without_cuts(sequence, len(sequence.tokens) - wanted, granted) if sequence.media else granted
 
@@ -105,7 +105,6 @@ class TokenBudget:
         return granted
 
     def spend_drafts(self, sequence: Sequence, num_drafts: int) -> None:
-        """Subtract ``num_drafts`` draft tokens from the budget."""
         self.left -= num_drafts
         if self._time is not None:
             self._time.spend_drafts(len(sequence.tokens), num_drafts)

@@ -43,9 +43,9 @@ class _OfSequences:
     """Learned times of steps with one particular number of sequences."""
 
     def __init__(self, share: float) -> None:
-        self.plain = _Mean()  # logarithm of the seconds of a step without drafts
-        self.share = _Mean(share)  # time of a draft, as a share of a step without drafts
-        self.cells: dict[int, _Mean] = {}  # by number of drafts: logarithm of a step's relative time
+        self.plain = _Mean()
+        self.share = _Mean(share)
+        self.cells: dict[int, _Mean] = {}
 
 
 class DraftTimes:
@@ -149,7 +149,6 @@ def _trimmed(counts: list[int]) -> list[int]:
 
 
 def drop_rejected(table: PageTable, blocks: BlockManager) -> None:
-    """Release the pages that were reserved for rejected drafts."""
     blocks.rollback(table, table.num_written)
     assert not blocks.has_copies, "a sequence that decodes owns the page it writes"
 

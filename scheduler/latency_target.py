@@ -24,7 +24,7 @@ LEAST_HEADROOM = 0.7
 """Bounds of the share of the target that a predicted step may take. The upper bound keeps a reserve even
 after steps with small errors; the lower bound lets prompts progress even if predictions are poor."""
 
-_FORGETTING = 0.98  # weight of older errors at each new one
+_FORGETTING = 0.98
 
 AUTO_FACTOR = 3.0
 """With the target ``auto``, a step may take this many times the time of its decodes alone, within the bounds
@@ -67,7 +67,7 @@ class LatencyTarget:
         """
         self.target_s = target_s
         self.cost = self._cost = cost or StepCost()
-        self._num_chunks = 0  # observed steps that had prompt tokens
+        self._num_chunks = 0
         self._error = FIRST_ERROR  # mean relative error of predictions
 
     @property
@@ -106,15 +106,13 @@ class LatencyTarget:
         return self._cost.predict(decodes) <= min(limits, default=math.inf)
 
     def predict(self, shape: StepShape) -> float:
-        """Return the predicted seconds of a planned step."""
         return self._cost.predict(shape)
 
     def observe(self, shape: StepShape, seconds: float) -> None:
-        """Learn the prediction error from a computed step."""
         if shape.num_chunk_tokens:
             predicted = self._cost.predict(shape) if self._num_chunks else 0.0
             if predicted > 0 and seconds > 0:
-                error = min(1.0, abs(seconds / predicted - 1))  # limits the influence of a stalled step
+                error = min(1.0, abs(seconds / predicted - 1))
                 self._error += (1 - _FORGETTING) * (error - self._error)
             self._num_chunks += 1
         self._cost.observe(shape, seconds)
@@ -153,11 +151,9 @@ class StepTime:
         return most
 
     def spend_drafts(self, stop: int, num_drafts: int) -> None:
-        """Subtract the time of ``num_drafts`` drafts of a sequence of ``stop`` tokens."""
         self._shape = with_drafts(self._shape, stop, num_drafts)
 
     def spend(self, start: int, num_tokens: int) -> None:
-        """Subtract the time of ``num_tokens`` prompt tokens from position ``start`` on."""
         self._shape = with_chunk(self._shape, start, num_tokens)
 
 

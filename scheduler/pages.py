@@ -47,7 +47,6 @@ class Pages(Resource):
             self.planned(item)
 
     def planned(self, item: ScheduledChunk) -> None:
-        """Record the prompt pages that a chunk writes."""
         sequence, start, stop, samples, *_ = item
         if stop - start > 1 or not samples:
             assert sequence.table is not None

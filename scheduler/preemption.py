@@ -44,7 +44,7 @@ def _growth(sequence: Sequence, blocks: BlockManager, most: int) -> list[int]:
     known = blocks.growth(table, num_tokens)
     growth = blocks.growth(table, sequence.max_length)
     pages = [now + min(most, end - now) for now, end in zip(known, growth, strict=True)]
-    for sample in sequence.parallel_samples:  # parallel samples share the full pages of the prompt
+    for sample in sequence.parallel_samples:
         shared = num_tokens // blocks.page_size
         end = -(-sample.max_length // blocks.page_size)
         pages = [count + min(most + 1, end - shared) for count in pages]

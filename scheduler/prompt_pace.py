@@ -23,7 +23,6 @@ class PromptPace:
         self.token_s: float | None = None
 
     def observe(self, step: SchedulerOutput, seconds: float) -> None:
-        """Learn from a step that took ``seconds``."""
         if step.plain:
             return
         tokens = sum(

@@ -43,8 +43,7 @@ class Resource:
         """Reserve what a parallel sample of ``sequence`` needs; return False if it must wait."""
         return True
 
-    def release(self, sequence: Sequence) -> None:
-        """Release everything that a sequence holds."""
+    def release(self, sequence: Sequence) -> None: ...
 
 
 class Resources(Resource):

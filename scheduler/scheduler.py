@@ -156,7 +156,7 @@ class Scheduler:
         if self._queues.shares.are_several:
             self._displace(draft)
         self._plan_decodes(draft)
-        if draft.chunks or not draft.is_plain or self._queues.may_grow:  # most steps need none of these
+        if draft.chunks or not draft.is_plain or self._queues.may_grow:
             self._open_budget(draft)
             held_back = self._plan_chunks(draft, self._queues.waiting.in_turn(draft.chunks))
             self._plan_arrivals(draft)
@@ -201,7 +201,6 @@ class Scheduler:
         return step
 
     def observe(self, step: SchedulerOutput, seconds: float) -> None:
-        """Learn how many seconds a step took from planning to results."""
         self.prompt_pace.observe(step, seconds)
         if (latency := self._targets.latency) is not None:
             latency.observe(step.shape or shape_of(step.work), seconds)
@@ -210,7 +209,6 @@ class Scheduler:
 
     @property
     def draft_times(self) -> DraftTimes:
-        """Durations of steps with drafts, relative to steps without."""
         if self._draft_times is None:
             self._draft_times = DraftTimes()
         return self._draft_times

@@ -22,16 +22,14 @@ class SlotShares:
         self.num_slots = num_slots
         self.running: dict[str, int] = {}
         self.waiting: dict[str, int] = {}
-        self.are_several = False  # whether several tenants have sequences
-        self._present: dict[str, int] = {}  # by tenant: number of running and waiting sequences
+        self.are_several = False
+        self._present: dict[str, int] = {}
         self._is_uneven: bool | None = False
 
     def count_running(self, sequence: Sequence, change: int) -> None:
-        """Count a sequence that starts (``change`` 1) or stops (-1) running."""
         self._count(self.running, sequence.tenant, change)
 
     def count_waiting(self, sequence: Sequence, change: int) -> None:
-        """Count a sequence that starts (``change`` 1) or stops (-1) waiting."""
         self._count(self.waiting, sequence.tenant, change)
 
     def limit(self, num_slots: int) -> None:
@@ -61,11 +59,9 @@ class SlotShares:
         return max(1, self.num_slots // max(1, len(self._present)))
 
     def is_below(self, tenant: str) -> bool:
-        """Return whether a tenant has fewer running sequences than its share."""
         return self.running.get(tenant, 0) < self.share
 
     def is_above(self, tenant: str) -> bool:
-        """Return whether a tenant has more running sequences than its share."""
         return self.running.get(tenant, 0) > self.share
 
     @property
@@ -133,7 +129,6 @@ class SequenceQueues:
         self.shares.count_waiting(sequence, 1)
 
     def resume(self, sequence: Sequence) -> None:
-        """Queue a preempted sequence again after a connector loaded its pages."""
         self.loading.remove(sequence)
         self._put_back(sequence)
 
@@ -166,7 +161,6 @@ class SequenceQueues:
         self._put_back(victim)
 
     def end(self, sequences: list[Sequence]) -> None:
-        """Remove these running sequences."""
         for sequence in sequences:
             sequence.status = Status.FINISHED
             self.shares.count_running(sequence, -1)

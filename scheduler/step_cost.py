@@ -24,7 +24,6 @@ class StepCost:
     """
 
     def __init__(self, row_tile: int = 1) -> None:
-        """Begin without observations. ``row_tile``: see ``Limits``."""
         self._row_tile = row_tile
         self._weights = [0.0] * 5
         self._covariance = [1 / _PRIOR if i == j else 0.0 for i in range(5) for j in range(i + 1)]
@@ -48,10 +47,9 @@ class StepCost:
         return seconds
 
     def observe(self, shape: StepShape, seconds: float) -> None:
-        """Learn from a step that took ``seconds``."""
         if not (math.isfinite(seconds) and seconds > 0):
             return
-        scale = 1 / seconds  # relative errors
+        scale = 1 / seconds
         one, b, c, d, e = _terms(shape, self._row_tile)
         a, b, c, d, e = one * scale, b * scale, c * scale, d * scale, e * scale
         # The lower triangle by rows, written out because loops take three times as long.
@@ -140,7 +138,6 @@ def decode_shape(work: Sequence[ScheduledChunk]) -> StepShape:
 
 
 def shape_of(work: Iterable[ScheduledChunk]) -> StepShape:
-    """Return the shape of a planned step."""
     num_decodes = num_positions = num_chunk_tokens = chunk_positions = 0
     for _, start, stop, _, _, drafts in work:
         if stop - start == 1:

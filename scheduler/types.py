@@ -99,7 +99,6 @@ class Sequence:
 
     @property
     def digests(self) -> list[Digest]:
-        """Known digests of the first full pages."""
         return self.history.digests
 
     @property
@@ -124,7 +123,7 @@ class ScheduledChunk(NamedTuple):
     start: int
     stop: int
     samples: bool
-    parallel_samples: tuple[Sequence, ...] = ()  # waiting when the step was planned
+    parallel_samples: tuple[Sequence, ...] = ()
     drafts: tuple[int, ...] = ()
 
     @property

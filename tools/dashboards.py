@@ -41,7 +41,7 @@ def build(page: Page) -> str:
         board = board.with_panel(_panel(panel))
     built = json.loads(JSONEncoder().encode(board.build()))
     for variable in built["templating"]["list"]:
-        for name in ("auto", "auto_count", "auto_min"):  # Grafana's schema has these for intervals only
+        for name in ("auto", "auto_count", "auto_min"):
             variable.pop(name, None)
     return json.dumps(built, sort_keys=True, indent=2) + "\n"
 

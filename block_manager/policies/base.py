@@ -15,11 +15,9 @@ class EvictionPolicy(Protocol):
     A page is listed from ``release`` until ``reuse`` or ``evict`` removes it.
     """
 
-    def __len__(self) -> int:
-        """Return the number of listed pages."""
+    def __len__(self) -> int: ...
 
-    def __iter__(self) -> abc.Iterator[PageId]:
-        """Yield the listed pages, in no particular order."""
+    def __iter__(self) -> abc.Iterator[PageId]: ...
 
     def release(self, pages: abc.Sequence[PageId], digests: abc.Sequence[Digest | None]) -> None:
         """List pages that have become idle; a sequence's last page comes first.

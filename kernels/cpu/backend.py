@@ -52,12 +52,12 @@ class CpuPool:
         self._spec = spec
         self.exact = exact
         self._layouts = [_layout(spec, layer) for layer in spec.layers]
-        self._layers = [_ext.create_pool(layout) for layout in self._layouts]  # pages of each layer
-        self._likes = [mx.array(0, mx.float32)] * len(spec.layers)  # by layer, in the keys' dtype
+        self._layers = [_ext.create_pool(layout) for layout in self._layouts]
+        self._likes = [mx.array(0, mx.float32)] * len(spec.layers)
         self._values: Ints | None = None
         self._shape = (0, 0, 0)  # numbers of rows, sequences and page-table columns
         self._step: CpuStep | None = None
-        self._reach: tuple[mx.array, mx.array] | None = None  # [T, 1] positions, and ``last``, if given
+        self._reach: tuple[mx.array, mx.array] | None = None
         self._masks: dict[tuple[int | None, int], mx.array] = {}
         self._flags: mx.array | None = None
         self._bound: Sequence[mx.array] | None = None
@@ -100,7 +100,7 @@ class CpuPool:
             metadata.page_size,
             self._spec.num_pages,
         ):
-            replace(metadata, groups=(group,)).check(self._spec.num_pages)  # slower; raises with the reason
+            replace(metadata, groups=(group,)).check(self._spec.num_pages)
             raise AssertionError("the native check refuses indices that AttentionMetadata.check accepts")
         self._reach, self._masks = None, {}
         if metadata.last is not None:
@@ -250,7 +250,7 @@ class CpuPool:
         check_write(self._spec, pages, data)
         mx.eval(self._layers)
         for layer, place in zip(self._layers, layer_bytes(self._spec), strict=True):
-            stored = np.asarray(layer)  # the pool's own memory, which no kernel uses now
+            stored = np.asarray(layer)
             stored[list(pages)] = data[:, place.span].reshape(len(pages), *stored.shape[1:])
 
     def pages(self, layer: int) -> tuple[_ext.PageLayout, mx.array]:

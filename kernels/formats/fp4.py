@@ -60,7 +60,7 @@ def _best_scale(magnitudes: Floats) -> tuple[NDArray[np.float16], NDArray[np.uin
     best_error = np.full(absmax.shape, np.inf, np.float32)
     best_index = np.zeros(magnitudes.shape, np.uint8)
     for factor in SCALE_FACTORS:
-        with np.errstate(under="ignore", over="ignore"):  # tiny scales and huge errors are expected
+        with np.errstate(under="ignore", over="ignore"):
             half = np.minimum(absmax * factor, MAX_FP16).astype(np.float16)
             scale = half.astype(np.float32)
             index = nearest_index(magnitudes, scale)

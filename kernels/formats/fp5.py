@@ -72,7 +72,7 @@ class FP5(PageFormat):
         low_bits = np.unpackbits(scales, axis=-1, bitorder="little")
         low_bits[..., :COARSE] = 0
         values: Floats = MAGNITUDES[(nibbles & np.uint8(7)) << np.uint8(1) | low_bits]
-        with np.errstate(invalid="ignore"):  # scale bytes that are never stored
+        with np.errstate(invalid="ignore"):
             return np.where(nibbles & 8, -values, values) * scale_values(scales[..., :1])
 
     def describe(self) -> str:
@@ -96,7 +96,7 @@ def _best_scale(magnitudes: Floats) -> tuple[NDArray[np.uint8], NDArray[np.uint8
         byte = np.minimum(base + step, 247).astype(np.uint8)
         scale = scale_values(byte)
         index = _nearest_index(magnitudes, scale)
-        with np.errstate(over="ignore", under="ignore"):  # tiny and huge errors are expected
+        with np.errstate(over="ignore", under="ignore"):
             difference = magnitudes - scale * MAGNITUDES[index]
             error = tree_sum(difference * difference)
         # If a sum overflows to infinity, the first candidate must still be taken.

@@ -51,7 +51,7 @@ class _Integer(PageFormat):
     def dequantize(self, codes: Array, scales: Array) -> Floats:
         head_dim = codes.shape[-1] * (32 // self.bits)
         self._check_stored(codes, scales, head_dim)
-        unused = np.uint8(8 - self.bits)  # a shift up and down by these bits extends the sign
+        unused = np.uint8(8 - self.bits)
         signed = (unpack(codes, self.bits) << unused).view(np.int8) >> unused.view(np.int8)
         values: Floats = signed.astype(np.float32) * scales.astype(np.float32)
         return values

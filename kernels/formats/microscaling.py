@@ -56,7 +56,7 @@ class _Microscaled(PageFormat):
         head_dim = codes.shape[-1] * 8
         self._check_stored(codes, scales, head_dim)
         values = values_of(unpack(codes, 4)).reshape(*scales.shape, self.group_size)
-        with np.errstate(under="ignore", over="ignore"):  # codes that are never stored
+        with np.errstate(under="ignore", over="ignore"):
             values = values * self.scale_values(scales)[..., None]
         return values.reshape(*codes.shape[:-1], head_dim)
 
@@ -95,7 +95,7 @@ class NVFP4(_Microscaled):
         quotient = np.ascontiguousarray(absmax / np.float32(6))
         bits = quotient.view(np.uint32)
         rounded = (bits + np.uint32(0x7FFFF) + (bits >> np.uint32(20) & np.uint32(1))) >> np.uint32(20)
-        normal = rounded.astype(np.int32) - (120 << 3)  # exponent biases: 127 of float32, 7 of E4M3
+        normal = rounded.astype(np.int32) - (120 << 3)
         with np.errstate(under="ignore"):
             subnormal = np.rint(np.minimum(quotient, np.float32(1)) * np.float32(512)).astype(np.int32)
         return np.minimum(np.where(quotient < np.float32(2**-6), subnormal, normal), 126).astype(np.uint8)

@@ -18,7 +18,7 @@ from .plan import DecodePlan, plan_chunks, plan_decode
 from .units import MIN_ELEMENTS, KernelSource
 
 _LOG2_E = 1.4426950408889634
-READ = ((MIN_ELEMENTS,), mx.bool_)  # shape and dtype of ``Attended.read``
+READ = ((MIN_ELEMENTS,), mx.bool_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ class PagedAttention:
         routes = self._routes(spec, of_layer.config)
         if not routes.num_tiles:
             return self._decode(of_layer, routes, inputs)
-        inputs["decoded"] = queries  # unused if no row is decoded
+        inputs["decoded"] = queries
         if len(routes.decode.items):
             decoded = self._decode(of_layer, routes, inputs)
             inputs["decoded"] = decoded.out

@@ -79,7 +79,7 @@ class AttentionConfig(PageReaderConfig):
 
     @property
     def chunk_keys(self) -> int:
-        products = 0 if self.chunk_parts == 1 else 32 * CHUNK_SIMDGROUPS  # bytes per key
+        products = 0 if self.chunk_parts == 1 else 32 * CHUNK_SIMDGROUPS
         return next(
             keys
             for keys in (32, 16, 8)
@@ -198,7 +198,7 @@ class AttentionConfig(PageReaderConfig):
     def chunk_unit(self, *, split: bool) -> KernelSource:
         keys = self.chunk_keys
         key_bytes, value_bytes = self.tile_bytes(keys)
-        row_group = 8 * (self._widest + 4) * 4  # bytes of the rows' queries or outputs
+        row_group = 8 * (self._widest + 4) * 4
         shared = max(key_bytes + value_bytes, row_group)
         macros = self._macros() | {
             "NUM_SIMDGROUPS": CHUNK_SIMDGROUPS,

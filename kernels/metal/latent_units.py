@@ -93,13 +93,13 @@ class LatentConfig(PageReaderConfig):
         optional = (
             ("k_scales", scales[0]),
             ("v_scales", scales[1]),
-            ("sinks", self.sinks and not split),  # for splits, sinks are added once, at the end
+            ("sinks", self.sinks and not split),
             ("seen_since", self.bounded),
             ("after", self.ordered),
         )
         inputs = ("queries", "rotary", "items", "positions", "page_table", "params", "k_codes", "v_codes")
         latent_bytes, rotary_bytes = self.tile_bytes(keys)
-        row_group = 8 * (layer.head_dim + layer.value_dim + 4) * 4  # bytes of the queries of 8 rows
+        row_group = 8 * (layer.head_dim + layer.value_dim + 4) * 4
         macros = self._macros() | {
             "NUM_SIMDGROUPS": self.simdgroups,
             "THREADS": 32 * self.simdgroups,

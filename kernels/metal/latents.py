@@ -48,10 +48,6 @@ class LatentPlan:
 
 
 def latent_splits(tiles: Ints, heads_tiles: int) -> Ints:
-    """Return the number of splits of tokens that read ``tiles`` tiles of 32 keys.
-
-    heads_tiles   threadgroups for the heads of a token
-    """
     splits = num_splits(tiles)
     return np.minimum(splits, -(-2 * splits // heads_tiles)).astype(np.int32)
 

@@ -77,7 +77,7 @@ class _Kind:
     @property
     def tiles(self) -> Ints:
         if self.seen_since is None:
-            return (self.positions + DECODE_TILE) // DECODE_TILE  # 0 for position -1, a row without pages
+            return (self.positions + DECODE_TILE) // DECODE_TILE
         return np.where(self.live, bounded_tiles(self.positions, self.seen_since, self.keep), 0)
 
 

@@ -48,7 +48,7 @@ class Bias:
             seen = visible(rows, mx.arange(length), spec.window, spec.keep, last)
             return mx.where(seen[:, None, None], logits, -mx.inf)
         rows = self.mask[group.rows][..., :length].transpose(0, 2, 1, 3)  # [B, 1 or Hq, n, L]
-        if rows.shape[-1] < length:  # pages reach past the longest sequence
+        if rows.shape[-1] < length:
             rows = mx.pad(rows, [(0, 0), (0, 0), (0, 0), (0, length - rows.shape[-1])])
         heads = logits.shape[1:3] if rows.shape[1] > 1 else (1, 1)
         rows = rows.reshape(rows.shape[0], *heads, *rows.shape[2:])
@@ -56,9 +56,7 @@ class Bias:
         if rows.dtype == mx.bool_:
             return mx.where(mx.logical_and(rows, seen), logits, -mx.inf)
         rows = rows.astype(mx.float32)
-        seen = mx.logical_and(
-            seen, mx.logical_not(rows <= HIDDEN)
-        )  # NaN counts as visible, so that it reaches the output
+        seen = mx.logical_and(seen, mx.logical_not(rows <= HIDDEN))
         return mx.where(seen, logits + rows, -mx.inf)
 
 

@@ -27,7 +27,7 @@ class ReferenceResidualCache(ResidualCache["ReferencePool"]):
     def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
         bias = self.quantized.check_queries(layer, queries, options)
         wide = queries.astype(mx.float32) * options.scale
-        if options.rotary is not None:  # keys are latents joined with rotary keys, values are latents
+        if options.rotary is not None:
             self.quantized.check_latents(layer, queries, options)
             wide = mx.concatenate([wide, options.rotary.astype(mx.float32)], axis=-1)
         keep = self.residual.spec.layers[layer].keep

@@ -79,7 +79,7 @@ TOLERANCE = 0.02
 """Largest allowed error relative to the largest output; kernels may round queries and weights to bf16."""
 
 _PAGE_SIZE = 16
-_SEQUENCES = ((40, 1), (0, 21), (15, 4), (0, 1))  # of each sequence: earlier positions, and rows of the step
+_SEQUENCES = ((40, 1), (0, 21), (15, 4), (0, 1))
 
 
 @dataclass(frozen=True, slots=True)

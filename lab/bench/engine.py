@@ -117,7 +117,7 @@ def _measure(
     runs = [1] * ALONE_RUNS + [batch for batch in load.batches if batch != 1]
     timings: dict[int, list[Timing]] = {}
     with tqdm(total=len(runs) + 1, unit="run", disable=None) as bar:
-        serve(core, config, Workload((1,), min(16, load.prompt_tokens), 4), 1, rng)  # warm up
+        serve(core, config, Workload((1,), min(16, load.prompt_tokens), 4), 1, rng)
         bar.update()
         for batch in runs:
             timings.setdefault(batch, []).append(serve(core, config, load, batch, rng))

@@ -45,7 +45,7 @@ FULL_FORMATS: tuple[dict[str, Any], ...] = (
     {"kv_format": "fp5/fp4", "residual_pages": 1, "sink_pages": 1},
 )
 
-Bits: TypeAlias = tuple[tuple[int, ...], tuple[str, ...]]  # tokens, and log probabilities in full precision
+Bits: TypeAlias = tuple[tuple[int, ...], tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ def _measure(bench: Bench, wanted: tuple[str, ...], lengths: tuple[int, ...], ru
     workloads = len(snapshots) + (len(sizes) + 1) * ("pools" in wanted) + 2 * ("salts" in wanted)
     steps += chats.conversations * chats.turns * workloads
     with tqdm(total=steps, unit="run", disable=None, file=sys.stderr) as bar:
-        bench.serve(bench.core(), bench.tokens(min(64, room)))  # warm up
+        bench.serve(bench.core(), bench.tokens(min(64, room)))
         if "ttft" in wanted:
             result["ttft"] = []
             for length in fitting:

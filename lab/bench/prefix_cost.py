@@ -15,7 +15,7 @@ from octavo.engine.core.engine_core import EngineCore
 from .drive import request_of
 from .prefix_runs import ANSWER_TOKENS, SEED, Bench, answer_of
 
-CHANCE = 0.05  # chance that the true value lies below the interval; the chance for above is equal
+CHANCE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def cost_without_reuse(bench: Bench, *, prompt_tokens: int, rounds: int) -> dict
     times: dict[str, list[float]] = {name: [] for name in cores}
     for number in range(rounds + 1):
         taken = _round(bench, cores, prompt_tokens, rng)
-        if number:  # the first round warms up
+        if number:
             for name, seconds in taken.items():
                 times[name].append(seconds)
     cost, control = (share(times[name], times["off"]) for name in ("on", "control"))

@@ -163,7 +163,7 @@ def converse(
 ) -> Outcome:
     """Serve the turns of all conversations; with ``salts`` each conversation has its own salt."""
     core = bench.core(num_pages, prefix_cache=prefix_cache, states=states)
-    rng = np.random.default_rng(SEED)  # equal words in every call
+    rng = np.random.default_rng(SEED)
 
     def words(count: int) -> list[int]:
         return [int(token) for token in rng.integers(0, bench.info.vocab_size, count)]

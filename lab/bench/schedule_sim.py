@@ -19,7 +19,7 @@ from octavo.scheduler import LatencyGoal, Limits, SampleResult, Scheduler, Sched
 from octavo.scheduler.step_cost import shape_of
 from octavo.scheduler.waiting import WaitingQueue
 
-FIXED = (64, 128, 256, 512)  # tokens of a step, compared with latency targets
+FIXED = (64, 128, 256, 512)
 PAGE_BYTES = 64  # nominal; only the number of pages matters
 
 
@@ -147,7 +147,7 @@ class Outcome:
     computed_tokens: int
     pages_out: int = 0  # pages copied to swap memory and back
     pages_in: int = 0
-    course: list[Moment] = field(default_factory=list)  # state after each step
+    course: list[Moment] = field(default_factory=list)
 
     def share_of_good(self, ttft_s: float, itl_s: float) -> float:
         """Return the share of requests whose first token and gaps were all within the limits."""

@@ -30,7 +30,7 @@ TARGET_ITL_S = 0.15
 PRETENDED_S = 0.05  # duration of each step, in seconds, as told to the scheduler
 SEED = 1
 PROMPT_POOL = 2 * PROMPT_TOKENS // PAGE_SIZE  # pages
-_FILL = 3  # prompts that fill the pool first
+_FILL = 3
 
 
 @dataclass(frozen=True, slots=True)

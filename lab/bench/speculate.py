@@ -130,7 +130,7 @@ class Dictation:
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
-        self.texts: Mapping[int, Sequence[int]] = {}  # text to dictate, by the sample's seed
+        self.texts: Mapping[int, Sequence[int]] = {}
 
     def submit(self, batch: Batch, states: Sequence[SampleState], after: Pending | None = None) -> Pending:
         assert after is None, "what is dictated is known only when a step is resolved"

@@ -81,7 +81,7 @@ def replay(
     seconds = time.perf_counter() - began
     gc.unfreeze()
     holding.release_all()
-    peak = blocks.num_pages - blocks.num_idle_empty  # used pages stay cached until they are reused
+    peak = blocks.num_pages - blocks.num_idle_empty
     return Replayed(len(requests), skipped, prompt_pages, hit_pages, blocks.num_evicted, peak, seconds)
 
 
@@ -91,7 +91,7 @@ class _Holding:
     def __init__(self, blocks: BlockManager, token_ms: float | None) -> None:
         self._blocks = blocks
         self._token_ms = token_ms
-        self._running: list[tuple[float, int, PageTable]] = []  # heap of (end time, serial number, table)
+        self._running: list[tuple[float, int, PageTable]] = []
         self._num_served = 0
 
     def serve(self, request: TraceRequest, tokens: list[int]) -> int:

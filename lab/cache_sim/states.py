@@ -14,7 +14,7 @@ from .run import replay
 from .trace import TraceRequest
 
 SHARES = (0.01, 0.125, 0.25, 0.5, 0.75)  # shares of the memory that slots get
-SIZES = (8, 4, 2, 1)  # divisors of the memory if several sizes are requested
+SIZES = (8, 4, 2, 1)  # memory sizes: the whole memory divided by each number
 ATTENTION = "none needed"
 
 

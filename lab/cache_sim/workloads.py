@@ -24,7 +24,7 @@ def chats(
     """
     rng = random.Random(seed)
     fresh = itertools.count(num_systems * system_pages)
-    upcoming: list[tuple[float, list[int]]] = []  # heap of (time of the next turn, pages)
+    upcoming: list[tuple[float, list[int]]] = []
     begins = 0.0
     requests: list[TraceRequest] = []
     while len(requests) < NUM_REQUESTS:
@@ -53,7 +53,6 @@ def _scan(request: TraceRequest, number: int, fresh: Iterator[int]) -> list[Trac
     return [request, TraceRequest(request.timestamp_ms, 1, [*itertools.islice(fresh, 60)])]
 
 
-# Workloads by name, as functions of a seed.
 WORKLOADS: dict[str, Callable[[int], list[TraceRequest]]] = {
     "chats, 5 s to think": lambda seed: chats(seed, think_ms=5_000, spread=0.5),
     "chats, 60 s to think": lambda seed: chats(seed, think_ms=60_000, spread=1.0),

@@ -138,7 +138,7 @@ def time_attention(
         np.random.default_rng(0).permutation(sequences * pages).reshape(sequences, pages).astype(np.int32)
     )
     _fill(pool)
-    pair_flops = 4.0 * QUERY_HEADS * HEAD_DIM  # for one query row and one visible position
+    pair_flops = 4.0 * QUERY_HEADS * HEAD_DIM
     seen = sequences * context
     seconds = _attend_seconds(pool, step_of(tables, context, 1, page_size), timing)
     yield AttentionTiming("decode", name, context, sequences, seconds, seen * row_bytes, seen * pair_flops)

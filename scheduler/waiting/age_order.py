@@ -88,11 +88,9 @@ class AgeOrder:
         return [self._rank(each, due) for each in equals]
 
     def in_order(self, equals: Iterable[Sequence]) -> list[Sequence]:
-        """Return these sequences, sorted by ``rank``."""
         return [each for _, _, each in sorted(self.rank(equals), key=lambda rank: rank[:2])]
 
     def interrupt(self, sequence: Sequence) -> None:
-        """Record that a preempted sequence waits again."""
         self._interrupted.add(sequence)
 
     def num_before(self, sequence: Sequence, equals: Iterable[Sequence]) -> int:

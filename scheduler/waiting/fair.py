@@ -75,7 +75,6 @@ class FairQueue(WaitingQueue):
         return islice(self._lane(running), LOOK_AHEAD)
 
     def first_claims(self, running: Sequence) -> Iterable[Sequence]:
-        """Yield waiting sequences that get tokens of a step before a running prompt."""
         lanes = self._class(running.priority).lanes
         others = (self._line(lane) for tenant, lane in lanes.items() if tenant != running.tenant)
         claim = self._service(running) + self._rest(running)

@@ -28,7 +28,7 @@ class PriorityClass:
     lanes: dict[str, deque[Sequence]] = field(default_factory=dict)
     service: dict[str, float] = field(default_factory=dict)
     level: float = 0.0
-    last_left: str | None = None  # the lane that became empty last
+    last_left: str | None = None
 
 
 class WaitingQueue:
@@ -89,7 +89,6 @@ class WaitingQueue:
             priority_class.last_left = name
 
     def replace(self, sequence: Sequence, successor: Sequence) -> None:
-        """Replace a waiting sequence by ``successor``, at its position."""
         lane = self._lane(sequence)
         lane[lane.index(sequence)] = successor
         self._order.replace(sequence, successor)

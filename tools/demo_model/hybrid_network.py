@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from demo_model.network import MLP, rotate
 
-CHUNK = 128  # tokens of one triangular system
+CHUNK = 128
 TAPS = 4  # taps of a convolution
 
 
@@ -94,7 +94,7 @@ def gated_delta(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor
     """
     narrow, size = q.dtype, min(q.shape[2], CHUNK)
     q, k, v, log_decay, beta = (x.unflatten(2, (-1, size)) for x in (q, k, v, log_decay, beta))
-    since = log_decay.cumsum(-1)  # log decay from the chunk's start up to each token, inclusive
+    since = log_decay.cumsum(-1)
     above = torch.full((size, size), -torch.inf).triu(1)
     decay = (since[..., :, None] - since[..., None, :]).add_(above).exp_().to(narrow)
     turned = k.transpose(-1, -2)
@@ -148,7 +148,7 @@ class Norm(nn.Module):
 
 def convolve(x: Tensor, taps: Tensor) -> Tensor:
     """Convolve each channel causally, and apply SiLU; x [B, T, channels], taps [channels, 1, TAPS]."""
-    padded = F.pad(x, (0, 0, TAPS - 1, 0)).transpose(1, 2).unsqueeze(2)  # channels last
+    padded = F.pad(x, (0, 0, TAPS - 1, 0)).transpose(1, 2).unsqueeze(2)
     out = F.conv2d(padded, taps.unsqueeze(2).to(x.dtype), groups=taps.shape[0])
     return F.silu(out.squeeze(2).transpose(1, 2))
 
@@ -174,7 +174,7 @@ class GatedDelta(nn.Module):
         self.q_conv1d = ShortConvolution(config.key_width)
         self.k_conv1d = ShortConvolution(config.key_width)
         self.v_conv1d = ShortConvolution(config.value_width)
-        step = torch.exp(torch.linspace(-9.0, -6.0, heads))  # decay rates of the heads, slow to fast
+        step = torch.exp(torch.linspace(-9.0, -6.0, heads))
         self.dt_bias = nn.Parameter(step.expm1().log())
         self.A_log = nn.Parameter(torch.zeros(heads))
         self.o_norm = Norm(config.linear_value_head_dim)
@@ -189,7 +189,7 @@ class GatedDelta(nn.Module):
         taps = torch.cat((self.q_conv1d.weight, self.k_conv1d.weight, self.v_conv1d.weight))
         qk, v = convolve(qkv, taps).unflatten(-1, (-1, values // heads)).split((2 * heads, heads), dim=2)
         q, k = Normed.apply(qk.transpose(1, 2)).chunk(2, dim=1)
-        width = config.linear_key_head_dim  # rows have norm sqrt(width); k gets norm 1, q 1 / sqrt(width)
+        width = config.linear_key_head_dim
         log_decay = -self.A_log.exp() * F.softplus(a.float() + self.dt_bias)
         beta = b.float().sigmoid()
         with torch.autocast("cpu", enabled=False):

@@ -13,7 +13,7 @@ from torch import Tensor
 from demo_model.hybrid_network import TAPS, FirstAttention, GatedDelta, Hybrid
 
 EMBEDDING_SCALE = 0.03
-GAINS = (0.05, 0.02, 0.02)  # factor of each delta layer's output
+GAINS = (0.05, 0.02, 0.02)
 SHARPNESS = (1.0, 1.4, 1.7, 2.0)  # per attention head: a score is multiplied by its square
 
 
@@ -22,7 +22,7 @@ def plant_lookups(model: Hybrid, seed: int = 0) -> None:
     generator = torch.Generator().manual_seed(seed)
     embedding = model.model.embed_tokens.weight
     embedding.normal_(std=EMBEDDING_SCALE, generator=generator)
-    embedding[:, 0] = 8 * EMBEDDING_SCALE  # equal for every token; opens gates and sets rates
+    embedding[:, 0] = 8 * EMBEDDING_SCALE
     first = model.model.layers[0]
     _plant_recency(first.self_attn, generator)
     first.post_attention_layernorm.weight.fill_(EMBEDDING_SCALE)
@@ -58,7 +58,7 @@ def _plant(layer: GatedDelta, gain: float, generator: torch.Generator) -> None:
     layer.b_proj.weight[:, 0] = 0.15
     layer.g_proj.weight[:, 0] = 0.2
     for head in range(config.linear_num_key_heads):
-        lags = 1 if head % 2 else 3  # number of tokens in a key
+        lags = 1 if head % 2 else 3
         base = head * keys
         for lag in range(lags):
             part = slice(base + keys * lag // lags, base + keys * (lag + 1) // lags)

@@ -128,7 +128,7 @@ class Qwen3(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
         for name, parameter in self.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")):
-                nn.init.zeros_(parameter)  # every block starts as the identity
+                nn.init.zeros_(parameter)
             elif parameter.ndim == 2:
                 nn.init.normal_(parameter, std=0.03 if "embed" in name else parameter.shape[1] ** -0.5)
 

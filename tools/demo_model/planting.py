@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from demo_model.network import Attention, Qwen3
 
 EMBEDDING_SCALE = 0.03
-OFFSETS = (1, 2, 1, 3)  # distance of each query head in layer 0
+OFFSETS = (1, 2, 1, 3)
 FAST = 6  # RoPE frequencies that tell offsets apart
 
 

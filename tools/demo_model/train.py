@@ -137,7 +137,7 @@ def train(state: State[Qwen3], tokenizer: Tokenizer, options: argparse.Namespace
     first, begin = state.step, time.monotonic()
     saved_at = begin
     groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
-    bases = [10 * options.rate, options.rate]  # rates of Muon and AdamW
+    bases = [10 * options.rate, options.rate]
     source = Batches(
         options.run, seed=options.seed, first=first, planned=options.steps, tokens=options.tokens
     )

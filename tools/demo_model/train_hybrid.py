@@ -34,7 +34,7 @@ from octavo_lab.bench.ledgers.words import ANSWER_WEIGHT
 TOKENIZER = Path(__file__).resolve().parents[2] / "engine" / "demo" / "tokenizer.json"
 WARM, EARLY, MIDDLE = 0.06, 0.3, 0.6  # shares of the time at which the curriculum changes
 SHARES: dict[type[Kind], float] = {Codes: 0.45, Residents: 0.35, Stock: 0.2}
-CONTEXT_SHARE, CONTEXT_WEIGHT = 0.15, 0.3  # tokens other than answers: share that is trained, weight
+CONTEXT_SHARE, CONTEXT_WEIGHT = 0.15, 0.3
 PROBE_LENGTHS, PROBE_LEDGERS = (128,), 5
 
 
@@ -94,7 +94,7 @@ def train_step(state: State[Hybrid], batch: Example) -> float:
     answer = weights[:, 1:].flatten() == ANSWER_WEIGHT
     draw = torch.rand(answer.shape, generator=torch.Generator().manual_seed(state.step))
     chosen = (answer | (draw < CONTEXT_SHARE)).nonzero()[:, 0]
-    chosen = chosen[: len(chosen) // 256 * 256]  # few shapes, because each new shape is compiled
+    chosen = chosen[: len(chosen) // 256 * 256]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = state.model(ids[:, :-1], chosen)
     each = F.cross_entropy(logits.float(), ids[:, 1:].flatten()[chosen], reduction="none")
@@ -146,7 +146,7 @@ def train(state: State[Hybrid], tokenizer: Tokenizer, options: argparse.Namespac
     first, begin = state.step, time.monotonic()
     saved_at = begin
     groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
-    bases = [10 * options.rate, options.rate]  # rates of Muon and AdamW
+    bases = [10 * options.rate, options.rate]
     losses: list[float] = []
     while (used := (time.monotonic() - begin) / 60 / options.minutes) < 1:
         warm = min(1.0, (state.step - first + 1) / options.warmup)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-DOCUMENTS = {  # page of the site: document of the repository
+DOCUMENTS = {
     "architecture.md": "ARCHITECTURE.md",
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
@@ -20,7 +20,7 @@ DOCUMENTS = {  # page of the site: document of the repository
     "internals/demo-model.md": "tools/demo_model/README.md",
     "benchmarks/peers.md": "tests/bench/peers/README.md",
 }
-SOURCES = {  # file or folder of the repository: the page that is generated from it
+SOURCES = {
     "docs/benchmarks/results": "benchmarks/index.md",
     "engine/__init__.py": "reference/python.md",
     "engine/api/config.py": "reference/configuration.md",

@@ -181,7 +181,7 @@ def _doc(thing: type | object) -> str:
 
 
 def models() -> str:
-    from mlx_lm.utils import MODEL_REMAPPING  # this import takes a second
+    from mlx_lm.utils import MODEL_REMAPPING
 
     published = json.loads((ROOT / "tests" / "data" / "published_configs.json").read_text("utf-8"))
     text = (ROOT / "docs" / "architectures.md").read_text("utf-8")

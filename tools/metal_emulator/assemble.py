@@ -59,7 +59,7 @@ class Parameter:
 
     role: Role
     tensor: str
-    ctype: str  # with qualifiers and address space, without the pointer
+    ctype: str
     is_reference: bool
     name: str
 
@@ -69,7 +69,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Assembled:
-    """The text that MLX compiles after its utilities, and the parts of this text."""
+    """Source text of a kernel as MLX compiles it, and its parts."""
 
     text: str
     source: KernelSource

@@ -41,7 +41,7 @@ _FLAGS = (
     "-Wimplicit-float-conversion",
     "-O0",
     "-fno-sanitize=all",
-    "-DMSL_NUMBERED",  # assigns a number to each address space, to be found in the IR
+    "-DMSL_NUMBERED",
 )
 _MEMBER_FUNCTION = re.compile(
     r"(?P<before>[;{}>]|public:|^)\s*(?P<declaration>(?:METAL_FUNC|inline)\s[^;{}()=]*?\b\w+\s*"

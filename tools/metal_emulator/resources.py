@@ -42,7 +42,7 @@ most 128 registers per thread, and a core runs fewer threads if each takes more 
 _LIMITS = f'attributes #0 = {{ "amdgpu-num-vgpr"="{MAX_REGISTERS}" "amdgpu-flat-work-group-size"="1,512" '
 _IDS = {
     "thread_index_in_simdgroup": "metal::msl_lane()",
-    "simdgroup_index_in_threadgroup": "((uint)__builtin_amdgcn_readfirstlane(msl_linear / 32))",  # uniform
+    "simdgroup_index_in_threadgroup": "((uint)__builtin_amdgcn_readfirstlane(msl_linear / 32))",
     "thread_index_in_threadgroup": "msl_linear",
     "thread_position_in_grid": (
         "(metal::uint3{msl_group.x * WIDTH + msl_x, msl_group.y * HEIGHT + msl_y, msl_group.z})"

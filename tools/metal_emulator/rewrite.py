@@ -34,7 +34,7 @@ def rewrite(source: str) -> str:
     source = re.sub(r"\[\[\s*threadgroup\(\d+\)\s*\]\]", "", source)
     source = re.sub(r"\btemplate\s*\[\[host_name[^;]*;", "", source)
     previous = ""
-    while previous != source:  # two declarations in a row share the ';' that the pattern starts with
+    while previous != source:
         previous, source = source, THREADGROUP_DECLARATION.sub(_threadgroup_variables, source)
     return _alias_constructors(_vector_constructors(source))
 
@@ -42,7 +42,7 @@ def rewrite(source: str) -> str:
 def _threadgroup_variables(match: re.Match[str]) -> str:
     declaration = match["declaration"].strip()
     parts = _TYPE_AND_VARIABLES.match(declaration)
-    if parts is None or "=" in declaration:  # declares a pointer or reference, not memory
+    if parts is None or "=" in declaration:
         return match[0]
     variables = ""
     for variable in _split_at_commas(parts["variables"]):

@@ -54,7 +54,7 @@ class Stats:
     barriers: int  # threads that reached a threadgroup_barrier
     operations: Mapping[str, int]  # executions by simdgroup; by threadgroup for threadgroup_barrier
     threadgroup_bytes: int  # the most threadgroup memory that a threadgroup used
-    warnings: str  # warnings of the compiler
+    warnings: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,7 @@ class MetalKernel:
     ) -> None:
         if not ensure_row_contiguous:
             raise MetalRuntimeError("ensure_row_contiguous=False: inputs are row-contiguous here")
-        options.pop("compile_options", None)  # options of Apple's compiler
+        options.pop("compile_options", None)
         self._kernel = (name, input_names, output_names, source)
         self._options = {"header": header, "atomic_outputs": atomic_outputs, **options}
         self.last: Result | None = None

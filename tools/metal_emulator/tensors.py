@@ -88,7 +88,7 @@ class Tensor:
 def _from_mlx(value: Any) -> NDArray[Any]:
     if dtype_name(value.dtype) != "bfloat16":
         return np.array(value)
-    import mlx.core as mx  # only needed for MLX arrays
+    import mlx.core as mx
 
     bits: NDArray[Any] = np.array(value.view(mx.uint16))
     return bits.view(ml_dtypes.bfloat16)

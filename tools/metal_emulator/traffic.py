@@ -23,10 +23,10 @@ class Site:
     """One load or store instruction on one buffer, summed over all simdgroups."""
 
     library: Path
-    offset: int  # offset of the instruction in the library
+    offset: int
     buffer: str
     is_write: bool
-    executions: int  # each by one simdgroup
+    executions: int
     thread_bytes: int
     bytes: int
     lines: int

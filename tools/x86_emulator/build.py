@@ -55,7 +55,7 @@ def extension(*, only_amx: bool) -> Path:
             generator = ("-G", "Ninja") if _find("ninja") else ()
             caching = _CACHING if _find("ccache") else ()
             options = (*OPTIONS, *(f"-D{name}={value}" for name, value in settings.items()))
-            for former in folder.glob("_ext*.so"):  # a former build may have another file name
+            for former in folder.glob("_ext*.so"):
                 former.unlink()
             _run("-S", str(ROOT), "-B", str(folder), *generator, *caching, *options)
         _run("--build", str(folder), "--target", "_ext", "--parallel", str(os.cpu_count() or 1))
@@ -110,7 +110,7 @@ def _run(*arguments: str) -> None:
     assert cmake is not None
     environment = os.environ | {
         "PATH": os.pathsep.join((os.environ["PATH"], str(Path(sys.executable).parent))),
-        "CCACHE_BASEDIR": str(ROOT),  # a compiler cache serves all checkouts
+        "CCACHE_BASEDIR": str(ROOT),
         "CCACHE_NOHASHDIR": "1",
     }
     done = subprocess.run([cmake, *arguments], capture_output=True, text=True, check=False, env=environment)

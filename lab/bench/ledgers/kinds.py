@@ -105,7 +105,7 @@ class Codes(Kind):
 
 
 class People(Kind):
-    """Base of the kinds with persons as keys."""
+    """Base of ledgers about people."""
 
     def __init__(self, rng: Random) -> None:
         super().__init__(rng)

@@ -29,13 +29,13 @@ class _Batch:
         self, pages: list[PageId], seen: AgeHistogram, *, uses: int, released_at: int, behind: _Batch | None
     ) -> None:
         self.pages = pages
-        self.seen = seen  # histogram of the batch's kind
-        self.uses = uses  # uses of each page so far
+        self.seen = seen
+        self.uses = uses
         self.released_at = released_at
-        self.behind = behind  # batch of the next pages in the sequence
+        self.behind = behind
         self.age = 0
         self.num_live = self.num_awaited = len(pages)
-        self.weight = 1 / len(pages)  # weight of a page in statistics
+        self.weight = 1 / len(pages)
         self.value = 0.0
         self.serial = 0
 
@@ -62,7 +62,7 @@ class Gittins:
         self._digests: abc.Sequence[Digest | None] = ()
         self._now = 0
         self._due: dict[int, list[_Batch]] = {}
-        self._heap: list[tuple[float, int, int, _Batch]] = []  # value, time of release, serial number, batch
+        self._heap: list[tuple[float, int, int, _Batch]] = []
         self._serial = 0
         self._statistics = HitStatistics()
         self._shadow = ShadowLRU(num_pages)

@@ -20,9 +20,9 @@ class ShadowLRU:
         self.follow_lru = True
         self._num_pages = num_pages
         self._now = 0
-        self._since = 1  # LRU has pages released at this time or later
-        self._released: dict[int, int] = {}  # by time of release: number of pages not requested since
-        self._num_recent = 0  # sum of ``_released``
+        self._since = 1
+        self._released: dict[int, int] = {}
+        self._num_recent = 0
         self._begin_at: int | None = None
         self._lead = 0.0  # hits of the policy minus hits of LRU
         self._total = 0.0
@@ -38,7 +38,6 @@ class ShadowLRU:
             self._lead += found and not self.follow_lru
 
     def release(self, num_pages: int) -> bool:
-        """Count a release of ``num_pages`` pages; return whether ``follow_lru`` changed."""
         self._now += 1
         self._total += num_pages
         released = self._released
@@ -57,7 +56,7 @@ class ShadowLRU:
 
     def _should_follow(self) -> bool:
         if self._begin_at is None or self._now < self._begin_at:
-            if self._begin_at is None and self._since > 1:  # the pool is full for the first time
+            if self._begin_at is None and self._since > 1:
                 self._begin_at = 2 * self._now
             return True
         most = MARGIN * self._total + SLACK * self._num_pages
