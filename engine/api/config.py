@@ -21,13 +21,13 @@ CHOSEN_FROM = (
     "fp5/fp4",
     "int8/fp4",
     "int8",
-)  # formats that "auto" tries, smallest first
+)  # page formats that "auto" tries, smallest first
 Backend = Literal["auto", "metal", "cpu", "reference"]
 Weights = Literal["keep", "bf16", "int8", "w8a8", "int4", "w4a8"]
 SchedulePolicy = Literal["fcfs", "lpm", "vtc", "dlpm"]
 
 MAX_WAITING_TOKENS = 2**20  # limit on prompt tokens in the queue
-KEPT_TOKENS = 4  # attention sinks: first positions that stay visible under max_kv_size
+KEPT_TOKENS = 4  # first positions that stay visible under max_kv_size (attention sinks)
 DEFAULT_LORA_MEMORY = 1 << 30  # bytes
 MIN_TENANT_WEIGHT = 1e-12
 

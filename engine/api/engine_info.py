@@ -13,13 +13,13 @@ from .image import ImageRules
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBudget:
-    """Memory of the engine by use, in bytes.
+    """Memory of the engine in bytes, by use.
 
-    residual   16-bit pages next to quantized ones; included in ``pages``
-    drafts     KV pages of a draft model
-    unread     weights that no step reads; included in ``weights``
-    adapters   limit on memory for adapters
-    vision     weights of the image encoder, plus the limit on cached images
+    residual   16-bit pages in addition to quantized pages
+    drafts     KV pages of the draft model
+    unread     weights that no step reads
+    adapters   limit on memory for LoRA adapters
+    vision     weights of the image encoder, and its cache
     """
 
     weights: int
@@ -34,7 +34,7 @@ class MemoryBudget:
 
 
 class AdapterInfo(NamedTuple):
-    """Loaded LoRA adapter. ``digest`` is the SHA-256 of its files; ``rank`` is its largest rank."""
+    """A loaded LoRA adapter. ``digest`` is the SHA-256 of its files."""
 
     name: str
     path: str
@@ -51,21 +51,16 @@ class AdapterInfo(NamedTuple):
 class EngineInfo:
     """Facts about a running engine.
 
-    name             model name for clients
     embeds           whether embeddings are available
-    aliases          further model names for clients
-    chat_template    file of a template that replaces the model's
+    aliases          alternative model names for clients
     backend_reason   why this backend was chosen
     kv_format        page formats of K and V: "fp4", or "int8/fp4" if they differ
     weights          number format of linear layers: "bf16", "int4", ...
     num_pages        pages in the pool
-    row_tile         rows per tile of a matrix product
-    residual_pages   last pages of a sequence that are kept in 16 bits; 0 if none
-    batch_invariant  whether a row's result has the same bits in any batch
-    adapters         adapters that were loaded at start
+    residual_pages   pages per sequence that are kept in 16 bits
+    batch_invariant  whether results are bit-identical in any batch
+    adapters         LoRA adapters that were loaded at start
     images           preprocessing of images; None if the model takes only text
-    states           state slots of recurrent layers; None without recurrent layers
-    recurrent        number and kind of recurrent layers, as text
     """
 
     name: str

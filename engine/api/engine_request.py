@@ -12,11 +12,11 @@ from .outputs import Delta
 from .sampling_params import SamplingParams
 
 _NUMBERS = itertools.count()
-_VARIANT = b"\xff"  # separates salt and variant; invalid in UTF-8, so clients cannot send it
+_VARIANT = b"\xff"  # invalid in UTF-8, so clients cannot send it
 
 
 class CacheNamespace(NamedTuple):
-    """Key that limits the sharing of cached pages: only requests with equal namespaces share pages.
+    """Requests share cached pages only if their namespaces are equal.
 
     tenant    name of the tenant
     salt      bytes that separate requests of one tenant
@@ -44,12 +44,11 @@ def salt_and_variant(own: bytes) -> tuple[bytes, bytes]:
 class EngineRequest:
     """A validated request, ready for the queue. It can be pickled.
 
-    number       unique in one front end, while a request id may be reused
+    number       unique in one front end; request ids may be reused
     max_tokens   maximum number of tokens per sample
     arrived_at   seconds of the monotonic clock
     grammar      number of the compiled grammar
     adapter      name of the LoRA adapter
-    images       images of the prompt, by position
     """
 
     request_id: str
@@ -70,7 +69,7 @@ class EngineRequest:
 
 
 class News(NamedTuple):
-    """Output delta of the request with this number."""
+    """New output of one request."""
 
     number: int
     delta: Delta

@@ -23,13 +23,9 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRules:
-    """Preprocessing of images for one model. An image becomes rows of embeddings, one per square.
+    """Preprocessing of images for one model.
 
-    token                    id of the placeholder token; a prompt has one for each row
-    mark                     text that the chat template writes for each image
-    text                     text with one placeholder that replaces the mark
-    line_ends                token ids after each line of rows, and after the last line
-    is_whole                 whether each row attends to all rows of its image
+    token                    id of the placeholder token in prompts
     patch                    side of a patch, in pixels
     temporal                 copies of each patch in time
     merge                    patches along one side of a square
@@ -58,12 +54,10 @@ class ImageRules:
 
     @property
     def side(self) -> int:
-        """Side of a square, in pixels."""
         return self.patch * self.merge
 
     def size_for(self, size: Size) -> Size:
-        """Return the resized size: whole squares, with about the original aspect ratio. Raises InvalidRequest
-        for a ratio over ``MAX_ASPECT``."""
+        """Return the size after resizing. Raises InvalidRequest if the sides differ too much."""
         aspect = max(size) / min(size)
         if aspect > MAX_ASPECT:
             raise InvalidRequest(
@@ -89,12 +83,10 @@ class ImageRules:
 class PromptImage(NamedTuple):
     """An image of a prompt.
 
-    start          prompt position of the first row
-    rows, columns  number of squares in each direction
+    start          prompt position of the first image token
+    rows, columns  number of image tokens in each direction
     digest         SHA-256 of the pixels, their size and the preprocessing
     pixels         RGB, 8 bits per channel, line by line
-    has_ends       whether an extra token follows each line of rows
-    is_whole       whether each row attends to all rows of the image
     """
 
     start: int
@@ -113,7 +105,7 @@ class PromptImage(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Number of tokens that the image occupies in the prompt."""
+        """Number of prompt tokens of the image."""
         return self.rows * (self.columns + self.has_ends)
 
     @property

@@ -80,7 +80,7 @@ class OutputCollector:
             prompt_logprobs=self._prompt_logprobs,
             embedding=self._embedding,
         )
-        self.__init__()  # type: ignore[misc]  # as new
+        self.__init__()
         return taken
 
 

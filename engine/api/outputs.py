@@ -17,8 +17,7 @@ class FinishReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Natural logarithms of the probabilities of the sampled token and the most likely tokens. They include
-    penalties and bias, but neither temperature nor truncation."""
+    """Log probabilities (natural logarithm) after penalties and bias, before temperature and truncation."""
 
     token_id: int
     logprob: float
@@ -62,7 +61,7 @@ class Delta:
 
 @dataclass(slots=True, kw_only=True)
 class ToolCall:
-    """A tool call. ``arguments`` is JSON text, which is incomplete unless ``is_whole``."""
+    """A tool call. ``arguments`` is JSON text; it may be incomplete unless ``is_whole``."""
 
     call_id: str
     name: str
@@ -95,7 +94,7 @@ class Completion:
 
 @dataclass(slots=True, kw_only=True)
 class RequestOutput:
-    """A finished request: its samples by index, and its timing in seconds."""
+    """A finished request: its samples, and its timing in seconds."""
 
     request_id: str
     outputs: list[Completion]

@@ -17,7 +17,7 @@ MAX_DOCUMENTS = 1000  # documents per call
 MAX_ANSWER = 256  # characters per answer token
 PLACES = ("{instruction}", "{query}", "{document}")
 _PLACE = re.compile("|".join(map(re.escape, PLACES)))
-BIAS = 100.0  # largest logit bias
+BIAS = 100.0
 # from the model card of Qwen3-Reranker
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 TEMPLATE = (
@@ -98,7 +98,6 @@ class RerankAnswers:
         return SamplingParams(max_tokens=1, ignore_eos=True, logprobs=2, logit_bias=bias)
 
     def score(self, logprobs: Sequence[TokenLogprob]) -> float:
-        """Return P(yes) / (P(yes) + P(no))."""
         if not logprobs:
             raise RequestFailed("the request ended before its document was judged")
         of = dict(logprobs[0].top)

@@ -20,9 +20,7 @@ MAX_BAD_WORDS = 128
 MAX_BAD_WORD_LENGTH = 128
 MAX_SAMPLES = 64
 MIN_REPETITION_PENALTY = 0.01  # logits are divided by the penalty and must stay finite in float32
-_FLOAT32_EPSILON = (
-    2.0**-23
-)  # spacing of float32 at 1; gRPC sends 0.01 as a float32, which is slightly smaller
+_FLOAT32_EPSILON = 2.0**-23  # relative spacing of float32 numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,12 +19,12 @@ _UNSET = (None, False, "off")
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 100
 _quoted = _REPR.repr
-_UNITS = {"SECONDS": " seconds", "MS": " milliseconds"}  # unit in error messages, by metavar
+_UNITS = {"SECONDS": " seconds", "MS": " milliseconds"}  # units in error messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Declaration of one setting; the type and the default are on the dataclass field.
+    """Declaration of one setting.
 
     help       text for ``--help``
     shown      default as shown in ``--help`` (None: the value itself)
@@ -37,7 +37,7 @@ class Setting:
     remedy     last words of the error message
     aliases    alternative option names, mostly vLLM's
     exclusive  name of a group of mutually exclusive settings
-    needs      setting that this setting depends on
+    needs      setting that must be set, too
     optional   whether None is allowed
     """
 
@@ -82,7 +82,7 @@ class Setting:
 
     def _holds(self, value: float) -> bool:
         assert self.low is not None
-        above = self.low < value if self.above else self.low <= value  # both comparisons are false for NaN
+        above = self.low < value if self.above else self.low <= value
         return above and (value < math.inf if self.high is None else value <= self.high)
 
     def _range(self) -> str:

@@ -50,7 +50,7 @@ class TenantTokens(NamedTuple):
 
 
 class AdapterLoad(NamedTuple):
-    """LoRA adapters in use: the most in one step, and those with running or waiting requests."""
+    """LoRA adapters in use in a step."""
 
     max_loras: int
     running: tuple[str, ...]
@@ -64,12 +64,10 @@ NO_PROMPTS: Mapping[int, int | None] = MappingProxyType({})
 class Gauges(NamedTuple):
     """Gauges of the engine after a step.
 
-    residual      16-bit pages of sequences with quantized pages
     states        state slots of recurrent layers
     store, swap   pages on disk and in swap memory
-    pages_pinned  pages that pins hold
     tenants       loads of named tenants, at most a second old
-    prompts_left  uncomputed prompt tokens by request number; None if the request was preempted
+    prompts_left  uncomputed prompt tokens by request number; None after preemption
     adapters      LoRA adapters in use
     """
 

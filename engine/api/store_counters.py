@@ -19,9 +19,8 @@ budget                     it was evicted, because other pages were used more re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreCounts:
-    """Counts since the start, and the bytes on disk now.
+    """Counters of the page store since the start.
 
-    hits, misses     requests that did or did not find their next page on disk
     loaded, written  pages read from and written to disk
     dropped          pages by reason, see DROP_REASONS
     num_bytes        bytes of all pages on disk
@@ -59,7 +58,7 @@ class StoreCounters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapCounts:
-    """Pages copied out of the pool and back, and the bytes of copies in memory."""
+    """Pages copied to host memory and back, and the bytes of the copies."""
 
     num_out: int = 0
     num_in: int = 0

@@ -22,7 +22,7 @@ class StructuredOutput:
     regex            full match of this pattern, without look-around or back-references
     grammar          context-free grammar in GBNF ("root ::= ...") or Lark ("start: ...")
     choice           exactly one of these strings
-    structural_tag   free text with tags; a trigger must start one of the listed tags:
+    structural_tag   free text with tags, for example
                      {"type": "structural_tag", "triggers": ["<f="], "structures": [{"begin": "<f=a>",
                      "schema": {...}, "end": "</f>"}]}
     """

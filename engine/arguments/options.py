@@ -25,7 +25,7 @@ from .usage import checked, number, whole_number
 
 DEFAULTS = EngineConfig()
 _SETTINGS = settings_of(EngineConfig)
-_GROUPS = {  # first setting of a group: heading of the group
+_GROUPS = {  # first setting and heading of each group
     "model": "model",
     "kv_format": "KV cache",
     "max_model_len": "lengths",
@@ -66,7 +66,7 @@ def add_settings(group: argparse._ActionsContainer, names: Iterable[str]) -> Non
 
 
 def add_sampling_arguments(group: argparse._ActionsContainer, **defaults: Any) -> None:
-    """Add one option per sampling parameter. All defaults are None; ``defaults`` appear in the help."""
+    """Add one option per sampling parameter. All defaults are None; the help shows ``defaults``."""
     for name, (declared, default) in _PARAMETERS.items():
         told = dataclasses.replace(declared, shown=str(defaults[name])) if name in defaults else declared
         _add_option(group, declared.flag or _flag(name), name, told, default)
@@ -175,7 +175,7 @@ def given_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def engine_flags(settings: Mapping[str, Any]) -> list[str]:
-    """Return command-line options for these settings; the inverse of ``given_settings``."""
+    """Return command-line options for the given settings."""
     flags = []
     for name, value in settings.items():
         flag = "--" + name.replace("_", "-")
@@ -191,8 +191,7 @@ def engine_flags(settings: Mapping[str, Any]) -> list[str]:
 
 
 def engine_config(args: argparse.Namespace, **defaults: Any) -> EngineConfig:
-    """Build the engine configuration; ``defaults`` are for options not given. Raises InvalidConfig for an
-    invalid setting."""
+    """Build the engine configuration. ``defaults`` apply to missing options. Raises InvalidConfig."""
     return EngineConfig(**defaults | given_settings(args))
 
 
@@ -245,7 +244,7 @@ def _drafts(info: EngineInfo) -> str:
 
 
 def budget_lines(info: EngineInfo) -> list[str]:
-    """Return lines about a started engine and its memory."""
+    """Return lines about the engine's memory."""
     from ..memory.budget import format_size
 
     memory = info.memory

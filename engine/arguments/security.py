@@ -38,7 +38,7 @@ def add_metrics_security_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def metrics_tls_files(args: argparse.Namespace) -> TlsFiles | None:
-    """Return the TLS files of the metrics port. Raises InvalidConfig unless both or neither are given."""
+    """Return the TLS files of the metrics port. Raises InvalidConfig if only one is given."""
     from ..grpc.security import TlsFiles
 
     if (args.metrics_tls_cert is None) != (args.metrics_tls_key is None):
@@ -49,7 +49,7 @@ def metrics_tls_files(args: argparse.Namespace) -> TlsFiles | None:
 
 
 def tls_files(args: argparse.Namespace) -> TlsFiles | None:
-    """Return the server's TLS files. Raises InvalidConfig if a required file is missing."""
+    """Return the server's TLS files. Raises InvalidConfig if only some are given."""
     from ..grpc.security import TlsFiles
 
     if (args.tls_cert is None) != (args.tls_key is None):
@@ -71,7 +71,7 @@ def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def credentials_of(args: argparse.Namespace) -> ClientCredentials:
-    """Return the client's credentials. Raises InvalidConfig if --connect is missing."""
+    """Return the client's credentials. They require --connect; otherwise InvalidConfig is raised."""
     credentials = ClientCredentials(
         tls=args.tls, ca=args.tls_ca, cert=args.tls_cert, key=args.tls_key, token_file=args.auth_token_file
     )

@@ -43,7 +43,7 @@ _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """Option with this name in the environment or in a file. ``negated``: a true value turns it off."""
+    """An option. ``negated``: a true value turns the option off."""
 
     action: argparse.Action
     negated: bool = False
@@ -62,8 +62,7 @@ class Found:
 
 
 def found_options(parser: argparse.ArgumentParser, argv: Sequence[str], environ: Mapping[str, str]) -> Found:
-    """Return options from the environment or the file that ``argv`` lacks. Raises InvalidConfig for an
-    invalid option."""
+    """Return options from environment and file, except options in ``argv``. Raises InvalidConfig."""
     names = option_names(parser)
     given = _given(parser, argv)
     found = Found([], {})

@@ -25,7 +25,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**settings)
         self._fill = fill
         self._reads_sources = False
-        self.origins: dict[str, str] = {}  # option: the variable or file that set it
+        self.origins: dict[str, str] = {}  # sources of options: variable or file
 
     def complete(self) -> None:
         """Add the options of this command. A second call has no effect."""

@@ -17,12 +17,12 @@ AddedId: TypeAlias = Callable[[str], "int | None"]
 
 _ANY_TEXT = r"/(.|\n)*/"
 _SCALARS = ("integer", "number", "boolean", "null")
-_WHITESPACE = r"[ \n]?"  # as in other structured output
+_WHITESPACE = r"[ \n]?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """Notation of arguments, one parameter at a time. ``before`` contains ``{key}`` for the name.
+    """Notation of a tool call's arguments. ``before`` contains ``{key}`` for the parameter's name.
 
     texts    text values: "raw" (unquoted), "json", or a quotation mark
     nested   lists and objects: "json", or "bare" (unquoted keys)
@@ -37,10 +37,10 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallShape:
-    """Notation of calls in a grammar. ``call`` contains ``{name}``, and ``{index}`` if calls are numbered.
+    """Notation of tool calls in a grammar.
 
     section      text before and after all calls
-    call         text before and after the arguments of one call
+    call         text before and after the arguments of one call, with ``{name}``
     parameters   None if the arguments are one JSON object
     """
 
@@ -52,12 +52,7 @@ class CallShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat(ABC):
-    """A notation of tool calls: ``start``, calls, ``end``.
-
-    shape     notation for grammars
-    id_style  form of generated call ids
-    is_bare   whether a call is a JSON object without marks
-    """
+    """A notation of tool calls. ``is_bare``: calls are JSON objects without marks."""
 
     start: str
     end: str
@@ -74,7 +69,7 @@ class ToolFormat(ABC):
 
     @abstractmethod
     def read(self, source: TextSource, calls: CallWriter) -> Steps[None]:
-        """Read all calls after ``start``."""
+        """Read all calls after the start mark."""
 
 
 def call_grammar(
@@ -171,9 +166,7 @@ class _Writer:
         properties = schema.get("properties") or {}
         required = set(schema.get("required") or ())
         shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-        ordered = sorted(
-            properties, key=lambda key: key not in required
-        )  # required parameters come first, and no separator precedes the first
+        ordered = sorted(properties, key=lambda key: key not in required)
         parts = []
         for index, key in enumerate(ordered):
             rule = f"p_{call}_{index}"
@@ -203,7 +196,7 @@ class _Writer:
     def _text(self, rule: str, end: str) -> str:
         if not end:
             return _ANY_TEXT
-        if self._splits.match(end.lstrip("\n")):  # a special token cannot be part of a text
+        if self._splits.match(end.lstrip("\n")):
             return f"{_ANY_TEXT} {self._texts(end)}"
         self._rules.append(f"{rule}_text[suffix={json.dumps(end)}]: {_ANY_TEXT}")
         return f"{rule}_text"

@@ -11,13 +11,13 @@ from typing import Any, Literal, TypeAlias
 from .events import CallArguments, CallBegin, CallEnd
 from .text_source import Malformed
 
-Tools: TypeAlias = Sequence[Mapping[str, Any]]  # in OpenAI's format: {"type": "function", "function": {...}}
+Tools: TypeAlias = Sequence[Mapping[str, Any]]  # in OpenAI's format
 IdStyle: TypeAlias = Literal["call", "short"]
 _ALPHABET = string.ascii_letters + string.digits
 
 
 class CallWriter:
-    """Creates the events of the tool calls in one output. ``name`` is the open call's name."""
+    """Creates the events of the tool calls in one output."""
 
     def __init__(self, tools: Tools, id_style: IdStyle = "call") -> None:
         self.tools = tools
@@ -35,7 +35,7 @@ class CallWriter:
         return self._index + 1
 
     def give_up(self) -> None:
-        """Drop the open call because it is malformed."""
+        """Drop a malformed call."""
         self.name = None
 
     def begin(self, name: str, call_id: str | None = None) -> CallBegin:

@@ -14,7 +14,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatFormat:
-    """Marks in a model's output. ``reasoning`` or ``tools`` is None if the model lacks the feature."""
+    """Marks of reasoning and tool calls in a model's output. None means that the model lacks the feature."""
 
     reasoning: Reasoning | None = None
     tools: ToolFormat | None = None
@@ -33,8 +33,7 @@ def chat_format_of(
     reasoning_parser: str = AUTO,
     tool_call_parser: str = AUTO,
 ) -> ChatFormat:
-    """Return the chat format. "auto" detects it from the chat template. Raises InvalidConfig for an unknown
-    parser name."""
+    """Return a model's chat format. "auto" detects it. Raises InvalidConfig for an unknown parser name."""
     return ChatFormat(
         reasoning=reasoning_of(template, vocab)
         if reasoning_parser == AUTO

@@ -22,7 +22,7 @@ class ContentText:
 
 @dataclass(frozen=True, slots=True)
 class CallBegin:
-    """Begin of a tool call. ``index`` counts the calls of the output."""
+    """Begin of a tool call. ``index`` is the call's position in the output."""
 
     index: int
     call_id: str

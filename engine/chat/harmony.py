@@ -41,7 +41,7 @@ class HarmonyCalls(ToolFormat):
     def whole_grammar(
         self, tools: Tools, *, added_id: AddedId, is_forced: bool, or_schema: Any
     ) -> str | None:
-        """Return a grammar for Harmony output with a tool call; None if the vocabulary lacks the marks.
+        """Return a grammar for output with a tool call; None if the vocabulary lacks the marks.
 
         is_forced   whether a call is required
         or_schema   JSON schema of output without a call
@@ -72,12 +72,7 @@ def read_messages(
     has_tools: bool,
     was_cut: Callable[[], bool],
 ) -> Steps[None]:
-    """Read Harmony messages: analysis is reasoning, and messages to functions are tool calls.
-
-    is_thinking   whether the prompt ends inside the analysis
-    has_tools     whether the request has tools
-    was_cut       returns whether the output ended at a length limit
-    """
+    """Read messages: analysis is reasoning, and messages to functions are tool calls."""
     has_content = False
     head = f"{_CHANNEL}analysis" if is_thinking else None
     while True:

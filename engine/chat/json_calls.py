@@ -67,7 +67,7 @@ def _unpacked(value: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonCalls(ToolFormat):
-    """JSON tool calls between ``start`` and ``end``, as in Hermes, Qwen, Granite and Llama 3."""
+    """JSON tool calls, as in Hermes, Qwen, Granite and Llama 3."""
 
     between: str = ""
 
@@ -133,13 +133,7 @@ def read_each(source: TextSource, start: str, end: str, read: Callable[[], Steps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadedCalls(ToolFormat):
-    """Tool calls with a head and JSON arguments, as in DeepSeek, Kimi K2 and Mistral.
-
-    call_start, call_end   marks around each call
-    separators             marks that can end the head
-    name_of                parser of the head; returns the tool's name and an optional id
-    fence                  optional marks around the arguments
-    """
+    """Tool calls with a name and JSON arguments, as in DeepSeek, Kimi K2 and Mistral."""
 
     call_start: str
     call_end: str
@@ -165,7 +159,7 @@ class HeadedCalls(ToolFormat):
     def _one(self, source: TextSource, calls: CallWriter) -> Steps[None]:
         head, _ = yield from source.read_until(*self.separators)
         name, call_id = self.name_of(head)
-        if not name:  # the head is "function" in DeepSeek's first format, and the name follows the separator
+        if not name:
             name = (yield from source.read_until("\n"))[0].strip()
         yield calls.begin(name, call_id)
         yield from source.skip_space()

@@ -24,11 +24,11 @@ class Reasoning:
     is_harmony: bool = False
 
     def is_open(self, prompt_tail: str) -> bool:
-        """Whether a prompt that ends with this text is inside the reasoning."""
+        """Whether reasoning has begun, but not ended, in a prompt with this end."""
         return prompt_tail.rstrip().endswith((self.start, self.start + self.header))
 
     def is_closed(self, prompt_tail: str) -> bool:
-        """Whether a prompt that ends with this text already contains finished reasoning."""
+        """Whether reasoning has ended in a prompt with this end."""
         return prompt_tail.rstrip().endswith(self.end)
 
 

@@ -95,7 +95,7 @@ class TagCalls(ToolFormat):
             yield from calls.whole(text, {})
             return
         for call in parsed_calls(self.parse, text, calls.tools):
-            if "raw" in call["arguments"]:  # mlx-lm's parser did not understand the text
+            if "raw" in call["arguments"]:
                 raise Malformed
             yield from calls.whole(str(call["name"]), call["arguments"])
 
@@ -163,7 +163,7 @@ _WORD = re.compile(r"[^\s{}\[\],:<]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmaCalls(ToolFormat):
-    """Tool calls such as ``call:NAME{key:<|"|>text<|"|>,number:1}``, with unquoted keys."""
+    """Tool calls in Gemma's notation: ``call:NAME{key:<|"|>text<|"|>,number:1}``."""
 
     parse: Parse
     quote: str
@@ -221,7 +221,7 @@ def _word(source: TextSource) -> Steps[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeCalls(ToolFormat):
-    """Complete tool calls, parsed by mlx-lm: LFM2, FunctionGemma, Kimi K3."""
+    """Tool calls that mlx-lm parses once they are complete: LFM2, FunctionGemma, Kimi K3."""
 
     parse: Parse
     inner_marks: tuple[str, ...] = ()

@@ -48,7 +48,7 @@ class TextSource:
         return piece
 
     def give_back(self, text: str) -> None:
-        """Return consumed text to the front of the buffer."""
+        """Put consumed text back at the front of the buffer."""
         assert self.taken.endswith(text)
         self._taken = [self.taken.removesuffix(text)]
         self.rest = text + self.rest
@@ -74,7 +74,7 @@ class TextSource:
                 return
 
     def starts_with(self, *texts: str) -> Steps[str | None]:
-        """Return the longest match among ``texts`` at the front of the buffer, without consuming it."""
+        """Return the longest of ``texts`` at the front of the buffer, without consuming it."""
         while any(text.startswith(self.rest) and text != self.rest for text in texts):
             if not (yield from self.more()):
                 break
@@ -90,7 +90,7 @@ class TextSource:
         return False
 
     def expect(self, *texts: str) -> Steps[str]:
-        """Consume optional white space and one of ``texts``. Raises Malformed or Unfinished."""
+        """Skip white space, then consume one of ``texts``. Raises Malformed or Unfinished."""
         yield from self.skip_space()
         found = yield from self.starts_with(*texts)
         if found is None:
@@ -101,8 +101,7 @@ class TextSource:
         return self.is_closed and any(text.startswith(self.rest) for text in texts)
 
     def stream_until(self, *marks: str, wrap: Wrap, holds_space: bool = False) -> Steps[str | None]:
-        """Yield the text before the first mark in pieces, then consume and return the mark. Returns None if
-        no mark comes."""
+        """Yield the text before the first mark in pieces. Return the mark, or None without a mark."""
         while True:
             found = self._first_of(marks)
             if found is not None:

@@ -20,7 +20,7 @@ from .tool_formats import tool_format
 
 MAX_TOOLS = 512
 _NAME = re.compile(r"[\w.:/-]{1,128}")
-_FORCED_FORMAT = "json_tools"  # for models without a known notation
+_FORCED_FORMAT = "json_tools"  # for models without a known tool call format
 
 
 class ChatTokenizer(Protocol):
@@ -49,8 +49,8 @@ class ToolUse:
 
     shown        tools in the prompt
     structured   constraint on the output after the reasoning
-    is_whole     whether the constraint also includes the reasoning
-    form         notation of the calls; None if calls are not parsed
+    is_whole     whether the constraint also covers the reasoning
+    form         notation of tool calls; None if calls are not parsed
     max_calls    maximum number of calls; None for no limit
     """
 
@@ -61,7 +61,6 @@ class ToolUse:
     max_calls: int | None = None
 
     def applied(self, params: SamplingParams) -> SamplingParams:
-        """Return the sampling parameters with the constraint."""
         from_first = self.is_whole or params.structured_from_first_token
         return replace(params, structured=self.structured, structured_from_first_token=from_first)
 

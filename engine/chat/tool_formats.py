@@ -15,7 +15,7 @@ from .harmony import HarmonyCalls
 from .json_calls import HeadedCalls, JsonCalls
 from .tag_calls import GemmaCalls, Parse, TagCalls, WholeCalls
 
-ALIASES: Mapping[str, str] = {  # names in vLLM, SGLang and the SMG router
+ALIASES: Mapping[str, str] = {  # names of vLLM, SGLang and the SMG router: our names
     "hermes": "json_tools", "qwen": "json_tools", "qwen25": "json_tools", "json": "json_tools",
     "granite": "json_tools", "qwen3_xml": "qwen3_coder", "qwen_coder": "qwen3_coder", "qwen35": "qwen3_coder",
     "glm45": "glm47", "glm4_moe": "glm47", "glm45_moe": "glm47", "glm47_moe": "glm47", "laguna": "glm47",
@@ -187,7 +187,7 @@ _MAKERS: Mapping[str, Callable[[], ToolFormat]] = {
 
 TOOL_PARSERS: tuple[str, ...] = tuple(sorted(_MAKERS))
 
-# Texts in a chat template, and the parser to use. The first row with all its texts in the template wins.
+# Texts that a chat template must contain, and the parser to use.
 _SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<|channel|>commentary", "functions."), "harmony"),
     (("<minimax:tool_call>",), "minimax_m2"),

@@ -36,7 +36,7 @@ COMMANDS = {
 }
 
 
-LAB = ("bench", "replay", "models")  # commands of the distribution octavo-lab
+LAB = ("bench", "replay", "models")  # commands of the package octavo-lab
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader of the output has closed its pipe
+    except BrokenPipeError:  # the reader of the output has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:

@@ -22,8 +22,7 @@ class Drafts:
     def step(self, record: StepRecord) -> None:
         self._records += record.drafts
 
-    def rejected(self, reason: str) -> None:
-        """Ignore the refusal, because the request raises its own error."""
+    def rejected(self, reason: str) -> None: ...
 
     def as_json(self) -> dict[str, Any]:
         accepted = sum(record.num_accepted for record in self._records)

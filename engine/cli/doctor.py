@@ -104,7 +104,7 @@ def _metal_lines(settings: dict[str, Any] | None) -> list[str]:
 
 
 def examine(backend_name: str, threads: int | None, *, exact: bool = False) -> dict[str, Any]:
-    """Test the kernels and return a report. ``exact``: test attention without 8-bit arithmetic."""
+    """Test the kernels and return a report."""
     from octavo.kernels.backends import choose_backend, native_instructions
     from octavo.kernels.verify.selftest import run_selftest
 
@@ -130,7 +130,7 @@ def examine(backend_name: str, threads: int | None, *, exact: bool = False) -> d
         "batch_invariant_reason": why,
         "versions": {"octavo": octavo.__version__, "python": platform.python_version()} | _versions(),
         "self_test": [
-            # JSON cannot express infinity
+            # JSON has no infinity
             {"name": r.name, "max_error": r.max_error if r.max_error < float("inf") else None, "ok": r.ok}
             for r in results
         ],
@@ -139,7 +139,7 @@ def examine(backend_name: str, threads: int | None, *, exact: bool = False) -> d
 
 
 def batch_invariance(backend: str) -> tuple[bool, str]:
-    """Return whether results are independent of other requests in a batch, and why."""
+    """Return whether results are bit-identical in any batch, and the reason."""
     reasons = {
         "cpu": "native kernels add in a fixed order; `octavo bench invariance` checks it",
         "metal": "not measured on Apple hardware, and MLX chooses kernels by the number of rows",

@@ -1,4 +1,4 @@
-"""Report of ``octavo doctor`` on a model: native parts, fused parts, and fallbacks."""
+"""Report of ``octavo doctor`` on a model."""
 
 from __future__ import annotations
 

@@ -41,7 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 if at least one page fits, otherwise 1."""
     from ..memory.planner import plan, render
 
     result = plan(
@@ -63,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _observe(path: Path) -> ObservedCaches:
-    from ..executor.load.loader import observe_caches  # imported here because MLX is slow to import
+    from ..executor.load.loader import observe_caches  # slow to import
 
     return observe_caches(path)
 

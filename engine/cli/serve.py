@@ -41,10 +41,10 @@ __all__ = ["add_arguments", "run", "serve", "settle_interpreter"]
 
 logger = logging.getLogger(__name__)
 DEATH_LINGER_S = 10.0
-GRACE_S = 5.0  # seconds between the drain timeout and a forced exit
+GRACE_S = 5.0  # seconds from the drain timeout to a forced exit
 LOADING_GRACE_S = 2.0
 EXPORT_GRACE_S = 2.0
-HANG_S = 120.0  # seconds: a longer step counts as hanging
+HANG_S = 120.0  # seconds; a longer step counts as hanging
 SWITCH_INTERVAL_S = 0.0005
 
 
@@ -194,10 +194,10 @@ def _first_name(config: EngineConfig) -> str:
 
 
 def settle_interpreter() -> None:
-    # The garbage collector skips objects of the start-up, which saves tens of milliseconds per run.
+    # Exclude objects of the start-up from garbage collection, which saves tens of milliseconds.
     gc.collect()
     gc.freeze()
-    # The default switch interval of 5 ms would delay the engine's thread.
+    # Python's default of 5 ms would make the engine's thread wait for the event loop.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
@@ -257,7 +257,7 @@ async def _serve_until_end(server: GrpcServer, stopping: asyncio.Event, drain_ti
     waits = [asyncio.create_task(event.wait()) for event in (stopping, server.died)]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     died = server.died.is_set()
-    if died:  # health checks can still report the reason
+    if died:
         await asyncio.wait(waits[:1], timeout=DEATH_LINGER_S)
     for wait in waits:
         wait.cancel()

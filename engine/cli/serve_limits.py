@@ -29,7 +29,7 @@ def raise_descriptor_limit() -> None:
 
 
 class ExitDeadline:
-    """Ends the process with exit code ``code`` if it does not end by itself in time."""
+    """Ends the process if it does not end by itself in time."""
 
     def __init__(self) -> None:
         self.code: int | None = None
@@ -42,7 +42,7 @@ class ExitDeadline:
         self._timer = threading.Timer(seconds, _leave, (seconds, code))
         self._timer.daemon = True
         self._timer.start()
-        if sys.__stderr__ is not None:  # works without the interpreter lock, which another thread may hold
+        if sys.__stderr__ is not None:
             faulthandler.dump_traceback_later(seconds + LAST_RESORT_S, exit=True, file=sys.__stderr__)
 
     def cancel(self) -> None:

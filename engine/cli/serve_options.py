@@ -32,15 +32,15 @@ MAX_MESSAGE_SIZE = 2**31 - 1  # bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """Options of ``octavo serve`` that are not engine settings. None turns a feature off.
+    """Options of ``octavo serve`` that are not engine settings.
 
     listen                 address of gRPC
     metrics                address of /metrics, /healthz and /readyz
     vllm_metrics           whether to also export gauges under vLLM's names
-    otlp_endpoint          destination of traces (None: from OTEL_* variables)
+    otlp_endpoint          destination of traces
     otlp_metrics_endpoint  destination of OpenTelemetry metrics
     reflection             whether clients may list the gRPC services
-    max_message_bytes      limit of an incoming message (None: from the model's length)
+    max_message_bytes      limit of an incoming message
     write_timeout          seconds for which a client may leave output unread
     tls, auth_token_file   access to gRPC and HTTP
     metrics_tls, metrics_token_file   access to the metrics port
@@ -48,7 +48,7 @@ class ServeOptions:
     http                   address of HTTP
     allowed_origins        origins of web pages that may send HTTP requests
     kv_events              destination of prefix cache events
-    lora_listen            vLLM gRPC address of each adapter
+    lora_listen            vLLM gRPC address of each LoRA adapter
     """
 
     listen: Address
@@ -118,7 +118,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class _Model(argparse.Action):
-    """The positional MODEL, which sets --model and takes precedence over the environment and the file."""
+    """The positional argument MODEL, an alternative to --model."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, _option: Any = None

@@ -22,7 +22,7 @@ class CacheCalls:
         self._client = client
 
     async def call(self, request: Message) -> Any:
-        """Call the RPC for a request message: a ``FlushRequest`` calls ``Flush``."""
+        """Call the RPC for this request type."""
         name = type(request).__name__.removesuffix("Request")
         return await self._client.unary(getattr(self.stub, name), request)
 
@@ -62,8 +62,8 @@ class CacheCalls:
     async def watch(
         self, start_number: int | None = None, *, log_id: str = ""
     ) -> AsyncGenerator[pb.WatchResponse, None]:
-        """Stream cache events from ``start_number`` on (None: new events). Raises EventsGone if they have
-        expired, and FellBehind if this reader is too slow."""
+        """Stream cache events from ``start_number`` on (None: new events). Raises EventsGone or FellBehind if
+        events have expired."""
         request = pb.WatchRequest(start_number=start_number, log_id=log_id)
         call = self.stub.Watch(request, metadata=self._client.metadata)
         try:

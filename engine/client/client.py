@@ -31,7 +31,7 @@ from .credentials import ClientCredentials
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # Channels with equal options would share one connection, which distorts benchmarks.
+    # Each client has its own connection, because shared connections distort benchmarks.
     ("grpc.use_local_subchannel_pool", 1),
 )
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # environment variables, in gRPC's order
@@ -41,13 +41,11 @@ _ERRORS = {code: kind for kind, code in reversed(CODES)}
 class Client:
     """Client of octavo.v1. ``cache`` is the client of octavo.v1.Cache.
 
-    Use it as ``async with Client("127.0.0.1:50051") as client``, then ``async for delta in
-    client.generate(...)``. Server errors are raised as Octavo's exceptions, such as InvalidRequest.
-    EngineDead also means that no server answers.
+    Use it as ``async with Client("127.0.0.1:50051") as client``. Server errors are raised as Octavo's
+    exceptions, such as InvalidRequest; EngineDead if no server answers.
     """
 
     def __init__(self, address: str, credentials: ClientCredentials | None = None) -> None:
-        """Raises InvalidConfig if a file of the credentials cannot be read."""
         self.address = address
         credentials = credentials or ClientCredentials()
         self.metadata = credentials.metadata()
@@ -185,7 +183,7 @@ class Client:
         return list((await self.unary(self.stub.ListAdapters, pb.ListAdaptersRequest())).adapters)
 
     async def unary(self, method: Any, request: Any) -> Any:
-        """Call a method with a single response. Raises Octavo's exceptions."""
+        """Call an RPC with a single response. Raises Octavo's exceptions."""
         try:
             return await method(request, metadata=self.metadata)
         except grpc.aio.AioRpcError as error:
@@ -273,7 +271,7 @@ def put_prompt(request: pb.GenerateRequest | pb.EmbedRequest, prompt: Prompt) ->
 def _is_local(address: str) -> bool:
     try:
         return parse_address(address).is_local
-    except InvalidConfig:  # an address such as unix:PATH
+    except InvalidConfig:
         return False
 
 

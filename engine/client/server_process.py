@@ -17,9 +17,9 @@ READY = "octavo ready:"
 
 
 class ServerProcess:
-    """Child process with ``octavo serve``, for ``async with ServerProcess(["--model", "demo"]) as server``.
+    """An ``octavo serve`` process, as in ``async with ServerProcess(["--model", "demo"]) as server``.
 
-    By default it listens on free local ports. At exit it gets SIGTERM, and SIGKILL after ``stop_timeout``.
+    By default it listens on free local ports. At exit it gets SIGTERM, then SIGKILL after ``stop_timeout``.
 
     ready       fields of the ready line: grpc, metrics, model, backend, kv, pages
     returncode  exit code after the end
@@ -47,8 +47,7 @@ class ServerProcess:
         return None if self._process is None else self._process.returncode
 
     async def start(self) -> None:
-        """Wait until the server is ready. Raises InvalidConfig if it refuses to start, and EngineDead if it
-        fails otherwise."""
+        """Wait until the server is ready. Raises InvalidConfig or EngineDead if it does not start."""
         pipe = asyncio.subprocess.PIPE
         self._process = process = await asyncio.create_subprocess_exec(
             *self._command, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe

@@ -47,7 +47,7 @@ class TokenTimes:
 
     @property
     def ttft_s(self) -> float:
-        """Seconds until the first token, or until the end without tokens."""
+        """Seconds until the first token."""
         return (self._ended if self._first is None else self._first) - self.began
 
     @property
@@ -56,7 +56,7 @@ class TokenTimes:
 
     @property
     def later_per_s(self) -> float | None:
-        """Tokens per second after the first message; None if there are too few tokens."""
+        """Tokens per second after the first message; None if unknown."""
         span = sum(self.gaps_s)
         return self.num_later / span if self.num_later and span >= RESOLUTION_S else None
 

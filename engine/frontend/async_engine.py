@@ -118,8 +118,7 @@ class AsyncEngine:
         return 0.0 if self._client is None else self._client.step_seconds
 
     async def stop(self, drain_timeout: float = 0.0) -> None:
-        """Refuse new requests, give running requests ``drain_timeout`` seconds, then end the engine. May be
-        called repeatedly."""
+        """Drain for ``drain_timeout`` seconds, then end the engine. May be called repeatedly."""
         self._stopping = True
         if self._client is None:
             return
@@ -263,7 +262,6 @@ class AsyncEngine:
         self._client.abort(request.number)
 
     async def encode(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a prompt. Raises the errors of ``prepare``."""
         return (await self.prepare(prompt)).ids
 
     async def prepare(self, prompt: Prompt) -> EncodedPrompt:
@@ -301,8 +299,8 @@ class AsyncEngine:
         return EngineDead(f"the engine has failed and must be restarted: {self.death!r}")
 
     async def ask(self, command: Command[AnswerT]) -> AnswerT:
-        """Execute a command on the engine's thread, between two steps. Raises the command's errors, or
-        EngineDead."""
+        """Execute a command on the engine's thread, between two steps. Raises EngineDead or the command's
+        errors."""
         self._running()
         assert self._client is not None
         try:
@@ -341,7 +339,7 @@ class AsyncEngine:
 
 
 class LoopBridge:
-    """Forwards reports of the engine's thread to the event loop, once per step."""
+    """Forwards reports from the engine's thread to the event loop, once per step."""
 
     def __init__(
         self,

@@ -1,5 +1,4 @@
-"""Counts of resources that clients hold, such as calls and streams. Counters above 0 on an idle server
-indicate a leak."""
+"""Counts of resources that clients hold, such as calls and streams."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ class Holders:
     """Counts one kind of resource, with a limit for all clients and for each tenant.
 
     total       number held now
-    num_begun   number of resources acquired since the last reset
+    num_begun   number acquired since the last reset
     peak        largest ``total`` since the last reset
     """
 
@@ -56,7 +55,7 @@ class Holders:
 
 
 class HolderRegistry:
-    """All counts of resources, by kind. On an idle server each count is 0, except pins."""
+    """Counts of held resources, by kind."""
 
     def __init__(self) -> None:
         self._counts: dict[str, Callable[[], int]] = {}

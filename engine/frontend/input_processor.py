@@ -101,7 +101,7 @@ class InputProcessor:
             ) from error
 
     def at_least(self, prompt: Prompt) -> int:
-        """Return a lower bound of the prompt's tokens without encoding it. Raises InvalidRequest."""
+        """Return a lower bound for the number of tokens, without encoding. Raises InvalidRequest."""
         check_prompt(prompt)
         if isinstance(prompt, EncodedPrompt):
             return len(prompt.ids)
@@ -112,7 +112,7 @@ class InputProcessor:
     async def encode_beside(
         self, prompt: Prompt, texts: TextExecutor, pictures: TextExecutor
     ) -> EncodedPrompt:
-        """Encode a prompt, on another thread if it is long or has images."""
+        """Encode a prompt. Long prompts and images use another thread."""
         if isinstance(prompt, EncodedPrompt):
             return prompt
         if not _is_chat(prompt):
@@ -122,12 +122,11 @@ class InputProcessor:
         return await (pictures if self._has_pictures(prompt) else texts).run("", self.encode, prompt)
 
     def compile(self, params: SamplingParams) -> int | None:
-        """Compile the grammar of ``params.structured`` and return its number. Thread-safe and slow. Raises
-        InvalidRequest or Overloaded."""
+        """Compile the output constraint and return its number. Raises InvalidRequest or Overloaded."""
         return None if params.structured is None else self.grammars.begin(params.structured).result()
 
     async def compile_beside(self, params: SamplingParams, tenant: str) -> int | None:
-        """Compile on another thread, with fair queueing between tenants."""
+        """Compile the output constraint on another thread."""
         if params.structured is None:
             return None
         ticket = self.grammars.begin(params.structured, tenant)
@@ -221,7 +220,7 @@ class InputProcessor:
             )
 
     def _check_something_may_come(self, params: SamplingParams) -> None:
-        if not params.min_tokens or params.structured is not None:  # structured output overrides min_tokens
+        if not params.min_tokens or params.structured is not None:
             return
         size = self._info.vocab_size
         held = {token for token in self._tokenizer.eos_ids if token < size and not params.ignore_eos}

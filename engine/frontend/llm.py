@@ -244,7 +244,7 @@ class LLM:
         """Save the full KV pages of a prompt to a new ``.safetensors`` file. Missing pages are computed
         first. Raises InvalidRequest, NotFound, NotConfigured or RequestFailed."""
         prompt_ids = self._input.encode(prompt).ids
-        self._ask(GetPageLayout())  # raises before any computation
+        self._ask(GetPageLayout())
         self.generate(prompt_ids, SamplingParams(max_tokens=1), progress=False)
         return save_prompt(self._ask, Path(path), prompt_ids, b"")
 
@@ -313,7 +313,7 @@ class LLM:
         while num_open:
             for number, delta in self._events.wait_news():
                 if (collector := collectors.get(number)) is None:
-                    continue  # from an interrupted batch
+                    continue
                 collector.add(delta)
                 if collector.is_done:
                     num_open -= 1
@@ -321,7 +321,7 @@ class LLM:
 
 
 class _Events:
-    """Queue of the engine thread's reports, which one thread waits for."""
+    """Queue of events from the engine's thread."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[bool | list[News] | None] = queue.SimpleQueue()
@@ -331,7 +331,7 @@ class _Events:
         self._queue.put(True)
 
     def cache_changed(self) -> None:
-        """Do nothing: a batch does not watch the cache."""
+        """Do nothing."""
 
     def news(self, news: list[News]) -> None:
         self._queue.put(news)

@@ -12,7 +12,7 @@ class Notifier:
         self._next: asyncio.Future[None] | None = None
 
     def next(self) -> asyncio.Future[None]:
-        """Return a shared future that ``send`` completes. Do not cancel it."""
+        """Return a shared future for the next ``send``. Do not cancel it."""
         if self._next is None or self._next.done():
             self._next = asyncio.get_running_loop().create_future()
         return self._next

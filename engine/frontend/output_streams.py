@@ -14,8 +14,8 @@ from ..api.outputs import Delta
 from ..api.stats import Gauges
 from .request_limiter import MAX_UNREAD_LIMITS, RequestLimiter, UnreadOutput
 
-CHUNK_BYTES = 256 * 1024  # limit of a merged delta for a slow reader
-MAX_HELD_LIMITS = 2  # limit on log probabilities in memory, as a multiple of the limit on unread output
+CHUNK_BYTES = 256 * 1024  # bytes: limit of a merged delta
+MAX_HELD_LIMITS = 2
 
 
 class OutputStreams:
@@ -33,14 +33,14 @@ class OutputStreams:
         self._by_id: dict[str, Stream] = {}
         self._by_number: dict[int, Stream] = {}
         self._unfinished: dict[EngineRequest, None] = {}
-        self._read: set[Stream] = set()  # streams with a reader, including ended streams
+        self._read: set[Stream] = set()
         self._none_left = asyncio.Event()
         self.limiter = RequestLimiter(config, self._unfinished.keys(), self._unread, gauges)
 
     def add(
         self, request: EngineRequest, give_up: Callable[[EngineRequest], None], *, final_only: bool = False
     ) -> Stream:
-        """Open a stream for a request. ``give_up`` is called if the request waits too long."""
+        """Open a stream. ``give_up`` is called if the request waits too long in the queue."""
         stream = Stream(request, self.forget, final_only=final_only, unread=self._unread)
         self._by_id[request.request_id] = stream
         self._by_number[request.number] = stream
@@ -125,8 +125,8 @@ class OutputStreams:
 class Stream:
     """Unread output of a request. Unread deltas of one sample are merged.
 
-    final_only   deliver one delta per sample, at its end
-    unread       counter of unread bytes of all streams
+    final_only   whether to deliver one delta per sample, at its end
+    unread       counter of unread bytes in all streams
     ended        whether all samples have ended
     """
 
@@ -149,13 +149,13 @@ class Stream:
         self._num_given_bytes = 0
         self.num_held_bytes = 0
         self._unread = unread or UnreadOutput()
-        self._prompt_is_counted = False  # samples share the prompt's log probabilities
+        self._prompt_is_counted = False
         self._error: BaseException | None = None
         self._reader: asyncio.Future[None] | None = None
 
     @property
     def num_unread_bytes(self) -> int:
-        """Estimated bytes of unread output, including the delta that the reader got last."""
+        """Estimated bytes of unread output."""
         return self.num_pending_bytes + self._num_given_bytes
 
     @property
@@ -220,7 +220,7 @@ class Stream:
 
     async def next(self) -> Delta | None:
         """Return the oldest unread delta, or None after the last. Only one reader is allowed."""
-        self._given(0)  # asking for more means that the reader is done with its last delta
+        self._given(0)
         while True:
             if self._error is not None:
                 raise self._error

@@ -21,14 +21,14 @@ from ..api.output_collector import prompt_logprobs_bytes
 from ..api.stats import NO_PROMPTS, Gauges
 from ..api.tenant import Tenant
 
-MAX_UNREAD_BYTES = 64 * 1024**2  # bytes of unread output above which new requests are refused
-MAX_UNREAD_LIMITS = 2  # multiple of MAX_UNREAD_BYTES above which streams are ended
-MAX_PIXEL_BYTES = 512 * 2**20  # bytes of pixels in all unfinished requests; a single request may exceed it
+MAX_UNREAD_BYTES = 64 * 1024**2  # bytes; above this limit, new requests are refused
+MAX_UNREAD_LIMITS = 2  # as a multiple of MAX_UNREAD_BYTES; above this limit, streams are ended
+MAX_PIXEL_BYTES = 512 * 2**20  # bytes of pixels in all unfinished requests
 MAX_PROMPT_BYTES = 512 * 2**20  # bytes of a prompt's log probabilities
 
 
 class UnreadOutput:
-    """Bytes of unread output, and of log probabilities in unfinished samples."""
+    """Bytes of unread output."""
 
     def __init__(self) -> None:
         self.num_bytes = self.num_held_bytes = 0
@@ -51,7 +51,7 @@ class RequestLimiter:
         self._timeout_s = config.queue_timeout
         self._unfinished = unfinished
         self._unread = unread
-        self._num_samples = 0  # includes requests that are being encoded
+        self._num_samples = 0
         self._num_entering_tokens = 0
         self.waiting = WaitingPrompts(gauges)
         self._timers: dict[EngineRequest, asyncio.TimerHandle] = {}
@@ -69,8 +69,7 @@ class RequestLimiter:
             self._num_entering_tokens -= num_prompt
 
     def check(self, num_prompt: int, num_samples: int) -> None:
-        """Raise Overloaded if another request of this size would exceed a limit. A single request may exceed
-        limits."""
+        """Raise Overloaded if another request of this size would exceed a limit."""
         num_unfinished = self._num_samples
         if num_unfinished and num_unfinished + num_samples > self._max_unfinished:
             raise Overloaded(
@@ -127,8 +126,7 @@ class RequestLimiter:
         fail: Callable[[BaseException], None],
         abort: Callable[[EngineRequest], None],
     ) -> None:
-        """Count a request until ``forget``. If it waits too long, call ``abort`` and fail it with
-        QueueTimeout."""
+        """Count a request until ``forget``. Fail it with QueueTimeout if it waits too long."""
         self._num_samples += request.params.n
         self.waiting.add(request)
         if self._timeout_s is not None:
@@ -173,14 +171,13 @@ def refusal_label(error: Exception) -> str:
 
 
 class TenantShares:
-    """Limits on unfinished requests and waiting prompt tokens of each tenant. They also apply while other
-    tenants are idle."""
+    """Limits on unfinished requests and waiting prompt tokens of each tenant."""
 
     def __init__(self, config: EngineConfig, waiting: WaitingPrompts) -> None:
         self._waiting = waiting
         self._max_requests = config.max_running + config.max_waiting
         self._max_tokens = settings.MAX_WAITING_TOKENS
-        self._num_samples: Counter[str] = Counter()  # by tenant
+        self._num_samples: Counter[str] = Counter()
 
     @contextlib.contextmanager
     def entered(self, tenant: Tenant, num_samples: int) -> Iterator[None]:
@@ -224,7 +221,7 @@ class WaitingPrompts:
         self._gauges = gauges
         self._begun: Mapping[int, int | None] = NO_PROMPTS
         self._waiting: dict[int, EngineRequest] = {}
-        self._num_tokens: Counter[str] = Counter()  # by tenant; "" on a server without tenants
+        self._num_tokens: Counter[str] = Counter()
 
     def add(self, request: EngineRequest) -> None:
         self._waiting[request.number] = request

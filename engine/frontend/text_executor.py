@@ -91,7 +91,7 @@ Result = TypeVar("Result")
 
 
 async def call_on_daemon(function: Callable[[], Result], *, name: str) -> Result:
-    """Run a function on a new daemon thread. If the caller is cancelled, the function still continues."""
+    """Run a function on a new daemon thread and return its result."""
     answer: Future[Result] = Future()
 
     def call() -> None:

@@ -1,4 +1,4 @@
-"""Limits on concurrent calls. A call counts before its message is received."""
+"""Limits on concurrent gRPC calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .message_shape import SHORT_MESSAGE, Parse, parsed
 from .status import Context, abort_with, errors_as_status
 
 OPEN_SERVICES = ("/grpc.health.v1.Health/",)  # health checks need no token
-MAX_NAMING_BYTES = 4096  # bytes of a message that only names a service or a type
+MAX_NAMING_BYTES = 4096  # bytes of a message that contains only a name
 _NAMING_SERVICES = ("/grpc.health.", "/grpc.reflection.")
 BURST_CALLS = 256  # calls after which freed memory is returned to the system
 MAX_HEALTH_CALLS = 64  # concurrent health streams
@@ -32,7 +32,7 @@ TenantOf: TypeAlias = Callable[[Context], Tenant]
 
 
 def refusing(handler: Any, error: OctavoError) -> Any:
-    """Return a handler that ends every call with ``error``, before a request message is received."""
+    """Return a handler that ends every call with ``error``."""
 
     async def refuse(_requests: Any, context: Context) -> None:
         if not context.cancelled():
@@ -52,11 +52,11 @@ def _streaming(handler: Any, behaviour: Callable[[Any, Context], Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Method:
-    """A gRPC method, its implementation, and the limits of its calls.
+    """A gRPC method and the limits of its calls.
 
     holders     counter of the method's calls
-    patience_s  seconds in which the client must send its first message
-    only_names  whether the messages only name a service or a type
+    patience_s  seconds to wait for the first message
+    only_names  whether the messages contain only a name
     """
 
     behaviour: Callable[[Any, Context], Any]
@@ -68,7 +68,7 @@ class _Method:
 
 
 class CallLimiter:
-    """Admits calls before their messages are received. A tenant may use only its share.
+    """Limits concurrent calls. A tenant may use only its share.
 
     calls          calls in progress, except health calls
     health_calls   streaming health calls

@@ -30,7 +30,7 @@ class Writable(Protocol):
     """Output of one call to its client."""
 
     def write(self, response: Any, /) -> Awaitable[None]:
-        """Write a response; wait while the client does not read."""
+        """Write a response, after waiting for a slow client."""
         ...
 
 

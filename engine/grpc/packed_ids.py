@@ -1,7 +1,4 @@
-"""Token ids of a prompt, kept as bytes until the request is admitted.
-
-Protobuf's lists take four bytes per id, while a small id takes one byte in the message.
-"""
+"""Token ids of a prompt, kept as packed bytes until the request is admitted."""
 
 from __future__ import annotations
 
@@ -14,8 +11,8 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ..api.errors import InvalidRequest
 
-CARRIER = 15  # unused field number for the raw bytes; its key is one byte
-NO_END = bytes(range(128, 256))  # bytes that do not end a varint
+CARRIER = 15  # unused field number
+NO_END = bytes(range(128, 256))
 _PIECE = 2**16  # bytes decoded at a time
 _MAX_VARINT = 10  # bytes
 

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 BATCH = 512  # most events per fetch, and per message to a watcher
 MAX_WATCHERS = 64
 PAUSE_S = 0.01  # seconds between two fetches
-PROBE_S = 1.0  # seconds between checks for events that were not announced
+PROBE_S = 1.0  # seconds between checks for new events
 _KEPT = 4096  # latest events, kept for slower watchers
 
 
@@ -61,8 +61,8 @@ class PageEventHub:
         await self._engine.ask(PageEventsSince(number, 0))
 
     async def events_from(self, number: int, *, heartbeat_s: float) -> AsyncGenerator[list[PageEvent], None]:
-        """Yield lists of events from ``number`` on, and an empty list after ``heartbeat_s`` without events.
-        Raises FellBehind if events expired."""
+        """Yield new events; an empty list after ``heartbeat_s`` without events. Raises FellBehind if events
+        expired."""
         cursor = number
         while True:
             news = self._news.next()
@@ -116,7 +116,7 @@ class PageEventHub:
             change, left = self._engine.cache_changes.next(), self._left.next()
             try:
                 events = await self._engine.ask(PageEventsSince(self._next, BATCH))
-            except EventsGone:  # watchers that need the lost events get FellBehind
+            except EventsGone:
                 self._forget()
                 self._next = (await self._engine.ask(SubscribeEvents())).number
                 self._news.send()

@@ -35,7 +35,7 @@ Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
 MAX_TEXT_CALLS = 256  # Tokenize and Detokenize calls that run or wait
 MAX_TENANT_TEXT_CALLS = 64  # Tokenize and Detokenize calls of one tenant
 MAX_REQUEST_ID = 256  # characters
-LONG_SCORES = 32  # tokens with log probabilities; converting more takes over a millisecond
+LONG_SCORES = 32  # converting more log probabilities takes over a millisecond
 MAX_SALT = 1024  # characters
 MAX_ABORTED = 4096  # request ids in one call
 PRIORITY_KEY = "octavo-priority"
@@ -136,7 +136,7 @@ class RequestHandler:
             del self._active[name]
 
     async def message_of(self, delta: Delta, make: Callable[[], MessageT]) -> MessageT:
-        """Run ``make`` and return its message, on another thread if ``delta`` is large."""
+        """Return the result of ``make``. Large deltas use another thread."""
         size = len(delta.logprobs) + (0 if delta.prompt_logprobs is None else len(delta.prompt_logprobs.rest))
         return await self._messages.run("", make) if size > LONG_SCORES else make()
 
@@ -154,7 +154,7 @@ class RequestHandler:
         return Tenant(name, TENANT_SHARE if is_shared else 1.0)
 
     def tenant_salt(self, context: Caller) -> bytes:
-        """Return the prefix of the caller's salts; b"" on a server without tokens."""
+        """Return the caller's salt; b"" on a server without tokens."""
         return self.security.salts.of(self.tenant_of(context))
 
     def salt_of(self, context: Caller, cache_salt: str) -> bytes:
@@ -219,7 +219,7 @@ class RequestHandler:
         try:
             folder = (below / path).resolve()
             folder.relative_to(below.resolve())
-        except (OSError, RuntimeError, ValueError):  # outside of lora_dir, or an invalid path
+        except (OSError, RuntimeError, ValueError):
             raise InvalidRequest(
                 f"lora_path must be below {below}, got {path!r:.200}; move the adapter there"
             ) from None
@@ -277,7 +277,7 @@ def check_num_ids(num_ids: int, max_tokens: int) -> None:
 
 
 def checked_id(request_id: str) -> str:
-    """Return a request id. Raises InvalidRequest if it is too long or has control characters."""
+    """Return a request id. Raises InvalidRequest if it is too long or not printable."""
     if len(request_id) > MAX_REQUEST_ID:
         raise InvalidRequest(
             f"request_id has {len(request_id)} characters, at most {MAX_REQUEST_ID} are allowed; "
@@ -301,7 +301,7 @@ class _Write:
 
 
 class ResponseWriter:
-    """Writes the responses of all calls. A write that exceeds ``timeout_s`` ends its call."""
+    """Writes the responses of all calls. A write over ``timeout_s`` ends its call."""
 
     def __init__(self, timeout_s: float = WRITE_TIMEOUT_S) -> None:
         self.timeout_s = timeout_s

@@ -20,7 +20,7 @@ MAX_CHARACTERS = 2**21  # characters of one call's prompts in memory
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question about several documents, and the fields of its requests."""
+    """A question to the model about several documents."""
 
     prompt: RerankPrompt
     query: str

@@ -20,15 +20,13 @@ class SamplingFields:
     """Reads and writes the sampling parameters of a message type. Unset fields keep their defaults."""
 
     def __init__(self, message: Any, *, vllm: bool = False) -> None:
-        """Read a message's descriptor. ``vllm``: the fields have vLLM's names."""
         names = {
             (declared.vllm if vllm else None) or name: name for name, (declared, _) in PARAMETERS.items()
         }
         self._parameters: Mapping[str, tuple[str, Callable[[Any], Any] | None]] = {
             field: (name, _CONVERTED.get(PARAMETERS[name][0].kind))
             for field, name in names.items()
-            if field in message.fields_by_name
-            and name != "structured"  # structured output has its own messages
+            if field in message.fields_by_name and name != "structured"
         }
 
     def read(self, message: Message) -> dict[str, Any]:

@@ -149,7 +149,6 @@ class Security:
         api_key: str | None = None,
         salts: TenantSalts | None = None,
     ) -> None:
-        """Read the files. ``api_key`` is an additional token; ``salts`` separate the pages of tenants."""
         self.tls = tls
         self.salts = salts or TenantSalts()
         self.tokens = None if token_file is None and api_key is None else Tokens(token_file, api_key)
@@ -170,7 +169,7 @@ class Security:
         logger.info("certificates and tokens were read again")
 
     def credentials(self) -> grpc.ServerCredentials | None:
-        """Return TLS credentials with reloadable certificates; None without TLS."""
+        """Return TLS credentials with reloadable certificates, or None."""
         if self.tls is None:
             return None
         assert self._certificates is not None
@@ -191,7 +190,7 @@ class Security:
         return [] if self.tokens is None else [_Gate(self.tokens)]
 
     def warn_of_strangers(self, address: Address) -> None:
-        """Log a warning if the address is reachable from other machines without a token."""
+        """Log a warning if other machines can use the server without a token."""
         checks_certificates = self.tls is not None and self.tls.client_ca is not None
         if self.tokens is None and not checks_certificates and not address.is_local:
             logger.warning(

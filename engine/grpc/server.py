@@ -34,13 +34,13 @@ from .vllm.service import VllmEngineServicer
 
 logger = logging.getLogger(__name__)
 
-MAX_MESSAGE_BYTES = 64 * 2**20  # bytes of an outgoing message
+MAX_MESSAGE_BYTES = 64 * 2**20  # bytes: limit of an outgoing message
 MESSAGE_BYTES_PER_TOKEN = 8  # bytes per prompt token of an incoming message
-MESSAGE_BYTES_APART = 2**20  # bytes of an incoming message without its prompt
+MESSAGE_BYTES_APART = 2**20  # bytes of an incoming message, in addition to the prompt
 MAX_OTHER_CALLS = 1024  # concurrent calls, in addition to the maximum number of requests
 MAX_CONNECTION_CALLS = 2048  # concurrent calls of a connection
 MAX_PENDING_CALLS = 5 * MAX_CONNECTION_CALLS
-MAX_PING_STRIKES = 100  # early pings before a connection is closed
+MAX_PING_STRIKES = 100
 DEATH_POLL_S = 0.1
 BURST_POLL_S = 2.0
 HEALTH_GRACE_S = 1.0  # seconds to notify health watchers
@@ -59,7 +59,6 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_connection_idle_ms", 600_000),
     # Without this, a second server could share the port unnoticed.
     ("grpc.so_reuseport", 0),
-    # Concurrent calls of a connection, including unfinished reset calls.
     ("grpc.max_concurrent_streams", MAX_CONNECTION_CALLS),
     # Above this limit (default 1,000), gRPC cancels random calls, even of other clients.
     ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
@@ -159,8 +158,7 @@ class GrpcServer:
         return address.with_port(port)
 
     async def start_adapter(self, adapter: str, address: Address) -> Address:
-        """Serve one adapter as a model on its own address; return the actual address. Raises InvalidConfig if
-        listening fails."""
+        """Serve a LoRA adapter as a model on its own address. Raises InvalidConfig if listening fails."""
         server = self._new_server()
         vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(
             VllmEngineServicer(self.handler, adapter=adapter), server
@@ -186,8 +184,7 @@ class GrpcServer:
         return port
 
     async def stop(self, drain_timeout: float = 0.0) -> None:
-        """Refuse new requests, wait ``drain_timeout`` seconds for running requests, abort the rest, and
-        close."""
+        """Refuse new requests, wait for running requests, then close."""
         self.handler.draining = True
         for watch in self._watches:
             watch.cancel()

@@ -1,6 +1,6 @@
-"""Conversion of errors to gRPC statuses with details in the form of google.rpc.
+"""Conversion of errors to gRPC statuses, with details as in google.rpc.
 
-See https://google.aip.dev/193. Unexpected errors are logged, and the client gets a fixed text.
+See https://google.aip.dev/193. Clients get a fixed text for unexpected errors.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 DOMAIN = "octavo"
 RETRY_S = 1  # seconds after which a client may retry
 INTERNAL_TEXT = "internal server error; see the server's log"
-MAX_TEXT = 2000  # characters of an error message; headers have at most 8 KiB
-LAST_WORD_S = 1.0  # seconds to send the status to a client that does not read
+MAX_TEXT = 2000  # characters of an error message
+LAST_WORD_S = 1.0  # seconds to send the status to a slow client
 _DETAILS_KEY = "grpc-status-details-bin"  # metadata key of a google.rpc.Status
 
 Context = grpc.aio.ServicerContext[Any, Any]

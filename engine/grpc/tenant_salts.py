@@ -1,7 +1,6 @@
 """Secret salts that separate the cached pages of tenants.
 
-Page digests depend on the salt and are visible to watchers and on disk. A secret key keeps digests from
-revealing prompts. The key is stored next to the pages on disk, so they can be found after a restart.
+Page digests are visible to watchers and on disk. The secret key keeps digests from revealing prompts.
 """
 
 from __future__ import annotations

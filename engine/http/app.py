@@ -31,8 +31,8 @@ from .responses import serve_responses
 from .responses_types import ResponsesRequest
 from .tokens import DetokenizeRequest, TokenizeRequest, serve_detokenize, serve_tokenize
 
-Render = Callable[[], tuple[str, bytes]]  # content type and body of /metrics
-Check = Callable[[], str | None]  # reason for refusing requests, or None
+Render = Callable[[], tuple[str, bytes]]
+Check = Callable[[], str | None]
 POSTS: dict[str, tuple[Any, Any]] = {
     "/v1/chat/completions": (ChatRequest, serve_chat),
     "/v1/messages": (MessagesRequest, serve_messages),
@@ -51,7 +51,6 @@ POSTS: dict[str, tuple[Any, Any]] = {
 
 
 def make_app(services: Services, *, check: Check, render: Render) -> Starlette:
-    """Return the application. ``render`` builds the response of /metrics, and ``check`` that of /health."""
     status = _Status(services, check, render)
     gets: dict[str, tuple[Callable[[Exchange], Awaitable[None]], bool]] = {
         "/health": (status.health, True),
@@ -85,8 +84,6 @@ def _refuse(request: Request, error: Exception) -> Response:
 
 
 class _Status:
-    """Handlers for the server's state."""
-
     def __init__(self, services: Services, check: Check, render: Render) -> None:
         self._services = services
         self._check = check

@@ -152,7 +152,7 @@ class _Answer:
         self._created = int(time.time())
         self._usage = Usage()
         self._prompt_logprobs: bytes | None = None
-        self.prompt_fields: dict[str, Any] = {}  # extra fields of the response, or of its first chunk
+        self.prompt_fields: dict[str, Any] = {}
 
     def _reader(self) -> ReplyReader:
         return ReplyReader(self._turn.reader(), shows_reasoning=self._request.include_reasoning is not False)
@@ -253,7 +253,7 @@ class ReplyReader:
         self.has_called_tools = False
 
     def read(self, delta: Delta) -> dict[str, Any]:
-        """Return the new parts of the message. The last delta also releases buffered text."""
+        """Return the new parts of the message."""
         events = self._reader.add(delta.text)
         if delta.finish_reason is not None:
             events += self._reader.finish(was_cut=delta.finish_reason is FinishReason.LENGTH)

@@ -157,7 +157,7 @@ class _Answer:
         self._created = int(time.time())
         self._usage = Usage()
         self._writers: dict[int, CompletionLogprobWriter] = {}
-        self._echoed: set[int] = set()  # choices with a prompt that was already sent
+        self._echoed: set[int] = set()
 
     async def whole(self, deltas: AsyncGenerator[tuple[int, Delta], None], take: Take) -> bytes:
         choices: dict[int, bytes] = {}

@@ -12,8 +12,8 @@ from .exchange import ABORT
 
 MAX_HEADER_BYTES = 64 * 2**10  # bytes of a request's headers and path
 MAX_PIPELINED = 8  # requests waiting for an earlier response
-MAX_PIECES = 1024  # small chunks and trailers of one body
-PIECE_BYTES = 64  # bytes of a body per additional chunk
+MAX_PIECES = 1024  # small chunks of one body
+PIECE_BYTES = 64
 HEADER_TIMEOUT_S = 10.0  # seconds to receive all headers
 IDLE_TIMEOUT_S = 120.0  # seconds between requests, and before the first
 
@@ -23,11 +23,11 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._since = time.monotonic()  # start of the current state
-        self._header_bytes = 0  # bytes of incomplete headers
+        self._since = time.monotonic()
+        self._header_bytes = 0
         self._is_in_headers = True
-        self._num_pieces = self._body_bytes = 0  # counts of the current body
-        self._unsent = 0  # unsent bytes at the last sweep
+        self._num_pieces = self._body_bytes = 0
+        self._unsent = 0
         self._unsent_since = self._since
 
     @property

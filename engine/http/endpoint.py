@@ -45,7 +45,7 @@ class Services:
         return (info.name, *info.aliases, *self.handler.adapters(exchange))
 
     def adapter(self, name: str) -> str | None:
-        """Return the adapter with this name, or None for the base model."""
+        """Return the name of an adapter, or None for the base model."""
         info = self.handler.engine.info
         return None if name in (info.name, *info.aliases) else name
 
@@ -55,8 +55,7 @@ class Services:
         return self.handler.engine.info.images is not None
 
     def check_model(self, name: str | None, exchange: Exchange) -> str:
-        """Return the model name for the response. Raises ModelNotServed for an unknown name, and Forbidden
-        for an adapter of another tenant."""
+        """Return the model name for the response. Raises ModelNotServed or Forbidden."""
         names = self.names(exchange)
         if name is None:
             return names[0]
@@ -69,7 +68,7 @@ class Services:
         return name
 
     def stop_reason(self, delta: Delta, params: SamplingParams) -> str | int | None:
-        """Return the stop string or stop id that ended a sample; None for end tokens."""
+        """Return the stop string or stop id that ended a sample, or None."""
         ids = self.handler.engine.tokenizer.eos_ids - set(params.stop_ids)
         return None if delta.stop_match in ids else delta.stop_match
 
@@ -84,7 +83,6 @@ class Route:
     def __init__(
         self, services: Services, work: Callable[[Exchange], Awaitable[None]], *, is_open: bool
     ) -> None:
-        """``is_open``: no token is required."""
         self._services = services
         self._work = work
         self._is_open = is_open

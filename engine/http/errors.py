@@ -20,7 +20,7 @@ STATUSES = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
     grpc.StatusCode.UNAVAILABLE: 503,
-}  # all other errors are 500
+}
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _MESSAGE_TYPES = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
@@ -42,7 +42,7 @@ _CLIENT_NAMES = {
     "choice": "guided_choice structured_outputs.choice",
     "grammar": "guided_grammar ebnf structured_outputs.grammar",
     "structural_tag": "structured_outputs.structural_tag response_format",
-}  # HTTP names of the engine's fields
+}
 
 
 class FieldError(InvalidRequest):
@@ -54,7 +54,7 @@ class FieldError(InvalidRequest):
 
 
 def named(error: InvalidRequest, request: Any) -> InvalidRequest:
-    """Return the error with the HTTP name of the request field."""
+    """Return the error, with the field's HTTP name in its text."""
     found = re.match(r"(\w+)[\w.\[\]]*", str(error))
     if type(error) is not InvalidRequest or found is None:
         return error
@@ -118,14 +118,14 @@ def message_error_body(error: Exception) -> dict[str, Any]:
     status = status_of(error)
     kind = _MESSAGE_TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")
     text = text_of(error)
-    if isinstance(error, RequestTooLong):  # Claude Code compacts the conversation when it sees this text
+    if isinstance(error, RequestTooLong):  # Claude Code reacts to this text
         text = f"prompt is too long: {text}"
     return {"type": "error", "error": {"type": kind, "message": text}, "request_id": None}
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorForm:
-    """Error format of an API. ``event`` is the name of an error event; ``last`` ends a stream."""
+    """Error format of an API."""
 
     body: Callable[[Exception], dict[str, Any]]
     event: str = ""

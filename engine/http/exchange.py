@@ -18,20 +18,20 @@ from .errors import HttpRefusal, error_form, headers_of, status_of
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Take: TypeAlias = Callable[[int], None]  # counts bytes that a request holds
+Take: TypeAlias = Callable[[int], None]
 
 BODY_TIMEOUT_S = 60.0  # seconds to receive a body
 PIECE_BYTES = 64 * 2**10  # bytes per write
 JSON_TYPES = (b"application/json", b"text/json")
 CONTENT_TYPE = b"content-type"
-ABORT = "octavo.abort"  # key in the ASGI scope for a function that closes the connection
+ABORT = "octavo.abort"
 
 
 def json_of(answer: object, **parts: bytes | None) -> bytes:
     """Return an object as JSON. ``parts`` has values that are JSON already."""
     data = to_json(answer, inf_nan_mode="null")
     for name, value in parts.items():
-        if value is not None:  # a text cannot match the key, because its quotes are escaped
+        if value is not None:
             before, key, after = data.partition(f'"{name}":'.encode())
             empty = b"[]" if after.startswith(b"[]") else b"null"
             assert after.startswith(empty), f"{name} must be empty"
@@ -40,7 +40,7 @@ def json_of(answer: object, **parts: bytes | None) -> bytes:
 
 
 def json_list(items: Iterable[bytes]) -> bytes:
-    """Join JSON objects to a JSON list."""
+    """Return a JSON list of JSON objects."""
     return b"[%b]" % b",".join(items)
 
 
@@ -68,8 +68,7 @@ class ByteBudget:
 
     @contextlib.contextmanager
     def held(self, tenant: Tenant) -> Iterator[Take]:
-        """Yield a function that counts bytes until the block ends. It raises HttpRefusal or Overloaded above
-        a limit."""
+        """Yield a function that adds bytes to the budget. Raises HttpRefusal or Overloaded above a limit."""
         size = 0
 
         def take(num_bytes: int) -> None:
@@ -206,7 +205,7 @@ class Exchange:
         await self._start(status, [*headers, *more_headers])
         for start in range(0, max(len(body), 1), PIECE_BYTES):
             if start:
-                await asyncio.sleep(0)  # lets the server notice a disconnected client
+                await asyncio.sleep(0)
             end = start + PIECE_BYTES
             await self._write_body(body[start:end], more=end < len(body))
 
@@ -247,7 +246,7 @@ class Exchange:
         """Close the connection and drop unsent data."""
         if (abort := self.scope.get(ABORT)) is not None:
             abort()
-        await asyncio.sleep(0)  # lets the server notice the closed connection
+        await asyncio.sleep(0)
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.is_started = True

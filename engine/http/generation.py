@@ -23,7 +23,7 @@ BACKLOG = 16  # unread deltas of a request with several prompts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Engine requests of one HTTP request. ``model`` is the name of the model or an adapter."""
+    """Engine requests of one HTTP request."""
 
     prompts: Sequence[Prompt]
     params: SamplingParams
@@ -61,8 +61,7 @@ class Usage:
 
 
 def run(services: Services, exchange: Exchange, job: Job) -> AsyncGenerator[tuple[int, Delta], None]:
-    """Stream deltas, each with its prompt's index. Closing the stream aborts the requests. Raises
-    RequestFailed or EngineStopping."""
+    """Stream deltas, each with its prompt's index. Raises RequestFailed or EngineStopping."""
     if len(job.prompts) == 1:
         return _deltas(services, exchange, job, 0)
     return _interleaved(services, exchange, job)

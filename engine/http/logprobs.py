@@ -45,7 +45,6 @@ class TokenTexts:
 
 
 def shown_logprobs(delta: Delta, params: SamplingParams) -> tuple[TokenLogprob, ...]:
-    """Return the log probabilities of a delta without the end token."""
     ended_by_token = bool(delta.token_ids) and delta.stop_match == delta.token_ids[-1]
     ended_by_token = ended_by_token and not params.include_stop_str_in_output
     return delta.logprobs[:-1] if ended_by_token else delta.logprobs
@@ -85,7 +84,7 @@ class CompletionLogprobWriter:
     def write(
         self, entries: tuple[TokenLogprob, ...], prompt: PromptLogprobs | None = None
     ) -> dict[str, list[Any]]:
-        """Return new log probabilities, preceded by those of ``prompt``."""
+        """Return the log probabilities of new tokens, after those of the prompt."""
         found: dict[str, list[Any]] = {
             "tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": [],
         }  # fmt: skip

@@ -35,7 +35,7 @@ from .turns import (
     unseen,
 )
 
-_BILLING = "x-anthropic-billing-header"  # Claude Code changes it in each request
+_BILLING = "x-anthropic-billing-header"
 _SIGNATURE = "octavo"  # clients require a signature, but thinking is not signed
 _KINDS = {"reasoning": "thinking", "text": "text", "call": "tool_use"}
 
@@ -79,9 +79,7 @@ async def _turn(services: Services, request: MessageFields, params: SamplingPara
     is_begun = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
     return await prepare_turn(
         services,
-        ChatPrompt(
-            messages, variables=variables, open_turn=not is_begun, continue_final_message=is_begun
-        ),  # the model continues a reply that the client began
+        ChatPrompt(messages, variables=variables, open_turn=not is_begun, continue_final_message=is_begun),
         params,
         tools=[_tool(index, tool) for index, tool in enumerate(request.tools or ())],
         choice=None if choice is None else _choice(choice.type, choice.name),
@@ -152,7 +150,7 @@ def _messages(message: InputMessage, where: str, *, takes_images: bool) -> Itera
             case "thinking", "assistant":
                 found["reasoning_content"] = _given(block.thinking, f"{name}.thinking")
             case "redacted_thinking", "assistant":
-                pass  # encrypted by another server
+                pass  # only another server can decrypt it
             case "tool_use", "assistant":
                 function = {"name": _given(block.name, f"{name}.name"), "arguments": block.input or {}}
                 call = {"id": _given(block.id, f"{name}.id"), "type": "function", "function": function}
@@ -233,7 +231,7 @@ class _Answer(TurnAnswer):
     def __init__(self, turn: Turn, name: str, *, shows_thinking: bool) -> None:
         super().__init__(turn, "msg", name)
         self._shows_thinking = shows_thinking
-        self._places: dict[int, int] = {}  # block's index: index in the stream
+        self._places: dict[int, int] = {}
 
     def _whole(self) -> dict[str, Any]:
         content = [self._block(block) for block in self.blocks.shown if self._is_shown(block)]

@@ -13,7 +13,7 @@ from .errors import FieldError
 from .exchange import Exchange
 
 Side: TypeAlias = Literal["left", "right"]
-TEXT_LENGTHS = 4  # limit of text before truncation, as a multiple of the model's length
+TEXT_LENGTHS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +71,7 @@ def prompt_cut(
     default_side: Side = "left",
     special: bool = True,
 ) -> PromptCut:
-    """Return the truncation for the fields of a request. -1 leaves space for ``max_tokens``. Raises
-    FieldError for an invalid number."""
+    """Return the truncation that a request asks for. Raises FieldError for an invalid number."""
     if most == -1:
         longest = services.handler.engine.info.max_model_len
         most = max(longest - (max_tokens if max_tokens < longest else 1), 1)

@@ -17,8 +17,8 @@ ModelT = TypeVar("ModelT", bound="RequestModel")
 _ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
 LONG_BODY = 64 * 2**10  # bytes; longer bodies are checked before they are parsed
 MAX_VALUES = 32_768  # strings, keys, objects, lists, booleans and nulls in a long body
-MAX_NUMBERS = 262_144  # commas outside of strings in a long body
-MAX_DEPTH = 199  # nesting depth of objects and lists; the limit of pydantic's parser
+MAX_NUMBERS = 262_144  # numbers in a long body
+MAX_DEPTH = 199  # nesting depth, as in pydantic's parser
 _NO_BRACKETS = bytes(each for each in range(256) if each not in b"[]{}")
 _SHOWN = 60  # characters of an invalid value in an error message
 _MAX_RULES = 4
@@ -50,7 +50,6 @@ class RequestModel(BaseModel):
         return schema
 
     def client_path(self, path: str) -> str:
-        """Return a field's path in this API for its path in chat completions."""
         return path
 
     def check_fields(self, where: str = "") -> None:
@@ -108,7 +107,7 @@ def only(name: str, value: object, allowed: Sequence[object], why: str = "") -> 
 
 
 def agreed(model: RequestModel, name: str, other: str, where: str = "") -> Any:
-    """Return the value of a field with two names. Raises FieldError if the names have different values."""
+    """Return the value of a field with two names. Raises FieldError if the values differ."""
     value, rule = getattr(model, name), getattr(model, other)
     if None not in (value, rule) and value != rule:
         field = where + name
@@ -129,7 +128,7 @@ def parse(kind: type[ModelT], body: bytes) -> ModelT:
                 return _checked(kind.model_validate(_loaded(body)))
             request = kind.model_validate_json(body)
         except ValidationError as error:
-            whole = _ESCAPE.sub(_paired, body)  # JavaScript clients may cut a text inside a surrogate pair
+            whole = _ESCAPE.sub(_paired, body)  # JavaScript clients may send half of a surrogate pair
             if error.error_count() > 1 or error.errors()[0]["type"] != "json_invalid" or whole == body:
                 raise
             request = kind.model_validate_json(whole)
@@ -144,7 +143,6 @@ def _checked(request: ModelT) -> ModelT:
 
 
 def _loaded(body: bytes) -> Any:
-    """Parse a long body with ``json``, which needs less memory than pydantic's parser."""
     outside = b"".join(body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
     depths = accumulate(1 if each in b"[{" else -1 for each in outside.translate(None, _NO_BRACKETS))
     try:
@@ -164,7 +162,7 @@ def _check_values(body: bytes) -> None:
     count, num_items = plain.count(b'"') // 2, 0
     if count <= MAX_VALUES:
         outside = b"".join(plain.split(b'"')[::2])
-        count += sum(outside.count(each) for each in (b"{", b"[", b"e", b"n"))  # e: true, false; n: null
+        count += sum(outside.count(each) for each in (b"{", b"[", b"e", b"n"))
         num_items = outside.count(b",")
     for number, most, what in (
         (count, MAX_VALUES, "strings, objects and lists"),

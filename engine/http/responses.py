@@ -192,7 +192,7 @@ class _Answer(TurnAnswer):
         super().__init__(turn, "resp", name)
         self._request = request
         self._created = int(time.time())
-        self._ids: dict[int, str] = {}  # block's index: item id
+        self._ids: dict[int, str] = {}
         self._namespaces = {
             _full_name(tool.name, space): {"name": tool.name, "namespace": space}
             for _, tool, space in functions_of(request.tools)

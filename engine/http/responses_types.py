@@ -77,8 +77,7 @@ class FunctionTool(RequestModel):
 def functions_of(
     tools: Sequence[FunctionTool] | None, where: str = "tools", namespace: str | None = None
 ) -> Iterator[tuple[str, FunctionTool, str | None]]:
-    """Yield the functions, each with its path in the request and its namespace. Raises FieldError for tools
-    that the server would execute."""
+    """Yield the functions of all tools. Raises FieldError for unsupported tools."""
     for index, tool in enumerate(tools or ()):
         here = f"{where}[{index}]"
         if tool.type == "namespace" and namespace is None and tool.name:
@@ -146,7 +145,7 @@ class ResponsesRequest(RequestModel):
     service_tier: str | None = None
     metadata: dict[str, str] | None = None
     user: str | None = None
-    client_metadata: dict[str, str] | None = None  # labels of Codex
+    client_metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 

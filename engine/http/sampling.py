@@ -207,7 +207,7 @@ class SamplingFields(RequestModel):
                 "allowed_token_ids must have at least one id, got none; leave it out for all",
             )
         budget = agreed(self, "thinking_token_budget", "max_reasoning_tokens")
-        given["max_reasoning_tokens"] = None if self.thinking_token_budget == -1 else budget  # no limit
+        given["max_reasoning_tokens"] = None if self.thinking_token_budget == -1 else budget
         if self.stop is not None:
             _check_count("stop", self.stop if isinstance(self.stop, list) else ())
             given["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -219,7 +219,6 @@ class SamplingFields(RequestModel):
 
 
 def keep_likeliest(given: dict[str, Any]) -> None:
-    """Replace a ``top_p`` of 0, which the OpenAI API allows, by a tiny value."""
     if given.get("top_p") == 0:
         given["top_p"] = 2.0**-30
 

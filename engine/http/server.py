@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 IMAGE_BODY_BYTES = 32 * 2**20  # additional bytes of a request if the model takes images
-BODIES = 32  # limit of all bodies, as a multiple of the largest body
-ANSWER_BYTES = 64 * 2**20  # bytes of a complete response; the limit for all responses is twice this
-MAX_CONNECTIONS = 8192  # more connections close the longest idle ones
+BODIES = 32
+ANSWER_BYTES = 64 * 2**20  # bytes of a complete response
+MAX_CONNECTIONS = 8192
 BACKLOG = 1024  # connections waiting to be accepted
 HANDSHAKE_TIMEOUT_S = 10.0
 TLS_READ_BYTES = 2**14  # read buffer of a TLS connection; asyncio's default is 256 KiB
@@ -61,8 +61,6 @@ class HttpServer:
         """Create the server.
 
         calls             limiter of calls, shared with gRPC
-        check             returns the reason for refusing requests, for /health
-        render            returns the metrics
         write_timeout_s   seconds for which a client may leave its response unread
         allowed_origins   web pages that may send requests
         """

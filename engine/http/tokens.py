@@ -48,7 +48,7 @@ async def serve_tokenize(services: Services, request: TokenizeRequest, exchange:
         )
     else:
         only("add_special_tokens", request.add_special_tokens, (False,), TEMPLATE_WRITES)
-        tool_use(tokenizer, request.tools)  # raises InvalidRequest for tools that chats refuse
+        tool_use(tokenizer, request.tools)
         encode = functools.partial(
             tokenizer.apply_chat_template, conversation_prompt(request), max_tokens=longest
         )

@@ -1,4 +1,4 @@
-"""Chat turns for all APIs: one engine request, with its output split into blocks."""
+"""Chat turns for all APIs. Output is split into blocks."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _joined(contents: Sequence[Any]) -> Any:
 
 
 def one_system_message(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Merge system messages into one at the start. Later system messages become user text."""
+    """Merge system messages at the start; later system messages become user text."""
     found: list[tuple[dict[str, Any], list[Any]]] = []
     is_begun = False
     for message in messages:
@@ -132,9 +132,7 @@ async def prepare_turn(
         is_bounded=params.max_reasoning_tokens is not None,
     )
     reasoning = tokenizer.chat_format.reasoning
-    if (
-        use.form is not None or reasoning is not None
-    ):  # marks of reasoning or tool calls may be special tokens
+    if use.form is not None or reasoning is not None:
         params = replace(use.applied(params), skip_special_tokens=False)
     chat = replace(chat, tools=use.shown or None)
     prompt: Prompt = chat if encode is None else await encode(chat)
@@ -181,7 +179,7 @@ class Blocks:
         return [block for block in self.all if block.kind != "call" or block.is_whole]
 
     def add(self, events: Iterable[Event]) -> list[Step]:
-        """Add parser events and return the resulting changes of blocks."""
+        """Add parser events and return the changed blocks."""
         steps: list[Step] = []
         for event in events:
             match event:
@@ -201,7 +199,6 @@ class Blocks:
         return steps
 
     def end(self) -> list[Step]:
-        """End the open block and return that change, if any."""
         if (block := self._open) is None:
             return []
         block.is_whole = block.is_whole or block.kind != "call"

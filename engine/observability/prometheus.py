@@ -40,7 +40,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 class SharedAnswer(Generic[AnswerT]):
-    """Caches the result of ``make`` for concurrent callers. No caller gets a result older than its call."""
+    """Caches the result of ``make`` for concurrent callers."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class SharedAnswer(Generic[AnswerT]):
         self._clock = clock
         self._sleep = sleep
         self._lock = threading.Lock()
-        self._made: tuple[float, AnswerT] | None = None  # start of the computation, and its result
+        self._made: tuple[float, AnswerT] | None = None
 
     def __call__(self) -> AnswerT:
         came = self._clock()
@@ -286,7 +286,7 @@ class Metrics:
         return text
 
     def scrape(self, probes: Probes) -> tuple[str, bytes]:
-        """Return content type and text for a scrape. Scrapers share a result for ``SCRAPE_INTERVAL_S``."""
+        """Return content type and text of all metrics."""
         if self._scraped is None:
             self._scraped = SharedAnswer(lambda: self._scrape(probes), SCRAPE_INTERVAL_S)
         return self._scraped()
@@ -395,7 +395,7 @@ class _HTTPServer(ThreadingHTTPServer):
         return connection, peer
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore a client that breaks the connection off, or does not speak TLS."""
+        """Ignore connection errors."""
 
 
 class _Handler(BaseHTTPRequestHandler):

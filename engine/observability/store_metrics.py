@@ -41,7 +41,7 @@ class TenantMetrics:
             (*labels, "kind"),
             registry=registry,
         )
-        self._labels: dict[str, str] = {}  # labels of tenants that have their own label
+        self._labels: dict[str, str] = {}
         self._counters: dict[tuple[str, str], Counter] = {}
         self._loads: Mapping[str, TenantLoad] = {}
 
@@ -72,7 +72,7 @@ class TenantMetrics:
         label = self._labels.get(tenant)
         if label is None:
             if len(self._labels) >= MAX_TENANTS:
-                self._labels[OTHERS] = OTHERS  # resets the gauge of other tenants to zero
+                self._labels[OTHERS] = OTHERS
                 return OTHERS
             label = self._labels[tenant] = tenant
         return label

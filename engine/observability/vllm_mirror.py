@@ -39,7 +39,7 @@ class DraftCounts:
 
 
 def render_vllm(gauges: Gauges, info: EngineInfo, drafts: DraftCounts) -> bytes:
-    """Return gauges in the Prometheus text format. prometheus_client cannot write names with colons."""
+    """Return gauges in the Prometheus text format."""
     model = {"model_name": info.name}
     pages = gauges.pages_held + gauges.pages_idle_cached + gauges.pages_idle_empty
     config = {"block_size": str(info.page_size), "num_gpu_blocks": str(info.num_pages)}
@@ -82,7 +82,7 @@ def _line(sample: _Sample) -> str:
     return f"vllm:{sample.name}{{{labels}}} {sample.value:.12g}\n"
 
 
-NAMES = {  # Octavo's name: vLLM's name
+NAMES = {  # vLLM's names by Octavo's names
     "octavo_prompt_tokens": "prompt_tokens",
     "octavo_generated_tokens": "generation_tokens",
     "octavo_prefix_cache_query_tokens": "prefix_cache_queries",

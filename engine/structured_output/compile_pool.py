@@ -103,7 +103,7 @@ _stack_size_lock = threading.Lock()  # the stack size of new threads is a global
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A new parser, the mask of its first token, and the CPU seconds of compiling."""
+    """A compiled grammar."""
 
     matcher: LLMatcher
     first_mask: bytes
@@ -117,7 +117,7 @@ class CompileJob:
     kind: str
     source: str
     outcome: Future[Compiled | Refused] = field(default_factory=Future)
-    vetter: Vetter | None = None  # set while the helper process works on the source
+    vetter: Vetter | None = None
     is_cancelled: bool = False
 
 
@@ -147,7 +147,7 @@ class CompilePool:
                 self._start_thread()
 
     def cancel(self, job: CompileJob) -> None:
-        """Remove a job from the queue, or end its helper process."""
+        """Cancel a job that no request waits for."""
         waited = self._queue.remove(job)
         with self._lock:
             job.is_cancelled = True

@@ -33,10 +33,9 @@ MAX_CACHED_CHARACTERS = 2**17  # total characters of cached sources
 MAX_CACHED_CPU_S = 2.0  # total CPU seconds of compiling cached sources
 MAX_CACHED_REFUSALS = 1024
 CLOSE_TIMEOUT_S = 5.0
-# llguidance's message quotes text that the client has not written.
 _SCHEMA_IN_GRAMMAR = re.compile(r"at \d+\(\d+\): failed to compile JSON schema: (.*?) \d+ \| .*", re.DOTALL)
 
-_Key: TypeAlias = tuple[str, str]  # (kind, source)
+_Key: TypeAlias = tuple[str, str]
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +71,7 @@ class ConstraintCompiler:
         self.pool = CompilePool(self._tokenizer, limits or CompileLimits())
         self._mask_threads = MaskThreads()
         self._cache: OrderedDict[_Key, _Cached] = OrderedDict()
-        self._refusals: OrderedDict[bytes, str] = OrderedDict()  # by digest
+        self._refusals: OrderedDict[bytes, str] = OrderedDict()
         self._under_way: dict[_Key, _UnderWay] = {}
         self._lock = threading.Lock()
         self._finalizer = weakref.finalize(self, _close, self.pool, self._mask_threads)
@@ -93,8 +92,7 @@ class ConstraintCompiler:
             self.forget(waits)
 
     def begin(self, structured: StructuredOutput, tenant: str = "") -> Compilation:
-        """Start compiling for one request. The future may fail with InvalidRequest or RequestFailed. Raises
-        Overloaded or EngineStopping."""
+        """Start compiling for one request. Raises Overloaded or EngineStopping."""
         key, waits = (structured.kind, structured.source), Compilation()
         with self._lock:
             if (found := self._cache.get(key)) is not None:
@@ -112,12 +110,12 @@ class ConstraintCompiler:
                 self.pool.submit(under_way.job, tenant)
                 self._under_way[key] = under_way
             under_way.waiting.add(waits)
-        if is_new:  # outside of the lock, because the callback may run at once
+        if is_new:
             under_way.job.outcome.add_done_callback(functools.partial(self._on_done, under_way))
         return waits
 
     def forget(self, waits: Compilation) -> None:
-        """Stop waiting for a compilation. It is cancelled if no other request waits."""
+        """Stop waiting for a compilation."""
         with self._lock:
             found = next((each for each in self._under_way.values() if waits in each.waiting), None)
             if found is None:
@@ -210,7 +208,7 @@ def _close(pool: CompilePool, mask_threads: MaskThreads) -> None:
 
 
 class GrammarDesk:
-    """Stores compiled grammars by ticket number. Each ticket is taken or dropped once. Thread-safe."""
+    """Stores compiled grammars by number. Each grammar is taken or dropped once. Thread-safe."""
 
     def __init__(self, compiler: ConstraintCompiler) -> None:
         self.compiler = compiler
@@ -219,7 +217,7 @@ class GrammarDesk:
         self._lock = threading.Lock()
 
     def begin(self, structured: StructuredOutput, tenant: str = "") -> Future[int]:
-        """Start compiling for one request and return the future ticket number."""
+        """Start compiling for one request. The result is the number of the grammar."""
         waits = self.compiler.begin(structured, tenant)
         ticket: Future[int] = Future()
 
@@ -243,7 +241,7 @@ class GrammarDesk:
         return ticket
 
     def take(self, ticket: int) -> Constraint:
-        """Return the grammar of a ticket and remove it."""
+        """Return and remove a grammar."""
         with self._lock:
             return self._kept.pop(ticket)
 

@@ -59,8 +59,8 @@ class Constraint:
         self._kind = kind
         self._bits = first_mask
         self._job: MaskJob | None = None
-        self._drafts: tuple[int, ...] = ()  # draft tokens after the current token
-        self._behind: list[bytes] = []  # masks after the first draft token, the first two, ...
+        self._drafts: tuple[int, ...] = ()
+        self._behind: list[bytes] = []
         self._threads = threads
         self._vocab_size = vocab_size
         self._end_ids = end_ids
@@ -101,15 +101,14 @@ class Constraint:
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def completed(self, drafts: Sequence[int], most: int) -> tuple[int, ...]:
-        """Return at most ``most`` draft tokens: the allowed prefix of ``drafts``, then forced tokens. End
-        tokens are excluded."""
+        """Return at most ``most`` draft tokens that the grammar allows."""
         if self._is_lost or self.is_stuck or most <= 0 or not self._budget.has_drafts:
             return ()
         assert self._job is None, "the matcher is busy"
         began = time.thread_time()
         try:
             tokens = self._followed(drafts[:most], most)
-        except BaseException as error:  # panics of the library are no Exceptions
+        except BaseException as error:
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
             tokens = []
@@ -127,7 +126,7 @@ class Constraint:
         return [] if matcher.is_error() else tokens
 
     def prepare(self, drafts: Sequence[int] = ()) -> None:
-        """Start to compute the next mask, and the masks after each draft token, on another thread."""
+        """Start to compute the next masks on another thread."""
         self._prepare(drafts, may_be_put_off=True)
 
     def _prepare(self, drafts: Sequence[int] = (), *, may_be_put_off: bool = False) -> None:
@@ -143,7 +142,7 @@ class Constraint:
             self._job.is_needed = False
 
     def after(self, drafts: Sequence[int]) -> BehindDrafts:
-        """Return the masks after these accepted draft tokens."""
+        """Return the masks after these draft tokens."""
         assert tuple(drafts) == self._drafts[: len(drafts)], "the grammar has not checked these drafts"
         return BehindDrafts(self, len(drafts))
 
@@ -160,8 +159,7 @@ class Constraint:
         return job is not None and job.is_over and self._threads.has_failed(job) is None
 
     def allowed(self, *, may_end: bool = True, may_be_late: bool = False) -> Mask:
-        """Wait for the mask [V] of allowed tokens and return it. ``may_end``: include end tokens. Raises
-        ConstraintFailed if the mask takes too long."""
+        """Wait for the mask [V] of allowed tokens. Raises ConstraintFailed if it takes too long."""
         return self._mask(self._next_bits(may_be_late=may_be_late), may_end=may_end)
 
     def _mask(self, packed: bytes, *, may_end: bool) -> Mask:
@@ -194,7 +192,7 @@ class Constraint:
         """Advance by the sample's next token."""
         assert self._job is None, "a token was accepted before its mask was computed"
         held = bool(self._behind) and token == self._drafts[0]
-        self._bits = self._behind[0] if held else None  # mask after this token
+        self._bits = self._behind[0] if held else None
         self._drafts, self._behind = (self._drafts[1:], self._behind[1:]) if held else ((), [])
         self._is_lost = self._is_lost or self.is_stuck
         if self._is_lost:
@@ -206,7 +204,7 @@ class Constraint:
 
 
 class BehindDrafts:
-    """Masks of a constraint after accepted draft tokens, valid until the next ``accept``."""
+    """Masks after accepted draft tokens, valid until the next ``accept``."""
 
     __slots__ = ("_constraint", "_num_drafts")
 
@@ -215,7 +213,7 @@ class BehindDrafts:
         self._num_drafts = num_drafts
 
     def allowed(self, *, may_end: bool = True, may_be_late: bool = False) -> Mask:
-        """Return the mask [V] of allowed tokens. Raises ConstraintFailed if it was not precomputed."""
+        """Return the mask [V] of allowed tokens. Raises ConstraintFailed if it is missing."""
         constraint = self._constraint
         bits = constraint._bits_behind(self._num_drafts, may_be_late=may_be_late)
         return constraint._mask(bits, may_end=may_end)

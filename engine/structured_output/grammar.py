@@ -1,4 +1,4 @@
-"""Conversion of schemas, patterns and choices to llguidance grammars. It runs only in helper processes."""
+"""Conversion of schemas, patterns and choices to llguidance grammars."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PROSE = {
     "$comment",
     "examples",
     "default",
-}  # schema keywords without an effect on tokens
+}
 _TAG_KEYS = {"type", "triggers", "structures"}
 _STRUCTURE_KEYS = {"begin", "schema", "end"}
 

@@ -30,10 +30,10 @@ class HelperLate(Exception):
 
 
 class HelperProcess:
-    """Base class for owners of a helper process. Only ``interrupt`` is thread-safe."""
+    """Base class for helper processes."""
 
     _module: str
-    _patience_s = 1.0  # seconds to end by itself
+    _patience_s = 1.0  # seconds for the process to end by itself
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -57,7 +57,7 @@ class HelperProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             bufsize=0,
-            start_new_session=True,  # the helper process must not get a terminal's Ctrl-C
+            start_new_session=True,  # keeps a terminal's Ctrl-C from the process
         )
 
     def _exchange(

@@ -25,7 +25,6 @@ def make_tokenizer(serialized: str, *, num_tokens: int, end_ids: Sequence[int]) 
 
 
 def make_matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
-    """Return a new parser; ``is_error`` tells whether the grammar is invalid."""
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(
@@ -40,6 +39,5 @@ def make_matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
 
 
 def first_line(message: str) -> str:
-    """Return the first line of a message; later lines show the parser's internal state."""
     lines = [line.strip() for line in message.partition("<state>")[0].splitlines()]
     return " ".join(line for line in lines if line)[:300]

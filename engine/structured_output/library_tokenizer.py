@@ -26,7 +26,7 @@ class TokenizerText:
 
 @dataclass(frozen=True, slots=True)
 class LibraryTokenizer:
-    """llguidance's tokenizer and its source."""
+    """llguidance's tokenizer for the model."""
 
     text: TokenizerText
     made: LLTokenizer

@@ -15,10 +15,10 @@ MAX_TAGS = 500
 MAX_GRAMMAR_BYTES = 4 * MIB  # bytes of an llguidance grammar
 MAX_LITERAL_BYTES = 2**14  # bytes of one string; masks inside longer strings are slow
 
-# Limits of the parser per mask: about 7 ms for the lexer and 2 ms for Earley items.
+# About 7 ms for the lexer and 2 ms for Earley items, per mask.
 STEP_LEXER_FUEL = 100_000
 STEP_MAX_ITEMS = 20_000
-MAX_ITEMS_IN_ROW = 2_000  # Earley items in a row; each alternative or optional property adds one
+MAX_ITEMS_IN_ROW = 2_000
 MAX_LEXER_STATES = 50_000
 MAX_GRAMMAR_SIZE = 100_000  # symbols in a compiled grammar
 
@@ -32,12 +32,12 @@ class CompileLimits:
     cpu_s                  CPU seconds before the system ends the helper process
     wall_s                 wall seconds before the helper process is ended
     start_s                seconds for a helper process to start
-    memory_bytes           additional address space of the helper process
+    memory_bytes           additional memory of the helper process
     stack_bytes            stack of the helper process
     own_stack_bytes        stack of the engine's compiling threads
     num_helpers            number of helper processes
     max_queued             maximum number of queued compilations
-    max_queued_per_tenant  maximum number of one tenant's queued compilations
+    max_queued_per_tenant  maximum number of queued compilations of one tenant
     """
 
     compile_s: float = 1.0

@@ -9,7 +9,7 @@ import threading
 
 BURST_S = 0.25  # CPU seconds in a full bucket
 TOKEN_S = 0.0015  # CPU seconds added per token of the first sample
-LATE_S = 0.01  # CPU seconds of a mask before steps continue without its request
+LATE_S = 0.01  # CPU seconds; steps do not wait for a slower mask
 OTHER_TOKEN_S = 0.0002  # CPU seconds added per token of other samples
 
 
@@ -41,7 +41,7 @@ class MaskBudget:
 
     @property
     def has_drafts(self) -> bool:
-        """Whether the budget for draft tokens is not used up."""
+        """Whether the budget for draft tokens has CPU seconds left."""
         return self._left_for_drafts > 0
 
     @property
@@ -58,6 +58,5 @@ class MaskBudget:
         return self._left < BURST_S / 2
 
     def is_over(self, running_s: float) -> bool:
-        """Whether a mask with this many CPU seconds exceeds the budget. Steps then continue without its
-        request."""
+        """Whether a mask with this many CPU seconds exceeds the budget."""
         return self._left - running_s < BURST_S / 2 or running_s > LATE_S

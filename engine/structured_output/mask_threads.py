@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 NUM_THREADS = 2
-MAX_STUCK = 4  # threads in masks that took too long
+MAX_STUCK = 4  # maximum number of threads that are stuck
 MAX_MASK_S = 0.1  # CPU seconds of one mask
 MAX_WAIT_S = 2.0  # seconds to wait for one mask
-SLOW_MASK_S = 0.005  # CPU seconds of a mask above which masks for drafts are skipped
-MAX_WAITS_S = 0.25  # seconds of recent waiting above which budgets are halved
-SPENT_SHARE = 0.1  # share of one CPU for all requests over their budget
-WAITS_SHARE = 0.25  # decay of the waiting time, as a share of elapsed time
-_LOOK_S = 0.005  # seconds between checks of a mask
+SLOW_MASK_S = 0.005  # CPU seconds; after a slower mask, no masks for draft tokens are computed
+MAX_WAITS_S = 0.25
+SPENT_SHARE = 0.1  # largest share of one CPU for requests over their budget
+WAITS_SHARE = 0.25
+_LOOK_S = 0.005  # seconds
 
 _HAS_THREAD_CLOCKS = hasattr(time, "pthread_getcpuclockid")  # not on macOS
 
@@ -38,11 +38,11 @@ class MaskFailed(Exception):
 
 
 class MaskLate(Exception):
-    """The mask is not ready, and steps continue without its request."""
+    """The mask is not ready in time."""
 
 
 class SharedLexer:
-    """Lexer of a compiled grammar, which its copies share under a lock."""
+    """Lexer that copies of a compiled grammar share under a lock."""
 
     __slots__ = ("num_stuck",)
 
@@ -51,7 +51,7 @@ class SharedLexer:
 
 
 class MaskJob:
-    """Computes a mask, then the masks after draft tokens. ``behind[k]`` follows draft k."""
+    """Computes the next mask, and the masks after draft tokens."""
 
     __slots__ = (
         "_began",
@@ -87,7 +87,7 @@ class MaskJob:
         self.bits = bits
         self.behind: list[bytes] = []
         self.error: str | None = None
-        self.done = threading.Lock()  # locked until the job is done; cheaper than an event
+        self.done = threading.Lock()
         self.done.acquire()
         self.is_left = False
         self.is_needed = True
@@ -105,7 +105,7 @@ class MaskJob:
                 self.bits = self._matcher.compute_bitmask()
                 if self._matcher.is_error():
                     self.error = first_line(self._matcher.get_error())
-        except BaseException as error:  # panics of the library are no Exceptions
+        except BaseException as error:
             self.error = first_line(str(error)) or type(error).__name__
         taken = _now(self._clock) - began
         self.budget.charge(taken)
@@ -123,7 +123,7 @@ class MaskJob:
                 matcher.consume_token(draft)
                 bits = matcher.compute_bitmask()
                 held = not matcher.is_error()
-            except BaseException:  # panics of the library are no Exceptions
+            except BaseException:
                 held = False
             taken = _now(clock) - began
             self.budget.charge_drafts(taken)
@@ -140,7 +140,7 @@ class MaskJob:
         return self.is_late or self.is_put_off or self.budget.is_over(self.taken_s())
 
     def taken_s(self) -> float:
-        """CPU seconds so far; wall seconds without thread clocks."""
+        """CPU seconds of this mask so far."""
         began = self._began
         try:
             return 0.0 if began is None else _now(self._clock) - began
@@ -164,7 +164,7 @@ class MaskThreads:
 
     def __init__(self) -> None:
         self._jobs: _Jobs = queue.PriorityQueue()
-        self._put_off: _Jobs = queue.PriorityQueue()  # jobs of requests over their budget
+        self._put_off: _Jobs = queue.PriorityQueue()
         self._closed = threading.Event()
         self._has_feeder = False
         self._number = itertools.count()
@@ -179,7 +179,7 @@ class MaskThreads:
         return self._num_stuck
 
     def submit(self, job: MaskJob, *, may_be_put_off: bool = False) -> None:
-        """Queue a mask. ``may_be_put_off``: a request over its budget may wait."""
+        """Queue a mask for computation."""
         if self._num_threads < NUM_THREADS:
             self._fill_up()
         if may_be_put_off and self._is_spent(job.budget):
@@ -197,7 +197,7 @@ class MaskThreads:
         jobs.put((used_s, next(self._number), job))
 
     def has_failed(self, job: MaskJob) -> str | None:
-        """Return why the mask cannot be awaited any longer, or None."""
+        """Return why the mask cannot be computed, or None."""
         if not self._num_threads:
             why = "the engine was stopped" if self._closed.is_set() else "too many other masks are stuck"
             return f"its mask cannot be computed: {why}"
@@ -207,7 +207,7 @@ class MaskThreads:
         return None
 
     def wait(self, job: MaskJob, *, may_be_late: bool = False) -> bytes:
-        """Wait for the bits of a mask. Raises MaskFailed, or MaskLate if ``may_be_late`` is set."""
+        """Wait for a mask. Raises MaskFailed or MaskLate."""
         if not job.done.acquire(blocking=False):
             self._wait(job, may_be_late=may_be_late)
         job.done.release()

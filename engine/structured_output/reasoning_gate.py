@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class _Stage(enum.Enum):
-    OPENING = enum.auto()  # undecided between reasoning and answer
+    OPENING = enum.auto()  # reasoning and answer are both possible
     THINKING = enum.auto()
-    CLOSING = enum.auto()  # the budget is used up, so the end mark is forced
+    CLOSING = enum.auto()  # the end mark is forced
     ANSWERING = enum.auto()
 
 
 class ReasoningMarks:
-    """Token ids of a model's reasoning marks. ``openings`` may start an output."""
+    """Token ids of a model's reasoning marks."""
 
     def __init__(self, reasoning: Reasoning, tokenizer: Tokenizer, *, vocab_size: int) -> None:
         self.reasoning = reasoning
@@ -44,7 +44,7 @@ class ReasoningMarks:
     def gate(
         self, prompt_ids: Sequence[int], constraint: Constraint | None, budget: int | None
     ) -> ReasoningGate | None:
-        """Return a gate for output after this prompt; None if it cannot start with reasoning."""
+        """Return a gate for output after this prompt; None if the output has no reasoning."""
         tail = self.tokenizer.prompt_tail(prompt_ids)
         if self.reasoning.is_open(tail):
             return ReasoningGate(self, constraint, budget, is_open=True)
@@ -69,7 +69,7 @@ class ReasoningGate:
         self._budget = budget
         self._stage = _Stage.THINKING if is_open else _Stage.OPENING
         self._path: tuple[int, ...] = ()
-        self._text = ""  # latest text of the reasoning
+        self._text = ""
         self._detokenizer: Detokenizer | None = None
         self._check_budget()
 

@@ -88,7 +88,7 @@ def _check_number_of_names(schema: dict[str, Any]) -> None:
 def _endless_reference(schema: Any, schemas: list[dict[str, Any]]) -> str | None:
     references = {ref for value in schemas if isinstance(ref := value.get("$ref"), str)}
     targets = {ref: target for ref in references if (target := _resolved(schema, ref)) is not None}
-    ending: set[str] = references - targets.keys()  # the library reports unresolvable references
+    ending: set[str] = references - targets.keys()
     while more := {ref for ref in targets.keys() - ending if _ends(targets[ref], ending)}:
         ending |= more
     if _ends(schema, ending):

@@ -1,4 +1,4 @@
-"""Control of a helper process that test-compiles schemas and grammars."""
+"""Control of the helper process that test-compiles schemas and grammars."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class Vetted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A refused source and the reason. ``keeps``: whether the refusal is permanent."""
+    """A refused source and the reason. ``keeps``: whether a retry is pointless."""
 
     reason: str
     keeps: bool = True
 
 
 class VettingUnavailable(Exception):
-    """The helper process could not start, or was ended by another process."""
+    """The helper process did not start, or ended unexpectedly."""
 
 
 class Vetter(HelperProcess):
-    """Owns one helper process, which starts at the first use. ``close`` and ``interrupt`` are thread-safe."""
+    """Owns one helper process, which starts at the first use."""
 
     _module = "octavo.engine.structured_output.vetting_process"
 
@@ -47,7 +47,7 @@ class Vetter(HelperProcess):
         self.num_started = 0
 
     def vet(self, kind: str, source: str, *, is_wanted: Callable[[], bool]) -> Vetted | Refused:
-        """Test-compile a source in the helper process. Raises VettingUnavailable if the process ends."""
+        """Test-compile a source in the helper process. Raises VettingUnavailable."""
         self._start()
         if not is_wanted():
             raise VettingUnavailable("no request waits for it any more")
@@ -63,7 +63,7 @@ class Vetter(HelperProcess):
         return Vetted(answer["grammar"], answer["cpu_s"])
 
     def close(self) -> None:
-        """End the process permanently. Thread-safe."""
+        """End the process permanently."""
         self._is_closed = True
         self.interrupt()
 
@@ -82,7 +82,7 @@ class Vetter(HelperProcess):
         except OSError as error:
             raise VettingUnavailable(f"the helper process cannot be started: {error}") from error
         self.num_started += 1
-        if self._is_closed:  # closed meanwhile
+        if self._is_closed:
             self.interrupt()
         try:
             answer = self._ask(self._setup(), self._limits.start_s)

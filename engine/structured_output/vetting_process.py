@@ -36,7 +36,7 @@ def main() -> None:
     for ignored in (
         signal.SIGINT,
         signal.SIGTERM,
-    ):  # signals may go to the whole process group
+    ):
         signal.signal(ignored, signal.SIG_IGN)
     os.nice(NICENESS)
     inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -51,7 +51,7 @@ def main() -> None:
                 thread.start()
             else:
                 inbox.put(message)
-    os._exit(0)  # even during a compilation
+    os._exit(0)
 
 
 def _take_output() -> int:
@@ -79,7 +79,7 @@ def _vet_all(setup: dict[str, Any], inbox: queue.SimpleQueue[dict[str, Any]], ou
         answer = _vetted(tokenizer, job, limits["compile_s"], first_mask_s=limits["first_mask_s"])
         _write(out, packed(answer))
         del job, answer
-        give_memory_back()  # tens of megabytes after a large source
+        give_memory_back()
 
 
 def _write(out: int, data: bytes) -> None:
@@ -95,7 +95,7 @@ def _vetted(
     try:
         grammar = grammar_of(job["kind"], job["source"])
         mask_s, error = _try_out(tokenizer, grammar)
-        if mask_s > first_mask_s and not error:  # a busy machine may be the cause, so try again
+        if mask_s > first_mask_s and not error:  # try again, because the machine may be busy
             again, error = _try_out(tokenizer, grammar)
             mask_s = min(mask_s, again)
         if error:
@@ -123,7 +123,7 @@ def _try_out(tokenizer: LLTokenizer, grammar: str) -> tuple[float, str]:
     mask_s = time.thread_time() - began
     error = first_line(matcher.get_error()) or "it is not well formed" if matcher.is_error() else ""
     copy = matcher.deep_copy()
-    del matcher, copy  # freeing a matcher recurses, too
+    del matcher, copy  # freeing a matcher may overflow the stack
     return mask_s, error
 
 

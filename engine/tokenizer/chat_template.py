@@ -59,11 +59,11 @@ class ChatTemplate:
         try:
             try:
                 text = self._template.render(names)
-            except TypeError:  # some templates expect call arguments as text
+            except TypeError:
                 text = self._template.render({**names, "messages": list(map(_with_texts, messages))})
         except jinja2.TemplateError as error:
             raise InvalidRequest(f"the model's chat template refuses these messages: {error}") from error
-        except TypeError as error:  # usually because a content is not a string
+        except TypeError as error:
             raise InvalidRequest(f"the model's chat template cannot use these messages: {error}") from error
         return _within_last(text, messages[-1]) if chat.continue_final_message else text
 
@@ -151,7 +151,7 @@ def _within_last(text: str, message: Message) -> str:
 
 
 class _Generation(jinja2.ext.Extension):
-    """Ignores ``{% generation %}``, which marks assistant text for training."""
+    """Ignores ``{% generation %}`` in templates; it marks text for training."""
 
     tags = {"generation"}  # noqa: RUF012 - how Jinja2 wants it declared
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # decoders return it for invalid UTF-8
-CONTEXT_TOKENS = 5  # prompt tokens before the output; they decide about a leading space
+CONTEXT_TOKENS = 5  # prompt tokens that decide about a leading space
 MAX_UNDECIDED_TOKENS = 8  # a character has at most 4 bytes
-MAX_WINDOW = 32  # tokens decoded at once
+MAX_WINDOW = 32
 
 
 class Detokenizer:
@@ -27,17 +27,17 @@ class Detokenizer:
     ) -> None:
         """Create a detokenizer.
 
-        decode       function that returns the text of token ids
+        decode       returns the text of token ids
         context      token ids before the stream
         silent_ids   ids without text, such as special tokens
-        shown        silent ids that do have text
+        shown        exceptions from ``silent_ids``
         """
         self._decode = decode
         self._silent_ids = silent_ids
         self._shown = shown
         self._window = [token for token in context[-CONTEXT_TOKENS:] if token not in silent_ids]
-        self._num_settled = len(self._window)  # tokens in the window with text that was returned
-        self._num_given = len(decode(self._window)) if self._window else 0  # characters of the returned text
+        self._num_settled = len(self._window)
+        self._num_given = len(decode(self._window)) if self._window else 0
 
     def add(self, token_id: int) -> str:
         """Return the new text, which may be empty."""
@@ -55,7 +55,7 @@ class Detokenizer:
         if stable <= self._num_given and len(window) < MAX_WINDOW:
             return ""
         new = text[self._num_given : stable]
-        # The last tokens stay as context, because decoders may treat a first token differently.
+        # Decoders may treat a first token differently, so keep some context.
         del window[: self._num_settled]
         self._num_settled = len(window)
         self._num_given = len(self._decode(window)) - (len(text) - stable)
@@ -69,11 +69,7 @@ class Detokenizer:
 
 
 class StopChecker:
-    """Finds stop strings in a stream of text.
-
-    Text that may begin a stop string is held back. ``match`` is the stop string found. A token without text
-    is represented by the character in ``markers``.
-    """
+    """Finds stop strings in a stream of text. ``match`` is the stop string that was found."""
 
     def __init__(
         self,
@@ -83,7 +79,6 @@ class StopChecker:
         markers: Mapping[int, str] | None = None,
         shows_match: bool = False,
     ) -> None:
-        """``shows_match``: whether the output includes the stop string."""
         self._asked: dict[str, str] = {stop: stop for stop in stops} | dict(forms or {})
         self._shows_match = shows_match
         self._markers = dict(markers or {})
@@ -95,11 +90,10 @@ class StopChecker:
         self.match: str | None = None
 
     def marker(self, token_id: int) -> str:
-        """Return the character for a token without text; "" if no stop string contains the token."""
         return self._markers.get(token_id, "")
 
     def add(self, text: str) -> str:
-        """Add text and return the text to show. After a match, the result is empty."""
+        """Add text and return the text that is certain to contain no stop string."""
         if self.match is not None:
             return ""
         if not self._stops:
@@ -116,7 +110,7 @@ class StopChecker:
         return text[:start].translate(self._unshown)
 
     def flush(self) -> str:
-        """Return the held text at the end of the stream."""
+        """Return the remaining text at the end of the stream."""
         held, self._held = self._held, ""
         return held.translate(self._unshown)
 

@@ -75,7 +75,7 @@ def load_backend(path: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenize
         return _convert_backend(path)
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises plain Exception
+    except Exception as error:
         raise ModelLoadError(f"cannot read {file}: {error}; download the model again") from error
     backend.no_truncation()  # training limits would truncate prompts
     backend.no_padding()
@@ -105,7 +105,7 @@ def _add_tokens(backend: tokenizers.Tokenizer, settings: Mapping[str, Any]) -> N
             continue
         known.add(token.content)
         if index is None and backend.token_to_id(token.content) is None:
-            continue  # the token is not in the vocabulary
+            continue
         (backend.add_special_tokens if token.special else backend.add_tokens)([token])
         got = backend.token_to_id(token.content)
         if index not in (None, got):

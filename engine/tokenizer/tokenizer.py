@@ -24,8 +24,8 @@ from .chat_template import ChatTemplate, load_chat_template
 from .detokenizer import Detokenizer, StopChecker
 from .folder_files import find_eos_ids, load_backend, tokenizer_settings
 
-LONG_TEXT = 100_000  # characters; memory is returned to the system after a longer text
-# The library reads this variable for each text; it then encodes on the calling thread.
+LONG_TEXT = 100_000  # characters; longer texts need much memory
+# encode on the calling thread
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
@@ -46,7 +46,6 @@ class Tokenizer:
         reasoning_parser: str = AUTO,
         tool_call_parser: str = AUTO,
     ) -> None:
-        """Raises InvalidConfig for unknown parsers."""
         self._backend = backend
         self._chat_template = chat_template
         added = backend.get_added_tokens_decoder()
@@ -94,7 +93,6 @@ class Tokenizer:
                 f"a text of {len(text)} characters has at least {self.at_least(text)} tokens, but at most "
                 f"{max_tokens} are allowed; shorten it"
             )
-        # Unlike ``encode``, this function releases the interpreter lock.
         try:
             found = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except TypeError:
@@ -108,7 +106,7 @@ class Tokenizer:
         return ids
 
     def at_least(self, text: str) -> int:
-        """Return a lower bound of the text's tokens without encoding it."""
+        """Return a lower bound for the number of tokens, without encoding."""
         return -(-len(text) // self.longest_token)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -152,7 +150,6 @@ class Tokenizer:
         return self.decode(known, skip_special_tokens=False)
 
     def is_added(self, token_id: int) -> bool:
-        """Whether the token was added to the base vocabulary."""
         return token_id in self._added
 
     def added_id(self, text: str) -> int | None:
@@ -169,7 +166,7 @@ class Tokenizer:
         )
 
     def ids_of_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Return the ids of each word, without and with a leading space."""
+        """Return the token ids of each word, without and with a leading space."""
         found: dict[tuple[int, ...], None] = {}
         for word in words:
             bare, spaced = (
@@ -185,7 +182,7 @@ class Tokenizer:
         markers: dict[int, str] = {}
 
         def marked(found: re.Match[str]) -> str:
-            # Decoded text has no lone surrogates, so they can represent tokens.
+            # Lone surrogates never occur in decoded text, so they can represent tokens.
             return markers.setdefault(self._special_texts[found[0]], chr(0xD800 + len(markers)))
 
         forms = {self._special_pattern.sub(marked, stop): stop for stop in stops} if stops else {}
@@ -252,7 +249,7 @@ def piece_decoder(backend: tokenizers.Tokenizer) -> Callable[[str], bytes]:
         def of_bytes(piece: str) -> bytes:
             if all(character in alphabet for character in piece):
                 return bytes(alphabet[character] for character in piece)
-            return piece.encode(errors="replace")  # an added token
+            return piece.encode(errors="replace")
 
         return of_bytes
     replaced = [
@@ -285,25 +282,23 @@ def _steps(decoder: Any) -> Iterator[dict[str, Any]]:
         yield decoder
 
 
-UNPROVEN_CHARACTERS = 256  # assumed characters per token if the tokenizer may drop text
+UNPROVEN_CHARACTERS = 256  # characters per token if a normalizer may drop text
 
 
-# Largest number of characters that a normalizer may join into one. Canonical decompositions in Unicode have
-# at most four code points.
+# Unicode normalization joins at most four characters into one.
 _NORMALIZERS = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 1, "Lowercase": 1, "Prepend": 1, "ByteLevel": 1}
 
 
 _PRE_TOKENIZERS = frozenset({"ByteLevel", "Metaspace", "Digits", "FixedLength"})
 
 
-_SPLITTERS = frozenset({"Split", "Punctuation"})  # unless they remove the separators
+_SPLITTERS = frozenset({"Split", "Punctuation"})
 
 
 _MAX_SHRINKING = 64
 
 
 def longest_token(backend: tokenizers.Tokenizer, vocab: Mapping[str, int]) -> int:
-    """Return an upper bound of characters per token."""
     longest = max(map(len, vocab), default=1)
     normalizers, pre_tokenizers = _parts(backend.normalizer), _parts(backend.pre_tokenizer)
     shrinking = _shrinking(normalizers)
@@ -312,7 +307,7 @@ def longest_token(backend: tokenizers.Tokenizer, vocab: Mapping[str, int]) -> in
         shrinking is not None
         and all(map(_keeps_text, pre_tokenizers))
         and _covers_text(backend.model, vocab, [*normalizers, *pre_tokenizers])
-        and not any(token.lstrip or token.rstrip for token in added)  # these remove adjacent spaces
+        and not any(token.lstrip or token.rstrip for token in added)
     )
     if proven and shrinking is not None:
         return longest * shrinking

@@ -42,7 +42,7 @@ IDLE_S = 1.0  # seconds without a call before the thread ends
 
 
 class SnapshotWorker:
-    """Runs calls one at a time on a daemon thread, so that a hanging disk cannot block the exit."""
+    """Runs calls one at a time on a daemon thread, so a hanging disk cannot block the exit."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
@@ -50,7 +50,6 @@ class SnapshotWorker:
         self._thread: threading.Thread | None = None
 
     async def run(self, call: Callable[[], ResultT]) -> ResultT:
-        """Run ``call`` and return its result. It continues even if the caller is cancelled."""
         done: Future[ResultT] = Future()
         with self._lock:
             self._calls.put((done, call))
@@ -73,7 +72,7 @@ class SnapshotWorker:
                 continue
             try:
                 result = call()
-            except BaseException as error:  # raised again in the caller
+            except BaseException as error:
                 done.set_exception(error)
             else:
                 done.set_result(result)
@@ -215,21 +214,21 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         return list(found.tokens), found.salt
 
 
-KEEP_S = 1.0  # seconds for which a tree is reused at least
-REST = 10  # reuse time as a multiple of the build time
+KEEP_S = 1.0  # minimum seconds before a reuse tree is built again
+REST = 10
 PREVIEW_TOKENS = 24
 
 
 @dataclass(slots=True)
 class _Report:
-    """Reuse tree of one tenant, with decoded text per node."""
+    """Reuse tree of one tenant."""
 
     tree: ReuseTree
     texts: dict[tuple[int, ...], str]
 
 
 class ReuseReports:
-    """Cached reuse trees, one per tenant. Concurrent calls of a tenant share a tree."""
+    """Cached reuse trees, one per tenant."""
 
     def __init__(
         self, engine: Engine, *, keep_s: float = KEEP_S, clock: Callable[[], float] = time.monotonic
@@ -242,7 +241,7 @@ class ReuseReports:
         self._drawing = asyncio.Lock()
 
     async def best(self, salt_prefix: bytes, most: int) -> list[pb.PrefixStats]:
-        """Return the ``most`` nodes that saved the most tokens, for salts with this prefix."""
+        """Return the ``most`` prefixes that saved the most tokens."""
         report = await self._report(salt_prefix)
         return [
             messages.prefix_message(node, self._text(report, node.tokens)) for node in report.tree.best(most)
@@ -253,10 +252,10 @@ class ReuseReports:
         if task is None or (task.done() and self._clock() >= self._fresh_until[salt_prefix]):
             task = asyncio.create_task(self._draw(salt_prefix))
             self._reports[salt_prefix] = task
-        return await asyncio.shield(task)  # other calls wait for the task, too
+        return await asyncio.shield(task)
 
     async def _draw(self, salt_prefix: bytes) -> _Report:
-        self._fresh_until[salt_prefix] = 0.0  # after a failure, the next call builds the tree again
+        self._fresh_until[salt_prefix] = 0.0
         async with self._drawing:
             prefixes = await self._engine.ask(ListReusedPrefixes(salt_prefix))
             began = self._clock()

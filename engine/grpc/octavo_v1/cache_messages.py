@@ -58,14 +58,14 @@ def prompt_of(prefix: pb.Prefix, *, max_tokens: int) -> Prompt:
 
 
 def pin_name(name: str) -> str:
-    """Return a pin's name. Raises InvalidRequest if it is empty, too long or malformed."""
+    """Return a pin's name. Raises InvalidRequest if its length is invalid."""
     if not 0 < len(name) <= MAX_NAME:
         raise InvalidRequest(f"a pin's name must have 1 to {MAX_NAME} characters, got {len(name)}")
     return name
 
 
 def misses_message(misses: Mapping[str, int], *, hide_salts: bool) -> list[pb.MissTokens]:
-    """Convert missed tokens to messages. ``hide_salts``: report misses due to another salt as new."""
+    """Convert counts of missed tokens to messages."""
     shown = dict(misses)
     if hide_salts and (hidden := shown.pop("other_salt", 0)):
         shown["new"] = shown.get("new", 0) + hidden
@@ -113,8 +113,7 @@ def prefix_message(node: ReuseNode, text: str) -> pb.PrefixStats:
 def explain_message(
     found: LookupRecord, request_id: str, *, page_size: int, enabled: bool, salt_prefix: bytes
 ) -> pb.ExplainResponse:
-    """Explain why a prefix lookup missed. Salts without ``salt_prefix`` belong to other tenants and are
-    hidden."""
+    """Explain why a prefix lookup missed. Data of other tenants are hidden."""
     miss = found.miss
     own_salt = any(salt.startswith(salt_prefix) for salt in miss.other_salts)
     hide = miss.reason == "other_salt" and not own_salt

@@ -26,7 +26,7 @@ from . import judgements, messages
 
 BATCH_CONCURRENCY = 256  # concurrent requests of one GenerateMany stream
 BATCH_BACKLOG = 16  # unread responses of one GenerateMany stream
-TEXT_LENGTHS = 4  # limit of one Tokenize or Detokenize call, as a multiple of the model's length
+TEXT_LENGTHS = 4
 
 BatchItem = pb.GenerateResponse | Exception | None
 
@@ -52,7 +52,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
     @errors_as_status
     async def GenerateMany(self, requests: AsyncIterator[pb.GenerateRequest], context: Context) -> None:
-        # The queue is bounded, so tasks wait here while the client does not read.
         output: asyncio.Queue[BatchItem] = asyncio.Queue(BATCH_BACKLOG)
         reader = asyncio.create_task(self._serve_batch(requests, output, context))
         try:
@@ -93,7 +92,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
                     active.begin()
                     group.create_task(serve(request))
                     await slots.acquire()
-        except ExceptionGroup as group:  # only reading the requests can raise
+        except ExceptionGroup as group:
             await output.put(group.exceptions[0])
         else:
             await output.put(None)
@@ -209,7 +208,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
 
 class _Activity:
-    """Number of active requests of a stream, and the end time of the last."""
+    """Counts active requests of a stream."""
 
     def __init__(self) -> None:
         self._num_active = 0
@@ -223,7 +222,6 @@ class _Activity:
         self._idle_since = asyncio.get_running_loop().time()
 
     def idle_s(self) -> float:
-        """Return the seconds without an active request; 0 if a request is active."""
         return 0.0 if self._num_active else asyncio.get_running_loop().time() - self._idle_since
 
 
@@ -253,7 +251,6 @@ async def _until_idle(
 def _refusal(request: pb.GenerateRequest, error: Exception) -> pb.GenerateResponse:
     return pb.GenerateResponse(
         request_id=request.request_id[:MAX_REQUEST_ID],
-        # the id may be too long for a response
         finish_reason=pb.FINISH_REASON_ERROR,
         error=messages.error_message(error),
     )

@@ -38,7 +38,7 @@ _FINISH_BACK = {number: reason for reason, number in _FINISH.items()}
 
 
 def chat_prompt(chat: pb.Chat, *, max_messages: int) -> ChatPrompt:
-    """Convert a chat message. Raises RequestTooLong if there are more than ``max_messages``."""
+    """Convert a chat message. Raises RequestTooLong for too many messages."""
     if not chat.messages:
         raise InvalidRequest("chat has no messages; give at least one")
     if len(chat.messages) > max_messages:
@@ -157,9 +157,7 @@ class Responses:
 
     def __init__(self) -> None:
         self._num_generated: Counter[int] = Counter()  # tokens by sample
-        self._prompt: pb.GenerateResponse | None = (
-            None  # only the prompt's log probabilities; copied for the other samples
-        )
+        self._prompt: pb.GenerateResponse | None = None
 
     def of(self, delta: Delta) -> pb.GenerateResponse:
         response = pb.GenerateResponse()
@@ -267,7 +265,7 @@ def adapter_message(info: AdapterInfo) -> pb.Adapter:
 
 
 def server_info_message(gauges: Gauges, *, ready_since: float, draining: bool) -> pb.GetServerInfoResponse:
-    """Convert gauges to a message. ``ready_since`` is in seconds of time.monotonic()."""
+    """Convert gauges to a message. ``ready_since`` is in seconds of the monotonic clock."""
     return pb.GetServerInfoResponse(
         version=octavo.__version__,
         uptime_seconds=time.monotonic() - ready_since,

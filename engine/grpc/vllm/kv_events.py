@@ -1,7 +1,6 @@
 """Page events for routers, as smg.grpc.common.KvEventBatch. A block is a page.
 
-A router sends a prompt to the worker with the longest cached prefix. It compares token ids, so events of
-stored pages contain them. A new subscription starts with a snapshot of the cached pages.
+A router sends a prompt to the worker with the longest cached prefix.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from ...core.commands import CachedContents, EventLogState, FlushCache, GetCache
 from ..request_handler import RequestHandler
 from ..status import Context
 
-LOAD_S = 1.0  # seconds between checks of the load without events
+LOAD_S = 1.0  # seconds between load reports
 SILENCE_S = 10.0  # seconds after which an unchanged load is sent again
 SNAPSHOT_BLOCKS = 1024  # blocks per message of a snapshot
 _EPOCH_BITS = 24
@@ -95,7 +94,7 @@ class KvEventStream:
 
     def _has_load_to_tell(self, request: pb.SubscribeKvEventsRequest) -> bool:
         if not self._sent and not request.load_records_before_first_batch:
-            return False  # a router would mistake the load for an event
+            return False
         return self._engine.gauges() != self._load or time.monotonic() - self._told_at >= SILENCE_S
 
     def _load_message(self, gauges: Gauges, *, load_only: bool) -> pb.EngineLoad:
@@ -168,9 +167,7 @@ class KvEventStream:
     ) -> Iterable[pb.KvEventBatch]:
         if not pages:
             return
-        size = max(
-            SNAPSHOT_BLOCKS, -(-len(pages) // snapshot.number)
-        )  # no more messages than sequence numbers
+        size = max(SNAPSHOT_BLOCKS, -(-len(pages) // snapshot.number))
         count = -(-len(pages) // size)
         for index in range(count):
             events = [] if index else [pb.KvCacheEvent(cleared=pb.KvCacheCleared())]
@@ -207,8 +204,8 @@ async def write_kv_events(
     """Serve SubscribeKvEvents until the client leaves."""
     stream = KvEventStream(handler, handler.tenant_salt(context), adapter)
     async with handler.page_events.watching(handler.tenant(context), tokens=True) as its:
-        number = await stream.begin(request, its)  # after an error here, routers subscribe again
-        await context.send_initial_metadata(())  # routers wait for the metadata, and events may be rare
+        number = await stream.begin(request, its)
+        await context.send_initial_metadata(())  # routers wait for the metadata
         async with aclosing(stream.batches(request, number)) as batches:
             async for batch in batches:
                 await handler.writer.write(context, batch)

@@ -1,6 +1,6 @@
 """Conversion between vllm.grpc.engine messages and engine types, as in vLLM 0.32.
 
-In fields without presence, such as top_p, 0 means vLLM's default. Unsupported fields are refused by name.
+Unsupported fields are refused by name.
 """
 
 from __future__ import annotations

@@ -26,10 +26,10 @@ _ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # a fixed time makes archives reproducible
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """Facts from a model's files for vLLM clients.
+    """Facts from a model's files.
 
     architectures   architectures in config.json
-    sampling        sampling parameters recommended in generation_config.json
+    sampling        sampling parameters in generation_config.json
     """
 
     path: Path
@@ -89,7 +89,7 @@ def tokenizer_zip(path: Path, chat_template: Path | None = None) -> bytes:
 
 
 def chunks(data: bytes) -> Iterator[tuple[bytes, str]]:
-    """Yield pieces of the data; the last piece has the SHA-256 of all data in hex."""
+    """Yield pieces of the data. The last piece has the SHA-256 of all data."""
     for start in range(0, len(data), CHUNK_BYTES):
         end = start + CHUNK_BYTES
         yield data[start:end], hashlib.sha256(data).hexdigest() if end >= len(data) else ""

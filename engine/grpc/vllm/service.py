@@ -46,8 +46,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
 
     @errors_as_status
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
-        """Stream a chunk per delta, then a ``complete`` message per sample. Without ``stream``, send only the
-        latter."""
+        """Stream a chunk per delta, then a ``complete`` message per sample."""
         vllm_messages.check_supported(request)
         params = vllm_messages.params_of(request.sampling_params, default_temperature=self._files.temperature)
         prompt = vllm_messages.prompt_of(request, max_tokens=self._engine.info.max_model_len)
