@@ -1,1 +1,1 @@
-"""Running a model: all code that works with MLX arrays or mlx-lm models."""
+"""Running a model: all code that uses MLX arrays or mlx-lm models."""

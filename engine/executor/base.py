@@ -1,7 +1,4 @@
-"""The interface between the core and a model, for computing one step.
-
-The protocol and its results import no MLX, so that the core and its tests run without a model.
-"""
+"""Interface between the core and a model, for computing one step. Does not import MLX."""
 
 from __future__ import annotations
 
@@ -26,14 +23,11 @@ from .sampling.sampler import Sampled, SampleState
 class RunOutput(NamedTuple):
     """Results of one step.
 
-    samples      one per entry of ``batch.sample_rows``, in that order; ``token`` is None with an error if its
-                 row or an earlier row of its sequence failed
-    failed_rows  rows t of the step whose K or V was not finite: their sequences must end, even if they were
-                 not sampled, and their pages of this step must not be published
-    hidden       [P, D], inputs of the output head for the rows in ``batch.hidden``; None if there are none
-    scores       one per row of ``batch.scored``, in that order; those of failed rows are meaningless
-    void         indices of samples whose row was computed from a token that the previous step then changed;
-                 these samples are meaningless, and their rows must be computed again
+    samples      one per entry of ``batch.sample_rows``
+    failed_rows  rows with K or V that is not finite; their sequences must end
+    hidden       [P, D] inputs of the output head for the rows in ``batch.hidden``, if any
+    scores       one per row of ``batch.scored``; scores of failed rows are meaningless
+    void         indices of samples whose row must be computed again, because its input token changed
     """
 
     samples: tuple[Sampled, ...]
@@ -44,7 +38,7 @@ class RunOutput(NamedTuple):
 
 
 class Pending(Protocol):
-    """A submitted step. Steps are resolved once, in the order of submission."""
+    """Submitted step. Steps are resolved once, in the order of submission."""
 
     @property
     def feeds(self) -> bool:
@@ -67,7 +61,7 @@ class Resolved(NamedTuple):
 
 
 class ModelRunner(Protocol):
-    """A loaded model with its page pool; call it only on the thread that loaded it."""
+    """Loaded model with its page pool. Call it only on the thread that loaded it."""
 
     @property
     def info(self) -> EngineInfo: ...
@@ -79,27 +73,23 @@ class ModelRunner(Protocol):
 
     @property
     def adapters(self) -> Adapters | None:
-        """The model's adapters; None if the engine was started without any."""
+        """The model's adapters, if any."""
         ...
 
     @property
     def images(self) -> Images | None:
-        """The encoder of prompts' images; None if prompts are text only."""
+        """Encoder of prompts' images; None if prompts are text only."""
         ...
 
     def submit(self, batch: Batch, states: Sequence[SampleState], after: Pending | None = None) -> Pending:
         """Copy pages, run one forward, and sample one token per entry of ``batch.sample_rows``.
 
-        The computation may continue after this returns. ``states[i]`` belongs to ``batch.sample_rows[i]`` and
-        is read before this returns. Sampled tokens are not recorded: the caller calls
-        ``states[i].record(token)`` for each token that it accepts. ``after`` is the previous step if it is
-        not resolved yet; its ``feeds`` must be true, and it gives the tokens that ``batch.sources`` names.
+        states   sampling states, one per entry of ``batch.sample_rows``; the caller records sampled tokens
+        after    previous step, if it is not resolved yet; its ``feeds`` must be true
         """
         ...
 
-    def run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
-        """Submit and resolve a step."""
-        ...
+    def run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput: ...
 
     @property
     def page_layout_key(self) -> PageLayoutKey:
@@ -107,13 +97,11 @@ class ModelRunner(Protocol):
         ...
 
     def read_pages(self, pages: Sequence[int], group: int) -> PageBytes:
-        """Return copies of whole pages of one group, see ``PageStorage.read_pages``; no step may be in
-        flight.
-        """
+        """Return copies of whole pages of one group. No step may be in flight."""
         ...
 
     def write_pages(self, pages: Sequence[int], data: PageBytes, group: int) -> None:
-        """Write bytes from ``read_pages`` to these pages of a group; no step may be in flight."""
+        """Write bytes from ``read_pages`` to these pages. No step may be in flight."""
         ...
 
     def close(self) -> None:
@@ -122,7 +110,7 @@ class ModelRunner(Protocol):
 
 
 class Adapters(Protocol):
-    """The adapters of a loaded model; see ``AdapterSlots``."""
+    """Adapters of a loaded model; see ``AdapterSlots``."""
 
     def load(self, name: str, folder: Path, *, replace: bool = False) -> AdapterInfo: ...
 
@@ -140,7 +128,7 @@ class Adapters(Protocol):
 
 
 class EncodedImage(Protocol):
-    """The rows of an image; see ``executor.vision.encoder.Encoded``."""
+    """Rows of an image."""
 
     @property
     def features(self) -> npt.NDArray[np.float32]: ...
@@ -150,7 +138,7 @@ class EncodedImage(Protocol):
 
 
 class Images(Protocol):
-    """The vision part of a loaded model; see ``ImageEncoder``."""
+    """Vision part of a loaded model."""
 
     @property
     def has_axes(self) -> bool: ...
@@ -159,7 +147,7 @@ class Images(Protocol):
 
 
 class HeadRunner(Protocol):
-    """A model's MTP head with a page pool; call it only on the runner's thread.
+    """MTP head of a model, with a page pool. Call it only on the runner's thread.
 
     num_pages      number of pages, of ``page_size`` positions each
     max_model_len  largest number of positions of a sequence
@@ -175,9 +163,11 @@ class HeadRunner(Protocol):
     def max_model_len(self) -> int: ...
 
     def run(self, batch: Batch, hidden: npt.NDArray[np.float32], states: Sequence[SampleState]) -> RunOutput:
-        """Compute one forward and draw one token per entry of ``batch.sample_rows``. Row t has the hidden
-        state ``hidden[t]`` of a position, and the token after that position. ``RunOutput.hidden`` has the
-        head's estimate of the hidden state at each next position."""
+        """Compute one forward and sample one token per entry of ``batch.sample_rows``.
+
+        Row t has the hidden state ``hidden[t]`` of a position, and the token after that position.
+        ``RunOutput.hidden`` has the head's estimate of the hidden state at the next position.
+        """
         ...
 
 
@@ -185,11 +175,11 @@ KV_NOT_FINITE = "the model computed keys, values or states that are not finite (
 
 
 def with_failures(samples: Sequence[Sampled], batch: Batch, failed: Sequence[int]) -> tuple[Sampled, ...]:
-    """Return the samples. Those from a failed row, or a later row of its sequence, become failures."""
+    """Return the samples; a sample after a failed row of its sequence becomes a failure."""
     if not failed:
         return tuple(samples)
     starts = batch.attention.q_start[1:]
-    first_failed: dict[int, int] = {}  # first failed row, by sequence
+    first_failed: dict[int, int] = {}
     for row, owner in zip(failed, np.searchsorted(starts, failed, side="right").tolist(), strict=True):
         first_failed[owner] = min(row, first_failed.get(owner, row))
     rows = batch.sample_rows.tolist()
@@ -208,7 +198,7 @@ def with_failed_rows(batch: Batch, run: RunOutput) -> RunOutput:
 
 
 def joined(runs: Sequence[RunOutput]) -> RunOutput:
-    """Return the combined output of slices that were computed one after the other."""
+    """Return the combined output of consecutive slices of a batch."""
     hidden: list[npt.NDArray[np.float32]] = [run.hidden for run in runs if run.hidden is not None]
     return RunOutput(
         tuple(itertools.chain.from_iterable(run.samples for run in runs)),

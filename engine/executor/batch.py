@@ -28,7 +28,7 @@ Specs = SequenceOf[KVGroupSpec]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredRows:
-    """P rows whose logits give the log-probability of the prompt's next token.
+    """Rows whose logits give the log-probability of the prompt's next token.
 
     rows     [P]  rows of the step, ascending
     targets  [P]  the token that follows each row
@@ -41,7 +41,7 @@ class ScoredRows:
 
 
 class Wanted(NamedTuple):
-    """The requested outputs of a forward, besides the K/V and states that it writes.
+    """Requested outputs of a forward.
 
     rows    [R]  rows whose logits are wanted, ascending, without repeats; None: all rows
     greedy       whether only the largest logit of each row and its index are wanted
@@ -54,18 +54,16 @@ class Wanted(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """T tokens of a mixed step.
+    """Tokens of a mixed step.
 
-    token_ids    [T]  input tokens, rows in the order of ``attention``; 0 where ``sources`` gives the token
-    sample_rows  [S]  rows whose logits become tokens, once per sample (n > 1 draws several from the prompt's
-                      last row). A sequence with draft tokens has rows for its last token and every draft
-    attention         where each row's K/V is written, and its visible positions
-    copies            pages to copy before anything of this step is written
+    token_ids    [T]  input tokens; 0 where ``sources`` gives the token
+    sample_rows  [S]  rows whose logits become tokens; repeated for n > 1
+    attention         where each row's K and V are written, and its visible positions
+    copies            pages to copy before the step
     scored            prompt tokens whose log-probability is requested
     hidden       [P]  rows whose hidden states are requested, ascending
-    inputs            further inputs of the rows by name, [T, ...] each, for modules that read
-                      ``RowInputs``; a step in which all are int32 can be captured
-    sources      [T]  each row's token is the previous step's sample with this index; None: all are known
+    inputs            further inputs of the rows by name, [T, ...] each
+    sources      [T]  index of the previous step's sample that is the row's token; None: tokens are known
     """
 
     token_ids: Ints
@@ -79,12 +77,10 @@ class Batch(NamedTuple):
 
     @property
     def only_samples(self) -> bool:
-        """Whether samples are the only requested outputs of the step."""
         return self.scored is None and self.hidden is None
 
     def slices(self, size: int) -> Iterator[BatchSlice]:
-        """Yield slices of at most ``size`` rows, in order. If they are computed one after the other, the
-        results equal those of the step."""
+        """Yield slices of at most ``size`` rows. Computed in order, they give the results of the step."""
         total = len(self.token_ids)
         for first in range(0, total, size):
             stop = min(first + size, total)
@@ -108,7 +104,7 @@ class Batch(NamedTuple):
 
 
 class BatchSlice(NamedTuple):
-    """Rows of a whole batch from row ``first`` on. ``samples``: indices of their samples in the whole."""
+    """Rows of a batch from row ``first`` on. ``samples``: indices of their samples in the batch."""
 
     first: int
     samples: list[int]
@@ -116,9 +112,10 @@ class BatchSlice(NamedTuple):
 
 
 def build_batch(step: SchedulerOutput, page_size: int, groups: Specs = ()) -> Batch:
-    """Return a planned step as a batch. ``groups``: the block manager's KV groups, needed if some are
-    residual windows. Python's work is per sequence, never per position: page tables are copied as raw memory,
-    and work per token uses NumPy."""
+    """Return a planned step as a batch.
+
+    Python loops over sequences only; work per token uses NumPy.
+    """
     if step.plain or all(map(_is_decode, step.work)):
         return _decode_batch(step, page_size, groups)
     return _mixed_batch(step, page_size, groups)
@@ -129,8 +126,6 @@ def _is_decode(item: ScheduledChunk) -> bool:
 
 
 def _decode_batch(step: SchedulerOutput, page_size: int, specs: Specs) -> Batch:
-    """Build the batch of a step that has one row and one sample for each sequence. Most steps are of this
-    kind and wait for this code, which runs with cold CPU caches. So each sequence is visited only once."""
     token_ids, positions, lengths, tables = [], [], [], []
     known = step.sources is None
     for item in step.work:
@@ -161,7 +156,6 @@ def _decode_batch(step: SchedulerOutput, page_size: int, specs: Specs) -> Batch:
 
 
 def _decode_group(tables: list[PageTable], group: int, positions: list[int], page_size: int) -> GroupMetadata:
-    """Return a group's metadata for one row per table, with page tables as ``in_group`` below makes them."""
     width = max(positions) // page_size + 1
     pages, unused = array("i"), array("i", [0]) * width
     slots = []
@@ -190,8 +184,7 @@ def _mixed_batch(step: SchedulerOutput, page_size: int, specs: Specs) -> Batch:
     pages, offsets = np.divmod(positions, np.int32(page_size))
 
     def in_group(group: int) -> GroupMetadata:
-        """Return the group's metadata. Row b of the page table has the pages of ``work[b]`` up to its last
-        position in this step, and then zeros."""
+        """Row b has the pages of ``work[b]`` up to its last position in this step, then zeros."""
         page_table = np.zeros((len(work), max(num_pages)), np.int32)
         for row, table, used in zip(page_table, tables, num_pages, strict=True):
             row[:used] = np.frombuffer(table.parts[group].pages, np.int32, used)
@@ -214,9 +207,8 @@ def _mixed_batch(step: SchedulerOutput, page_size: int, specs: Specs) -> Batch:
 def _with_starts(
     groups: Iterable[GroupMetadata], positions: Ints, specs: Specs, page_size: int
 ) -> tuple[GroupMetadata, ...]:
-    """Return the groups. Those of residual windows get ``starts``, the first position that each row reads."""
     if len(specs) < 2:
-        return tuple(groups)  # a residual window is the second group of its layers
+        return tuple(groups)
     afters = [spec.quantize_after if isinstance(spec, ResidualWindow) else 0 for spec in specs]
     if not any(afters):
         return tuple(groups)
@@ -248,7 +240,6 @@ def _table(sequence: Sequence) -> PageTable:
 
 
 def _states(tables: list[PageTable]) -> StateMetadata:
-    """Return the slots of the sequences' recurrent states, and the snapshots to take in this step."""
     slots, snapshots = [], []
     for index, table in enumerate(tables):
         state = table.state
@@ -284,7 +275,7 @@ def _sample_rows(work: tuple[ScheduledChunk, ...], q_start: Ints) -> Ints:
 
 
 def slice_rows(metadata: AttentionMetadata, first: int, stop: int) -> AttentionMetadata:
-    """Return the metadata of rows [first, stop) for a separate step, computed after the earlier rows."""
+    """Return the metadata of rows [first, stop), to be computed after the earlier rows."""
     if first == 0 and stop == metadata.num_tokens:
         return metadata
     assert metadata.last is None, "rows that see later ones are computed together"
@@ -309,8 +300,6 @@ def slice_rows(metadata: AttentionMetadata, first: int, stop: int) -> AttentionM
 
 
 def _slice_states(metadata: AttentionMetadata, begin: int, end: int, q_start: Ints) -> StateMetadata:
-    """Return the states of sequences ``[begin, end)``, and the snapshots that fall into their rows of this
-    slice. These rows begin at ``q_start``, counted in the whole step."""
     assert metadata.states is not None
     kept = [
         (sequence - begin, position, slot)
@@ -326,8 +315,8 @@ def _slice_states(metadata: AttentionMetadata, begin: int, end: int, q_start: In
 
 
 def each_once(rows: Ints) -> tuple[Ints, abc.Sequence[int]]:
-    """Return the rows in ascending order without repeats, and the index of each of ``rows`` in that array."""
+    """Return the rows in ascending order without repeats, and the index of each row in that array."""
     if rows is counting(len(rows)) or all(a < b for a, b in itertools.pairwise(rows.tolist())):
-        return rows, range(len(rows))  # the usual case, a step of decodes
+        return rows, range(len(rows))  # the usual case: decodes only
     once, places = np.unique(rows, return_inverse=True)
     return once, places.tolist()

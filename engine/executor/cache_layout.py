@@ -1,4 +1,4 @@
-"""Cache layouts: which layers of a model attend, which keep states, and their shapes."""
+"""Layout of a model's caches: attention layers, recurrent states, and their shapes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .recurrent.mixers import Mixer
 
 @dataclass(frozen=True, slots=True)
 class AttentionCache:
-    """An entry of the model's cache list that holds K and V; ``layer``: index in ``CacheLayout.layers``."""
+    """Entry of the model's cache list that holds K and V; ``layer``: index in ``CacheLayout.layers``."""
 
     layer: int
 
 
 @dataclass(frozen=True, slots=True)
 class StateCache:
-    """A cache of recurrent states with ``size`` entries, the ``index``-th of its kind."""
+    """Cache of recurrent states with ``size`` entries."""
 
     index: int
     size: int
@@ -40,7 +40,7 @@ class CacheLayout:
     caches      kind of each entry in the model's cache list
     dtype       dtype of K
     vocab_size  width of the logits
-    mixers      modules that touch recurrent states; none in models with attention alone
+    mixers      modules with recurrent states, if any
     entries     state arrays of one sequence, in the widest observed form
     """
 
@@ -53,5 +53,5 @@ class CacheLayout:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of the recurrent state of one sequence, in all layers; 0 without any."""
+        """Bytes of the recurrent states of one sequence, in all layers."""
         return sum(entry.nbytes for entry in self.entries)

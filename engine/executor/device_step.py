@@ -1,4 +1,4 @@
-"""A step that is computed while the host does other work, with tokens sampled on the device."""
+"""A step that is computed while the host does other work."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ from .sampling.sampler import NOT_FINITE, Sampled, SampleState
 
 
 class DeviceStep:
-    """``Pending`` step: the graph from its logits to one array with all results for the host.
+    """Submitted step with its unevaluated results.
 
-    ``sampling`` draws on the host if a row needs more than unchanged logits (penalties, a bias, log
-    probabilities, a grammar), or if the device is unsure of the token. Only these rows are copied.
+    Rows that need more than unchanged logits are sampled on the host, for example rows with penalties.
 
     logits   [R, V], not evaluated; ``places[i]`` is the row of ``states[i]``
-    flags    arrays [T], not evaluated: rows of the step whose K or V is not finite
-    after    the previous step, if it is also in flight
-    feeds    whether the next step may use this step's tokens, if all of them are drawn on the device
+    flags    arrays [T], not evaluated: rows with K or V that is not finite
+    after    previous step, if it is also in flight
+    feeds    whether the next step may use this step's tokens
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class DeviceStep:
         self._here, self._others = here, [i for i, state in enumerate(states) if not state.is_unprocessed]
         self._states = list(states)
         self._feeds = feeds and not self._others
-        self._changed: frozenset[int] = frozenset()  # samples whose token changed when sampled again
+        self._changed: frozenset[int] = frozenset()  # samples with a token that changed when sampled again
         self._drawn_from = _rows(logits, [places[i] for i in here])
         self._host_rows = _rows(logits, [places[i] for i in self._others]).astype(mx.float32)
         report = [mx.zeros(0, mx.int32)]
@@ -61,7 +60,6 @@ class DeviceStep:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """Return the arrays to evaluate, besides the writes of the step."""
         return (
             [self._report, self._host_rows, self._drawn_from]
             if self._others
@@ -73,7 +71,7 @@ class DeviceStep:
         return self._feeds and not self._void()
 
     def take(self, sources: Ints) -> mx.array:
-        """Return the unevaluated tokens of these samples: int32 [len(sources)]."""
+        """Return the unevaluated tokens of these samples, int32 [len(sources)]."""
         assert self._feeds, "a token of this step is sampled on the host"
         return self.tokens[mx.array(sources)]
 
@@ -100,7 +98,6 @@ class DeviceStep:
         return RunOutput(with_failures(in_order, self._batch, failed), tuple(failed), void=void)
 
     def _redraw(self, unsure: Sequence[int], tokens: Sequence[int]) -> dict[int, Sampled]:
-        """Sample the rows at these places again on the host."""
         rows = _rows(self._drawn_from, unsure).astype(mx.float32)
         mx.eval(rows)
         states = [self._states[self._here[place]] for place in unsure]
@@ -113,7 +110,6 @@ class DeviceStep:
         return {self._here[place]: sampled for place, sampled in zip(unsure, drawn, strict=True)}
 
     def _void(self) -> frozenset[int]:
-        """Return the samples that were computed from a token which the previous step then changed."""
         if self._after is None or not self._after._changed or self._batch.sources is None:
             return frozenset()
         sources = self._batch.sources.tolist()

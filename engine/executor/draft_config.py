@@ -1,4 +1,4 @@
-"""The configuration of a draft model, derived from its target's configuration."""
+"""Configuration of a draft model, derived from its target's configuration."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from ..api.config import EngineConfig
 
 
 def draft_config(config: EngineConfig, *, num_pages: int) -> EngineConfig:
-    """Return the configuration of the draft model that ``config`` names, with ``num_pages``."""
     assert config.draft_model is not None
     return replace(
         config.without_residual(),

@@ -12,7 +12,7 @@ from .adapt.output_head import RowSelection
 
 
 class Form(NamedTuple):
-    """The arrays that a graph of the model takes and returns. Form and shapes together identify a graph."""
+    """Inputs and outputs of a graph. Form and shapes together identify a graph."""
 
     takes_rows: bool
     logits: bool
@@ -22,13 +22,12 @@ class Form(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """The outputs of a forward, not evaluated.
+    """Outputs of a forward, not evaluated.
 
-    logits   [R, V], of the wanted rows
-    choice   greedy choice of each row, in place of ``logits``: ids int32 [R] of the largest logits (among
-             equal ones the lowest id), and these logits, float32 [R]. If a row has a NaN, its logit is NaN
-             and its id is meaningless
-    hidden   float32 [P, D], the inputs of the output head
+    logits   [R, V]
+    choice   greedy ids, int32 [R], and their logits, float32 [R], in place of ``logits``; NaN for a row with
+             a NaN
+    hidden   float32 [P, D], inputs of the output head
     """
 
     logits: mx.array | None = None
@@ -49,7 +48,6 @@ class Outputs(NamedTuple):
 
 
 def results_of(form: Form, output: mx.array, found: RowSelection) -> list[mx.array]:
-    """Return the arrays of ``Outputs`` in order. Unwanted logits are left out and so never computed."""
     results: list[mx.array] = []
     if form.greedy:
         if (choice := found.greedy_output) is None:

@@ -1,4 +1,4 @@
-"""Return of freed memory to the system after loading; MLX, kernels and the C library would keep it."""
+"""Return of freed memory to the system after loading."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from ..memory.malloc import give_memory_back
 
 
 def give_freed_memory_back(backend_name: str) -> None:
-    """Return freed memory to the system, so that the memory of one phase of loading does not add to that of
-    the next. Takes some milliseconds."""
+    """Return freed memory of MLX, kernels and the C library. Takes some milliseconds."""
     mx.clear_cache()
     release_kept_memory(backend_name)
     give_memory_back()
@@ -22,9 +21,7 @@ def give_freed_memory_back(backend_name: str) -> None:
 
 @contextmanager
 def nothing_cached(backend_name: str) -> Iterator[None]:
-    """Make MLX on the CPU free memory at once while the block runs; native kernels do not depend on its
-    cache.
-    """
+    """Make MLX on the CPU free memory at once while the block runs."""
     if backend_name != "cpu":
         yield
         return

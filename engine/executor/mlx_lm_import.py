@@ -1,14 +1,7 @@
-"""Import of mlx-lm without the parts that only its command line needs, which saves a second.
+"""Import of mlx-lm without its command-line parts, which saves a second.
 
-``import mlx_lm`` also imports transformers, for tokenizers and text generation. Model code does not need
-them, so
-
-- the package ``mlx_lm`` is replaced by one whose ``__init__`` runs at the first use of its names.
-  ``mlx_lm.models`` does not use them. Other code in the process that uses mlx-lm sees no difference;
-- ``utils`` is a separate copy of ``mlx_lm.utils``, for ``load_model``, in which names of tokenizers and
-  downloads are ``Absent``.
-
-Modules of mlx-lm that are already imported are used unchanged.
+``import mlx_lm`` imports transformers, which model code does not need. The package is replaced by one that
+imports them at the first use of its names.
 """
 
 from __future__ import annotations
@@ -29,21 +22,19 @@ _OWN_NAMES = ("__version__", "__all__")  # set by ``__init__``; the import syste
 
 
 class Absent:
-    """Placeholder for names missing in a copy of a module; it has no instances."""
+    """Placeholder for names missing in a copy of a module."""
 
     def __new__(cls, *_: object, **__: object) -> Absent:
         raise TypeError("this copy of an mlx-lm module cannot load tokenizers or download models")
 
 
 class _Empty(ModuleType):
-    """A module in which every name is ``Absent``."""
-
     def __getattr__(self, name: str) -> type[Absent]:
         return Absent
 
 
 class DeferredPackage(ModuleType):
-    """A package whose ``__init__`` has not run; its submodules can be imported."""
+    """Package whose ``__init__`` has not run. Its submodules can be imported."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name not in _OWN_NAMES:
@@ -58,7 +49,6 @@ _running = threading.RLock()
 
 
 def _run(package: ModuleType) -> None:
-    """Run the ``__init__`` of a deferred package, which is an ordinary package from then on."""
     assert package.__spec__ is not None
     assert package.__spec__.loader is not None
     package.__class__ = ModuleType
@@ -70,7 +60,7 @@ def _run(package: ModuleType) -> None:
 
 
 def defer(name: str) -> None:
-    """Make the package ``name`` a deferred one, unless it is imported already."""
+    """Replace the package ``name`` by a ``DeferredPackage``, unless it is imported already."""
     if name in sys.modules:
         return
     spec = importlib.util.find_spec(name)
@@ -82,8 +72,7 @@ def defer(name: str) -> None:
 
 
 def copy_without(name: str, absent: tuple[str, ...]) -> ModuleType:
-    """Return a separate copy of a module in which ``absent`` modules are empty. If the module is already
-    imported, it is returned itself."""
+    """Return a copy of a module in which ``absent`` modules are empty. An imported module is not copied."""
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.find_spec(name)
@@ -94,7 +83,7 @@ def copy_without(name: str, absent: tuple[str, ...]) -> ModuleType:
         return _Empty(wanted) if wanted in absent else __import__(wanted, *args, **kwargs)
 
     module = importlib.util.module_from_spec(spec)
-    # Only this module's import statements look up ``__import__`` here. So no other module gets an empty one.
+    # Only import statements of this module read this ``__import__``.
     vars(module)["__builtins__"] = {**vars(builtins), "__import__": import_}
     spec.loader.exec_module(module)
     return module

@@ -1,7 +1,4 @@
-"""Operations of a model besides attention: MLX's own modules, or native ones.
-
-The backend determines which. Loading, preparing and sampling work with either.
-"""
+"""Operations of a model besides attention: MLX's own modules, or native modules."""
 
 from __future__ import annotations
 
@@ -23,8 +20,11 @@ from .sampling.logit_rows import NumpySampler, Sampler
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """Fusion of operations of several modules. ``set_fused(model, on)`` turns it on or off, ``unfuse(model)``
-    removes it permanently."""
+    """Fusion of operations of several modules.
+
+    set_fused   function of (model, on)
+    unfuse      function that removes fusion permanently
+    """
 
     set_fused: Callable[[Module, bool], None]
     unfuse: Callable[[Module], None]
@@ -32,7 +32,7 @@ class Fusion:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A module with parameters that stays MLX's own, and the reason."""
+    """Module with parameters that is not made native, and the reason."""
 
     name: str
     type: str
@@ -43,12 +43,12 @@ class Kept:
 class Report:
     """Replacements of a model's modules.
 
-    replaced   number of modules made native, by the name of their MLX type
-    kept       modules with own parameters that stay MLX's
-    functions  names of functions of mlx and mlx-lm that run natively from now on
-    merged     number of groups of merged linear layers, by the last parts of their names
+    replaced   number of modules made native, by MLX type
+    kept       modules with parameters that are not made native
+    functions  names of functions of mlx and mlx-lm that run natively
+    merged     number of groups of merged linear layers, by name
     apart      groups that were not merged, and the reasons
-    num_bytes  bytes of packed weights, which are no longer in ``model.parameters()``
+    num_bytes  bytes of packed weights, which are not in ``model.parameters()``
     """
 
     replaced: dict[str, int]
@@ -73,27 +73,31 @@ class ModelOps(Protocol):
         ...
 
     def loading(self) -> AbstractContextManager[None]:
-        """Make mlx-lm read weight files in the best way for these operations while the block runs."""
+        """Make mlx-lm load weight files in the best way for these operations while the block runs."""
         ...
 
     def quantizing(self) -> AbstractContextManager[None]:
-        """Make MLX's layers quantize with these operations, to the same bits, while the block runs."""
+        """Make MLX's layers quantize with these operations while the block runs. Results are
+        bit-identical."""
         ...
 
     def quantize_channels(self, kind: str, arrays: Sequence[mx.array], group_size: int) -> Quantized:
-        """Return the same bits as ``kernels.channel_weights.quantize_as``."""
+        """Return results bit-identical to ``kernels.channel_weights.quantize_as``."""
         ...
 
     def prepare_model(
         self, model: Module, *, exact: bool, fuse: bool, reference: Callable[[], None]
     ) -> Report | None:
-        """Make the loaded model compute with these operations, in place. Returns the replacements, or None if
-        all modules stay MLX's. ``exact`` refuses operations that round activations; ``fuse`` allows merging
-        modules. Calls ``reference`` once, while as much of the model as possible is mlx-lm's own."""
+        """Make the loaded model compute with these operations, in place; None if all modules stay MLX's.
+
+        exact       refuse operations that round activations
+        fuse        allow merging of modules
+        reference   called once, while most modules are still mlx-lm's own
+        """
         ...
 
     def weight_bytes(self, model: Module) -> int:
-        """Return the bytes of the weights; call it after a first forward, which may pack the head."""
+        """Return the bytes of the weights. Call it after a first forward, which may pack the head."""
         ...
 
     def unread_weight_bytes(self, model: Module) -> int:
@@ -123,7 +127,6 @@ class MLXOps:
     def prepare_model(
         self, model: Module, *, exact: bool, fuse: bool, reference: Callable[[], None]
     ) -> Report | None:
-        """Only read the weights, because MLX's modules are exact and never fused."""
         del exact, fuse
         for parameter in dict(tree_flatten(model.parameters())).values():
             mx.eval(parameter)

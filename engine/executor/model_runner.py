@@ -1,4 +1,4 @@
-"""The runner: a loaded model and its page pool. Each step is one forward and its samples."""
+"""The model runner: a loaded model and its page pool."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .vision.encoder import ImageEncoder
 
 
 class StoredPages:
-    """The pages of each KV group. The slots of recurrent states count as one more group after the last."""
+    """Pages of each KV group. Slots of recurrent states count as one more group."""
 
     def __init__(
         self, kv_cache: PagedKVCache, states: StatePool | None, info: EngineInfo, *, exact: bool = False
@@ -48,7 +48,6 @@ class StoredPages:
         return self._kv_cache.storages
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
-        """Copy pages and slots before the step that writes them."""
         for group, pages in enumerate(self.storages):
             if pairs := [(copy.source, copy.target) for copy in copies if copy.group == group]:
                 pages.copy_pages(pairs)
@@ -66,7 +65,6 @@ class StoredPages:
         return self.storages[group].read_pages(pages)
 
     def write(self, pages: Sequence[int], data: PageBytes, group: int) -> None:
-        """Write bytes that ``read`` has returned into these pages of a group."""
         if self._states is not None and group == len(self._info.groups):
             self._states.write_slots(pages, data)
         elif self.storages:
@@ -74,7 +72,7 @@ class StoredPages:
 
     @functools.cached_property
     def layout_key(self) -> PageLayoutKey:
-        """The key of the page layout, computed at first use, because this reads all weights on disk."""
+        """Key of the page layout. The first use reads all weights on disk."""
         name = model_fingerprint(self._info.path, weights=self._info.weights, exact=self._exact)
         specs = tuple(storage.spec for storage in self.storages) or (self._spec_of_no_layers,)
         windows = [group for group in self._info.groups if isinstance(group, ResidualWindow)]
@@ -83,7 +81,6 @@ class StoredPages:
 
     @property
     def _spec_of_no_layers(self) -> PoolSpec:
-        """Return the spec of a model without attention: its pages have no bytes."""
         return PoolSpec(
             layers=(),
             num_pages=self._info.num_pages,
@@ -103,18 +100,19 @@ class StoredPages:
         return StateKind(self._info.page_size, entries, states.snapshot_bytes)
 
 
-LOGIT_BYTES = 64 * 1024**2  # most bytes of float32 logits when prompt tokens are scored
-GATHER_BYTES = 256 * 1024**2  # most bytes of one layer's index keys that a forward gathers
+LOGIT_BYTES = 64 * 1024**2  # bytes of float32 logits when prompt tokens are scored
+GATHER_BYTES = 256 * 1024**2  # bytes of one layer's index keys that a forward gathers
 
 
 class PagedRunner:
     """``ModelRunner`` over a paged KV cache.
 
-    ``gathered_row_bytes``: bytes that one row of a layer gathers per visible position. If they are given, a
-    step is computed in slices of rows that gather at most GATHER_BYTES; None: no layer gathers index keys.
-    ``fused_argmax``: the output head chooses the tokens of steps with only plain greedy sampling.
-    ``sampling`` draws the tokens of other steps, by default in NumPy. ``on_device``: tokens are drawn in the
-    step's graph; with ``feeds`` the next step may read them there. ``head``: the model's MTP head.
+    gathered_row_bytes   bytes that a row gathers per visible position; None: no layer gathers index keys
+    fused_argmax         the output head chooses greedy tokens
+    sampling             sampler on the host, by default in NumPy
+    on_device            sample in the step's graph
+    feeds                the next step may read tokens on the device
+    head                 the model's MTP head
     """
 
     def __init__(
@@ -149,8 +147,7 @@ class PagedRunner:
         return self._info
 
     def submit(self, batch: Batch, states: Sequence[SampleState], after: Pending | None = None) -> Pending:
-        """Submit a step, see ``ModelRunner.submit``. Raises ValueError for unknown token ids or pages.
-        Neither the embedding nor the kernels check them."""
+        """Submit a step. Raises ValueError for unknown token ids or pages."""
         self._check_tokens(batch)
         if batch.copies:
             self._pages.copy(batch.copies)
@@ -177,7 +174,6 @@ class PagedRunner:
             raise ValueError(f"token ids must lie in [0, {vocab_size}), got values from {low} to {high}")
 
     def _rows_at_once(self, batch: Batch) -> int:
-        """Return how many rows one forward may have."""
         size = len(batch.token_ids)
         if self._gathered_row_bytes is not None:
             size = max(1, GATHER_BYTES // (self._gathered_row_bytes * int(batch.attention.kv_len.max())))
@@ -186,7 +182,6 @@ class PagedRunner:
         return size
 
     def _launch(self, batch: Batch, states: Sequence[SampleState], after: DeviceStep | None) -> DeviceStep:
-        """Submit a step without waiting for it."""
         rows, places = each_once(batch.sample_rows)
         token_ids = None
         if after is not None:
@@ -208,7 +203,6 @@ class PagedRunner:
         return step
 
     def _run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
-        """Compute a batch now. Samples from rows with K or V that is not finite are not failures yet."""
         scored = batch.scored
         rows, places = each_once(
             batch.sample_rows if scored is None else np.r_[batch.sample_rows, scored.rows]
@@ -235,7 +229,6 @@ class PagedRunner:
     def _draw(
         self, outputs: Outputs, places: Sequence[int], states: Sequence[SampleState]
     ) -> Sequence[Sampled]:
-        """Sample one token for each state. ``places`` has the index of each state's row among the outputs."""
         assert len(places) == len(states), "there must be one sampled token per state"
         if outputs.choice is not None:
             drawn = greedy_samples(*(each.tolist() for each in outputs.choice))
@@ -259,7 +252,7 @@ class PagedRunner:
         self._pages.write(pages, data, group)
 
     def close(self) -> None:
-        """Drop the weights and the pool; the runner must not be used afterwards."""
+        """Free the weights and the pool. The runner must not be used afterwards."""
         del self._model, self._pages, self.head, self.adapters, self.images
         mx.clear_cache()
         release_kept_memory(self._info.backend)

@@ -25,7 +25,7 @@ from .recurrent.segments import StateStep
 from .recurrent.state_pool import StatePool, StateReplay
 from .row_inputs import RowInputs
 
-FIRST_ROW: Ints = np.zeros(1, np.int32)  # computed if no row is wanted, so that the head always has a row
+FIRST_ROW: Ints = np.zeros(1, np.int32)  # computed if no row is wanted, because the head needs a row
 ALL_ROWS = Wanted()
 
 
@@ -37,11 +37,13 @@ class UnusedShim:
 
 
 class PagedModel:
-    """A model and its KV cache.
+    """Model with its KV cache.
 
-    ``selection`` None: the head computes every row. ``replay``: replay graphs of repeated steps if the cache
-    allows it. ``recurrent`` and ``states``: recurrent layers and their slots, if any. Steps are not replayed
-    if MLX's operations write a state. ``row_inputs``: further inputs of the rows, for the model's modules.
+    selection    None: the head computes every row
+    replay       replay graphs of repeated steps
+    recurrent    recurrent layers, if any
+    states       slots of the recurrent layers
+    row_inputs   further inputs of the rows, for the model's modules
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class PagedModel:
         self.selection = selection
         self.row_inputs = row_inputs or RowInputs()
         self._builds: dict[Form, Build] = {}
-        self._is_computed = False  # whether the last outputs need no evaluation
+        self._is_computed = False
         self._model = model
         self._context = StepContext(kv_cache)
         self._layout = layout
@@ -73,8 +75,6 @@ class PagedModel:
             self.graph_runner = GraphRunner(pools)
 
     def _replayable(self) -> list[ReplayablePool]:
-        """Return all pools that a step writes, or none if steps cannot be captured. States come first, see
-        ``StateReplay.pending``."""
         pools = list(self.kv_cache.replayable)
         if self.states is None or (self._layout.layers and not pools):
             return pools
@@ -85,7 +85,6 @@ class PagedModel:
         return [] if capture is None else [StateReplay(self.states, capture), *pools]
 
     def _shim(self, place: CachePlace) -> object:
-        """Return the object that replaces a cache of the model."""
         match place:
             case AttentionCache(layer):
                 shim = LayerCache(self._context, layer, self._layout.layers[layer])
@@ -102,9 +101,8 @@ class PagedModel:
     def forward(self, batch: Batch, wanted: Wanted = ALL_ROWS, token_ids: mx.array | None = None) -> Outputs:
         """Begin the step of ``batch`` in the KV cache, and build its graph or run its program.
 
-        ``token_ids`` replaces the batch's tokens that the host does not know. Call ``evaluate`` on arrays
-        made of the outputs exactly once before the next call. Raises HookError for hidden states of a model
-        with an unknown output head, and for greedy choices if the model changes the logits of its head.
+        Call ``evaluate`` on the outputs exactly once before the next call. ``token_ids`` replaces the batch's
+        tokens. Raises HookError if the model cannot give the wanted outputs.
         """
         step = batch.attention
         self.kv_cache.begin_step(step)
@@ -136,17 +134,16 @@ class PagedModel:
 
     @property
     def computes_apart(self) -> bool:
-        """Whether a step is not just one graph that MLX evaluates: it runs a program, or commits states."""
         return self.graph_runner is not None or self.states is not None
 
     @property
     def latent_layers(self) -> set[int]:
-        """Layers that attended over latents, in the steps so far, by their index in the pool."""
+        """Pool indices of the layers that attended over latents so far."""
         return self._context.latent_layers
 
     @property
     def gathers(self) -> bool:
-        """Whether layers collected index keys of whole sequences, in the steps so far."""
+        """Whether layers collected index keys of whole sequences so far."""
         return self._context.gathers
 
     def begin_layer(self, layer: int, step: StepRows) -> LayerCache:
@@ -156,7 +153,7 @@ class PagedModel:
         return next(shim for shim in self._layer_shims if shim.layer == layer)
 
     def evaluate(self, out: Sequence[mx.array]) -> None:
-        """Evaluate the last step's outputs and cache writes if no captured program did, and commit states."""
+        """Evaluate the last step's outputs and cache writes, and commit states."""
         if not self._is_computed:
             states = self.states.pending() if self.states is not None else ()
             mx.eval(*out, *self.kv_cache.pending(), *states)
@@ -169,7 +166,6 @@ class PagedModel:
         return rows if self.states is None else sorted({*rows, *self.states.nonfinite_rows()})
 
     def _build(self, form: Form, arrays: Sequence[mx.array], traced: bool) -> list[mx.array]:
-        """Return the graph of the step that has begun, with the inputs and outputs of ``form``."""
         given = iter(arrays)
         token_ids, self._context.positions = next(given), next(given)
         self._context.traced = traced
@@ -188,6 +184,5 @@ class PagedModel:
             self.row_inputs.clear()
 
     def _output(self, token_ids: mx.array) -> mx.array:
-        """Call the model on rows that are sequences of one token each: [rows, 1, V]."""
         logits: mx.array = self._model(token_ids[:, None], cache=self._shims)
         return logits

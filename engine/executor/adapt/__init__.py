@@ -1,1 +1,1 @@
-"""Adaptation of an mlx-lm model to paged attention: its cache objects, its attention, its output head."""
+"""Adaptation of mlx-lm models to paged attention."""

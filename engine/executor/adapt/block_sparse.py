@@ -1,17 +1,10 @@
-"""Block-sparse attention through pages: layers whose rows see only some blocks of positions.
+"""Block-sparse attention through pages, for phi3small and minimax_m3.
 
-phi3small's layers see the latest blocks and every n-th block before them, with a different offset per head.
-In minimax_m3's layers an indexer scores blocks by their best key, and each row attends to the best blocks of
-each KV head. mlx-lm's code masks dense arrays. For paged caches the kernels get the same masks, bool [T, Hq,
-L]; minimax_m3's index keys are stored half as K and half as V.
+mlx-lm's code masks dense arrays. With paged caches the kernels get equal masks, bool [T, Hq, L].
+minimax_m3's index keys are stored half as K and half as V. Among blocks with equal scores the earliest
+is chosen.
 
-A row belongs to the block of its position. Among blocks with equal scores the earliest is chosen, so that a
-row's choice depends only on its sequence.
-
-With other caches, layers run mlx-lm's own code. The load-time probe compares the results of both codes. One
-error in mlx-lm's code is corrected: phi3small adds its boolean causal mask to the scores of a prompt, so that
-rows see later rows. (phi3small also counts the blocks of a prompt from the prompt's end, which matters if the
-length is not a multiple of the block size. That is unchanged.)
+One error of mlx-lm is corrected: phi3small adds its boolean causal mask to the scores of a prompt.
 """
 
 from __future__ import annotations
@@ -61,9 +54,11 @@ def _strided(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
 def strided_blocks(
     positions: mx.array, length: int, *, num_heads: int, block_size: int, local_blocks: int, stride: int
 ) -> mx.array:
-    """Return which of the first ``length`` positions each row sees, bool [T, num_heads, length]. A row sees
-    its ``local_blocks`` latest blocks. Head h also sees each earlier block b for which ``stride`` divides
-    b + h + 1."""
+    """Return the positions that each row sees, bool [T, num_heads, length].
+
+    A row sees its ``local_blocks`` latest blocks. Head h also sees each earlier block b if ``stride``
+    divides b + h + 1.
+    """
     at, heads = mx.arange(length), mx.arange(1, num_heads + 1)
     behind = (positions // block_size)[:, None] - at // block_size
     strided = (at // block_size + heads[:, None]) % stride == 0
@@ -86,7 +81,6 @@ def _chosen(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
 
 def _attend_chosen(layer: Any, x: mx.array, shim: LayerCache, index: LayerCache) -> mx.array:
-    """Return the attention output for rows [T, 1, hidden] of a step."""
     queries = _heads(layer.q_proj(x), layer.num_attention_heads)
     keys = _heads(layer.k_proj(x), layer.num_key_value_heads)
     values = _heads(layer.v_proj(x), layer.num_key_value_heads)
@@ -101,7 +95,6 @@ def _attend_chosen(layer: Any, x: mx.array, shim: LayerCache, index: LayerCache)
 
 
 def _choose(layer: Any, x: mx.array, cache: LayerCache) -> mx.array | None:
-    """Return the positions to which each row attends, or None for all; write the rows' index keys."""
     context = cache.context
     keys = layer.index_k_norm(layer.index_k_proj(x)[:, :, None]).transpose(0, 2, 1, 3)
     cache.write_halves(layer.index_rope(keys, offset=cache.offset))
@@ -124,9 +117,11 @@ def _choose(layer: Any, x: mx.array, cache: LayerCache) -> mx.array | None:
 def best_blocks(
     scores: mx.array, positions: mx.array, *, block_size: int, count: int, local_blocks: int
 ) -> mx.array:
-    """Return a mask of the positions in each row's ``count`` best blocks, bool [T, H, L]. A block is as good
-    as its largest entry of ``scores``, float32 [T, H, L]. The ``local_blocks`` latest blocks are always
-    chosen. Positions after the row's own are never chosen."""
+    """Return a mask of the positions in each row's ``count`` best blocks, bool [T, H, L].
+
+    A block is as good as its largest entry of ``scores``, float32 [T, H, L]. The ``local_blocks`` latest
+    blocks are always chosen.
+    """
     tokens, heads, length = scores.shape
     seen = (mx.arange(length) <= positions[:, None])[:, None]
     blocks = -(-length // block_size)

@@ -1,21 +1,15 @@
-"""Serving mlx-lm's own model code through pages, without changing it.
+"""Paged KV caches for mlx-lm's model code, which stays unchanged.
 
-Every token of a mixed batch is its own batch row: the input is ``[T, 1]``, so linear layers see T rows and
-attention sees T queries of length 1. Each layer gets a ``LayerCache`` as its cache, which returns per-row
-RoPE offsets, writes K/V into the pool and returns ``PagedKV`` handles instead of dense K/V. A patched
-``scaled_dot_product_attention`` calls the pool's attention for handles, and mlx-lm's own for arrays, so plain
-mlx-lm still works in the same process. A model whose attention does arithmetic on K or V itself is refused at
-load.
+Every token of a mixed batch is its own row: the model's input is [T, 1]. A ``LayerCache`` returns a
+position per row, writes K and V into pages, and returns ``PagedKV`` handles instead of dense arrays.
+The patched ``scaled_dot_product_attention`` sends handles to the paged kernels.
 
-A layer of latent attention (MLA) caches a latent [T, 1, 1, R] as K and a rotary key [T, 1, 1, P] as V. With
-one token per row, model code absorbs the projections into its queries, multiplies rotary queries with the
-rotary keys, and passes the products to attention as a mask over the latents, which are K and V::
+A layer of latent attention (MLA) caches a latent [T, 1, 1, R] as K and a rotary key [T, 1, 1, P] as V:
 
     scores = (q_pe * scale) @ k_pe.swapaxes(-1, -2)
     scaled_dot_product_attention(q, latent, latent, scale=scale, mask=scores)
 
-Here the products are never stored: both kinds of queries go to the kernels, which read latents and keys from
-their pages.
+The scores are never stored, because the kernels read latents and rotary keys from pages.
 """
 
 from __future__ import annotations
@@ -43,8 +37,10 @@ class RotaryScores:
 
 
 class RotaryKeys(mx.array):
-    """Placeholder for a layer's transposed rotary keys, without their values. The class derives from
-    ``mx.array``, so that Python calls ``__rmatmul__`` below for ``queries @ keys``."""
+    """Placeholder for a layer's transposed rotary keys.
+
+    Derives from ``mx.array``, so that Python calls ``__rmatmul__`` for ``queries @ keys``.
+    """
 
     def __init__(self, shim: LayerCache) -> None:
         super().__init__(0.0)
@@ -65,18 +61,17 @@ class HookError(RuntimeError):
 
 
 class StepContext:
-    """State shared by one model's placeholder caches ("shims"): the KV cache and the current step."""
+    """State shared by the placeholder caches of a model: the KV cache and the current step."""
 
     def __init__(self, kv_cache: PagedKVCache) -> None:
         self.kv_cache = kv_cache
-        self.positions = mx.array([0])  # int32 [T]; set before a graph is built
-        self.latent_layers: set[int] = set()  # layers that attended over latents
-        self.gathers = False  # whether a layer collects index keys of whole sequences
-        self.traced = False  # whether the graph is traced to be reused in other steps
+        self.positions = mx.array([0])  # int32 [T]
+        self.latent_layers: set[int] = set()
+        self.gathers = False
+        self.traced = False
         self._step: StepRows | None = None
 
     def begin(self, step: StepRows) -> None:
-        """Set the current step, which the KV cache has already begun."""
         self._step = step
 
     @property
@@ -86,8 +81,7 @@ class StepContext:
 
     @property
     def num_visible(self) -> int:
-        """Length of the step's longest sequence, which is also the length of gathered index keys. Raises
-        HookError while a graph is traced for other steps."""
+        """Length of the step's longest sequence. Raises HookError while a graph is traced."""
         if self.traced:
             raise HookError("the model asks for the length of its context as a number")
         return int(self.step.kv_len.max())
@@ -96,49 +90,44 @@ class StepContext:
 class PagedKV:
     """K or V of one layer in pages, in place of the dense [T, Hkv, L, D] that mlx-lm expects.
 
-    It has the shape and dtype that model code reads. Arithmetic on it raises TypeError, so the probe refuses
-    a model that computes with K or V itself.
+    Arithmetic on it raises TypeError.
     """
 
     def __init__(self, shim: LayerCache, *, dtype: mx.Dtype, is_value: bool, tiles: int = 1) -> None:
         self.shim = shim
         self.dtype = dtype
         self.is_value = is_value
-        self.tiles = tiles  # how often the sequence of heads is repeated
+        self.tiles = tiles
 
     @property
     def shape(self) -> tuple[int, int, mx.array, int]:
-        """Shape whose third entry is an array with each row's length, int32 [T]. Model code can derive every
-        row's position from this array. Code that needs a number instead fails in MLX."""
+        """Shape whose third entry is an array of each row's length, int32 [T]."""
         context = self.shim.context
         heads = self.shim.spec.num_kv_heads * self.tiles
         dim = self.shim.spec.value_dim if self.is_value else self.shim.spec.head_dim
         return context.step.num_tokens, heads, context.positions + 1, dim
 
     def astype(self, dtype: mx.Dtype) -> PagedKV:
-        """Return the handle with another dtype. Attention computes in the queries' dtype in any case."""
         return PagedKV(self.shim, dtype=dtype, is_value=self.is_value, tiles=self.tiles)
 
     def tiled(self, count: int) -> PagedKV:
-        """Return a handle whose sequence of heads is repeated ``count`` times."""
         return PagedKV(self.shim, dtype=self.dtype, is_value=self.is_value, tiles=self.tiles * count)
 
     def swapaxes(self, first: int, second: int) -> RotaryKeys:
-        """Return the transposed rotary keys of a layer with latent attention."""
         if not self.is_value or {first % 4, second % 4} != {2, 3}:
             raise HookError("the model transposes keys or values by itself")
         return RotaryKeys(self.shim)
 
 
 class LayerCache:
-    """Placeholder of one cache of ``make_prompt_cache``; ``layer`` is its index in the pool."""
+    """Placeholder of a cache of ``make_prompt_cache``."""
 
     def __init__(self, context: StepContext, layer: int, spec: LayerSpec) -> None:
         self.context = context
         self.layer = layer
         self.spec = spec
         self._dtypes = (mx.float32, mx.float32)
-        self._options = AttendOptions(scale=1.0)  # options of the last call
+        self._options = AttendOptions(scale=1.0)
 
     def attend(
         self,
@@ -150,8 +139,7 @@ class LayerCache:
         rotary: mx.array | None = None,
         mask: mx.array | None = None,
     ) -> mx.array:
-        """Return attention of queries [T, Hq, D] over the layer's pages. For ``rotary`` and ``mask`` see
-        ``AttendOptions``."""
+        """Return attention of queries [T, Hq, D] over the layer's pages."""
         if rotary is not None or mask is not None:
             if rotary is not None:
                 self.context.latent_layers.add(self.layer)
@@ -164,13 +152,11 @@ class LayerCache:
 
     @property
     def offset(self) -> mx.array:
-        """Position of each row, int32 [T]; a new array each time, because model code may add to it in
-        place."""
+        """Position of each row, int32 [T]. A new array, because model code may change it in place."""
         return copy.copy(self.context.positions)
 
     def make_mask(self, num_tokens: int, return_array: bool = False, window_size: int | None = None) -> None:
-        """Return None, because attention through pages handles visibility. Raises HookError if the model
-        needs another mask."""
+        """Return None: attention through pages needs no mask. Raises HookError for other masks."""
         del return_array
         if num_tokens != 1:
             raise HookError(f"the model needs a mask for {num_tokens} tokens per row instead of 1")
@@ -188,7 +174,7 @@ class LayerCache:
         return self.keys_and_values()
 
     def write_halves(self, keys: mx.array) -> None:
-        """Write keys [T, Hkv, 1, 2 * D] of the step's rows: the first half of each as K, the second as V."""
+        """Write keys [T, Hkv, 1, 2 * D]: the first half of each as K, the second half as V."""
         self.context.gathers = True
         rows = keys.squeeze(2)
         self.context.kv_cache.write(
@@ -196,11 +182,11 @@ class LayerCache:
         )
 
     def gather_halves(self) -> mx.array:
-        """Return what ``write_halves`` wrote for each row's sequence: [T, Hkv, L, 2 * D]."""
+        """Return the keys from ``write_halves`` for each row's sequence: [T, Hkv, L, 2 * D]."""
         return mx.concatenate([*self.context.kv_cache.gather(self.layer)], axis=-1)
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """Return handles for the K and V that are already written, for layers that share these K and V."""
+        """Return handles of the written K and V, for layers that share them."""
         return (
             PagedKV(self, dtype=self._dtypes[0], is_value=False),
             PagedKV(self, dtype=self._dtypes[1], is_value=True),
@@ -243,7 +229,6 @@ def _paged_attention(
 
 
 def _tiled_attention(queries: mx.array, keys: PagedKV, *, scale: float) -> mx.array:
-    """Return attention of queries [T, Hq, D] that are ordered by tile, then by KV head."""
     tokens, num_heads, dim = queries.shape
     tiles, heads = keys.tiles, keys.shim.spec.num_kv_heads
     by_head = queries.reshape(tokens, tiles, heads, -1, dim).swapaxes(1, 2).reshape(tokens, num_heads, dim)
@@ -261,7 +246,6 @@ def _latent_attention(
     scores: RotaryScores,
     sinks: mx.array | None,
 ) -> mx.array:
-    """Return attention over one layer's latents, as K and V, and its rotary keys."""
     halves = {(handle.shim, handle.is_value) for handle in (keys, values)}
     if halves != {(scores.shim, False)} or sinks is not None:
         raise HookError("the model attends over latents and rotary keys of different caches")
@@ -270,8 +254,7 @@ def _latent_attention(
 
 
 def install_hook() -> None:
-    """Patch mlx-lm's attention function, also in modules that have imported it by name. Call this again after
-    loading a model, because loading imports further modules."""
+    """Patch mlx-lm's attention function. Call it again after loading a model."""
     base.scaled_dot_product_attention = attention
     for name, module in list(sys.modules.items()):
         if name.startswith("mlx_lm.models.") and (

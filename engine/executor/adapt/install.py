@@ -1,15 +1,9 @@
-"""All changes to mlx-lm's model modules that serving through pages needs.
+"""Changes to mlx-lm's model modules that paged attention needs.
 
-llama4's ``LlamaModel`` trims its caches and masks the remaining positions outside the current chunk. Paged
-attention handles chunks itself (``LayerSpec.chunked``), so the same layers run without masks.
-
-plamo repeats K and V to its number of heads. If K is a handle (``PagedKV``), query heads are reordered
-instead. gpt_bigcode and llama4 count positions from the cache's offset with ``arange``. With one token per
-row, the offset is the row's position. plamo2 calls MLX's attention directly.
-
-gemma2 and gear compute attention with a softcap in Python, because MLX's attention has no softcap. Octavo's
-kernels have one. For a layer with a paged cache, the same projections and rotations are followed by one call
-of ``attend``. With other caches, layers run mlx-lm's own code. The load-time probe compares both results.
+llama4 trims its caches and masks chunks; paged attention handles chunks itself.
+plamo repeats K and V to its number of heads; here query heads are reordered.
+gpt_bigcode and llama4 count positions from the cache's offset; here each row has its own.
+gemma2 and gear compute a softcap in Python; the kernels have one. plamo2 calls MLX's attention directly.
 """
 
 from __future__ import annotations
@@ -45,8 +39,6 @@ def _gemma2(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
 
 def _gear(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """Replace gear's attention, which is a function of queries, keys and values."""
-
     def attention(
         queries: mx.array, keys: Any, values: Any, scale: float, softcap: float, mask: mx.array | str | None
     ) -> mx.array:
@@ -60,7 +52,6 @@ def _gear(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
 
 def _attend_paged(layer: Any, x: mx.array, mask: mx.array | None, cache: LayerCache) -> mx.array:
-    """Return the attention output for rows [T, 1, hidden] of a step."""
     if mask is not None:
         raise HookError("the model gives attention a mask of its own")
     queries, keys, values = layer.q_proj(x), layer.k_proj(x), layer.v_proj(x)
@@ -78,7 +69,7 @@ def _heads(x: mx.array, count: int) -> mx.array:
 
 
 class Changed:
-    """A module with one replaced attribute; ``plain`` is the original."""
+    """Module with one replaced attribute; ``plain`` is the original."""
 
     def __init__(self, plain: ModuleType, name: str, replacement: Callable[..., Any] | Changed) -> None:
         self.plain = plain
@@ -126,7 +117,6 @@ the replacement."""
 
 
 def install_names() -> None:
-    """Apply ``_CHANGED`` to those model modules that are imported and not changed yet."""
     for model, (name, attribute, replacement) in _CHANGED.items():
         module = sys.modules.get(f"mlx_lm.models.{model}")
         if module is not None and not isinstance(plain := getattr(module, name), Changed):
@@ -134,7 +124,7 @@ def install_names() -> None:
 
 
 def adapt_models() -> None:
-    """Apply all changes to mlx-lm's imported modules. Modules that are already changed stay as they are."""
+    """Apply all changes to mlx-lm's imported modules. May be called again."""
     install_hook()
     install_softcap()
     install_chunks()

@@ -1,12 +1,4 @@
-"""Computing the output head only for sampled rows, for example one row of a prefill chunk of 512 tokens.
-Native kernels also skip the other rows in the last layer's linear layers.
-
-The head is found by its usual names and its width, or as the embedding's ``as_linear`` if the weights are
-tied. The caller checks the shape of the logits.
-
-Greedy rows need only their largest logit. A head with a method ``argmax`` finds this logit while it
-multiplies. The array of all logits then need not be evaluated.
-"""
+"""Computation of the output head for sampled rows only."""
 
 from __future__ import annotations
 
@@ -26,7 +18,7 @@ HEAD_NAMES = frozenset({"lm_head", "embed_out", "output", "head", "output_layer"
 
 @dataclass(frozen=True, slots=True)
 class GreedyHeadOutput:
-    """Tokens ``ids`` that the output head chose, and their ``logits``. ``of``: the logits of all tokens."""
+    """Greedy token ids and their logits. ``of``: the logits of all tokens."""
 
     of: mx.array
     ids: mx.array
@@ -34,10 +26,10 @@ class GreedyHeadOutput:
 
 
 class RowSelection:
-    """Selection of the batch's ``rows`` that the output head computes; None: all rows.
+    """Rows of the batch that the output head computes; None: all rows.
 
-    If ``greedy`` is set and the head has ``argmax``, the chosen tokens are stored in ``greedy_output``. If
-    ``kept_rows`` is set, the head's input for these rows is stored in ``kept``. ``take(x, rows)``: x[rows].
+    If ``greedy`` is set, the chosen tokens are stored in ``greedy_output``. If ``kept_rows`` is set, the
+    head's input for these rows is stored in ``kept``.
     """
 
     def __init__(self, take: TakeRows = operator.getitem) -> None:
@@ -52,7 +44,7 @@ class RowSelection:
     def choosing(
         self, rows: mx.array | None, kept_rows: mx.array | None = None, *, greedy: bool = False
     ) -> Iterator[RowSelection]:
-        """Select these rows while the block runs. Read ``kept`` and ``greedy_output`` inside the block."""
+        """Select these rows while the block runs."""
         self.rows, self.kept_rows, self.greedy = rows, kept_rows, greedy
         try:
             yield self
@@ -61,7 +53,6 @@ class RowSelection:
             self.greedy = False
 
     def __call__(self, x: mx.array, head: Module, compute: Callable[[mx.array], mx.array]) -> mx.array:
-        """Return the logits that ``compute``, which calls ``head``, gives for the selected rows of x."""
         if self.kept_rows is not None:
             self.kept = self._take(x, self.kept_rows)
         x = x if self.rows is None else self._take(x, self.rows)
@@ -73,8 +64,7 @@ class RowSelection:
 
 
 class SelectingHead(Module):
-    """An output head that computes only selected rows. Other attributes, such as ``weight``, are read from
-    the head itself."""
+    """Output head that computes only selected rows. Other attributes are read from the head itself."""
 
     def __init__(self, head: Module, selection: RowSelection) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -90,8 +80,7 @@ class SelectingHead(Module):
 
 
 def select_rows(model: Module, *, vocab_size: int, take: TakeRows = operator.getitem) -> RowSelection:
-    """Put a row selection before the output head of ``model``, whose logits are ``vocab_size`` wide. Call it
-    before layers are made native, because native layers hide their weights."""
+    """Put a row selection before the output head. Call it before layers are made native."""
     selection = RowSelection(take)
     for path, module in list(model.named_modules()):
         parent_path, _, name = path.rpartition(".")
@@ -103,9 +92,6 @@ def select_rows(model: Module, *, vocab_size: int, take: TakeRows = operator.get
 
 
 def _selecting(embedding: Any, selection: RowSelection) -> Callable[[mx.array], mx.array]:
-    """Return a function that calls ``embedding.as_linear`` for selected rows, also if the embedding's class
-    changes later."""
-
     def as_linear(x: mx.array) -> mx.array:
         return selection(x, embedding, functools.partial(type(embedding).as_linear, embedding))
 

@@ -1,17 +1,10 @@
 """Sparse latent attention through pages: deepseek_v32 and models derived from it.
 
-A layer has two caches: latents with rotary keys (cache_adapter.py), and one index key for each position. An
-indexer scores every position of a row's sequence; the row attends to the ``index_topk`` best. mlx-lm's code
-selects these positions from dense arrays. For paged caches, index keys are stored half as K and half as V and
-gathered for scoring. Attention over all latents then gets the selection as a mask.
+A layer caches latents with rotary keys, and an index key for each position. A row attends to the
+``index_topk`` positions with the best index scores. Index keys are stored half as K and half as V.
 
-Among equal scores the earlier position is selected, so that a row's selection depends only on its sequence.
-mlx-lm selects any of them, and many scores are equal: 0 for a position whose products are all negative. If
-the sequence is longer than ``index_topk``, log probabilities of a tiny model therefore differ from mlx-lm's
-by up to 0.9. If mlx-lm's code is changed to round index keys as pages do and to select the earliest, they
-differ by 0.0002 (tests/engine/executor/test_mlx_lm_alone.py).
-
-With other caches, layers run mlx-lm's own code. The load-time probe compares the results of both codes.
+Among equal scores the earliest position is selected, so that a row depends only on its sequence.
+mlx-lm selects any of them, so results differ for sequences longer than ``index_topk``.
 """
 
 from __future__ import annotations
@@ -43,7 +36,6 @@ def _sparse(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
 def _attend_paged(
     layer: Any, x: mx.array, mask: mx.array | None, latents: LayerCache, index: LayerCache
 ) -> mx.array:
-    """Return the attention output for rows [T, 1, hidden] of a step."""
     if mask is not None:
         raise HookError("the model gives attention a mask of its own")
     tokens = x.shape[0]
@@ -78,8 +70,10 @@ def _choose(indexer: Any, x: mx.array, low_rank: mx.array, cache: LayerCache) ->
 
 
 def best_positions(scores: mx.array, positions: mx.array, count: int) -> mx.array:
-    """Return a mask bool [T, L] of each row's ``count`` largest float32 ``scores`` [T, L] up to its position.
-    Among equal scores the earliest are selected. Rows with fewer than ``count`` positions keep them all."""
+    """Return a mask, bool [T, L], of each row's ``count`` largest ``scores`` [T, L] up to its position.
+
+    Among equal scores the earliest positions are selected.
+    """
     seen = mx.arange(scores.shape[-1]) <= positions[:, None]
     scores = mx.where(seen, scores, -mx.inf)
     least = mx.sort(scores, axis=-1)[:, -count, None]

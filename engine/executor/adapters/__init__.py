@@ -1,4 +1,4 @@
-"""Low-rank adapters: their files, the adapted layers, and the slots of adapters in use."""
+"""Low-rank adapters: files, adapted layers, and slots of adapters in use."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Reading adapter folders in mlx-lm's format (LoRA and DoRA) or in PEFT's.
+"""Adapter folders in mlx-lm's format (LoRA and DoRA) or in PEFT's.
 
-Files are not trusted: only JSON and safetensors are read, and tensors that are not factors of linear layers
-are refused by name.
+Files are not trusted: only JSON and safetensors are read, and unknown tensors are refused.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ _LEAVES = {
     "lora_A": "a", "lora_B": "b", "lora_magnitude_vector": "m",
 }  # fmt: skip
 _EXPERT = re.compile(r"(.+)\.experts\.(\d{1,5})\.(\w+)")
-_EXPERT_NAMES = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # of Mixtral
-_PLAIN: dict[str, tuple[Any, ...]] = {  # PEFT settings with the values that change no result
+_EXPERT_NAMES = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # names in Mixtral
+_PLAIN: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
     "modules_to_save": (None, []),
@@ -49,9 +48,9 @@ _PLAIN: dict[str, tuple[Any, ...]] = {  # PEFT settings with the values that cha
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """An adapter's factors for one layer, which add ``scale * (x @ a.T) @ b``.
+    """Factors of an adapter for one layer, which add ``scale * (x @ a.T) @ b``.
 
-    a          [experts, rank, inputs]; one "expert" in a layer without experts
+    a          [experts, rank, inputs]; layers without experts have one
     b          [experts, rank, outputs]
     magnitude  [outputs], of DoRA; None in LoRA
     """
@@ -68,7 +67,7 @@ class Factors:
 
 @dataclass(frozen=True, slots=True)
 class AdapterFile:
-    """The contents of an adapter's folder; ``digest`` is the SHA-256 of its files."""
+    """Contents of an adapter's folder; ``digest`` is the SHA-256 of its files."""
 
     digest: bytes
     layers: Mapping[str, Factors]
@@ -79,7 +78,7 @@ class AdapterFile:
 
 
 def read_adapter(folder: Path, *, max_bytes: int) -> AdapterFile:
-    """Read an adapter of at most ``max_bytes``. Raises InvalidRequest if the adapter cannot be served."""
+    """Read an adapter of at most ``max_bytes``. Raises InvalidRequest if the adapter is not supported."""
     text = _read(folder / _CONFIG, MAX_CONFIG_BYTES)
     try:
         config = json.loads(text)
@@ -119,7 +118,7 @@ def _read(file: Path, max_bytes: int) -> bytes:
 
 
 def _parts(file: Path, data: bytes, *, peft: bool) -> dict[str, dict[str, mx.array]]:
-    """Return the tensors of each layer: the factors "a" and "b", and DoRA's magnitudes "m"."""
+    """Return the tensors of each layer: factors "a" and "b", and DoRA's magnitudes "m"."""
     try:
         tensors: list[tuple[str, dict[str, Any]]] = deserialize(data)  # type: ignore[no-untyped-call]
     except SafetensorError as error:
@@ -168,7 +167,6 @@ def _factors(file: Path, path: str, part: dict[str, mx.array], scale_of: Any, *,
 
 
 def _stacked(file: Path, layers: dict[str, Factors]) -> dict[str, Factors]:
-    """Return ``layers``, with PEFT's factors of single experts stacked into one layer under mlx-lm's name."""
     plain, experts = dict[str, Factors](), dict[str, dict[int, Factors]]()
     for path, factors in layers.items():
         if (found := _EXPERT.fullmatch(path)) is None:

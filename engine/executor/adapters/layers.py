@@ -1,8 +1,4 @@
-"""Adaptation of the layers of a loaded model.
-
-A layer is adapted in place: its object gets a subclass of its class (MLX's own, native or quantized) that
-adds the adapters' outputs to its rows. A step without adapters computes what it did before.
-"""
+"""Adaptation of the layers of a loaded model, in place."""
 
 from __future__ import annotations
 
@@ -22,14 +18,14 @@ from ..adapt.output_head import SelectingHead
 from ..row_inputs import RowInputs
 from .files import Factors
 
-SLOTS = "adapters"  # name of the row input int32 [T, 1, 1]: slot of each row's adapter, 0 for none
+SLOTS = "adapters"  # row input int32 [T, 1, 1]: slot of each row's adapter, 0 for none
 _LINEAR = (Linear, QuantizedLinear)
 _SWITCH = (SwitchLinear, QuantizedSwitchLinear)
 _ROUTED = (SwitchGLU, SwitchMLP)
 
 
 class Table(Protocol):
-    """Stores the factors of each slot's adapter, for one or more layers that read the same input."""
+    """Factors of each slot's adapter, for one or more layers with a common input."""
 
     def made(self, factors: Factors, gain: mx.array | None, bias: mx.array | None) -> tuple[Any, int]:
         """Return factors in the form for ``put``, and their bytes. For DoRA: ``gain``, ``bias`` [outputs]."""
@@ -40,13 +36,15 @@ class Table(Protocol):
     def clear(self, slot: int) -> None: ...
 
     def add(self, ys: Sequence[mx.array], x: mx.array, slots: mx.array) -> Sequence[mx.array]:
-        """Return ``ys``, the outputs of the table's layers for x, plus those of the adapters. ``ys`` has one
-        array, except in the table of a ``Together``. For experts, ``slots`` has slot * experts + expert."""
+        """Return ``ys``, the outputs of the layers for x, plus the outputs of the adapters.
+
+        With experts, ``slots`` has slot * experts + expert.
+        """
         ...
 
 
 class Shape(NamedTuple):
-    """The size of one layer's matrices."""
+    """Size of one layer's matrices."""
 
     experts: int
     outputs: int
@@ -54,7 +52,7 @@ class Shape(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """A layer that can have adapters. Its factors have the index ``part`` in ``table``."""
+    """Layer that can have adapters. Its factors have the index ``part`` in ``table``."""
 
     module: Any
     shape: Shape
@@ -62,7 +60,7 @@ class Layer(NamedTuple):
     part: int
 
     def made(self, path: str, factors: Factors) -> tuple[Any, int]:
-        """Return ``Table.made`` for the layer's table. Raises InvalidRequest if the shapes do not fit."""
+        """Return the layer's factors for its table. Raises InvalidRequest if the shapes do not fit."""
         given = Shape(factors.a.shape[0], factors.b.shape[2], factors.a.shape[2])
         if given != self.shape:
             raise InvalidRequest(
@@ -87,18 +85,15 @@ class MakeTable(Protocol):
 
 
 class Together:
-    """Layers that read the same input and share one table. The first layer called computes the outputs of
-    all. A layer called with another input computes all again, so a wrong grouping changes no result."""
+    """Layers with a common input and table. The first layer called computes all outputs."""
 
     def __init__(self, members: Sequence[Any], table: Table) -> None:
-        """``members``: layers that are not adapted yet."""
         self.table = table
         self._compute = [partial(type(module).__call__, module) for module in members]
         self._input: mx.array | None = None
-        self._outputs: dict[int, mx.array] = {}  # of layers that were not called yet
+        self._outputs: dict[int, mx.array] = {}
 
     def output(self, index: int, x: mx.array, slots: mx.array) -> mx.array:
-        """Return the output of layer ``index``."""
         if index not in self._outputs or not self._same_input(x):
             self._input = copy.copy(x)
             self._outputs = dict(enumerate(self.table.add([each(x) for each in self._compute], x, slots)))
@@ -121,9 +116,10 @@ def adapt_layers(
     native: bool,
     groups: Sequence[Sequence[Any]] | None = None,
 ) -> dict[str, Layer]:
-    """Adapt every linear layer of ``model`` and its experts, except the output head; return the layers by
-    name. ``groups``: layers that read the same input and share a table. If it is None, only layers that are
-    ``merged`` share one."""
+    """Adapt every linear layer of ``model`` except the output head; return the layers by name.
+
+    groups   layers with a common input; None: the ``merged`` layers
+    """
     layers: dict[str, Layer] = {}
     tables: dict[int, Table] = {}
     candidates = list(_candidates(model))
@@ -148,7 +144,7 @@ def adapt_layers(
             _adapt(module, path, table, rows, _kind_of(module, native=native))
             layers[path] = Layer(module, shape, table, 0)
             continue
-        if id(merged) not in tables:  # group members share one product
+        if id(merged) not in tables:
             table = make_table([_shape(member) for member in merged.members], _dtype(module))
             _adapt(merged.whole, path, table, rows, _kind_of(merged.whole, native=native))
             tables[id(merged)] = table
@@ -157,14 +153,15 @@ def adapt_layers(
 
 
 def padded_bytes(model: Module, *, num_slots: int, max_rank: int, experts_only: bool) -> int:
-    """Return the bytes of ``MLXTable`` for every layer of ``model`` that may be adapted; with
-    ``experts_only``, for its layers of experts. Call it before ``adapt_layers``."""
+    """Return the bytes of ``MLXTable`` for every layer that may be adapted.
+
+    Call it before ``adapt_layers``.
+    """
     return 4 * (num_slots + 1) * max_rank * num_values(model, experts_only=experts_only)
 
 
 def num_values(model: Module, *, experts_only: bool = False) -> int:
-    """Return the number of parameters of a rank-1 adapter for every layer of ``model`` that may be adapted;
-    with ``experts_only``, for its layers of experts."""
+    """Return the number of parameters of a rank-1 adapter for every layer that may be adapted."""
     kinds = _SWITCH if experts_only else (*_LINEAR, *_SWITCH)
     modules = (module for _, module in model.named_modules() if isinstance(module, kinds))
     return sum(s.experts * (s.inputs + s.outputs) for s in map(_shape, modules))
@@ -195,7 +192,6 @@ def _shape(module: Any) -> Shape:
 
 
 def _dtype(module: Any) -> mx.Dtype:
-    """Return the dtype of factors: bfloat16 for bfloat16 layers, else float32."""
     packed = getattr(module, "packed", None)
     if packed is None:
         dtype: mx.Dtype = module.get("scales", module["weight"]).dtype
@@ -237,7 +233,6 @@ def _kind_of(module: Any, *, native: bool) -> Any:
 
 
 def _check_rows(module: Any, x: mx.array, slots: mx.array) -> None:
-    """Raise ModelLoadError if x [T, ..., inputs] has other rows than the step."""
     count = slots.shape[0]
     if x.shape[0] != count and x.size // x.shape[-1] != count:
         raise ModelLoadError(
@@ -247,7 +242,6 @@ def _check_rows(module: Any, x: mx.array, slots: mx.array) -> None:
 
 
 def _added(module: Any, y: mx.array, x: mx.array, slots: mx.array) -> mx.array:
-    """Return y plus the outputs of the rows' adapters for x [T, ..., inputs]."""
     _check_rows(module, x, slots)
     (y,) = module.adapters.add([y], x, slots)
     return y
@@ -290,8 +284,7 @@ def _multiply(kind: Any) -> dict[str, Any]:
     return {"multiply": multiply}
 
 
-# mlx-lm sorts rows by expert between the router and the experts. To sort by adapter as well, the ids become
-# slot * experts + expert.
+# mlx-lm sorts rows by expert. To sort by adapter as well, the ids become slot * experts + expert.
 
 
 def _route(kind: Any) -> dict[str, Any]:

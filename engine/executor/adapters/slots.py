@@ -1,7 +1,6 @@
-"""The adapters of a loaded model, and the slots of those in use.
+"""Adapters of a loaded model, and the slots of adapters in use.
 
-Loaded adapters are kept in memory within a limit. An adapter of a running request has a slot. If all slots
-are taken, the least recently used adapter without running requests loses its slot.
+If all slots are taken, the least recently used adapter without running requests loses its slot.
 """
 
 from __future__ import annotations
@@ -89,8 +88,7 @@ class KernelTable:
 
 
 class MLXTable:
-    """``Table`` for backends without a kernel, and the reference for the native one. Each slot and expert has
-    space for the largest rank, so slots take extra memory."""
+    """``Table`` for backends without a kernel, padded to the largest rank."""
 
     def __init__(self, shapes: list[Shape], num_slots: int, max_rank: int) -> None:
         (shape,) = shapes
@@ -172,7 +170,7 @@ class _Loaded:
 
 
 class AdapterSlots:
-    """Adapters by name; call it only on the engine's thread, between two steps.
+    """Adapters by name. Call it only on the engine's thread, between two steps.
 
     layers      layers of the model that can be adapted, by name
     max_rank    largest rank of an adapter
@@ -187,11 +185,13 @@ class AdapterSlots:
         self._free = list(range(num_slots, 0, -1))
         self._slots: OrderedDict[str, int] = OrderedDict()  # least recently used first
         self._holders: Counter[str] = Counter()
-        self.num_swaps = 0  # number of times an adapter was put into a slot
+        self.num_swaps = 0
 
     def load(self, name: str, folder: Path, *, replace: bool = False) -> AdapterInfo:
-        """Load an adapter. Raises InvalidRequest, and changes nothing, if the adapter cannot be served.
-        ``replace`` allows replacing an unused adapter of this name, whose bytes count as free."""
+        """Load an adapter. Raises InvalidRequest if it is not supported.
+
+        replace   allow replacing an unused adapter of this name
+        """
         old = self._loaded.get(name)
         if old is not None and not replace:
             raise InvalidRequest(f"adapter names must differ, got {name!r} twice; unload the other one first")
@@ -233,7 +233,7 @@ class AdapterSlots:
             self._free.append(slot)
 
     def info(self, name: str) -> AdapterInfo:
-        """Return the facts of a loaded adapter. Raises NotFound if none has this name."""
+        """Return the facts of a loaded adapter. Raises NotFound for an unknown name."""
         if name not in self._loaded:
             raise NotFound(f"no adapter is called {name!r}; load it first")
         return self._loaded[name].info
@@ -242,7 +242,7 @@ class AdapterSlots:
         return tuple(loaded.info for loaded in self._loaded.values())
 
     def hold(self, name: str) -> bool:
-        """Keep an adapter in a slot until ``release``. Return False if other held adapters have all slots."""
+        """Keep an adapter in a slot until ``release``; return False if no slot is free."""
         if name not in self._slots:
             if (slot := self._take_slot()) is None:
                 return False
@@ -255,22 +255,18 @@ class AdapterSlots:
         return True
 
     def release(self, name: str) -> None:
-        """End one ``hold``; the adapter stays in its slot until another one needs it."""
         assert self._holders[name] > 0, f"adapter {name} is held by nothing"
         self._holders[name] -= 1
 
     def slot(self, name: str) -> int:
-        """Return the slot of a held adapter."""
         return self._slots[name]
 
     @property
     def held(self) -> tuple[str, ...]:
-        """Names of the adapters that running requests hold."""
         return tuple(name for name in self._slots if self._holders[name])
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all loaded adapters."""
         return sum(loaded.info.nbytes for loaded in self._loaded.values())
 
     def _take_slot(self) -> int | None:
@@ -289,13 +285,10 @@ class AdapterSlots:
 
 
 def _tail(path: str) -> str:
-    """Return a layer's name without the text model's prefix, which differs in Transformers and mlx-lm."""
     return next((path.removeprefix(root) for root in _TEXT_MODELS if path.startswith(root)), path)
 
 
 def _observed_groups(model: Any) -> list[tuple[Any, ...]] | None:
-    """Return the groups of ``model``'s layers that read the same input. Without the native extension, which
-    compares inputs, there are no groups."""
     try:
         from ..native.merged import observe
     except ImportError:
@@ -307,9 +300,7 @@ def _observed_groups(model: Any) -> list[tuple[Any, ...]] | None:
 def load_adapters(
     config: EngineConfig, model: Module, rows: RowInputs, backend: AttentionBackend
 ) -> AdapterSlots | None:
-    """Adapt the model's layers and load ``lora_modules``. Returns None if the configuration has no adapters.
-    Raises InvalidConfig for an adapter that cannot be served. ``rows`` gives the adapter slots of a step;
-    ``backend`` computes the model."""
+    """Adapt the model's layers and load ``lora_modules``; None without adapters. Raises InvalidConfig."""
     if not config.lora_bytes:
         return None
     make_table = table_maker(backend, num_slots=config.max_loras, max_rank=config.max_lora_rank)

@@ -1,15 +1,8 @@
-"""Capturing the graph of a step, and replaying it instead of running the model's Python code again.
+"""Capture of a step's graph, and replay instead of running the model's Python code again.
 
-Decode steps repeat with the same number of rows and other values. When such a step first occurs, its graph
-becomes a *program* (``CapturedStep``): the list of our kernels' and MLX's operations, with the addresses that
-they read and write. The graph itself is dropped, and a later step costs only its kernels. Steps that never
-repeat, such as most prompt steps, become programs too. Capturing takes no longer than MLX's evaluation. It
-also needs less memory, because all programs share one memory for their intermediate results. When MLX
-evaluates a graph, its intermediate results exist at the same time.
-
-A program computes the same bits as the graph. All data of a step must reach the model through arrays. Model
-code that reads a length as a number cannot be replayed, and operations on several streams cannot be captured.
-The probe detects both, and such models run their code in every step.
+The first step of a shape becomes a program (``CapturedStep``): a list of kernels with the addresses
+that they read and write. A later step runs only the kernels, with bit-identical results. All values of
+a step must reach the model through arrays. Models that read a value in Python are not captured.
 """
 
 from __future__ import annotations
@@ -28,7 +21,7 @@ from octavo.kernels.replay import Programs, ReplayablePool
 
 log = logging.getLogger(__name__)
 
-MAX_CAPTURED = 128  # largest number of captured programs, one for each shape of a step
+MAX_CAPTURED = 128  # programs, one for each shape of a step
 
 VALUE_READERS = ("tolist", "item", "__bool__", "__int__", "__float__")  # methods of mx.array that read values
 
@@ -36,8 +29,10 @@ Build = Callable[[Sequence[mx.array], bool], list[mx.array]]
 
 
 class GraphRunner:
-    """Runs captured programs of ``build(arrays, traced)``, which reads ``pools`` besides its arguments.
-    ``strict``: a graph that cannot be captured is an error, for tests of capturing."""
+    """Runs captured programs of ``build``.
+
+    strict   raise CannotCapture instead of running the graph
+    """
 
     def __init__(self, pools: Sequence[ReplayablePool]) -> None:
         self._pools = pools
@@ -45,13 +40,11 @@ class GraphRunner:
         self._captured: OrderedDict[object, CapturedStep | EagerStep] = OrderedDict()
         self._last: CapturedStep | EagerStep | None = None  # the latest step
         self._programs = pools[0].programs()
-        self.is_computed = False  # whether the latest results need no evaluation
+        self.is_computed = False
         self.num_replayed = 0
 
     def __call__(self, build: Build, values: Sequence[Ints]) -> list[mx.array]:
-        """Return the result of ``build`` for ``values`` as arrays. Programs are kept by ``build`` and shapes.
-        Raises the errors of ``build``, but CannotCapture only if ``strict``; the pools are then unchanged.
-        Results of a program are valid until the next step."""
+        """Return the results of ``build`` for ``values``, valid until the next step."""
         host, shapes = list(values), [value.shape for value in values]
         for pool in self._pools:
             host += pool.packed_values()
@@ -82,14 +75,12 @@ class GraphRunner:
 
 
 class CannotCapture(Exception):
-    """A graph has operations that cannot be captured as a program."""
+    """A graph has operations that cannot be captured."""
 
 
 @contextmanager
 def values_unread() -> Iterator[None]:
-    """Make model code that reads an array's values raise CannotCapture while the block runs. A graph built
-    from such values would be valid for one step only, and reading them could deadlock with MLX's thread.
-    Other threads are unaffected."""
+    """Make model code that reads an array's values raise CannotCapture while the block runs."""
     capturing = threading.get_ident()
 
     def refuse(name: str, original: Callable[..., object]) -> Callable[..., object]:
@@ -113,7 +104,7 @@ def values_unread() -> Iterator[None]:
 
 
 class CapturedStep:
-    """A captured graph, built once on input arrays. Each step copies its values into these arrays."""
+    """Captured graph with fixed input arrays. Each step copies its values into them."""
 
     def __init__(
         self, pools: Sequence[ReplayablePool], programs: Programs, build: Build, values: Sequence[Ints]
@@ -149,7 +140,6 @@ class CapturedStep:
         self._outputs = [next(results) for _ in outputs]
 
     def run(self, host: Sequence[Ints]) -> list[mx.array]:
-        """Run the program; ``host``: the values given to ``GraphRunner``, followed by those of every pool."""
         self._program.run(host)
         for pool, written in self._pending:
             pool.bind_pending(written)
@@ -157,14 +147,13 @@ class CapturedStep:
 
 
 class EagerStep:
-    """A graph that cannot be captured and is built for every step."""
+    """Graph that cannot be captured and is built for every step."""
 
     def __init__(self, build: Build, num_values: int) -> None:
         self._build = build
         self._num_values = num_values
 
     def run(self, host: Sequence[Ints]) -> list[mx.array]:
-        """Build the graph for these values, without evaluating it; see ``CapturedStep.run``."""
         return self._build([mx.array(value) for value in host[: self._num_values]], False)
 
 

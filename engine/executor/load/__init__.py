@@ -1,4 +1,4 @@
-"""From a model folder to a runner: finding caches, loading weights, checking results."""
+"""Loading of a model: caches, weights, and a check of its results."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from .page_loss import ScoreText
 
 
 def model_folder(config: EngineConfig) -> Path:
-    """Return the model's folder, downloading it if necessary. Raises ModelLoadError if there is none."""
+    """Return the model's folder, downloading it if necessary. Raises ModelLoadError."""
     return resolve_model(config.model, config.revision)
 
 
 def load_runner(
     config: EngineConfig, *, is_draft: bool = False, score: ScoreText | None = None
 ) -> ModelRunner:
-    """Load the model, check that it computes the same through pages, and allocate the pool.
+    """Load the model, check its results, and allocate the page pool.
 
-    Call it on the thread that will run the steps: MLX streams are thread-local. ``score`` measures how well a
-    runner predicts a short text. Its result decides ``kv_format="auto"``, or gives a warning about a lossy
-    format. Raises ModelLoadError or InvalidConfig in one line, for example for a model without the head that
-    ``speculate`` needs.
+    Call it on the thread that will run the steps, because MLX streams are thread-local.
+    Raises ModelLoadError or InvalidConfig.
+
+    score   measures the prediction of a short text; it chooses the format for ``kv_format="auto"``
     """
     from .load import load_paged_runner  # imports MLX, which the control plane does not need
 

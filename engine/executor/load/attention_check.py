@@ -1,8 +1,4 @@
-"""Check of each kind of attention layer against float64, through its shim, on random K and V.
-
-Weights are not involved. So the check is strict even for models whose attention hardly affects the logits, or
-whose rounding errors would hide a wrong position, head or page.
-"""
+"""Check of each kind of attention layer against float64, on random K and V."""
 
 from __future__ import annotations
 
@@ -18,14 +14,13 @@ from ..cache_layout import CacheLayout
 from ..paged_model import PagedModel
 from .probe_steps import Work, step_metadata
 
-LARGEST_ERROR = 2e-3  # a row's relative error in float32 sums; one wrong position of 256 would give 1/16
+LARGEST_ERROR = 2e-3  # a row's relative error; one wrong position of 256 would give 1/16
 
 Doubles = NDArray[np.float64]
 
 
 def find_mistake(paged: PagedModel, layout: CacheLayout, lengths: list[int]) -> str | None:
-    """Return how some layer deviates from its spec, or None. Layers with equal specs are checked once.
-    ``lengths``: lengths of the sequences in the pool, whose pages are overwritten."""
+    """Return a description of the first wrong layer, or None. Overwrites the pool's pages."""
     seen: set[tuple[LayerSpec, bool]] = set()
     for index, spec in enumerate(layout.layers):
         latents = index in paged.latent_layers
@@ -45,8 +40,6 @@ def find_mistake(paged: PagedModel, layout: CacheLayout, lengths: list[int]) -> 
 def _check_layer(
     paged: PagedModel, index: int, spec: LayerSpec, lengths: list[int], *, bf16: bool, latents: bool
 ) -> float:
-    """Return the largest relative error of a row. A first step has the prompts without their last tokens, a
-    second step has these tokens. ``latents``: K is also used as V, and V holds rotary keys."""
     rng = np.random.default_rng(index)
     dtype = mx.bfloat16 if bf16 else mx.float16
     heads, num_heads = spec.num_kv_heads, 2 * spec.num_kv_heads
@@ -64,7 +57,7 @@ def _check_layer(
         if latents:
             rotary = rng.standard_normal((*queries.shape[:2], spec.value_dim)).astype(np.float32)
             got = _attend_latents(paged, index, metadata, queries, rotary, k, v)
-            # Rotary queries are already scaled. Undo this, so that they can be joined to the other queries.
+            # Rotary queries are already scaled. Undo this before they join the other queries.
             asked = np.concatenate([queries, rotary * spec.head_dim**0.5], axis=-1)
             stored = [np.concatenate(pair, axis=-1) for pair in zip(keys, values, strict=True)]
             read = keys
@@ -124,7 +117,6 @@ def _attend_latents(
     latents: mx.array,
     keys: mx.array,
 ) -> Doubles:
-    """Compute attention through the shim of a latent layer."""
     paged.kv_cache.begin_step(metadata)
     shim = paged.begin_layer(index, metadata)
     shim.update_and_fetch(latents, keys)

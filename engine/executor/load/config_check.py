@@ -1,9 +1,7 @@
 """Check that a model was built with every setting of its config.json.
 
-mlx-lm's model classes read the settings that they know and silently drop the others. So each setting that no
-class read, or that no code uses, is compared with transformers' configuration class of the model type. A
-setting has no effect if that class does not know it, or if it has the default value. Any other value would
-mean a different model, so loading is refused.
+mlx-lm drops settings that it does not know. A dropped setting must be unknown to transformers or have
+its default value; otherwise loading is refused.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from ..mlx_lm_import import base
 
 log = logging.getLogger(__name__)
 
-# Keys without effect on a language model, by their meaning in transformers' configuration classes.
+# Keys without effect on a language model.
 _WITHOUT_EFFECT = re.compile(
     r"_.*|architectures|model_type|transformers_version|(torch_)?dtype|auto_map|tokenizer_class|name|"
     r"\w*token_(id|ids|index|list)|\w*_token|prefix|use_cache|cache_implementation|remove_invalid_values|"
@@ -46,7 +44,7 @@ _WITHOUT_EFFECT = re.compile(
     r"\w*fp32\w*|\w+_dtype|do_sample|begin_suppress_tokens|suppress_tokens|exponential_decay_length_penalty|unsloth\w*|license|"
     r"model_max_length|max_\w*(position|sequence|seq)\w*|n_positions|n_ctx|seq_length|original_max\w*"
 )
-# Keys checked elsewhere: rotary embeddings, layer windows, and sizes, which must match the weights.
+# Keys checked elsewhere.
 _CHECKED_OTHERWISE = re.compile(
     r"rope_(theta|scaling|parameters|local_base_freq)|\w*window\w*|layer_types|(\w+_)?bias|"
     r"(intermediate|hidden|vocab)_size|num_key_value_heads|head_dim|tie_word_embeddings"
@@ -64,7 +62,7 @@ _DTYPES = {
     "float32": mx.float32,
     "float": mx.float32,
 }
-_OTHER_DTYPES = re.compile(r"auto|float64|double|float8_\w+")  # valid names of types that MLX lacks on CPUs
+_OTHER_DTYPES = re.compile(r"auto|float64|double|float8_\w+")  # types that MLX lacks on CPUs
 _CAUSAL = {"is_causal": True, "use_bidirectional_attention": False}  # values that mean causal attention
 _EFFECTLESS_VALUES: tuple[Any, ...] = (None, False, 0, 1, [], {}, "", "none", "default", "silu", "eager")
 
@@ -72,21 +70,20 @@ _readings: ContextVar[Readings | None] = ContextVar("octavo_config_readings", de
 
 
 class Readings:
-    """Settings that mlx-lm's argument classes took while a model was built, and these classes."""
+    """Settings that mlx-lm's argument classes took while a model was built."""
 
     def __init__(self) -> None:
         self.taken: set[str] = set()
         self.classes: set[type] = set()
 
     def note(self, arguments: type, params: Mapping[str, Any]) -> None:
-        """Record the settings that a class takes from ``params``."""
         self.classes.add(arguments)
         self.taken |= inspect.signature(arguments).parameters.keys() & params.keys()
 
 
 @contextmanager
 def recorded() -> Iterator[Readings]:
-    """Record what mlx-lm takes from configurations while the block runs, on this thread."""
+    """Record the settings that mlx-lm takes from configurations while the block runs, on this thread."""
     _install()
     readings = Readings()
     token = _readings.set(readings)
@@ -97,8 +94,7 @@ def recorded() -> Iterator[Readings]:
 
 
 def watched(arguments: Any) -> Any:
-    """Return an argument class for ``mlx_lm.utils.load_model`` that records the settings it reads. Recording
-    also works for a class with its own ``from_dict``."""
+    """Return an argument class for ``mlx_lm.utils.load_model`` that records the settings it reads."""
 
     class Watched:
         @staticmethod
@@ -124,7 +120,7 @@ def _install() -> None:
 
 
 def check_keys(config: Mapping[str, Any], model: Module, readings: Readings, origin: str) -> None:
-    """Raise ModelLoadError for the first ignored setting whose value would change the model."""
+    """Raise ModelLoadError for the first ignored setting that would change the model."""
     flat = text_config(config)
     sources = _sources(model, readings)
     used = {name for name in readings.taken if re.search(rf"""[.'"]{re.escape(name)}\b""", sources)}
@@ -155,8 +151,6 @@ def check_keys(config: Mapping[str, Any], model: Module, readings: Readings, ori
 
 
 def _check_layer_types(flat: Mapping[str, Any], origin: str, used: set[str]) -> None:
-    """Raise ModelLoadError unless ``layer_types`` lists every layer with a kind that the model or its pages
-    compute. If the model reads the list, it may end with further layers for multi-token prediction."""
     kinds, count, is_used = flat.get("layer_types"), flat.get("num_hidden_layers"), "layer_types" in used
     if kinds is None:
         return
@@ -184,8 +178,7 @@ def _check_layer_types(flat: Mapping[str, Any], origin: str, used: set[str]) -> 
 
 
 def check_dtype(config: Mapping[str, Any], model: Module, origin: str) -> None:
-    """Warn if most weights are of another type than the configuration says. Raises ModelLoadError for a type
-    that does not exist."""
+    """Warn if most weights have another type than configured. Raises ModelLoadError for an unknown type."""
     flat = text_config(config)
     name = next((key for key in ("dtype", "torch_dtype") if flat.get(key) is not None), None)
     if name is None or isinstance(flat[name], dict):
@@ -205,7 +198,6 @@ def check_dtype(config: Mapping[str, Any], model: Module, origin: str) -> None:
 
 
 def _sources(model: Module, readings: Readings) -> str:
-    """Return the code of the modules whose classes make up the model."""
     names = {type(module).__module__ for _, module in model.named_modules()}
     names |= {parent.__module__ for kind in readings.classes for parent in kind.__mro__}
     names |= {parent.__module__ for _, module in model.named_modules() for parent in type(module).__mro__}
@@ -219,7 +211,7 @@ def _sources(model: Module, readings: Readings) -> str:
 
 @functools.lru_cache(maxsize=8)
 def reference_defaults(model_type: object) -> dict[str, Any] | None:
-    """Return the defaults of transformers' configuration class; None if it has no class for this model
+    """Return the defaults of transformers' configuration class; None if there is no class for this model
     type."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 

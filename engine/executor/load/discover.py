@@ -1,8 +1,4 @@
-"""Discovery of a model's caches: a LayerSpec per attention cache, and recurrent states.
-
-Some models mask a window although their caches keep everything, or mask a different window. Each mask that a
-cache makes is marked with its window. The attention call that uses the mask shows the window of its layer.
-"""
+"""Discovery of a model's caches: a LayerSpec per attention cache, and recurrent states."""
 
 from __future__ import annotations
 
@@ -24,13 +20,11 @@ from ..recurrent.mixers import Observed, RecordingState, mixers_of, record_kv, w
 
 
 class _MarkedMask(str):
-    """A mask given by name, such as "causal", with its requested window."""
-
     window: int
 
 
 class MaskWindows:
-    """Records the window that attention over each of these caches masks."""
+    """Windows that attention over caches masks."""
 
     def __init__(self, caches: Sequence[Any]) -> None:
         self._by_cache: dict[int, int] = {}  # window by the id of a cache
@@ -38,12 +32,11 @@ class MaskWindows:
         self._owners: dict[int, int] = {}  # id of the cache by the id of its keys
         self._kept: list[object] = [*caches]  # references that keep ids from being reused
         for cache in caches:
-            if hasattr(cache, "make_mask"):  # for caches without it, the model masks chunks itself
+            if hasattr(cache, "make_mask"):
                 cache.make_mask = self._marking(cache.make_mask)
             cache.update_and_fetch = self._owning(id(cache), cache.update_and_fetch)
 
     def of(self, cache: Any) -> int | None:
-        """Return the window of attention over a cache, or None."""
         return self._by_cache.get(id(cache))
 
     def _marking(self, make_mask: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,7 +64,6 @@ class MaskWindows:
         return owned
 
     def attended(self, keys: Any, mask: Any) -> None:
-        """Record a call of attention with these keys and this mask."""
         owner = self._owners.get(id(keys))
         window = mask.window if isinstance(mask, _MarkedMask) else self._windows.get(id(mask))
         if owner is not None and window is not None:
@@ -90,12 +82,14 @@ def observe_windows(caches: Sequence[Any]) -> Iterator[MaskWindows]:
 
 
 _ATTENTION = (caches_of_mlx_lm.KVCache, caches_of_mlx_lm.RotatingKVCache, caches_of_mlx_lm.ChunkedKVCache)
-FORWARDS = ((1,), (5, 1))  # tokens of each forward in two runs, which show the states that a model writes
+FORWARDS = ((1,), (5, 1))  # tokens of each forward, in two runs
 
 
 def discover_layout(model: Module, architecture: str) -> CacheLayout:
-    """Return the shapes of every cache, from forwards of a few tokens that are built but never evaluated.
-    Raises ModelLoadError for caches that are neither attention (plain or sliding window) nor recurrent."""
+    """Return the shapes of every cache, from forwards that are built but never evaluated.
+
+    Raises ModelLoadError for caches that are neither attention nor recurrent.
+    """
     found = _Caches(architecture)
     try:
         for counts in FORWARDS if found.has_states(model) else ((2,),):
@@ -120,23 +114,19 @@ def discover_layout(model: Module, architecture: str) -> CacheLayout:
 
 
 class _Caches:
-    """The caches of a model, made anew for each ``forward``. Recurrent ones record which modules use them."""
-
     def __init__(self, architecture: str) -> None:
         self.architecture = architecture
         self.observed = Observed()
         self.caches: list[Any] = []
         self._windows = MaskWindows([])
-        self._states: list[RecordingState] = []  # states of the latest forward
+        self._states: list[RecordingState] = []
         self._seen: dict[tuple[int, int], list[mx.array]] = {}  # arrays by (cache, entry)
 
     def has_states(self, model: Module) -> bool:
-        """Whether a cache is recurrent."""
         self.caches = self._make(model)
         return bool(self._states)
 
     def forward(self, model: Module, counts: tuple[int, ...]) -> mx.array:
-        """Run one forward after the other with these numbers of tokens; return the logits of the last one."""
         self.caches = self._make(model)
         logits: list[mx.array] = []
 
@@ -157,7 +147,6 @@ class _Caches:
         return logits[-1]
 
     def place(self, cache: Any, layers: list[LayerSpec]) -> CachePlace:
-        """Return the layout entry of a cache; attention layers are appended to ``layers``."""
         if isinstance(cache, caches_of_mlx_lm.CacheList):
             return tuple(self.place(part, layers) for part in cache.caches)
         if isinstance(cache, RecordingState):
@@ -168,8 +157,6 @@ class _Caches:
         return AttentionCache(len(layers) - 1)
 
     def entries(self) -> tuple[EntrySpec, ...]:
-        """Return each state entry with its largest size and widest dtype in all forwards, because a first
-        forward may write smaller ones."""
         return tuple(
             EntrySpec(
                 tuple(map(max, zip(*(value.shape[1:] for value in values), strict=True))),
@@ -179,7 +166,6 @@ class _Caches:
         )
 
     def dtype(self, logits: mx.array) -> mx.Dtype:
-        """Return the dtype of K, or of the logits for models without K."""
         keys = (cache.keys for cache in _leaves(self.caches) if not isinstance(cache, RecordingState))
         dtype: mx.Dtype = next((array.dtype for array in keys if array is not None), logits.dtype)
         return dtype
@@ -223,10 +209,9 @@ def _widest(dtypes: list[mx.Dtype]) -> mx.Dtype:
 
 
 def _spec(cache: Any, mask_window: int | None) -> LayerSpec:
-    """Return the cache's layer spec; a window masked by the model takes precedence over the cache's."""
     rotating = isinstance(cache, caches_of_mlx_lm.RotatingKVCache)
     head_dim, value_dim = cache.keys.shape[-1], cache.values.shape[-1]
-    if cache.holds_keys_alone:  # half of each key is stored in place of V: see LayerCache.write_halves
+    if cache.holds_keys_alone:
         head_dim, value_dim = head_dim // 2, head_dim - head_dim // 2
     chunked = isinstance(cache, caches_of_mlx_lm.ChunkedKVCache)
     window = cache.max_size if rotating else cache.chunk_size if chunked else None

@@ -37,7 +37,7 @@ def load_mtp(
     num_pages: int,
     max_model_len: int,
 ) -> MTPRunner:
-    """Load the MTP head of a prepared model. Raises InvalidConfig if it has none that can be served."""
+    """Load the MTP head of a model. Raises InvalidConfig if the model has none."""
     result = ready.result
     if not result.selects_rows:
         raise InvalidConfig(
@@ -77,13 +77,12 @@ def load_mtp(
 
 
 def draft_weight_bytes(config: EngineConfig) -> int:
-    """Return the bytes of a draft model's weights, which are loaded after the target's; 0 without one."""
+    """Return the bytes of the draft model's weights; 0 without a draft model."""
     return 0 if config.draft_model is None else weights_bytes(resolve_model(config.draft_model))
 
 
 def draft_page_bytes(config: EngineConfig, layout: CacheLayout) -> Callable[[int], int]:
-    """Return a function that gives the drafter's bytes for a number of pages. ``layout``: the target's. Reads
-    no weights."""
+    """Return a function from a number of pages to the bytes of the drafter's pages."""
     if config.speculate == "mtp":
         size = page_bytes(
             [head_layer(layout.layers)],
@@ -94,7 +93,7 @@ def draft_page_bytes(config: EngineConfig, layout: CacheLayout) -> Callable[[int
         return lambda num_pages: num_pages * size
     if config.draft_model is None:
         return lambda _: 0
-    own = draft_config(config, num_pages=1)  # copy with the settings that the draft model will get
+    own = draft_config(config, num_pages=1)
     path = resolve_model(own.model, own.revision)
     loaded = load_model(path, weights="keep")
     layout = discover_layout(loaded.model, loaded.architecture)

@@ -1,9 +1,4 @@
-"""Check that fused operations and replayed graphs compute the same bits as separate operations.
-
-At load, with the model's own weights, a small decode step is computed by separate modules, and again by fused
-modules from a replayed graph. Greedy tokens chosen by the output head are compared with those of the logits.
-An optimization that changes a bit is turned off for that model and reported.
-"""
+"""Check that fused operations and replayed graphs give bit-identical results."""
 
 from __future__ import annotations
 
@@ -31,7 +26,7 @@ NUM_PAGES = 1 + 2 * NUM_ROWS * NUM_STEPS
 
 @dataclass(frozen=True, slots=True)
 class FusionResult:
-    """Reasons why modules are not fused, graphs not replayed, and logits stored by the head; "" for none."""
+    """Reasons why an optimization is off; "" if it is on."""
 
     not_fused: str = ""
     not_replayed: str = ""
@@ -41,8 +36,10 @@ class FusionResult:
 def check_fusion(
     create: Callable[[bool], PagedModel], set_fused: Callable[[bool], None], vocab_size: int
 ) -> FusionResult:
-    """Check fusion and replay; the model stays fused, and the caller acts on the result. ``create(replay)``
-    returns the model with a zeroed pool of at least NUM_PAGES pages of PAGE_SIZE."""
+    """Check fusion and replay. The model stays fused.
+
+    create   function of ``replay`` to the model with a zeroed pool
+    """
     set_fused(False)
     try:
         wanted = _logits(create(False), vocab_size, LAST)
@@ -56,7 +53,6 @@ def check_fusion(
 
 
 def _check_logits(create: Callable[[bool], PagedModel], vocab_size: int, wanted: mx.array) -> FusionResult:
-    """Check everything except the head's choice of tokens."""
     try:
         model = create(True)
         got = _logits(model, vocab_size, range(NUM_STEPS))
@@ -69,20 +65,19 @@ def _check_logits(create: Callable[[bool], PagedModel], vocab_size: int, wanted:
         if mx.array_equal(got, wanted) and model.graph_runner.num_replayed:
             return FusionResult()
         refusal = "replayed graphs compute other logits"
-    except Exception as error:  # tracing may fail in model code in any way
+    except Exception as error:  # model code may fail in any way while it is traced
         refusal = str(error).partition("\n")[0] or type(error).__name__
     return FusionResult(_difference(_logits(create(False), vocab_size, LAST), wanted), refusal)
 
 
 def _check_greedy(model: PagedModel, vocab_size: int, wanted: mx.array) -> str:
-    """Return why the head must not choose greedy tokens; "" if it chooses as the logits ``wanted`` do."""
     try:
         _make_strict(model)
         ids, logits = mx.array(0), mx.array(0)
         for step in _steps(model, vocab_size, range(NUM_STEPS)):
             ids, logits = model.forward(step, Wanted(ROWS, greedy=True)).arrays
             model.evaluate([ids, logits])
-    except Exception as error:  # model code may fail in any way with a choosing head
+    except Exception as error:  # model code may fail in any way
         return str(error).partition("\n")[0] or type(error).__name__
     rows = np.array(wanted.astype(mx.float32))
     tops = rows.argmax(-1)
@@ -95,7 +90,6 @@ def _difference(got: mx.array, wanted: mx.array) -> str:
 
 
 def _logits(model: PagedModel, vocab_size: int, steps: range) -> mx.array:
-    """Return the logits of the last of these steps."""
     _make_strict(model)
     logits = mx.array(0)
     for step in _steps(model, vocab_size, steps):
@@ -110,9 +104,6 @@ def _make_strict(model: PagedModel) -> None:
 
 
 def _steps(model: PagedModel, vocab_size: int, steps: range) -> Iterator[Batch]:
-    """Yield these decode steps. Each step has its own pages, which hold zeros before its tokens. States
-    continue from step to step, so models with states get all steps. States before the first step are zeros,
-    or missing for a sequence that begins."""
     rng = np.random.default_rng(0)
     token_ids = rng.integers(0, vocab_size, (NUM_STEPS, NUM_ROWS)).astype(np.int32)
     if model.states is not None:
@@ -130,7 +121,6 @@ def _steps(model: PagedModel, vocab_size: int, steps: range) -> Iterator[Batch]:
 
 
 def _begin_states(states: StatePool) -> None:
-    """Set the states before the first step to zeros."""
     data = np.zeros((NUM_ROWS, states.snapshot_bytes), np.uint8)
     data[:, -8:] = FIRST_POSITIONS.astype("<i8")[:, None].view(np.uint8)
     states.write_slots(ROWS.tolist(), data)

@@ -1,4 +1,4 @@
-"""From a configuration to a runner: locate, load, probe, allocate."""
+"""Loading of a runner from a configuration."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ from .warm_up import try_adapters, warm_up
 
 log = logging.getLogger(__name__)
 
-SCORED_AT_ONCE = 32  # positions of the text per step; the logits of more would exceed a serving step's memory
+SCORED_AT_ONCE = 32  # positions of the text per step
 
 
 class ModelPart(Protocol):
-    """One of several processes that compute a model together; see ``RankGroup``."""
+    """Process of a tensor-parallel group; see ``RankGroup``."""
 
     def shard(self, model: Module) -> None: ...
 
@@ -69,8 +69,10 @@ def load_paged_runner(
     score: ScoreText | None = None,
     part: ModelPart | None = None,
 ) -> PagedRunner:
-    """Load a runner, see ``load_runner``. Checks that need no weights come first. ``part``: this rank's part
-    of the model, to load with as many pages as the other ranks; None: the whole model."""
+    """Load a runner, see ``load_runner``. Checks without weights come first.
+
+    part   this rank's part of the model; None: the whole model
+    """
     path = resolve_model(config.model, config.revision)
     max_model_len = model_length(read_config(path), config.max_model_len, max_kv_size=config.max_kv_size)
     weight_bytes = weights_bytes(path)
@@ -143,7 +145,7 @@ def load_paged_runner(
         layout,
         kv_cache,
         selection=ready.selection if result.selects_rows else None,
-        replay=ready.replays and not config.async_steps,  # programs are computed when submitted
+        replay=ready.replays and not config.async_steps,
         recurrent=result.recurrent,
         states=pool,
     )
@@ -212,7 +214,6 @@ def _trial(
     ready: ReadyModel,
     max_model_len: int,
 ) -> tuple[PagedRunner, EngineConfig]:
-    """Return a runner with pages for one text, and its configuration."""
     result, length = ready.result, min(MAX_TEXT, max_model_len)
     slot = slot_bytes(result.entries)
     config = replace(
@@ -254,8 +255,6 @@ def _rooms(
     available: int,
     beside: Callable[[int], int],
 ) -> tuple[Sizing, RecurrentState | None, int]:
-    """Return the sizes of pages, the slots of recurrent states, and the first KV group's number of pages.
-    ``beside``: see ``Sizing``."""
     size = replace(sizing_of(config, layout.layers, max_model_len), beside=beside)
     states = _plan_states(config, {str(i): entry for i, entry in enumerate(layout.entries)}, size, available)
     if states is None and config.state_memory is not None:
@@ -281,9 +280,6 @@ def _state_pool(states: RecurrentState, result: ProbeResult) -> StatePool:
 def _as_written(
     config: EngineConfig, architecture: str, states: RecurrentState, result: ProbeResult, size: Sizing
 ) -> RecurrentState:
-    """Return as many state slots as fit into the planned bytes, with the entries that the model wrote in the
-    probe. Native kernels keep in float32 some states that mlx-lm keeps in 16 bits. Raises InvalidConfig if
-    too few slots fit."""
     planned = replace(config, state_memory=states.nbytes)
     try:
         fitting = _plan_states(planned, result.entries, size, states.nbytes)
@@ -306,11 +302,10 @@ def _as_written(
 def _num_pages(
     config: EngineConfig, size: Sizing, max_model_len: int, states: RecurrentState | None, available: int
 ) -> int:
-    """Return the number of pages. ``available``: bytes for states and pages together."""
     taken = 0 if states is None else states.nbytes
     available -= taken
     shared = config.kv_memory is not None and config.state_memory is None
-    if not sum(size.group_bytes):  # pages without bytes only name prefixes: as many as the sequences can fill
+    if not sum(size.group_bytes):  # pages without bytes only name prefixes
         return config.num_pages or -(-max_model_len // config.page_size) * config.max_running
     num_pages = num_pages_for(
         size,
@@ -356,8 +351,6 @@ def _create_kv_cache(
 
 
 def _gathered_row_bytes(layout: CacheLayout, size: Sizing) -> int:
-    """Return the bytes of the largest layer's K and V per row and visible position. With a residual window,
-    attention gathers them from both kinds of pages."""
     copies = 3 if size.residual else 1
     values = copies * max(spec.num_kv_heads * (spec.head_dim + spec.value_dim) for spec in layout.layers)
     return values * layout.dtype.size

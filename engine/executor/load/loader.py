@@ -1,4 +1,4 @@
-"""Loading of weights with mlx-lm's code, with optional quantization, on the engine's thread."""
+"""Loading of weights with mlx-lm's code, with optional quantization."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ log = logging.getLogger(__name__)
 
 GROUP_SIZE = 64
 _MODELOPT = "hf_quant_config.json"  # NVIDIA's settings for quantized weights
-_MAX_NAMED = 5  # largest number of parameters named in a message
+_MAX_NAMED = 5  # parameters in a message
 _BITS = {"int8": 8, "int4": 4, **CHANNEL_BITS}
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model with patched attention. Its weights, in the format ``weights``, are read by ``materialize``."""
+    """Model with patched attention. Its weights are read by ``materialize``."""
 
     model: Module
     architecture: str
@@ -65,8 +65,12 @@ def load_model(
     change: Callable[[Module], None] | None = None,
 ) -> LoadedModel:
     """Load the model of ``path`` with mlx-lm's code and patched attention; ``materialize`` reads its weights.
-    ``ops`` None: MLX's own operations. ``change`` is applied before weights are converted. Raises
-    ModelLoadError if mlx-lm cannot load it, and InvalidConfig if its weights cannot be converted."""
+
+    ops      None: MLX's own operations
+    change   applied before weights are converted
+
+    Raises ModelLoadError if mlx-lm cannot load it, and InvalidConfig if its weights cannot be converted.
+    """
     ops, said = MLXOps() if ops is None else ops, StringIO()
     config = read_config(path)
     _say_tied(config, path)
@@ -87,7 +91,7 @@ def load_model(
         ) from error
     except ModelLoadError:
         raise
-    except Exception as error:  # mlx-lm and model code can raise anything
+    except Exception as error:  # model code can raise anything
         raise ModelLoadError(f"mlx-lm cannot load the model in {path}: {_in_one_line(error)}") from error
     if warnings := " ".join(said.getvalue().split()):
         log.warning("%s: mlx-lm says: %s", path, warnings)
@@ -105,8 +109,6 @@ def load_model(
 
 
 def _say_tied(config: dict[str, Any], path: Path) -> None:
-    """Set a missing ``tie_word_embeddings`` to false if the output head has its own weights. mlx-lm's
-    defaults differ between models and could drop the head."""
     nested = config.get("text_config")
     language: dict[str, Any] = nested if isinstance(nested, dict) else config
     if "tie_word_embeddings" in config or "tie_word_embeddings" in language:
@@ -116,13 +118,12 @@ def _say_tied(config: dict[str, Any], path: Path) -> None:
 
 
 def model_classes(config: dict[str, Any]) -> tuple[type[Module], Any]:
-    """Return mlx-lm's class of a model, and its argument class, which records the settings that it reads."""
+    """Return mlx-lm's class of a model, and its argument class."""
     model_class, arguments = mlx_lm_utils._get_classes(config)
     return model_class, watched(arguments)
 
 
 def _in_one_line(error: Exception) -> str:
-    """Return mlx-lm's message in one line, with only the first parameters of a list."""
     head, *lines = [line.strip().rstrip(",.") for line in str(error).splitlines()] or [""]
     lines = [line for line in lines if line]
     more = f" and {len(lines) - _MAX_NAMED} more" if len(lines) > _MAX_NAMED else ""
@@ -131,8 +132,7 @@ def _in_one_line(error: Exception) -> str:
 
 @contextmanager
 def folder_for_mlx_lm(path: Path, config: Mapping[str, Any]) -> Iterator[Path]:
-    """Make a folder with ``config`` and links to the weight files while the block runs. mlx-lm reads every
-    file called ``model*.safetensors``."""
+    """Make a folder with ``config`` and links to the weight files while the block runs."""
     with tempfile.TemporaryDirectory(prefix="octavo-model-") as name:
         folder = Path(name)
         (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -146,8 +146,7 @@ def folder_for_mlx_lm(path: Path, config: Mapping[str, Any]) -> Iterator[Path]:
 def materialize(
     model: Module, ops: ModelOps, *, exact: bool, fuse: bool, reference: Callable[[], None] = lambda: None
 ) -> Report | None:
-    """Let ``ops`` prepare the model, and read the weights layer by layer, so that unconverted weights are
-    never all in memory. ``exact``, ``fuse``, ``reference``: see ``ModelOps.prepare_model``."""
+    """Read the weights layer by layer, so that unconverted weights are never all in memory."""
     report = ops.prepare_model(model, exact=exact, fuse=fuse, reference=reference)
     for parameter in dict(tree_flatten(model.parameters())).values():
         mx.eval(parameter)
@@ -155,11 +154,9 @@ def materialize(
 
 
 def convert_weights(model: Module, weights: Weights, ops: ModelOps) -> None:
-    """Cast to bf16, or quantize every suitable layer.
+    """Cast to bf16, or quantize every suitable layer, as mlx-lm does.
 
-    Layers are quantized in MLX's affine groups of 64, or with one scale per output channel ("w8a8", "w4a8").
-    "w8a8" and "w4a8" can also be made from affine layers of 8 and 4 bits. As in mlx-lm's own conversion, a
-    model may exempt layers or choose their bits. Layers whose input width no 64 divides stay unchanged.
+    "w8a8" and "w4a8" have one scale per output channel; other formats have MLX's affine groups of 64.
     """
     bits = CHANNEL_BITS.get(weights)
     by_channels = {
@@ -229,13 +226,11 @@ def can_become(module: Module, kind: str) -> bool:
 
 
 def affine_arrays(module: Any) -> tuple[mx.array, ...]:
-    """Return the weight arrays of an affine-quantized module."""
     return module.weight, module.scales, module.biases
 
 
 def put_channels(module: Any, arrays: tuple[mx.array, ...], kind: str, ops: ModelOps) -> None:
-    """Replace the weights of a quantized module by weights with one scale per channel. ``arrays`` hold floats
-    or affine weights, [outputs, inputs], or one such matrix per expert."""
+    """Replace the weights of a quantized module by weights with one scale per channel."""
     module.weight, module.scales, module.biases = ops.quantize_channels(kind, arrays, module.group_size)
     module.channel_kind = kind
 
@@ -247,8 +242,7 @@ def channel_kind(module: Module) -> str | None:
 
 
 def observe_caches(path: Path) -> ObservedCaches:
-    """Return the observed caches of a model folder; forwards are built but never evaluated. Raises
-    ModelLoadError for models that cannot be served."""
+    """Return the caches of a model folder without reading its weights. Raises ModelLoadError."""
     loaded = load_model(path, weights="keep")
     layout = discover_layout(loaded.model, loaded.architecture)
     return ObservedCaches(layout.layers, layout.slot_bytes, num_values(loaded.model))

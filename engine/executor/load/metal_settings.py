@@ -1,9 +1,8 @@
-"""Settings of a process for Apple GPUs: command buffers before MLX starts, memory limits after.
+"""Settings of a process for Apple GPUs: command buffers and memory limits.
 
-MLX commits a command buffer after 40 or 50 operations, or when its bound arrays exceed that many Mi elements
-(mlx/backend/metal/device.cpp). Every write and every attention call binds whole arrays of the page pool, so
-with pools of gigabytes each call would get its own command buffer. Other engines on MLX report gains with the
-values used here; Octavo's gains were not measured. A variable that the user has set is left unchanged.
+MLX commits a command buffer after 40 or 50 operations, or when its arrays exceed that many Mi elements
+(mlx/backend/metal/device.cpp). Attention calls use whole page pools, so each call would get its own
+command buffer. Variables that the user has set are left unchanged.
 """
 
 from __future__ import annotations
@@ -60,8 +59,7 @@ class MLXDevice:
 def set_command_buffers(
     environ: MutableMapping[str, str], *, pool_bytes: int, weight_bytes: int, num_layers: int
 ) -> None:
-    """Let a command buffer hold the pages and weights of four layers, counted in 16-bit elements. Call it
-    before MLX first uses its device, because MLX reads the variables only then."""
+    """Let a command buffer hold four layers. Call it before MLX first uses its device."""
     per_layer = (pool_bytes + weight_bytes) // max(num_layers, 1)
     mebi = max(_LEAST_MEBI_ELEMENTS, -(-_LAYERS_PER_BUFFER * per_layer // 2 // (1 << 20)))
     environ.setdefault(OPERATIONS_VARIABLE, str(_OPERATIONS))
@@ -89,8 +87,7 @@ def prepare_device(
 
 
 def set_memory_limits(workspace: int, device: Device | None = None) -> None:
-    """Wire the recommended working set on Metal, and limit MLX's buffer cache to ``workspace`` bytes. On
-    Metal the cache limit is at least ``LEAST_CACHE``. Without Metal nothing is wired."""
+    """Wire the recommended working set on Metal, and limit MLX's buffer cache to ``workspace`` bytes."""
     device = MLXDevice() if device is None else device
     if not device.is_metal():
         device.set_cache_limit(workspace)
@@ -101,8 +98,7 @@ def set_memory_limits(workspace: int, device: Device | None = None) -> None:
 
 
 def usable_memory(weight_bytes: int, device: Device | None = None) -> int:
-    """Return the memory for pages and states, in bytes. This is the free memory, on Metal at most the
-    recommended working set minus the weights."""
+    """Return the bytes for pages and states: free memory, on Metal at most the rest of the working set."""
     device = MLXDevice() if device is None else device
     free = available_memory()
     if not device.is_metal() or not (most := device.working_set()):

@@ -13,10 +13,10 @@ from ..base import ModelRunner
 
 log = logging.getLogger(__name__)
 
-MOST_CHOSEN = 0.01  # nats: largest loss of a format that auto chooses
-MOST_UNWARNED = 0.05  # nats: largest loss of a configured format without a warning
-MAX_TEXT = 257  # positions: the text and one more
-MIN_TOKENS = 16  # tokens: shorter texts are not measured
+MOST_CHOSEN = 0.01  # nats
+MOST_UNWARNED = 0.05  # nats
+MAX_TEXT = 257  # positions
+MIN_TOKENS = 16  # tokens; shorter texts are not measured
 
 Scores = Sequence[TokenLogprob]
 ScoreText = Callable[[ModelRunner, EngineConfig], Scores]
@@ -24,8 +24,7 @@ ScoreText = Callable[[ModelRunner, EngineConfig], Scores]
 
 
 def settle_format(config: EngineConfig, score: Callable[[EngineConfig], Scores]) -> EngineConfig:
-    """Return the configuration with ``auto`` replaced by a format. Warns if a configured format changes
-    predictions much. ``score`` scores the text with a configuration's pages."""
+    """Return the configuration with ``auto`` replaced by a format. Warns about a lossy configured format."""
     base = score(config.with_format("bf16"))
     if len(base) < MIN_TOKENS:
         return config.with_format("bf16") if config.kv_format == AUTO else config
@@ -55,9 +54,7 @@ def settle_format(config: EngineConfig, score: Callable[[EngineConfig], Scores])
 
 
 def divergence(base: Scores, other: Scores) -> float:
-    """Return the mean divergence in nats of ``other`` from ``base``: a lower bound of the true divergence.
-    Tokens among the likeliest of both are compared singly, and all other tokens as if they were one token.
-    Returns infinity if scores are missing."""
+    """Return a lower bound of the mean divergence in nats; infinity if scores are missing."""
     if len(other) != len(base):
         return math.inf
     total = 0.0

@@ -1,4 +1,4 @@
-"""Preparation of a loaded model for serving: native modules, parity probe, fusion."""
+"""Preparation of a loaded model: native modules, parity probe, fusion."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReadyModel:
-    """A model that is ready to serve.
+    """Model that is ready to serve.
 
-    report   replacements of its modules; None if all modules stay MLX's own
+    report   replacements of modules; None if all modules are MLX's
     fusion   result of the fusion check; None if fusion was not requested
     """
 
@@ -49,7 +49,6 @@ class ReadyModel:
 
     @property
     def replays(self) -> bool:
-        """Whether graphs of steps may be replayed."""
         return self.fusion is not None and not self.fusion.not_replayed
 
     @property
@@ -69,7 +68,6 @@ def choose_device(config: EngineConfig) -> BackendSelection:
 
 
 def model_ops(backend: AttentionBackend) -> ModelOps:
-    """Return the model operations of an attention backend."""
     if backend.has_model_ops:
         from ..native.model_ops import NativeOps
 
@@ -107,7 +105,7 @@ def make_ready(
             reference=references[0],
             recurrences=recurrences_of(choice.backend) if layout.mixers else None,
         )
-    give_freed_memory_back(choice.backend.name)  # the probe's shapes differ from later steps'
+    give_freed_memory_back(choice.backend.name)
     fusion = None
     if ops.fusion is not None and fuse:
         chosen = selection if result.selects_rows else None
@@ -124,7 +122,6 @@ def _checked_fusion(
     selection: RowSelection | None,
     result: ProbeResult,
 ) -> FusionResult:
-    """Check fusion; leave modules fused only if fusion changes no bit."""
     page_format = "bf16" if layout.dtype == mx.bfloat16 else "fp16"
     spec = PoolSpec(
         layers=layout.layers,

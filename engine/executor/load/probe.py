@@ -1,12 +1,8 @@
-"""The load-time parity probe, which checks that a model computes the same through pages.
+"""Parity probe at load: a model must compute equal logits through pages and in plain mlx-lm.
 
-A mixed batch of three sequences (prompt chunks, decodes, page boundaries, beyond short windows) runs through
-a small pool of 16-bit pages. It is compared row by row with a plain mlx-lm forward of the same weights,
-computed before modules were made native. So an unsupported model is detected before the first request.
-
-The effect of rounding depends on the weights and may be large for random ones. So two more checks do not
-involve weights: each kind of layer attends as its spec says (attention_check.py), and a sequence's bits do
-not depend on other sequences (probe_run.py).
+A mixed batch of three sequences runs through a small pool of 16-bit pages. Each row is compared with a
+forward of mlx-lm's own modules. Two further checks do not depend on the weights: attention_check.py and
+probe_run.py.
 """
 
 from __future__ import annotations
@@ -35,7 +31,7 @@ from .probe_reference import Errors, Reference, evaluated, make_reference, row_e
 from .probe_run import ComputedRows, TracedCache, compute_steps, find_dependence, find_dependence_in
 from .probe_steps import probe_cache, probe_pool, step_metadata
 
-LONGEST_WINDOW = 256  # positions; sequences do not reach the end of longer windows
+LONGEST_WINDOW = 256  # positions
 STEPS = ((4, 3, 0), (1, 1, 2), (4, 0, 1), (1, 0, 2))
 """New tokens of each sequence in each step. The first sequence gets a chunk that crosses a page end and a
 token after it, the second ends early, and the third begins late. Each token is a row of three forwards that
@@ -47,11 +43,11 @@ class ProbeResult:
     """Findings of the probe.
 
     latents        whether layers attend over latents (MLA)
-    gathers        whether layers gather index keys of whole sequences, to choose positions
-    selects_rows   whether the head computes sampled rows only
-    error, limit   largest error of a row, and the largest allowed one
-    recurrent      the recurrent layers as the probe ran them; None for models without any
-    entries        state arrays of a slot, by name, as the model wrote them
+    gathers        whether layers gather index keys of whole sequences
+    selects_rows   whether the head can compute sampled rows only
+    error, limit   largest error of a row, and the largest allowed error
+    recurrent      recurrent layers, if any
+    entries        state arrays of a slot, by name
     """
 
     latents: bool
@@ -73,8 +69,10 @@ def probe(
     reference: Reference | None = None,
     recurrences: Recurrences | None = None,
 ) -> ProbeResult:
-    """Raise ModelLoadError unless steps through pages agree with plain forwards. ``reference``: results of
-    plain forwards before modules were replaced; None if no module was replaced."""
+    """Raise ModelLoadError unless steps through pages agree with plain forwards.
+
+    reference   results of mlx-lm's own modules; None if no module was replaced
+    """
     steps = _steps(layout)
     if reference is None:
         reference = plain_reference(model, layout, architecture)
@@ -95,7 +93,7 @@ def probe(
             lengths = [len(tokens) for tokens in reference.sequences]
             refusal = "; ".join(filter(None, (refusal, find_mistake(paged, layout, lengths))))
         refusal = refusal or _find_wrong(computed, paged, layout, backend, reference)
-    except Exception as error:  # shims may fail in model code in any way
+    except Exception as error:  # model code may fail in any way
         refusal = _first_line(error)
     if refusal is not None:
         if recurrent is not None:
@@ -130,7 +128,6 @@ def plain_reference(model: Module, layout: CacheLayout, architecture: str) -> Re
 
 
 def _steps(layout: CacheLayout) -> list[tuple[int, int, int]]:
-    """Return STEPS. The first chunk is longer if this makes the first sequence longer than a window."""
     windows = [spec.window for spec in layout.layers if spec.window is not None]
     reachable = [window for window in windows if window <= LONGEST_WINDOW]
     first, *rest = STEPS
@@ -162,10 +159,11 @@ def _find_wrong(
     backend: AttentionBackend,
     reference: Reference,
 ) -> str | None:
-    """Return an error that rounding does not explain, or None. ``computed``: the probe's steps."""
     if paged.gathers and not backend.takes_masks:  # the probe's steps are too short to need a mask
         return f"its layers select positions to attend to, for which the {backend.name} backend has no kernel"
-    if backend.has_model_ops and not layout.mixers:  # on such backends, a row has the same bits in any batch
+    if (
+        backend.has_model_ops and not layout.mixers
+    ):  # on such backends, a row has bit-identical results in any batch
         observed = reference.sequences[-1]
         dependence = find_dependence_in(computed, paged, observed, layout.vocab_size)
     else:
@@ -176,7 +174,6 @@ def _find_wrong(
 
 
 def _compare(computed: ComputedRows, reference: Reference, steps: Sequence[tuple[int, ...]]) -> list[Errors]:
-    """Return the errors of the decode rows and of the chunk rows, over all steps."""
     errors = np.concatenate(
         [row_errors(got, wanted) for got, wanted in zip(computed.logits, reference.logits, strict=True)]
     )
@@ -186,7 +183,6 @@ def _compare(computed: ComputedRows, reference: Reference, steps: Sequence[tuple
 
 
 def _judge(groups: list[Errors], reference: Reference) -> str | None:
-    """Return why the errors are too large for rounding, or None."""
     for name, errors in zip(("decode", "prompt"), groups, strict=True):
         median, worst = float(np.median(errors)), float(errors.max())
         if not median <= reference.median_limit or not worst <= reference.worst_limit:  # true for NaN, too
@@ -198,7 +194,6 @@ def _judge(groups: list[Errors], reference: Reference) -> str | None:
 
 
 def _selects_rows(paged: PagedModel, selection: RowSelection, reference: Reference) -> bool:
-    """Whether a forward that computes the head for two rows only gives the right logits."""
     tokens = reference.sequences[0][:4]
     metadata = step_metadata(
         [(0, 0, len(tokens))], num_sequences=len(reference.sequences), longest=reference.longest

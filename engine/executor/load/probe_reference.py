@@ -1,7 +1,6 @@
 """Reference of the parity probe: mlx-lm's results, and the effect of rounding on them.
 
-The plain forward also computes the same sequences with every K and V perturbed by about one rounding error. A
-wrong position, page, head or window changes the logits many times more.
+The effect of rounding is measured with K and V perturbed by about one rounding error.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from ..mlx_lm_import import cache as caches_of_mlx_lm
 from ..recurrent.bending import bend
 from .discover import map_leaves
 
-STATE_CHUNK = 3  # tokens after which the state of recurrent layers is perturbed
-MAX_COLUMNS = 8192  # number of compared logits per row
-CACHE_STEP = 16  # positions by which caches grow; mlx-lm's 256 would mostly write zeros
+STATE_CHUNK = 3  # tokens before the state of recurrent layers is perturbed
+MAX_COLUMNS = 8192  # compared logits per row
+CACHE_STEP = 16  # positions by which caches grow
 MORE_NOISES = 4
 """Number of additional perturbations, used if the first one does not explain a row's error."""
 
@@ -33,12 +32,12 @@ Errors = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Plain logits of each sequence and the effect of rounding on a row.
+    """Plain logits of each sequence, and the effect of rounding on a row.
 
-    noise       effect of rounding on each row: of the first perturbation, or the mean of the others if larger
-    worst       largest effect of any perturbation on any row
+    noise       effect of rounding on each row
+    worst       largest effect on any row
     precision   relative rounding error of the model's values
-    chunk       number of tokens in each plain forward
+    chunk       tokens in each plain forward
     """
 
     sequences: list[list[int]]
@@ -55,8 +54,7 @@ class Reference:
 
     @property
     def worst_limit(self) -> float:
-        # If rounding changes a row's experts, the row may be far off. A mistake typically gives an error of
-        # 0.4.
+        # If rounding changes a row's experts, its error may be large. A mistake typically gives 0.4.
         return min(10 * self.worst, max(0.4, 2 * self.worst)) + self.precision
 
     @property
@@ -77,8 +75,7 @@ def make_reference(model: Module, layout: CacheLayout, steps: list[tuple[int, in
 
 
 def with_more_noise(reference: Reference, model: Module) -> Reference:
-    """Return the reference with more perturbations, also of every layer's output. Rounding can change which
-    experts a row gets, but the first perturbation may not have changed them."""
+    """Return the reference with more perturbations. Rounding can change the experts of a row."""
     errors = []
     for seed in range(1, 1 + MORE_NOISES):
         with _perturbed_layers(model, reference.precision, seed):
@@ -99,8 +96,6 @@ def with_more_noise(reference: Reference, model: Module) -> Reference:
 def _plain_and_noisy(
     model: Module, tokens: list[int], precision: float, chunk: int, seed: int = 0
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return logits [L, V] of a sequence, without and with perturbed K, V and states. mlx-lm's own code
-    computes ``chunk`` tokens in each forward."""
     caches = _perturbed_caches(model, precision, seed)
     parts = [
         evaluated(model(mx.array([tokens[first : first + chunk]] * 2), cache=caches))
@@ -111,8 +106,7 @@ def _plain_and_noisy(
 
 
 def row_errors(got: NDArray[np.float32], wanted: NDArray[np.float32]) -> Errors:
-    """Return for each row [.., V] the RMS of the difference, divided by the RMS of the wanted logits. Logits
-    are centred first, because a constant added to all logits of a row has no effect."""
+    """Return the relative RMS error of each row [.., V]. Logits are centred first."""
     finite = np.isfinite(wanted)  # some models mask unused tokens with -infinity
     if not np.array_equal(finite, np.isfinite(got)):
         return np.full(len(got), np.nan)
@@ -124,7 +118,6 @@ def row_errors(got: NDArray[np.float32], wanted: NDArray[np.float32]) -> Errors:
 
 
 def _nudging(precision: float, first_key: int) -> Callable[[mx.array], mx.array]:
-    """Return a function that multiplies the second half of a batch by random factors 1 +- ``precision``."""
     keys = (mx.random.key(i) for i in itertools.count(first_key))
 
     def nudged(x: mx.array) -> mx.array:
@@ -138,7 +131,6 @@ def _nudging(precision: float, first_key: int) -> Callable[[mx.array], mx.array]
 
 @contextmanager
 def _perturbed_layers(model: Module, precision: float, seed: int) -> Iterator[None]:
-    """Perturb the outputs of modules without submodules while the block runs."""
     nudged = _nudging(precision, (seed << 16) + (1 << 15))
     leaves = {id(module): module for _, module in model.named_modules() if not module.children()}.values()
 
@@ -157,7 +149,6 @@ def _perturbed_layers(model: Module, precision: float, seed: int) -> Iterator[No
 
 
 def _perturbed_caches(model: Module, precision: float, seed: int = 0) -> list[Any]:
-    """Return new caches that perturb the K, V and states that the second half of a batch stores."""
     nudged = _nudging(precision, seed << 16)
 
     def perturbed(cache: Any) -> Any:
@@ -172,8 +163,6 @@ def _perturbed_caches(model: Module, precision: float, seed: int = 0) -> list[An
 
 
 class _PerturbedState(caches_of_mlx_lm.ArraysCache):
-    """A recurrent cache that perturbs states as they are written."""
-
     def __init__(self, size: int, nudged: Callable[[mx.array], mx.array]) -> None:
         super().__init__(size)
         self._nudged = nudged

@@ -1,12 +1,7 @@
-"""Computation of the probe's steps, and the check that a sequence's results depend on its own tokens alone.
+"""Steps of the parity probe, and the check that a sequence depends on its own tokens alone.
 
-For that check, results are compared bit for bit. So a position, length or page of a neighbour, or a missing
-mask, is found even if rounding errors would hide it from a comparison with mlx-lm. Besides the logits, each
-layer's pages and attention outputs are compared, because small weights may leave no trace in the logits.
-
-Every backend computes the same shapes twice, with other tokens and lengths around the observed sequence. If a
-backend's rows have the same bits in any batch, the sequence is also computed alone and in one chunk, and
-compared with the probe's steps.
+The check is bit for bit, on logits, pages and attention outputs: small weights may hide an error from a
+comparison with mlx-lm. The observed sequence is computed twice, with different neighbours.
 """
 
 from __future__ import annotations
@@ -31,8 +26,8 @@ from .probe_steps import Floats, Work, step_metadata
 class ComputedRows:
     """Results of steps, in the order of each sequence's tokens.
 
-    logits  [L, V] of each sequence that has tokens
-    traced  [L, ...] arrays of the last sequence: the data passed through every layer's cache
+    logits  [L, V] of each sequence
+    traced  [L, ...] arrays of the last sequence, from every layer's cache
     """
 
     logits: list[Floats]
@@ -40,7 +35,7 @@ class ComputedRows:
 
 
 class TracedCache:
-    """A ``PagedKVCache`` that keeps the arrays passed through it in the current step."""
+    """A ``PagedKVCache`` that keeps the arrays of the current step."""
 
     def __init__(self, cache: PagedKVCache) -> None:
         self._cache = cache
@@ -65,8 +60,7 @@ class TracedCache:
 def compute_steps(
     paged: PagedModel, sequences: list[list[int]], steps: Sequence[tuple[int, ...]], *, longest: int
 ) -> ComputedRows:
-    """Compute sequences from their beginning. ``steps`` has the number of new tokens of each sequence in each
-    step. ``paged`` has a TracedCache for as many sequences of ``longest`` positions."""
+    """Compute sequences from their beginning. ``steps``: new tokens of each sequence in each step."""
     cache = paged.kv_cache
     assert isinstance(cache, TracedCache)
     written = [0] * len(sequences)
@@ -77,7 +71,7 @@ def compute_steps(
         tokens = np.concatenate([sequences[i][start:stop] for i, start, stop in work]).astype(np.int32)
         metadata = step_metadata(work, num_sequences=len(sequences), longest=longest)
         out = paged.forward(Batch(tokens, NO_ROWS, metadata)).arrays[0]
-        first = len(tokens) - counts[-1]  # first row of the last sequence
+        first = len(tokens) - counts[-1]
         rows = [rows[first:].astype(mx.float32) for rows in cache.rows if counts[-1]]
         paged.evaluate([out, *rows])
         for (i, _, stop), part in zip(
@@ -93,17 +87,16 @@ def compute_steps(
     )
 
 
-LENGTH = 7  # tokens of the observed sequence; the last token of its last chunk varies and is not compared
+LENGTH = 7  # tokens of the observed sequence
 COUNTS = (
     ((2, 4, 3), (1, 1, 1), (1, 2, 3)),  # new tokens of each sequence in each step
     ((5, 1, 3), (1, 1, 1), (2, 1, 3)),
 )
-LONGEST = 8  # positions: one page, so that gathered arrays keep their shapes
+LONGEST = 8  # positions
 
 
 def find_dependence(paged: PagedModel, vocab_size: int) -> str | None:
-    """Return an error message if a sequence's rows depend on more than their own past, else None. ``paged``
-    has a TracedCache for three sequences of LONGEST positions."""
+    """Return an error message if a sequence's rows depend on more than their own past, else None."""
     rng = np.random.default_rng(1)
     observed = rng.integers(0, vocab_size, LENGTH).tolist()
     runs = []
@@ -119,9 +112,7 @@ def find_dependence(paged: PagedModel, vocab_size: int) -> str | None:
 def find_dependence_in(
     computed: ComputedRows, paged: PagedModel, tokens: list[int], vocab_size: int
 ) -> str | None:
-    """Compute the last sequence of ``computed`` again, alone and in one chunk. Return an error message if its
-    results change, else None. ``tokens``: the sequence's tokens. ``paged``: see ``find_dependence``. Use it
-    only on backends where a row's bits depend neither on the batch nor on the chunk."""
+    """Return an error message if the last sequence gives other results alone and in one chunk, else None."""
     sequences = [[], [], _with_other_end(tokens, vocab_size, 1)]
     alone = compute_steps(paged, sequences, ((0, 0, len(tokens)),), longest=LONGEST)
     if (found := _difference(computed, alone)) is not None:
@@ -134,9 +125,6 @@ def _with_other_end(tokens: list[int], vocab_size: int, by: int) -> list[int]:
 
 
 def _difference(first: ComputedRows, second: ComputedRows) -> float | None:
-    """Return the largest difference of the last sequences' results before their last tokens, or None if
-    equal.
-    """
     largest = None
     for a, b in zip(_compared(first), _compared(second), strict=True):
         if not np.array_equal(a.view(np.int32), b.view(np.int32)):

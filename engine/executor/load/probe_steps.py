@@ -1,4 +1,4 @@
-"""Steps of the parity probe: tokens of each sequence, and their places in the probe's pages."""
+"""Steps of the parity probe: tokens of each sequence, and their pages."""
 
 from __future__ import annotations
 
@@ -51,8 +51,6 @@ def probe_cache(backend: AttentionBackend, spec: PoolSpec) -> PagedKVCache:
 
 
 class _SharedTables:
-    """A cache of several KV groups that use the same page ids, so that a step has only one page table."""
-
     def __init__(self, cache: PagedKVCache) -> None:
         self._cache = cache
 
@@ -64,8 +62,7 @@ class _SharedTables:
 
 
 def step_metadata(work: Sequence[Work], *, num_sequences: int, longest: int) -> AttentionMetadata:
-    """Return metadata in which the sequences' pages alternate, in falling order. Page 0 and state slot 0 are
-    unused."""
+    """Return metadata in which the sequences' pages alternate. Page 0 and state slot 0 are unused."""
     width = num_pages(longest)
     tables = (
         1

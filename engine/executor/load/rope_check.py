@@ -43,16 +43,16 @@ class Rotation:
     factor: float
 
     def is_near(self, other: Rotation) -> bool:
-        """Whether two rotations are equal up to rounding."""
         return abs(self.factor - other.factor) <= TOLERANCE * abs(other.factor) and np.allclose(
             self.frequencies, other.frequencies, rtol=TOLERANCE, atol=1e-12
         )
 
 
 def match_rope(model: Module, config: Mapping[str, Any], readings: Readings, origin: str) -> None:
-    """Apply the configured RoPE scaling where mlx-lm left it out, and check the result. Raises ModelLoadError
-    if no module computes one of the configured rotary embeddings. Models without rotary modules of mlx-lm's
-    types pass."""
+    """Apply the configured RoPE scaling if mlx-lm left it out, and check the result.
+
+    Raises ModelLoadError if no module computes a configured rotary embedding.
+    """
     flat = text_config(config)
     settings = rope_settings(flat)
     _replace_dynamic(model)
@@ -82,8 +82,6 @@ def match_rope(model: Module, config: Mapping[str, Any], readings: Readings, ori
 
 
 def _replace_dynamic(model: Module) -> None:
-    """Remove dynamic scaling. It only affects sequences longer than the model's length, which are refused,
-    and mlx-lm would use one length for all rows."""
     plain = [
         (path, RoPE(module.dims, traditional=module.traditional, base=module.base))
         for path, module in model.named_modules()
@@ -94,8 +92,6 @@ def _replace_dynamic(model: Module) -> None:
 
 
 def _is_built(modules: Sequence[Module], wanted: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
-    """Whether some module rotates as ``wanted``. If that rotation depends on the sequence's length, only the
-    type of the modules is checked."""
     if (kind := _BY_LENGTH.get(wanted["rope_type"])) is not None:
         return any(isinstance(module, kind) for module in modules)
     bases = {float(module.base) for module in modules if isinstance(module, RoPE)} | {_DEFAULT_BASE}
@@ -107,7 +103,6 @@ def _is_built(modules: Sequence[Module], wanted: Mapping[str, Any], config: Mapp
 
 
 def _apply(model: Module, wanted: Mapping[str, Any], config: Mapping[str, Any], *, everywhere: bool) -> None:
-    """Correct YaRN embeddings and, with ``everywhere``, scale plain embeddings that have the wanted base."""
     replaced = []
     for path, module in model.named_modules():
         if isinstance(module, rope_utils.YarnRoPE) and wanted["rope_type"] == "yarn":
@@ -129,7 +124,6 @@ def _apply(model: Module, wanted: Mapping[str, Any], config: Mapping[str, Any], 
 
 
 def _is_plain(module: Any, wanted: Mapping[str, Any]) -> bool:
-    """Whether a module is a rotary embedding with the base of ``wanted`` and without scaling."""
     return type(module) is RoPE and module.base == wanted["rope_theta"] and module.scale == 1
 
 
@@ -143,7 +137,6 @@ def _dims(module: Any) -> int:
 
 
 def _built(module: Any) -> Rotation | None:
-    """Return the rotation of a module of mlx-lm's kinds; None for other modules."""
     if isinstance(module, RoPE):
         return Rotation(_plain(float(module.base), module.dims) * module.scale, 1.0)
     if isinstance(module, rope_utils.SuScaledRoPE):
@@ -163,8 +156,6 @@ def _plain(base: float, dims: int) -> Doubles:
 
 
 def _wanted(settings: Mapping[str, Any], dims: int, config: Mapping[str, Any]) -> Rotation | None:
-    """Return the rotation for heads with ``dims`` rotated values. None if it depends on the length of a
-    sequence, or if the kind is unknown."""
     plain = _plain(float(settings["rope_theta"]), dims)
     kind, factor = settings["rope_type"], settings.get("factor")
     if kind in ("default", "mrope", "dynamic"):

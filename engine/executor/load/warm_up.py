@@ -22,9 +22,7 @@ Work = tuple[int, int, int]
 
 
 def warm_up(runner: PagedRunner, *, max_step_tokens: int) -> None:
-    """Compute steps that make the backend compile its kernels, as far as the pool allows. They copy pages and
-    compute a prompt (alone, and with a decoding row), a long row with split keys, short rows, and a step that
-    is submitted while the previous one is in flight."""
+    """Compute steps that make the backend compile its kernels."""
     for storage in runner.storages:
         if storage.spec.num_pages > 1:
             storage.copy_pages([(0, 1)])
@@ -32,7 +30,6 @@ def warm_up(runner: PagedRunner, *, max_step_tokens: int) -> None:
     length = min(LONG, info.max_model_len - 1, (info.num_pages - 1) * info.page_size - 1)
     if length < 4:
         return
-    # No step writes a slot twice: the last page of each pool belongs to the short sequence.
     most = min([max_step_tokens - 1, *((s.spec.num_pages - 1) * s.spec.page_size for s in runner.storages)])
     most = max(most, 1)
     pieces: list[list[Work]] = [[(0, at, min(at + most, length))] for at in range(0, length, most)]
@@ -54,8 +51,7 @@ def warm_up(runner: PagedRunner, *, max_step_tokens: int) -> None:
 
 
 def try_adapters(runner: PagedRunner) -> None:
-    """Compute steps with an adapter that adds nothing: a prompt with a sample, a chunk, and samples alone.
-    Raises ModelLoadError for a model that calls a layer on rows other than the step's."""
+    """Compute steps with an adapter that adds nothing. Raises ModelLoadError for unsupported models."""
     info = runner.info
     length = min(6, info.max_model_len - 1, (info.num_pages - 1) * info.page_size - 1)
     if length < 1:
@@ -70,7 +66,6 @@ def try_adapters(runner: PagedRunner) -> None:
 
 
 def _states(runner: PagedRunner, work: Sequence[Work]) -> list[SampleState]:
-    """Return the sample states of ``work``: greedy for sequence 0, random for sequence 1."""
     params = (SamplingParams(temperature=0), SamplingParams(temperature=1, top_k=50, top_p=0.9, min_p=0.01))
     return [
         SampleState(params[sequence], seed=0, prompt_ids=[], vocab_size=runner.info.vocab_size)
@@ -97,8 +92,6 @@ def _batch(runner: PagedRunner, work: Sequence[Work], *, follows: bool = False) 
 
 
 def _table(num_pages: int, page_size: int, work: Sequence[Work]) -> Ints:
-    """Return a table in which the long sequence cycles through all pages but the last. Layers with windows
-    have fewer pages than positions. The last page belongs to the short sequence."""
     width = -(-max(stop for _, _, stop in work) // page_size)
     tables = np.stack([np.arange(width) % max(num_pages - 1, 1), np.full(width, num_pages - 1)])
     return tables[[sequence for sequence, _, _ in work]].astype(np.int32)

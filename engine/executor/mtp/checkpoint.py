@@ -2,9 +2,8 @@
 
 Two layouts are known, as in vLLM and SGLang. N is ``num_hidden_layers``. Only the first head is read:
 
-    DeepSeek-V3, GLM-4.5  ``model.layers.N.``: enorm, hnorm, eh_proj and shared_head.norm beside a decoder
-                          layer. embed_tokens and shared_head.head are the model's own, and are not read
-    Qwen3-Next, Qwen3.5   ``mtp.``: pre_fc_norm_embedding, pre_fc_norm_hidden, fc, norm and layers.0, whose
+    DeepSeek-V3, GLM-4.5  ``model.layers.N.``: enorm, hnorm, eh_proj, shared_head.norm, a decoder layer
+    Qwen3-Next, Qwen3.5   ``mtp.``: pre_fc_norm_embedding, pre_fc_norm_hidden, fc, norm, layers.0;
                           norms store their weights minus one
 """
 
@@ -39,12 +38,12 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class HeadWeights:
-    """The weights of a head for multi-token prediction.
+    """Weights of a head for multi-token prediction.
 
     embedding_norm, hidden_norm, norm  [D]
     projection  [D, 2 D], of the embedding followed by the hidden state
     layer       tensors of the decoder layer without norms, named as in layer 0 of a model
-    layer_norms norm weights of the decoder layer, as used in computation
+    layer_norms norm weights of the decoder layer
     """
 
     embedding_norm: mx.array
@@ -56,7 +55,7 @@ class HeadWeights:
 
 
 def find_layout(names: Iterable[str], config: Mapping[str, Any]) -> Layout | None:
-    """Return the layout of the head in a checkpoint with tensors of these names; None if it has no head."""
+    """Return the layout of the head in a checkpoint with these tensors; None if it has no head."""
     layers = int(text_config(config).get("num_hidden_layers") or 0)
     deepseek = Layout(
         prefix=f"model.layers.{layers}.",

@@ -1,10 +1,10 @@
-"""The MTP head: one more decoder layer of the model's kind, which reads a hidden state and the next token.
+"""The MTP head: one more decoder layer, which reads a hidden state and the next token.
 
     x = projection([embedding_norm(embed(t[i + 1])), hidden_norm(h[i])])
     y[i] = norm(layer(x)),  logits of t[i + 2] = output(y[i])
 
-(DeepSeek-V3 technical report, 2.2; h is the input of the model's output head.) To draft the token after t[i +
-2] as well, y is used in place of h[i + 1]. Embedding and output head are the model's own.
+Source: DeepSeek-V3 technical report, 2.2. h is the input of the model's output head.
+For further drafts, y replaces h.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from ..sampling.logit_rows import Sampler
 from ..sampling.sampler import SampleState
 from .checkpoint import HeadWeights, read_head
 
-HIDDEN = "hidden"  # input name: the model's hidden state at the position before each token
+HIDDEN = "hidden"  # row input: the model's hidden state at the position before each token
 _Rows = Callable[[mx.array], mx.array]
 
-# Settings that reduce a model to one layer, with full attention and experts if the model has any.
+# Settings that reduce a model to one layer with full attention.
 _ONE_LAYER = {
     "num_hidden_layers": 1,
     "first_k_dense_replace": 0,
@@ -48,8 +48,7 @@ _ONE_LAYER = {
 
 
 class MTPLayer(Module):
-    """The head without its output layer. Maps tokens [rows, 1] and the row input HIDDEN, [rows, D] (zeros if
-    a step has none), to y [rows, 1, D]."""
+    """The head without its output layer: tokens [rows, 1] and hidden states [rows, D] to y [rows, 1, D]."""
 
     def __init__(self, layer: Module, weights: HeadWeights, *, eps: float, embed: _Rows) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -59,8 +58,10 @@ class MTPLayer(Module):
         self.projection = Linear(1, 1, bias=False)
         self.projection.weight = weights.projection
         self.layer = layer
-        self.quant_predicate: Any = None  # mlx-lm's choice of layers to quantize
-        self._embed = embed  # a function, so that the model's module is not registered as a part of this one
+        self.quant_predicate: Any = None
+        self._embed = (
+            embed  # a function, so that the model's module is not registered as a part of this module
+        )
         self.row_inputs = RowInputs()
 
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
@@ -77,7 +78,7 @@ class MTPLayer(Module):
 
 
 class MTPModel(Module):
-    """A model of one layer with another model's output head: logits [rows, L, V]."""
+    """Model of one layer with another model's output head: logits [rows, L, V]."""
 
     def __init__(self, body: MTPLayer, output: _Rows) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -89,8 +90,7 @@ class MTPModel(Module):
 
 
 def load_head(path: Path, model: Module) -> MTPModel:
-    """Load the MTP head from the checkpoint of ``model``; its weights are not evaluated. Raises InvalidConfig
-    if there is no head, and ModelLoadError if mlx-lm's layer does not accept the head's weights."""
+    """Load the MTP head; its weights are not evaluated. Raises InvalidConfig or ModelLoadError."""
     config = read_config(path)
     weights = read_head(path, config)
     whole = _one_layer_model(config, weights)
@@ -117,7 +117,6 @@ def load_head(path: Path, model: Module) -> MTPModel:
 
 
 def _one_layer_model(config: Mapping[str, Any], weights: HeadWeights) -> Any:
-    """Return an mlx-lm model whose only layer has the head's weights; its other modules are not used."""
     settings = _one_layer(config)
     architecture = config["model_type"]
     try:
@@ -150,7 +149,7 @@ def _norm(weight: mx.array, eps: float) -> RMSNorm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MTPRunner:
-    """``HeadRunner`` of an MTP head; the model's output head selects the rows, see ``PagedModel``."""
+    """``HeadRunner`` of an MTP head."""
 
     head: MTPModel
     paged: PagedModel
@@ -160,7 +159,6 @@ class MTPRunner:
     max_model_len: int
 
     def run(self, batch: Batch, hidden: npt.NDArray[np.float32], states: Sequence[SampleState]) -> RunOutput:
-        """See ``HeadRunner.run``."""
         batch = batch._replace(inputs={HIDDEN: hidden})
         rows = batch.sample_rows
         outputs = self.paged.forward(batch, Wanted(rows, hidden=rows))

@@ -1,8 +1,4 @@
-"""Activation functions as single native operations, for every model in this process.
-
-Model code calls them by name, as attributes of ``mlx.nn`` or bound at import. Both kinds of name are replaced
-by functions that call the originals for inputs that the kernels do not support.
-"""
+"""Activation functions as single native operations, for every model in this process."""
 
 from __future__ import annotations
 
@@ -25,8 +21,7 @@ ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_approx": "gelu_tanh", "gelu
 
 
 def replace_activations() -> dict[str, Any]:
-    """Replace every current binding of MLX's and mlx-lm's activations by native functions. Return the native
-    functions by name; ``original`` of each is the one it replaces. Call this again after further imports."""
+    """Replace every binding of MLX's and mlx-lm's activations; return the native functions by name."""
     done = {}
     for path, name, wrap in _OURS:
         if (module := sys.modules.get(path)) is not None:
@@ -65,7 +60,7 @@ def _swiglu(original: Callable[[mx.array, mx.array], mx.array]) -> Any:
 
 
 def _precise_swiglu(original: Callable[[mx.array, mx.array, mx.array], mx.array]) -> Any:
-    """Return a SwiGLU that computes in float32 and rounds once, as the native one does."""
+    """Return a SwiGLU that computes in float32 and rounds once."""
 
     def precise_swiglu(h: mx.array, gate: mx.array, x: mx.array) -> mx.array:
         if gate.shape == x.shape and h.dtype == gate.dtype == x.dtype and h.dtype in FLOATS and on_cpu():
@@ -77,8 +72,6 @@ def _precise_swiglu(original: Callable[[mx.array, mx.array, mx.array], mx.array]
 
 
 def _normalize_qk(original: Callable[..., tuple[mx.array, mx.array]]) -> Any:
-    """Return the native normalization of q and k before a gated delta net, each with its scale."""
-
     def normalize_qk(q: mx.array, k: mx.array, *, inv_scale: float, eps: float) -> tuple[mx.array, mx.array]:
         if q.dtype not in FLOATS or k.dtype != q.dtype or not on_cpu():
             return original(q, k, inv_scale=inv_scale, eps=eps)
@@ -110,7 +103,7 @@ def _constant(size: int, value: float) -> mx.array:
 
 
 def on_cpu() -> bool:
-    """Whether native kernels are used: operations run on the CPU, and no ``originals`` block is active."""
+    """Whether operations run on native CPU kernels."""
     return _native and bool(mx.default_device().type == mx.DeviceType.cpu)
 
 

@@ -1,10 +1,7 @@
-"""Comparison of each native module with the one it replaces.
+"""Comparison of each native module with the module that it replaces.
 
-Before a module is replaced, mlx-lm's own code computes float32 results for inputs of every shape with which
-forwards call it. Then the native module computes them. Inputs have heavy tails, and their rows and blocks
-differ much in magnitude; one row is near a norm's eps, one is zero. So a wrong group size, eps, head order or
-bias changes results far more than rounding does. Inputs of linear layers are integers, which 8-bit kernels
-represent exactly.
+Inputs have heavy tails and rows of very different magnitudes, so that a mistake changes results far more
+than rounding does. Inputs of linear layers are integers that 8-bit kernels represent exactly.
 """
 
 from __future__ import annotations
@@ -31,9 +28,9 @@ LIMITS = {mx.float32: 1e-4, mx.float16: 3 * 2.0**-11, mx.bfloat16: 3 * 2.0**-8}
 """Largest relative error of a value by dtype: three roundings, or in float32 that of approximated
 exponentials."""
 
-_NUM_OUTPUTS = 16  # outputs of a linear layer that are compared
+_NUM_OUTPUTS = 16  # compared outputs of a linear layer
 _POSITIONS = (0, 17, 2047, 300, 1)  # positions of rotated rows
-_MANY = 40  # rows of a product as in prefill, which may run other kernels than decode
+_MANY = 40  # rows of a product, as in prefill
 _FAR = 100_000  # position at which nearly equal frequencies differ visibly
 _DENSE, _TABLES = (Linear, QuantizedLinear), (Embedding, QuantizedEmbedding)
 _EXPERTS = (SwitchLinear, QuantizedSwitchLinear)
@@ -53,7 +50,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a module's method: forms in place of arrays, other arguments unchanged."""
+    """Call of a module's method: forms in place of arrays, other arguments unchanged."""
 
     method: str
     args: tuple[Any, ...]
@@ -102,12 +99,6 @@ def _form_of(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """A call with inputs, and the result of mlx-lm's own module.
-
-    outputs  indices of a linear layer's outputs that are compared; None: all
-    floor    an error is relative to its value's size plus ``floor`` times the root mean square of its row
-    """
-
     method: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -129,16 +120,13 @@ class Expected:
 
 @dataclass(slots=True)
 class Comparison:
-    """Expected outputs of a model's modules, and the errors of their native replacements. ``calls`` holds the
-    calls made in forwards. A module that was not called is compared on three rows. The first product of each
-    type and shape is also compared on many rows."""
+    """Expected outputs of a model's modules, and the errors of their native replacements."""
 
     calls: Calls = field(default_factory=dict)
     _shapes: set[Any] = field(default_factory=set)
     _found: list[tuple[str, mx.array, _Case]] = field(default_factory=list)
 
     def expect(self, *named: tuple[str, Any]) -> list[Expected]:
-        """Compute expected outputs of modules before they are replaced."""
         found, now = [], []
         for name, module in named:
             kind = type(module)
@@ -153,13 +141,12 @@ class Comparison:
                 ]
             cases = tuple(case for call in calls for case in _cases(module, call))
             if has_products:
-                now += [case.wanted for case in cases]  # because packing will release the original weights
+                now += [case.wanted for case in cases]  # packing will release the original weights
             found.append(Expected(name, kind.__name__, cases))
         mx.eval(now)
         return found
 
     def meet(self, expected: Expected, module: Any) -> None:
-        """Compute the outputs of the native module; ``check`` compares them."""
         for case in expected.cases:
             label = f"layer {expected.name} ({expected.type})"
             try:
@@ -169,7 +156,6 @@ class Comparison:
             self.compare(label, got, case)
 
     def meet_functions(self, functions: Iterable[tuple[str, Any]]) -> None:
-        """Compare native functions with their ``original``, in every dtype."""
         for name, ours in functions:
             for dtype, limit in LIMITS.items():
                 args, kwargs = _arguments(name, dtype)
@@ -192,9 +178,9 @@ class Comparison:
         self._found.append((label, got, case))
 
     def check(self) -> None:
-        """Raise ModelLoadError with the name of a layer whose results differ from mlx-lm's."""
+        """Raise ModelLoadError for a layer with results that differ from mlx-lm's."""
         mx.eval([(got, case.wanted) for _, got, case in self._found])
-        for label, got, case in reversed(self._found):  # reversed: modules are named from the last layer on
+        for label, got, case in reversed(self._found):
             error = _error(got, case)
             if not error <= case.limit:  # also true for NaN
                 raise ModelLoadError(
@@ -205,12 +191,11 @@ class Comparison:
 
 
 def _different(calls: Sequence[Call]) -> list[Call]:
-    """Return calls without those that differ from another only by having fewer rows."""
     most: dict[Any, tuple[int, Call]] = {}
     for call in calls:
         arrays = [value for value in (*call.args, *dict(call.kwargs).values()) if isinstance(value, Form)]
         rows = max((value.size // max(value.shape[-1], 1) for value in arrays if value.shape), default=0)
-        rotated = arrays[0].shape[-2] > 1 if len(arrays[0].shape) == 4 else False  # one offset per row
+        rotated = arrays[0].shape[-2] > 1 if len(arrays[0].shape) == 4 else False
         kind = (
             call.method,
             rotated,
@@ -222,8 +207,6 @@ def _different(calls: Sequence[Call]) -> list[Call]:
 
 
 def _with_many_rows(call: Call, *, of_experts: bool) -> Call:
-    """Return the call with ``_MANY`` rows of x and of expert ids. Without experts, x may be [features]."""
-
     def many(form: Form) -> Form:
         rest = form.shape[1:] if of_experts or len(form.shape) > 1 else form.shape
         return Form((_MANY, *rest), form.dtype)
@@ -237,8 +220,6 @@ def _as_list(given: Any) -> list[mx.array]:
 
 
 def _arguments(name: str, dtype: mx.Dtype) -> tuple[list[mx.array], dict[str, Any]]:
-    """Make arguments of an activation: values around zero and far from it in one row, heavy tails in the
-    next."""
     heavy = _heavy_rows((3, 160), 1.0, 1) / 8
     around = np.sinh(np.linspace(-5, 5, 160, dtype=np.float32))
     count = {"swiglu": 2, "precise_swiglu": 3, "normalize_qk": 2}.get(name, 1)
@@ -248,14 +229,12 @@ def _arguments(name: str, dtype: mx.Dtype) -> tuple[list[mx.array], dict[str, An
 
 
 def _error(found: mx.array, case: _Case) -> float:
-    """Return the largest error of a value, relative as ``_Case.floor`` says."""
     got, wanted = (np.array(values.astype(mx.float32)) for values in (found, case.wanted))
     row = np.sqrt(np.mean(wanted * wanted, axis=-1, keepdims=True))
     return float((np.abs(got - wanted) / (np.abs(wanted) + case.floor * row + 1e-30)).max())
 
 
 def _usual_calls(module: Any) -> list[Call]:
-    """Return calls for a module that no forward called, with three rows each."""
     kind = type(module)
     dtype = module.get("scales", module.get("weight", mx.array(0.0))).dtype
     dtype = dtype if dtype in LIMITS else mx.bfloat16
@@ -294,7 +273,6 @@ def _cases(module: Any, call: Call) -> Iterator[_Case]:
 
 
 def _lookup(module: Any, call: Call) -> _Case:
-    """Look up rows of a table. Quantized rows are wanted in float32, because MLX rounds when dequantizing."""
     (ids, *rest) = call.args
     count, dtype = module["weight"].shape[0], module(mx.zeros((1,), mx.int32)).dtype
     chosen = np.random.default_rng(0).integers(0, count, ids.shape).astype(np.int32)
@@ -310,7 +288,6 @@ def _lookup(module: Any, call: Call) -> _Case:
 
 
 def _product(module: Any, call: Call) -> _Case:
-    """Compute the product of a linear layer, of experts, or of a table as a linear layer."""
     kind, (x, *rest) = type(module), call.args
     args: list[Any] = [mx.array(_integers(x.shape)).astype(x.dtype)]
     if rest and isinstance(rest[0], Form):
@@ -338,8 +315,6 @@ def _product(module: Any, call: Call) -> _Case:
 
 
 def _dequantized_product(module: Any, x: mx.array) -> mx.array:
-    """Multiply by the dequantized matrix. MLX's quantized product takes ten times as long on a CPU and rounds
-    to 16 bits."""
     wide = {
         name: module[name].astype(mx.float32)
         if mx.issubdtype(module[name].dtype, mx.floating)
@@ -355,7 +330,6 @@ def _dequantized_product(module: Any, x: mx.array) -> mx.array:
 
 @functools.cache
 def _sampled(count: int) -> Any:
-    """Choose one output from each of ``count`` parts, including the first and the last."""
     edges = np.linspace(0, count, min(count, _NUM_OUTPUTS) + 1).astype(np.int64)
     chosen = np.random.default_rng(count).integers(edges[:-1], edges[1:])
     chosen[0], chosen[-1] = 0, count - 1
@@ -366,7 +340,7 @@ def _rotations(module: Any, call: Call) -> Iterator[_Case]:
     x, *rest = call.args
     named = {name: value for name, value in call.kwargs if name != "offset"}
     if named or len(rest) > 1:
-        return  # native rotary embeddings leave these calls to mlx-lm
+        return
     values = np.random.default_rng(0).standard_normal(x.shape).astype(np.float32)
     positions = np.resize(np.array(_POSITIONS, np.int32), x.shape[0])
     offsets: list[tuple[mx.Dtype, Any, float]] = [(mx.float32, _POSITIONS[1], 0.0)]
@@ -380,7 +354,6 @@ def _rotations(module: Any, call: Call) -> Iterator[_Case]:
 
 
 def _rows(module: Any, call: Call) -> Iterator[_Case]:
-    """Return rows of a norm, gated or not, in the dtype of the calls and in float32, which does not round."""
     first = call.args[0]
     for dtype in dict.fromkeys((first.dtype, mx.float32)):
         small = float(module.eps) ** 0.5 if dtype != mx.float16 else 0.1  # so that float16 holds the products
@@ -397,8 +370,6 @@ def _rows(module: Any, call: Call) -> Iterator[_Case]:
 
 @functools.lru_cache(maxsize=64)
 def _heavy_rows(shape: tuple[int, ...], small: float, seed: int) -> Any:
-    """Return float32 rows along the last axis, with heavy tails and blocks of very different magnitudes. Of
-    every three rows, the second has about the root mean square ``small``, and the third is zero."""
     rng = np.random.default_rng(seed)
     size = shape[-1]
     rows = rng.standard_t(3, (max(int(np.prod(shape[:-1])), 1), size))
@@ -411,9 +382,7 @@ def _heavy_rows(shape: tuple[int, ...], small: float, seed: int) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _integers(shape: tuple[int, ...]) -> Any:
-    """Return integers of magnitude up to 127, with a 127 in every block of 32. So any 8-bit scale represents
-    all of them exactly. Neighbours sum to at most 127, as AVX2 needs. Of every three rows, the second is
-    divided by 256 and the third is zero."""
+    """Return integers of magnitude up to 127, with a 127 in every block of 32."""
     rng = np.random.default_rng(0)
     size = shape[-1]
     rows = np.clip(np.rint(rng.standard_t(2, (max(int(np.prod(shape[:-1])), 1), size)) * 6), -127, 127)

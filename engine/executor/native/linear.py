@@ -1,8 +1,6 @@
-"""MLX modules that compute with native kernels.
+"""MLX modules that compute with native kernels, each made in place from an MLX module.
 
-Each is made in place from an MLX module: the object keeps its identity, its other attributes and its base
-class, so other code sees the same module. Weights move into the kernels' layout. Reading ``weight``
-(``scales``, ``biases``) returns bit-identical copies of the originals.
+Weights move into the kernels' layout. Reading ``weight`` returns a bit-identical copy of the original.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ FP4_MODES = ("mxfp4", "nvfp4")
 def quantized_reason(module: Any, num_dims: int = 2) -> str | None:
     """Return why MLX's quantized ``module`` has no native kernel, or None if it has one.
 
-    ``num_dims``: dimensions of its scales; 3 if there is a weight per expert.
+    num_dims   dimensions of its scales; 3 if there is a weight per expert
     """
     scales = module["scales"]
     if scales.ndim != num_dims:
@@ -47,18 +45,13 @@ def quantized_reason(module: Any, num_dims: int = 2) -> str | None:
 
 
 class Greedy(NamedTuple):
-    """Ids int32 [...] of the largest logit of each row, and that logit, float32 [...]. If a row holds NaN,
-    its logit is NaN and its id is meaningless."""
+    """Greedy ids, int32 [...], and their logits, float32 [...]; NaN for a row with a NaN."""
 
     ids: mx.array
     logits: mx.array
 
 
 def _original(name: str, index: int) -> property:
-    """Return a property for attribute ``name`` of an MLX module. If the weights are packed, it is array
-    ``index`` of those that ``unpack()`` returns. MLX deletes an attribute before it assigns a new one: to
-    delete it here unpacks all weights, and their next use packs them again."""
-
     def get(module: Any) -> mx.array | None:
         if name not in module.names:  # fp4 weights have no biases
             return None
@@ -74,23 +67,21 @@ def _original(name: str, index: int) -> property:
 
 
 class _Packed:
-    """Base of the native modules. ``packed`` holds the packed weights, or None until they are packed."""
-
-    packed: Any  # _ext.PackedWeight, or _ext.PackedExperts
+    packed: Any  # _ext.PackedWeight or _ext.PackedExperts
     exact: bool
-    names: tuple[str, ...] = ("weight",)  # names of the packed arrays, in the order of unpack
+    names: tuple[str, ...] = ("weight",)
 
     weight = _original("weight", 0)
 
     def pack(self: Any) -> None:
-        """Move the weights into the kernels' layout, with the current bias, and drop the originals."""
+        """Move the weights into the kernels' layout and drop the originals."""
         if self.packed is None:
             self.packed = self.make_packed()
             for name in self.names:
                 del self[name]
 
     def restore(self: Any) -> None:
-        """Move the weights back into MLX's layout; the reverse of ``pack``."""
+        """Move the weights back into MLX's layout."""
         if self.packed is not None:
             for name, array in zip(self.names, self.unpack(), strict=True):
                 self[name] = array
@@ -100,7 +91,7 @@ class _Packed:
         return self.pack_stacked([self])
 
     def pack_stacked(self: Any, layers: Sequence[Any]) -> Any:
-        """Return the weights of similar layers, stacked along the outputs, packed with this layer's bias."""
+        """Return the weights of similar layers, stacked along the outputs."""
         return _ext.pack_stacked([layer["weight"] for layer in layers], self.get("bias"))
 
     def unpack(self) -> list[mx.array]:
@@ -114,9 +105,7 @@ class _Packed:
         return _ext.linear(_ext.shortcut(x), self.packed, residual=residual, exact=self.exact)
 
     def argmax(self, x: mx.array) -> Greedy:
-        """Return the greedy choice of each row of x [..., inputs], for the output head of a language model.
-        Equal to ``mx.argmax(multiply(x), -1)``, also for ties (the lowest id), without storing the logits. It
-        serves greedy rows for which no logits are requested."""
+        """Return ``mx.argmax(multiply(x), -1)`` without storing the logits; the lowest id wins ties."""
         if self.packed is None:
             self.pack()
         return Greedy(*_ext.linear_argmax(x, self.packed, exact=self.exact))
@@ -129,8 +118,6 @@ class _Packed:
 
 
 class _Quantized(_Packed):
-    """Native linear layer for MLX's quantized formats."""
-
     biases = _original("biases", 2)
     scales = _original("scales", 1)
 
@@ -191,8 +178,6 @@ class NativeQuantizedEmbedding(_Quantized, QuantizedEmbedding):
 
 
 class _Experts(_Packed):
-    """Base of native mixtures: one packed weight per expert."""
-
     @property
     def input_dims(self) -> int:
         return int(self.packed.inputs if self.packed is not None else super().input_dims)  # type: ignore[misc]
@@ -224,8 +209,7 @@ class _Experts(_Packed):
         indices: mx.array,
         sorted_indices: bool = False,  # noqa: ARG002
     ) -> mx.array:
-        """Return [..., M, outputs] for x [..., M, inputs] and indices [...], broadcast against each other.
-        Kernels group rows by expert in any case, so ``sorted_indices`` has no effect."""
+        """Return [..., M, outputs] for x [..., M, inputs] and indices [...], broadcast against each other."""
         if self.packed is None:
             self.pack()
         return _ext.gather_linear(x, self.packed, indices, exact=self.exact)

@@ -1,9 +1,7 @@
-"""Merging of linear layers with the same input: q, k and v; gate and up.
+"""Merging of linear layers with a common input: q, k and v; gate and up.
 
-Groups are found by a forward that is built but never evaluated, which shows the input of every layer. The
-outputs of a group are adjacent in one packed matrix. The first layer that is called computes all of them, and
-the other layers return their own outputs from this product. A layer called with another input computes a new
-product, so results are correct even if the groups were found wrongly.
+The outputs of a group are adjacent in one packed matrix. The first layer that is called computes all
+outputs. A layer with another input computes a new product.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ _TABLES = (Embedding, QuantizedEmbedding)
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Groups of layers that read the same array in a forward, tables used as output heads, and all calls."""
+    """Groups of layers with a common input, tables used as output heads, and all calls."""
 
     groups: tuple[tuple[Any, ...], ...] = ()
     heads: tuple[Any, ...] = ()
@@ -38,7 +36,7 @@ class Observed:
 
 
 def observe(forward: Callable[[], object]) -> Observed:
-    """Run ``forward`` without evaluating its result; record which layers it calls with which input."""
+    """Run ``forward`` without evaluating its result; record the layers that it calls with their inputs."""
     with _calls(_OBSERVED, "__call__") as calls, _calls(_TABLES, "as_linear") as heads:
         forward()
     return Observed(tuple(map(tuple, _shared_inputs(calls))), tuple({id(m): m for m, _ in heads}.values()))
@@ -58,7 +56,6 @@ def _shared_inputs(calls: list[tuple[Any, mx.array]]) -> list[list[Any]]:
 
 
 def _alike(a: Any, b: Any) -> bool:
-    """Whether the weights of two layers fit into one matrix."""
     if type(a) is not type(b) or ("bias" in a) != ("bias" in b):
         return False
     settings: list[tuple[Any, ...]]
@@ -71,7 +68,6 @@ def _alike(a: Any, b: Any) -> bool:
 
 @contextmanager
 def _calls(kinds: Sequence[Any], name: str) -> Iterator[list[tuple[Any, mx.array]]]:
-    """Record the module and the input of each call of method ``name`` of ``kinds`` while the block runs."""
     calls: list[tuple[Any, mx.array]] = []
 
     def recording(original: Any) -> Any:
@@ -93,7 +89,7 @@ def _calls(kinds: Sequence[Any], name: str) -> Iterator[list[tuple[Any, mx.array
 
 
 class Merged:
-    """Native layers that share ``whole``, one native layer with the outputs of all."""
+    """Native layers that share one native layer ``whole`` with all outputs."""
 
     def __init__(self, members: Sequence[Any]) -> None:
         """Pack the members' weights, which must be of one kind and not packed yet."""
@@ -105,7 +101,7 @@ class Merged:
         self.whole.packed = self.whole.pack_stacked(self.members)
         for name in first.names:
             del self.whole[name]
-        self.together = True  # False: each call computes the whole product, which no other member reads
+        self.together = True  # False: each call computes the whole product
         self._input: mx.array | None = None  # kept with its product until all members have read from it
         self._output: mx.array | None = None
         self._waiting: set[int] = set()
@@ -120,7 +116,6 @@ class Merged:
             start = stop
 
     def multiply(self, index: int, x: mx.array) -> mx.array:
-        """Return the outputs of member ``index`` for x."""
         if not self.together:
             alone: mx.array = self.whole.multiply(x)[..., self.members[index].span]
             return alone
@@ -145,8 +140,6 @@ class Merged:
 
 
 class _Member:
-    """A layer whose weights are rows of a larger matrix."""
-
     merged: Merged
     index: int
     span: slice
@@ -170,11 +163,11 @@ class _Member:
 
 
 class MergedLinear(_Member, NativeLinear):
-    """A ``NativeLinear`` of a group."""
+    """``NativeLinear`` of a group."""
 
 
 class MergedQuantizedLinear(_Member, NativeQuantizedLinear):
-    """A ``NativeQuantizedLinear`` of a group."""
+    """``NativeQuantizedLinear`` of a group."""
 
 
 _MEMBERS: dict[Any, Any] = {NativeLinear: MergedLinear, NativeQuantizedLinear: MergedQuantizedLinear}

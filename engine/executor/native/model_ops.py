@@ -1,4 +1,4 @@
-"""``ModelOps`` of the native CPU kernels: weights mapped from their files and packed, fused modules."""
+"""``ModelOps`` of the native CPU kernels."""
 
 from __future__ import annotations
 
@@ -51,9 +51,10 @@ _DTYPES = {
 
 
 def map_safetensors(path: str | Path) -> dict[str, mx.array] | None:
-    """Map a ``.safetensors`` file that ``mx.load`` would read. Returns None if it has empty tensors or
-    unknown types. The format: 8 bytes little-endian length of a JSON header, the header, then the data
-    (https://huggingface.co/docs/safetensors)."""
+    """Map a ``.safetensors`` file; None if it has empty tensors or unknown types.
+
+    Source of the format: https://huggingface.co/docs/safetensors.
+    """
     with open(path, "rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         header = json.loads(stream.read(length))
@@ -75,7 +76,7 @@ at 1 to 2 per ns. For a larger model that would take longer than loading. There,
 are made native first, and each is compared with MLX's own layer. Then they compute the reference, together
 with MLX's own other modules."""
 
-_QUANTIZED_HERE = ((64, 8), (64, 4))  # group size and bits of the formats that our kernel quantizes to
+_QUANTIZED_HERE = ((64, 8), (64, 4))  # (group size, bits)
 
 
 class NativeOps:
@@ -89,7 +90,7 @@ class NativeOps:
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Make mlx-lm map weights from their files, without reading them, while the block runs."""
+        """Make mlx-lm map weights from their files while the block runs."""
         original = mx.load
 
         def load(file: Any, *unusual: Any, **more: Any) -> Any:
@@ -105,8 +106,7 @@ class NativeOps:
 
     @contextmanager
     def quantizing(self) -> Iterator[None]:
-        """Make layers quantize with our kernel while the block runs. The bits are MLX's. MLX's own
-        quantization takes one thread and most of the loading time."""
+        """Make layers quantize with the native kernel while the block runs. MLX's own uses one thread."""
         original = mx.quantize
 
         def quantize_array(w: Any, *settings: Any, **more: Any) -> Any:
@@ -121,14 +121,12 @@ class NativeOps:
             mx.quantize = original
 
     def quantize_channels(self, kind: str, arrays: Sequence[mx.array], group_size: int) -> Quantized:
-        """Quantize in parallel, without a copy of the layer in a wider type."""
         kernel = _ext.quantize_channels if len(arrays) == 1 else _ext.requantize_channels
         return kernel(*arrays, group_size=group_size, bits=BITS[kind])
 
     def prepare_model(
         self, model: Module, *, exact: bool, fuse: bool, reference: Callable[[], None]
     ) -> Report | None:
-        """Replace MLX's modules by native ones, packing weights one layer at a time."""
         with recorded(replaceable(model)) as calls:
             seen = observe(lambda: model(mx.array([[0, 1]])))
             model(mx.array([[0], [1], [2]]))  # three rows, as in a step; the forward is not evaluated

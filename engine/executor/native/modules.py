@@ -1,4 +1,4 @@
-"""Native kernels for a loaded model, chosen by the types of its modules, never by its name."""
+"""Native kernels for a loaded model, chosen by the types of its modules."""
 
 from __future__ import annotations
 
@@ -46,24 +46,18 @@ def replace_modules(
 ) -> Report:
     """Make the linear layers, experts, tied heads and RMS norms of ``model`` native, in place.
 
-    Call it on the thread that will evaluate the model, after loading. Weights are evaluated, packed and
-    released one layer at a time, so that a lazily loaded model is never in memory twice.
+    Weights are evaluated, packed and released layer by layer. Call it on the thread that evaluates the model.
 
-    exact     refuse kernels that round activations below their precision: to 8 or 16 bits before
-              quantized weights (AVX2, AVX-512), or from fp16 to bf16 (AVX-512, AMX)
-    fuse      let norms include the addition before them, and rotary embeddings the norm; results
-              stay bit-identical
-    observed  observed calls of a forward: layers with the same input are merged. Embeddings used as output
-              heads are packed first, while nothing else is in memory
+    exact     refuse kernels that round activations below their precision
+    fuse      let norms include the addition before them, and rotary embeddings the norm
+    observed  observed calls of a forward: layers with a common input are merged
     between   called when layers with packed weights are native and the others are not yet
 
-    Activation functions become native for every model of this process.
-
-    Raises ModelLoadError for a module whose replacement computes other results.
+    Raises ModelLoadError for a module with different results after its replacement.
     """
     work = _Replacement(model, exact, Comparison(observed.calls))
     work.pack_heads(observed.heads)
-    _ext.release_kept()  # quantizing a head needs the largest buffer, which no layer needs
+    _ext.release_kept()  # quantizing a head needs the largest buffer
     work.merge(observed.groups)
     modules = list(model.named_modules())
     work.replace([each for each in modules if type(each[1]) in _PACKED], fuse=fuse)
@@ -83,8 +77,6 @@ def replace_modules(
 
 
 class _Replacement:
-    """Progress of replacing the modules of one model."""
-
     def __init__(self, model: Module, exact: bool, comparison: Comparison) -> None:
         self._names = {id(module): name for name, module in model.named_modules()}
         self._exact = exact
@@ -105,7 +97,6 @@ class _Replacement:
                 self._meet(before, head, kind)
 
     def merge(self, groups: Sequence[Sequence[Module]]) -> None:
-        """Make groups of linear layers native and merge each group whose layers all have a kernel."""
         for group in groups:
             label = " + ".join(self._names[id(module)].rpartition(".")[2] for module in group)
             kind = type(group[0])
@@ -124,7 +115,6 @@ class _Replacement:
                 self._meet(expected, module, kind)
 
     def replace(self, modules: Sequence[tuple[str, Any]], *, fuse: bool) -> None:
-        """Make modules with a replacement rule native, one by one."""
         for name, module in modules:
             kind = type(module)
             rule = _RULES.get(kind) or _rule_by_source(module)
@@ -140,7 +130,7 @@ class _Replacement:
                 continue
             self._meet(before[0], module, kind)
             if hasattr(module, "fuse"):
-                module.fuse = fuse  # not compared here: equivalence_check.py compares whole fused steps
+                module.fuse = fuse
 
     def _meet(self, expected: Expected, module: Module, kind: type) -> None:
         self.replaced[kind.__name__] += 1
@@ -155,7 +145,6 @@ def replaceable(model: Module) -> set[type]:
 
 
 def set_fused(model: Module, on: bool) -> None:
-    """Turn fusion on or off. If off, merged layers multiply by the whole matrix, as a slow reference."""
     for _, module in model.named_modules():
         if isinstance(module, MergedLinear | MergedQuantizedLinear):
             module.merged.together = on
@@ -164,7 +153,7 @@ def set_fused(model: Module, on: bool) -> None:
 
 
 def unfuse(model: Module) -> None:
-    """Undo fusion permanently: each module computes its own operations from now on."""
+    """Undo fusion permanently: each module computes its own operations."""
     set_fused(model, False)
     for _, module in model.named_modules():
         if isinstance(module, MergedLinear | MergedQuantizedLinear):
@@ -172,9 +161,7 @@ def unfuse(model: Module) -> None:
 
 
 def multiplications(model: Module) -> float:
-    """Return how many multiplications MLX needs for one row, counting every layer and every expert. A
-    quantized weight counts 16 times, because MLX is that much slower. Return infinity for experts that MLX
-    cannot multiply on a CPU."""
+    """Return an estimate of MLX's multiplications for one row; a quantized weight counts 16 times."""
     count = 0.0
     for _, module in model.named_modules():
         if type(module) in _PACKED:
@@ -186,7 +173,6 @@ def multiplications(model: Module) -> float:
 
 
 def packed_bytes(model: Module) -> int:
-    """Return the bytes of packed weights. An embedding is packed when it is first used as a head."""
     return sum(weight.nbytes for weight in _packed(model))
 
 
@@ -196,7 +182,6 @@ def unread_bytes(model: Module) -> int:
 
 
 def _packed(model: Module) -> list[_ext.PackedWeight | _ext.PackedExperts]:
-    """Return the packed weights; weights shared by modules appear once."""
     packed = {id(w): w for _, module in model.named_modules() if (w := getattr(module, "packed", None))}
     return [w for w in packed.values() if isinstance(w, _ext.PackedWeight | _ext.PackedExperts)]
 
@@ -218,7 +203,6 @@ def _replace_norm(module: Any, _exact: bool) -> str | None:
 
 
 def _replace_own_norm(module: Any, kind: NormKind) -> str | None:
-    """Replace a norm that a model file defines for itself."""
     module.plain, module.fuse = type(module), False
     if kind.gate_first is None:
         module.__class__ = NativeShiftedRMSNorm
@@ -253,9 +237,6 @@ def _dense_reason(module: Any, num_dims: int = 2) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """Rule that replaces an MLX module by a native one with packed weights, or returns the reason why not. A
-    table is packed when it is first used as a head (``at_once`` False), other weights at once."""
-
     kind: type
     reason_of: Callable[[Any, int], str | None]
     num_dims: int = 2
@@ -270,7 +251,6 @@ class _Packed:
         return reason
 
     def put(self, module: Any, exact: bool) -> None:
-        """Make the module native, with its weights not packed yet."""
         module.__class__ = self.kind
         module.packed = None
         module.exact = exact

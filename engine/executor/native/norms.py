@@ -1,7 +1,4 @@
-"""MLX norms as single native operations (MLX's own are chains of several on the CPU).
-
-They are made in place, like the modules of ``linear``. ``fuse`` lets a norm include the addition before it.
-"""
+"""MLX norms as single native operations."""
 
 from __future__ import annotations
 
@@ -49,7 +46,7 @@ class NativeLayerNorm(LayerNorm):
 
 
 class NativeShiftedRMSNorm(Module):
-    """Native RMS norm that multiplies by the stored weight plus one, as gemma's models do."""
+    """Native RMS norm that multiplies by the stored weight plus one, as in gemma."""
 
     fuse: bool
     eps: float
@@ -64,9 +61,11 @@ class NativeShiftedRMSNorm(Module):
 
 
 class NativeGatedRMSNorm(Module):
-    """Native RMS norm with a silu gate, as in gated delta nets: ``norm(x) silu(gate)``. With ``gate_first``
-    it is ``norm(x silu(gate))``, as in Mamba-2. With a ``norm_group_size``, groups of that many values are
-    normalized separately, as in Nemotron-H."""
+    """Native RMS norm with a silu gate: ``norm(x) silu(gate)``, as in gated delta nets.
+
+    With ``gate_first``: ``norm(x silu(gate))``, as in Mamba-2. With a ``norm_group_size``, groups of values
+    are normalized separately, as in Nemotron-H.
+    """
 
     fuse: bool
     eps: float
@@ -96,9 +95,9 @@ class NativeGatedRMSNorm(Module):
 
 @dataclass(frozen=True, slots=True)
 class NormKind:
-    """A norm that model code defines itself: with the stored weight plus one, or gated.
+    """Norm that model code defines itself: gated, or with the stored weight plus one.
 
-    gate_first  whether the gate is applied before the norm; None: not gated, with the weight plus one
+    gate_first  whether the gate is applied before the norm; None: not gated
     grouped     groups of the module's ``group_size`` values are normalized separately
     """
 
@@ -131,9 +130,8 @@ else:
 
 
 def kind_of_norm(module: Any) -> NormKind | None:
-    """Return the kind of a norm in model code that has a native replacement, or None. The kind is recognized
-    by the norm's source code and attributes, not by results, because norms of different kinds can agree on
-    test inputs."""
+    """Return the kind of a norm in model code, recognized by its source; None if it has no native
+    replacement."""
     weight = module.get("weight")
     if not isinstance(weight, mx.array) or weight.ndim != 1 or weight.dtype not in FLOATS:
         return None
@@ -144,7 +142,6 @@ def kind_of_norm(module: Any) -> NormKind | None:
 
 @functools.cache
 def _body(call: Any) -> str:
-    """Return the source of a ``__call__``'s body; empty if it is unknown."""
     try:
         source = inspect.getsource(call.__code__)  # not the source of a function that it wraps
     except (AttributeError, OSError):

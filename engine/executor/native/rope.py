@@ -1,7 +1,6 @@
-"""Rotary embeddings as single native operations (MLX's own are chains of about twenty on the CPU).
+"""Rotary embeddings as single native operations.
 
-Every kind that mlx-lm builds is a rotation by ``position * inverse_frequency``. The kinds differ in
-frequencies and in factors on positions and values; ``Rotation`` holds these.
+Every kind of mlx-lm is a rotation by ``position * inverse_frequency``, with factors on positions and values.
 """
 
 from __future__ import annotations
@@ -39,8 +38,6 @@ class Rotation:
 
 
 class _Native:
-    """Base of the native rotary embeddings."""
-
     rotation: Rotation
     fuse: bool
 
@@ -82,7 +79,7 @@ class NativeProportionalRoPE(_Native, rope_utils.ProportionalRoPE):
 
 
 def rotation_of(module: Any) -> Rotation:
-    """Return the rotation of a rotary embedding of a type in ``NATIVE``, unchanged since its creation."""
+    """Return the rotation of an unchanged rotary embedding of a type in ``NATIVE``."""
     kind = type(module)
     if kind is RoPE:
         return Rotation(
@@ -107,8 +104,10 @@ NATIVE: dict[type, Callable[..., Any]] = {
 
 @contextmanager
 def computed_in_float32() -> Iterator[None]:
-    """Make MLX's own rotary embeddings compute in float32 while the block runs. On a CPU they otherwise
-    compute angles in the type of x; in bf16, the angles of position 250 are off by half a position."""
+    """Make MLX's rotary embeddings compute in float32 while the block runs.
+
+    In bf16, the angles of position 250 are off by half a position.
+    """
 
     def wide(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
         def call(module: Any, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
@@ -127,20 +126,18 @@ def computed_in_float32() -> Iterator[None]:
 
 
 def _plain(dims: int, base: float) -> mx.array:
-    """Return base ** (-i / (dims / 2)) for i in [0, dims / 2)."""
     exponents = np.arange(dims // 2, dtype=np.float64) / (dims / 2)
     return _shared((np.float64(base) ** -exponents).astype(np.float32).tobytes())
 
 
 def _reciprocal(frequencies: mx.array) -> mx.array:
-    """Return inverse frequencies; mlx-lm stores base ** (i / (dims / 2)), infinite for pairs not rotated."""
+    """Return inverse frequencies. mlx-lm stores base ** (i / (dims / 2)), infinite for pairs not rotated."""
     inverse = 1.0 / np.array(frequencies.astype(mx.float32))
     return _shared(inverse.astype(np.float32).tobytes())
 
 
 @functools.lru_cache(maxsize=64)
 def _shared(frequencies: bytes) -> mx.array:
-    """Return one array for all layers with these frequencies, so that their angles are computed once."""
     array = mx.array(np.frombuffer(frequencies, np.float32))
     mx.eval(array)
     return array

@@ -1,7 +1,7 @@
 """Tensor parallel: several processes (ranks), each with a part of every layer's heads and columns.
 
 Rank 0 has the scheduler, the page tables, sampling and the servers. It sends each step's ``Batch`` to the
-other ranks, which compute their part. Page ids do not depend on heads, so one batch serves all ranks.
+other ranks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from ..base import ModelRunner
 
 
 def load_ranks(config: EngineConfig) -> ModelRunner:
-    """Load the model in ``config.tensor_parallel`` processes, this one as rank 0; see ``load_runner``."""
+    """Load the model in ``config.tensor_parallel`` processes, this process as rank 0."""
     from .runner import load_leading_runner  # imports MLX
 
     return load_leading_runner(config)

@@ -1,8 +1,7 @@
-"""The ranks of a group: MLX's ring for arrays, and a connection from rank 0 to each other rank for steps.
+"""The ranks of a group: MLX's ring for arrays, and a connection from rank 0 to each other rank.
 
-mlx-lm's ``shard`` chooses each rank's part of the model: its own heads and columns. Layers that communicate
-are then replaced by plain linear layers; ``RankSum`` adds their outputs where necessary. So native kernels,
-quantization and merged projections, which need plain layers, work here too.
+mlx-lm's ``shard`` splits the model. Layers that communicate become plain linear layers, and ``RankSum``
+adds their outputs. So native kernels and quantization work on each rank.
 """
 
 from __future__ import annotations
@@ -36,9 +35,10 @@ _SPLIT_INPUTS = (distributed.ShardedToAllLinear, distributed.QuantizedShardedToA
 
 
 class RankSum(Module):
-    """A linear layer over part of the inputs; the sum over the ranks is the whole layer's output. Parts are
-    added in the order of the ranks. The ring's own sum of three or more ranks adds each piece of an array in
-    another order, so a row's bits would depend on its position in the batch."""
+    """Linear layer over part of the inputs. The sum over the ranks is the whole layer's output.
+
+    Parts are added in the order of the ranks. The ring's own sum depends on a row's position in the batch.
+    """
 
     def __init__(self, inner: Module, bias: mx.array | None, group: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -86,7 +86,6 @@ def shard(model: Any, group: Any) -> None:
 
 
 def _drop_gradients() -> None:
-    """Remove graph nodes from mlx-lm's models that only training needs."""
     for name, module in list(sys.modules.items()):
         if name.startswith("mlx_lm.models.") and hasattr(module, "sum_gradients"):
             module.sum_gradients = _without_gradients  # type: ignore[attr-defined]
@@ -97,7 +96,6 @@ def _without_gradients(_group: Any) -> Any:
 
 
 def _as_plain(module: Any, group: Any) -> Module | None:
-    """Return plain layers in place of a layer that communicates; None for other modules."""
     kind = type(module)
     if kind not in _SPLIT_OUTPUTS + _SPLIT_INPUTS:
         return None
@@ -136,7 +134,7 @@ _started = False  # MLX makes only one group per process
 
 
 class RankGroup:
-    """This process as one of the ranks. Make it on the computing thread, because it uses its MLX streams.
+    """This process as a rank. Make it on the computing thread.
 
     steps   rank 0: connections to ranks 1, 2, ...; other ranks: the connection to rank 0
     """
@@ -152,7 +150,7 @@ class RankGroup:
         shard(model, self._mlx)
 
     def smallest(self, value: int) -> int:
-        """Return the smallest of all ranks' values; every rank must call it at the same time."""
+        """Return the smallest of all ranks' values. All ranks must call it together."""
         return int(np.array(mx.distributed.all_min(mx.array([value]), group=self._mlx))[0])
 
 
@@ -188,7 +186,6 @@ class LeadingGroup(RankGroup):
             super().__init__({"MLX_RANK": "0", **variables}, steps)
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        """End this process when rank ``rank`` ends, because no step can be computed without it."""
         code = process.wait()
         time.sleep(END_GRACE_S)
         if not self._ending:
@@ -200,7 +197,6 @@ class LeadingGroup(RankGroup):
             os._exit(1)
 
     def close(self) -> None:
-        """End the other ranks."""
         self._ending = True
         for connection in self.steps:
             connection.close()

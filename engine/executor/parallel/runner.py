@@ -1,4 +1,4 @@
-"""Rank 0's runner, which sends every step to the other ranks, and the loop of those ranks."""
+"""Rank 0's runner, which sends every step to the other ranks, and their loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from .group import LeadingGroup, RankGroup
 
 
 def load_leading_runner(config: EngineConfig) -> LeadingRunner:
-    """Start the other ranks and load rank 0's part of the model; raises as ``load_runner`` does."""
     if config.threads is None:
         config = replace(config, threads=max(1, available_threads() // config.tensor_parallel))
     group = LeadingGroup(config)
@@ -81,7 +80,7 @@ class LeadingRunner:
 
 
 def follow(config: EngineConfig, group: RankGroup) -> None:
-    """Compute this rank's part of every step until rank 0 ends. Tokens sampled here are not used."""
+    """Compute this rank's part of every step until rank 0 ends."""
     runner = load_paged_runner(config, part=group)
     greedy = SampleState(
         SamplingParams(temperature=0.0), seed=0, prompt_ids=[], vocab_size=runner.info.vocab_size

@@ -1,1 +1,1 @@
-"""Recurrent layers of mlx-lm's models in mixed steps: their state slots and the code that updates them."""
+"""Recurrent layers of mlx-lm's models in mixed steps: state slots and kernels."""

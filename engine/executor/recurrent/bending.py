@@ -1,4 +1,4 @@
-"""Replacing ``__call__`` and methods of one module of a model, and restoring them."""
+"""Replacement of ``__call__`` and methods of a single module."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ Call = Callable[..., Any]
 
 
 def bend(module: Module, call: Call, **methods: Call) -> None:
-    """Redirect calls of ``module``, and of the named methods, to other functions. The module gets a subclass
-    of its class, because Python looks ``__call__`` up on the class. The parameter tree, ``isinstance`` and
-    ``super()`` keep working."""
+    """Redirect calls of ``module`` to other functions. The module gets a subclass of its class."""
     plain = type(module)
     names = {"__call__": call, "__module__": plain.__module__, "_is_bent": True, **methods}
     object.__setattr__(module, "__class__", type(plain.__name__, (plain,), names))
@@ -28,7 +26,7 @@ def unbend(module: Module) -> None:
 
 @contextmanager
 def traced(model: Module, stack: list[Module]) -> Iterator[None]:
-    """While the block runs, let ``stack`` hold the modules that are being called, the innermost last."""
+    """Keep the modules that are being called in ``stack``, the innermost last."""
 
     def call(module: Module, *args: Any, **kwargs: Any) -> Any:
         stack.append(module)

@@ -1,9 +1,7 @@
-"""Cut points: the calls in a recurrent layer where rows of one sequence depend on each other.
+"""Cut points: calls in a recurrent layer in which rows of one sequence depend on each other.
 
-A mixer computes most operations row by row: linear layers, norms, gates. The exceptions are its *cut points*:
-short convolutions and the recurrence itself. mlx-lm's recurrences are functions that its model files import
-by name. ``install_cut_points`` replaces those names once. The replacement calls this thread's catcher, or
-mlx-lm's own function if there is none.
+Most operations of a layer work row by row. The exceptions are short convolutions and the recurrence.
+``install_cut_points`` replaces mlx-lm's recurrence functions.
 """
 
 from __future__ import annotations
@@ -21,7 +19,8 @@ from typing import Any, Protocol
 class CutPoint:
     """A callable (rows, .., state) -> (y, new state).
 
-    state     name of its state argument; position: index of the state if it is passed by position
+    state     name of its state argument
+    position  index of the state, if it is a positional argument
     axis      axis of the tokens: 1 for [B, S, ..], 2 for [B, H, S, D]
     """
 
@@ -56,7 +55,7 @@ _DEFINING = ("mlx_lm.models.gated_delta", "mlx_lm.models.ssm")
 
 
 class Catcher(Protocol):
-    """Object that computes a mixer on this thread and receives the calls of its cut points."""
+    """Receiver of the calls of a layer's cut points."""
 
     def catch(
         self, name: str, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -74,7 +73,7 @@ _catchers = _Catchers()
 
 @contextmanager
 def catching(catcher: Catcher) -> Iterator[None]:
-    """Send this thread's calls of ``FUNCTIONS`` from model files to ``catcher`` while the block runs."""
+    """Send this thread's calls of ``FUNCTIONS`` to ``catcher`` while the block runs."""
     before, _catchers.current = _catchers.current, catcher
     try:
         yield
@@ -83,7 +82,7 @@ def catching(catcher: Catcher) -> Iterator[None]:
 
 
 def install_cut_points() -> None:
-    """Replace ``FUNCTIONS`` in every imported model file of mlx-lm; call it again after further imports."""
+    """Replace ``FUNCTIONS`` in every imported model file of mlx-lm. May be called again."""
     for module_name, module in list(sys.modules.items()):
         if not module_name.startswith("mlx_lm.models.") or module_name in _DEFINING:
             continue

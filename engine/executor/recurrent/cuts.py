@@ -1,4 +1,4 @@
-"""The cut points of one mixer: a kernel computes all rows, or mlx-lm's code one segment group at a time."""
+"""Cut points of one recurrent layer, computed by kernels or by mlx-lm's code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Cuts:
-    """Computes one mixer's calls at cut points (``cut_points.py``), while the mixer computes a step."""
+    """Computes the cut points of one recurrent layer during a step."""
 
     def __init__(self, layers: RecurrentLayers, mixer: Mixer) -> None:
         self._layers, self._mixer = layers, mixer
@@ -31,7 +31,6 @@ class Cuts:
     def catch(
         self, name: str, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Compute a call of one of ``FUNCTIONS``, by a kernel or group by group."""
         if (recurrences := self._layers.recurrences) is not None:
             advance = recurrences.function(name, args, kwargs)
             if advance is not None:
@@ -40,7 +39,6 @@ class Cuts:
         return self._in_groups(f"{self._mixer.name}.{name}", plain, FUNCTIONS[name], args, kwargs)
 
     def _advance(self, name: str, advance: Advance, by_mlx_lm: Callable[[], mx.array]) -> mx.array:
-        """Return a kernel's result; ``compare`` may check it against ``by_mlx_lm``."""
         recurrences = self._layers.recurrences
         assert recurrences is not None
         found = self._layers.pool.advance(name, advance, recurrences.kernels)
@@ -64,7 +62,7 @@ class Cuts:
         return call
 
     def child(self, name: str, plain: Call, cut: CutPoint) -> Call:
-        """Return a ``__call__`` for a module inside the mixer that is called as (rows, state)."""
+        """Return a ``__call__`` for a submodule that is called as (rows, state)."""
 
         def call(module: Module, x: mx.array, cache: Any = None) -> Any:
             if not self.is_active:
@@ -82,9 +80,7 @@ class Cuts:
         return call
 
     def whole(self, name: str, plain: Call) -> Call:
-        """Return a ``__call__`` for a mixer called as (token ids [T, 1], cache); its cache is a list of one
-        entry.
-        """
+        """Return a ``__call__`` for a layer that is called as (token ids [T, 1], cache)."""
 
         def call(module: Module, ids: mx.array, cache: Any = None) -> Any:
             if not hasattr(cache, "mute"):
@@ -100,7 +96,7 @@ class Cuts:
         return call
 
     def scanned(self, plain: Call, inputs: Inputs) -> Call:
-        """Return a replacement of Mamba-1's ``_process_sequence`` whose cut point is the scan."""
+        """Return a replacement of Mamba-1's ``_process_sequence``."""
         name = f"{self._mixer.name}.selective_scan"
         A: list[mx.array] = []  # cached after the first call
 
@@ -125,9 +121,6 @@ class Cuts:
     def _in_groups(
         self, name: str, plain: Call, cut: CutPoint, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Compute a cut point once per group, with the states of the group's slots. New states are written to
-        the pool. With an empty name, the call is computed in float32 as if all sequences began, and no state
-        is read or written."""
         step, pool = self._layers.step, self._layers.pool
 
         def of_group(value: Any, group: SegmentGroup) -> Any:
@@ -188,9 +181,7 @@ class Cuts:
         return call
 
     def shift(self, name: str, plain: Call) -> Call:
-        """Return a ``__call__`` for rwkv7's token shift, which gives the previous row of [1, T, D]. A kernel
-        computes it as a convolution with weights 1 (previous row) and 0 (this row). If this row is NaN or
-        infinite, so is the product, and the check for bad states sees it."""
+        """Return a ``__call__`` for rwkv7's token shift, which gives the previous row of [1, T, D]."""
         weights: dict[mx.Dtype, mx.array] = {}  # cached after the first call
 
         def call(module: Module, x: mx.array, state: Any) -> Any:
@@ -218,8 +209,7 @@ class Cuts:
         return call
 
     def rope(self, plain: Call) -> Call:
-        """Return a rotary embedding's ``__call__`` that computes [1, H, T, D] as [T, H, 1, D], so that each
-        row has its own position."""
+        """Return a rotary embedding's ``__call__`` with a position for each row of [1, H, T, D]."""
 
         def call(module: Module, x: mx.array, *args: Any, **kwargs: Any) -> Any:
             if not self.is_active:
@@ -229,8 +219,8 @@ class Cuts:
         return call
 
     def shifted_heads(self, plain: Call) -> Call:
-        """Return baichuan_m1's function that mixes rows of K, and then of V, with their previous rows."""
-        taps: dict[str, mx.array] = {}  # weights by cut point in the kernels' layout, made once
+        """Return baichuan_m1's function that mixes rows of K and V with their previous rows."""
+        taps: dict[str, mx.array] = {}  # weights in the kernels' layout by cut point
 
         def call(module: Module, u: mx.array, weights: mx.array, state: Any = None) -> Any:
             if not self.is_active:
@@ -266,7 +256,6 @@ def _wide(value: Any) -> Any:
 
 
 def _each(weights: mx.array, times: int) -> mx.array:
-    """Repeat weights [K, H] to [K, H * times]: the ``times`` channels of a head share its weight."""
     wide = mx.contiguous(mx.repeat(weights, times, axis=1))
     mx.eval(wide)
     return wide

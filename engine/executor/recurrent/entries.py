@@ -1,4 +1,4 @@
-"""Shapes and dtypes of the arrays that make up a recurrent state."""
+"""Shapes and dtypes of the arrays of a recurrent state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .mixers import MixerError
 
 @dataclass(frozen=True, slots=True)
 class EntrySpec:
-    """A state array of a slot, in the widest shape that the model writes."""
+    """State array of a slot, in the widest shape that the model writes."""
 
     shape: tuple[int, ...]
     dtype: mx.Dtype
@@ -34,8 +34,7 @@ def bytes_of(array: mx.array) -> Any:
 
 
 def fitting(value: mx.array, shape: tuple[int, ...]) -> mx.array:
-    """Return states [B, ..] padded in front with zeros to ``shape``, because a sequence's first windows are
-    short. Raises MixerError if a dimension is larger than in ``shape``."""
+    """Return states [B, ..] padded in front with zeros to ``shape``. Raises MixerError for larger states."""
     if value.shape[1:] == shape:
         return value
     if value.ndim != len(shape) + 1 or any(a > b for a, b in zip(value.shape[1:], shape, strict=True)):

@@ -1,8 +1,4 @@
-"""Mamba-1's mixers over all rows of a step at once.
-
-mlx-lm's code runs two linear layers inside the recurrence, token by token. Here every layer takes all rows at
-once, and only ``selective_scan`` separates sequences.
-"""
+"""Mamba-1's layers over all rows of a step."""
 
 from __future__ import annotations
 
@@ -37,8 +33,7 @@ INPUTS: dict[tuple[str, str], Inputs] = {
 
 
 def process_rows(module: Any, inputs: Inputs, x: mx.array, A: mx.array, scan: Callable[..., Any]) -> mx.array:
-    """Compute a mixer's ``_process_sequence`` for rows x [1, T, H], without a state. ``A`` [W, Ds] is
-    -exp(A_log). ``scan`` is called like ``selective_scan``."""
+    """Compute a layer's ``_process_sequence`` for rows x [1, T, H]. ``A`` [W, Ds] is -exp(A_log)."""
     x, z = module.in_proj(x).split(2, axis=-1)
     x = _silu(module.conv1d(mx.pad(x, [(0, 0), (module.conv_kernel_size - 1, 0), (0, 0)])))
     rank, size = module.time_step_rank, module.ssm_state_size
@@ -58,8 +53,10 @@ def selective_scan(
     D: mx.array,
     state: mx.array | None = None,
 ) -> tuple[mx.array, mx.array]:
-    """Compute S = S exp(d A) + d x B; y = S . C + D x, token by token (Gu and Dao 2023, arXiv:2312.00752). x,
-    d [N, S, W]; B, C [N, S, Ds]; A [W, Ds]; D [W]; state [N, W, Ds]. Returns y like x, and the new state."""
+    """Compute S = S exp(d A) + d x B; y = S . C + D x (Gu and Dao 2023, arXiv:2312.00752).
+
+    x, d [N, S, W]; B, C [N, S, Ds]; A [W, Ds]; D [W]; state [N, W, Ds]. Returns y like x, and the new state.
+    """
     rows = []
     for t in range(x.shape[1]):
         new = (d[:, t] * x[:, t])[..., None] * B[:, t, None]

@@ -1,8 +1,4 @@
-"""Search for a model's mixers: the modules that read and write recurrent caches.
-
-Forwards with recording caches show which modules touch a cache; architecture names play no part. If nested
-modules touch a cache, the outer one is the mixer.
-"""
+"""Search for a model's mixers: the modules that read and write recurrent caches."""
 
 from __future__ import annotations
 
@@ -21,16 +17,16 @@ from .mamba_scan import INPUTS, Inputs
 
 
 class MixerError(RuntimeError):
-    """The model uses its recurrent state in a way that slots do not support."""
+    """The model uses its recurrent state in an unsupported way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixer:
-    """A module that touches one recurrent cache, and the parts of it that are replaced.
+    """Module that uses one recurrent cache, and its replaceable parts.
 
     name            its path in the model
     state           index of its cache among the model's recurrent caches
-    entries         indices of the cache's entries that it touches
+    entries         indices of the cache's entries that it uses
     touches_kv      whether it also writes K and V
     functions       names of ``FUNCTIONS`` that it calls
     convs           depthwise convolutions over [window, rows]
@@ -56,7 +52,7 @@ class Mixer:
 
     @property
     def shifts_heads(self) -> bool:
-        """Whether attention mixes K and V of a row with those of the previous row (baichuan_m1)."""
+        """Whether attention mixes K and V of a row with the previous row (baichuan_m1)."""
         return hasattr(self.module, "_custom_convolution")
 
     @property
@@ -97,7 +93,7 @@ class Observed:
 
 
 class RecordingState(caches_of_mlx_lm.ArraysCache):
-    """A recurrent cache that records which modules read and write its entries."""
+    """Recurrent cache that records which modules read and write its entries."""
 
     def __init__(self, size: int, index: int, observed: Observed) -> None:
         super().__init__(size)
@@ -118,7 +114,7 @@ class RecordingState(caches_of_mlx_lm.ArraysCache):
 
 
 def record_kv(cache: Any, observed: Observed) -> Any:
-    """Wrap a cache so that it records which modules write K and V, and whether V only repeats K."""
+    """Wrap a cache so that it records the modules that write K and V."""
     plain = cache.update_and_fetch
 
     def update_and_fetch(*args: Any, **kwargs: Any) -> Any:
@@ -137,7 +133,8 @@ def watch(model: Module, observed: Observed, forwards: Callable[[], None]) -> No
 
 
 def mixers_of(model: Module, observed: Observed) -> tuple[Mixer, ...]:
-    """Return the mixers in order of first access. Raises MixerError if one uses several layers' states."""
+    """Return the mixers in order of first access. Raises MixerError if a module uses several layers'
+    states."""
     names = {id(module): name for name, module in model.named_modules()}
     touching: dict[int, Module] = {}
     for _, _, modules in observed.states:
@@ -184,7 +181,6 @@ def _kind(module: Module) -> tuple[str, str]:
 
 
 def is_depthwise(module: Module) -> bool:
-    """Whether a convolution processes each channel separately."""
     return isinstance(module, Conv1d) and module.weight.ndim == 3 and module.weight.shape[2] == 1
 
 

@@ -1,7 +1,7 @@
-"""Kernels that replace mlx-lm's recurrence functions ("cut points"), run on the slots of a state pool.
+"""Kernels that replace mlx-lm's recurrence functions, run on the slots of a state pool.
 
-Each function takes the arguments of mlx-lm's function, with all rows of a step as ``[1, T, ..]``. It returns
-the kernel call, or None if no kernel fits; mlx-lm's operations are used then. States have mlx-lm's layout.
+A function takes the arguments of mlx-lm's function, with all rows of a step as ``[1, T, ..]``. It returns
+None if no kernel fits. States have mlx-lm's layout.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from octavo.kernels.recurrent_kernels import (
 Arguments = dict[str, Any]
 
 FLOATS = (mx.float32, mx.bfloat16, mx.float16)
-WIDTH_MULTIPLE = 16  # of the last dimension of states, for rare recurrences
+WIDTH_MULTIPLE = 16  # last dimension of states must be a multiple of this
 
 _NAMES = {
     "gated_delta_update": ("q", "k", "v", "a", "b", "A_log", "dt_bias", "state", "mask"),
@@ -50,8 +50,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """A kernel call: ``run(pool, arrays)`` returns a new handle of the pool's array, and y for all rows.
-    ``finish`` turns y into the result of mlx-lm's function."""
+    """Kernel call for all rows of a step.
+
+    run      function of (pool, arrays) to a new handle of the pool's array, and y
+    finish   function of y to the result of mlx-lm's function
+    """
 
     entry: Entry
     run: Callable[[mx.array, Any], tuple[mx.array, mx.array]]
@@ -59,12 +62,12 @@ class Advance:
 
 
 class Recurrences:
-    """Kernels for cut points; methods return None if no kernel fits the arguments."""
+    """Kernels for cut points. Methods return None if no kernel fits the arguments."""
 
     def __init__(self, kernels: RecurrentKernels, rare: RareRecurrence | None = None) -> None:
         self.kernels = kernels
         self._rare = rare
-        self._arrays: dict[int, tuple[Module, mx.array]] = {}  # a module and its array by the module's id
+        self._arrays: dict[int, tuple[Module, mx.array]] = {}  # array by the id of the module
         self._functions: dict[str, Callable[[Arguments], Advance | None]] = {
             "gated_delta_update": self._gated_delta,
             "ssm_update": self._ssm,
@@ -85,7 +88,7 @@ class Recurrences:
         return kernel(named)
 
     def child(self, module: Module, rows: mx.array) -> Advance | None:
-        """Return the kernel call for one of ``CHILDREN`` with rows [1, T, C]."""
+        """Return the kernel call for a submodule with rows [1, T, C]."""
         kind = type(module).__name__
         if kind == "RGLRU" and self._rare is not None:
             decay = self._array_of(module, _lru_decay)
@@ -98,8 +101,10 @@ class Recurrences:
         return self.taps(rows, weight, module.bias if "bias" in module else None)
 
     def taps(self, rows: mx.array, weight: mx.array, bias: mx.array | None = None) -> Advance | None:
-        """Return the kernel call for a causal convolution of rows [T, C] with weights [K, C], in order of
-        position: the last weight is for the row itself."""
+        """Return the kernel call for a causal convolution of rows [T, C] with weights [K, C].
+
+        The last weight is for the row itself.
+        """
         if rows.dtype not in FLOATS or mx.result_type(rows, weight) != rows.dtype:
             return None
 
@@ -109,7 +114,6 @@ class Recurrences:
         return Advance(Entry((weight.shape[0] - 1, weight.shape[1]), rows.dtype), run, lambda y: y[None])
 
     def _array_of(self, module: Module, make: Callable[[Any], mx.array]) -> mx.array:
-        """Return the array that ``make`` derives from a module's parameters, made once for each module."""
         known = self._arrays.get(id(module))
         if known is None:
             known = self._arrays[id(module)] = (module, make(module))
@@ -162,22 +166,19 @@ def recurrences_of(backend: AttentionBackend) -> Recurrences | None:
 
 
 def _rows_of(given: Arguments, *names: str) -> list[mx.array]:
-    """Return the named arguments [1, T, ..] as [T, ..]; ``squeeze`` makes views, an index would copy."""
+    """Return the named arguments [1, T, ..] as views [T, ..]."""
     return [given[name].squeeze(0) for name in names]
 
 
 def _turned_weight(conv: Any) -> mx.array:
-    """Return a convolution's weights as [K, C]."""
     return mx.contiguous(conv.weight[..., 0].T)
 
 
 def _lru_decay(module: Any) -> mx.array:
-    """Return -8 softplus of the layer's parameter, [W]."""
     return -8.0 * mx.logaddexp(module.recurrent_param.astype(mx.float32), 0)
 
 
 def _rg_lru(rare: RareRecurrence, module: Any, x: mx.array, c: mx.array) -> Advance | None:
-    """Return the kernel call for recurrent_gemma's recurrence; its gates are computed before the kernel."""
     if x.dtype not in FLOATS or mx.result_type(x, module.input_gate_weight) != x.dtype:
         return None
     blocks = x.reshape(x.shape[0], module.num_heads, module.head_dim).swapaxes(0, 1)

@@ -1,8 +1,7 @@
-"""A model's recurrent layers in mixed steps, with replaced mixers and states in slots.
+"""Recurrent layers in mixed steps, with states in slots.
 
-Every token of a step is a row, ``[T, 1]``. A replaced mixer runs once on all rows, ``[1, T, H]``. Only its
-recurrence functions (cut points) depend on state; Octavo intercepts them and uses each row's slot. A mixer
-with state outside its cut points is refused. Calls with mlx-lm's own caches run mlx-lm's code.
+Every token of a step is a row, ``[T, 1]``. A recurrent layer runs once on all rows, ``[1, T, H]``. Only
+its cut points depend on the state; they use each row's slot.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from .state_pool import StatePool
 
 
 class StateShim(caches_of_mlx_lm.ArraysCache):
-    """Placeholder of one recurrent cache; a subclass, because model code tests it with ``isinstance``."""
+    """Placeholder of a recurrent cache. A subclass, because model code tests it with ``isinstance``."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
         self._size = size
-        self.mute = False  # set while a mixer is computed: reads return None, writes are dropped
+        self.mute = False  # reads return None, writes are dropped
 
     def __getitem__(self, entry: int) -> None:
         if not -self._size <= entry < self._size:
@@ -83,16 +82,17 @@ _CUT_POINTS = {
 
 
 class RecurrentLayers:
-    """The mixers of a model, replaced until ``release``. ``recurrences`` compute the cut points for which
-    they have a kernel; mlx-lm's operations compute the others. Raises MixerError for a mixer with state
-    outside its cut points."""
+    """Recurrent layers of a model, replaced until ``release``. Raises MixerError for unsupported layers.
+
+    recurrences   kernels for cut points; mlx-lm's operations compute the others
+    """
 
     def __init__(self, mixers: Sequence[Mixer], recurrences: Recurrences | None = None) -> None:
         self.mixers = tuple(mixers)
         self.recurrences = recurrences
-        self.computed_by: Mapping[str, bool] = {}  # see ``settle``
+        self.computed_by: Mapping[str, bool] = {}
         self.all_native = False  # kernels compute every state
-        self.compared: dict[str, tuple[mx.array, mx.array]] | None = None  # see ``compare``
+        self.compared: dict[str, tuple[mx.array, mx.array]] | None = None
         self._pool: StatePool | None = None
         self._bent: list[Module] = []
         for mixer in mixers:
@@ -102,7 +102,6 @@ class RecurrentLayers:
             self._bend_mixer(mixer)
 
     def settle(self, computed_by: Mapping[str, bool]) -> None:
-        """Record by name whether a kernel (True) or mlx-lm's operations computed each state in the probe."""
         self.all_native = bool(computed_by) and all(computed_by.values())
         names = [f"{mixer.name}." for mixer in self.mixers]
         self.computed_by = {
@@ -110,15 +109,14 @@ class RecurrentLayers:
         }
 
     def compare(self, name: str, found: mx.array, by_mlx_lm: Callable[[], mx.array]) -> None:
-        """Keep a kernel's result and that of mlx-lm's operations, if ``compared`` is a dict. Each name is
-        compared once, in a step in which every sequence begins."""
+        """Keep a kernel's result and mlx-lm's result, if ``compared`` is a dict."""
         if self.compared is None or name in self.compared:
             return
         if all(group.fresh and group.wave == 0 for group in self.step.groups):
             self.compared[name] = found, by_mlx_lm()
 
     def wrong_kernel(self) -> str | None:
-        """Return an error message for the first kernel that is wrong, or None; end the comparison."""
+        """Return an error message for the first wrong kernel, or None; end the comparison."""
         compared, self.compared = self.compared or {}, None
         for name, (found, wanted) in compared.items():
             got, right = (np.array(each.astype(mx.float32)).reshape(-1) for each in (found, wanted))
@@ -132,7 +130,7 @@ class RecurrentLayers:
         return None
 
     def native_modules(self) -> list[Module]:
-        """Return the modules of mixers in which kernels compute every cut point."""
+        """Return the modules of layers in which kernels compute every cut point."""
         found: list[Module] = []
         for mixer in self.mixers:
             own = [native for name, native in self.computed_by.items() if name.startswith(f"{mixer.name}.")]
@@ -141,7 +139,7 @@ class RecurrentLayers:
         return found
 
     def count_cut_points(self) -> dict[str, tuple[int, int]]:
-        """Return two counts for each kind of cut point: computed by kernels, and by mlx-lm's operations."""
+        """Return for each kind of cut point the numbers computed by kernels and by mlx-lm's operations."""
         counts: dict[str, tuple[int, int]] = {}
         for name, native in self.computed_by.items():
             kind = _CUT_POINTS.get(name.rpartition(".")[2].rstrip("0123456789"), name.rpartition(".")[2])
@@ -159,7 +157,7 @@ class RecurrentLayers:
         return self.pool.step
 
     def begin(self, pool: StatePool, step: StateStep) -> None:
-        """Let mixers compute this step with the states of this pool from now on."""
+        """Let layers compute this step with the states of this pool from now on."""
         pool.begin_step(step)
         self._pool = pool
 

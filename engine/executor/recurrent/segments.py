@@ -1,4 +1,4 @@
-"""The rows of a mixed step, regrouped by the sequences whose state they advance."""
+"""Rows of a mixed step, grouped by the sequences whose state they advance."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from octavo.kernels.state_segments import NO_STATE, StateSegments
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Adjacent rows of one sequence. A snapshot inside a chunk splits the chunk into two segments.
+    """Adjacent rows of one sequence. A snapshot inside a chunk splits the chunk.
 
     sequence    index in the step
     slot        slot of the sequence's state
-    position    tokens of the sequence before the segment; stop: tokens including it
+    position    tokens of the sequence before the segment
+    stop        tokens of the sequence including the segment
     is_last     whether it is the sequence's last segment in the step
     copies      slots that get a copy of the state after the segment
     """
@@ -40,9 +41,10 @@ class Segment:
 
 
 class SegmentGroup:
-    """B segments of equal length S, either all with a state or all without one. Later segments of a chunk are
-    in later waves, which read states that earlier waves computed. A sequence without a state gets None, not
-    zeros, because models may treat the first token differently."""
+    """B segments of equal length S, all with a state or all without a state.
+
+    Later segments of a chunk are in later groups, which read states that earlier groups computed.
+    """
 
     def __init__(self, segments: list[Segment], rows: Ints, *, wave: int, fresh: bool) -> None:
         self.segments = segments
@@ -76,7 +78,7 @@ class SegmentGroup:
 
 
 class StateStep:
-    """The segments of one step, in groups. Raises ValueError unless each sequence has one slot."""
+    """Segments of one step, in groups. Raises ValueError unless each sequence has one slot."""
 
     def __init__(self, step: StepRows) -> None:
         states = step.states
@@ -114,10 +116,10 @@ class StateStep:
         return self._arrays
 
     def segments(self) -> StateSegments:
-        """Return one segment per sequence for the kernels, which copy snapshots while they compute it."""
+        """Return one segment per sequence for the kernels."""
         rows: dict[int, tuple[int, int, int, int]] = {}
         checkpoints: list[tuple[int, int]] = []
-        for group in self.groups:  # sorted by wave, so each sequence's segments come in order
+        for group in self.groups:
             for segment, last in zip(group.segments, group.last_rows, strict=True):
                 checkpoints += [(last, slot) for slot in segment.copies]
                 first, count, source, _ = rows.get(

@@ -1,12 +1,8 @@
-"""Slots for the recurrent states of sequences: a slot is one row in every state array of the model.
+"""Slots for the recurrent states of sequences. A slot is a row in every state array of the model.
 
-A step reads the states of its slots. Its new states are kept apart until ``commit`` writes them, once;
-kernels (``advance``) write their slots directly when the step is evaluated. For each slot the pool records
-how many tokens its state includes, and refuses a step that begins at another position. So a repeated step
-cannot advance a state twice, and a wrong slot raises an error instead of giving wrong tokens.
-
-In captured programs of steps only kernels advance states, in place, so a program can keep the arrays'
-addresses. The slot of each row, and whether it has a state yet, are values and not part of the program.
+New states are written by ``commit``; kernels (``advance``) write their slots directly. The pool records
+the number of tokens in each slot and refuses a step that begins at another position. So a repeated step
+cannot advance a state twice.
 """
 
 from __future__ import annotations
@@ -31,8 +27,10 @@ NOTHING = -1  # position of an empty slot
 
 
 class StatePool:
-    """A pool of ``num_slots`` slots. ``entries``: the arrays of a slot by name. If it is None, arrays are
-    made and widened as the model writes them, which shows the probe the entries. ``zeros`` makes arrays."""
+    """Pool of ``num_slots`` slots.
+
+    entries   arrays of a slot by name; None: made as the model writes them
+    """
 
     def __init__(
         self,
@@ -43,7 +41,7 @@ class StatePool:
     ) -> None:
         self.num_slots = num_slots
         self._fixed = entries is not None
-        self.computed_by: dict[str, bool] = {}  # by entry that the probe wrote: whether a kernel wrote it
+        self.computed_by: dict[str, bool] = {}  # by entry: whether a kernel wrote it
         self._arrays = {
             name: zeros((num_slots, *entry.shape), entry.dtype) for name, entry in (entries or {}).items()
         }
@@ -54,8 +52,8 @@ class StatePool:
         self._sums: list[tuple[SegmentGroup, mx.array]] = []
         self._failed: list[int] = []
         self._advanced: dict[str, mx.array] = {}  # results of kernels, which write the slots themselves
-        self._flags: mx.array | None = None  # int32 [T]: rows whose state a kernel left NaN or infinite
-        self._bound: Any = None  # segments of a captured program, in the program's own arrays
+        self._flags: mx.array | None = None  # int32 [T]: rows with a state that a kernel left NaN or infinite
+        self._bound: Any = None
         self.stays = False  # whether arrays keep their address, as programs need
 
     @property
@@ -77,8 +75,11 @@ class StatePool:
         return self._step
 
     def begin_step(self, step: StateStep) -> None:
-        """Begin a step and drop uncommitted states of the last one. Raises ValueError if a slot's position is
-        not that of its sequence, or if two sequences would write one slot."""
+        """Begin a step and drop uncommitted states of the last step.
+
+        Raises ValueError for a slot at another position than its sequence, or if two sequences would write
+        one slot.
+        """
         targets: list[int] = []
         for group in step.groups:
             for segment in group.segments:
@@ -102,9 +103,7 @@ class StatePool:
         self._flags = self._bound = None
 
     def read(self, name: str, group: SegmentGroup) -> mx.array | None:
-        """Return the states [B, ..] before the group's segments; None if the sequences begin or the entry was
-        never written.
-        """
+        """Return the states [B, ..] before the group's segments; None if there are none."""
         if group.wave == 0:
             array = None if group.fresh else self._arrays.get(name)
             return None if array is None else array[group.slot_ids]
@@ -135,8 +134,7 @@ class StatePool:
         self._written.setdefault(name, []).append((group, value))
 
     def advance(self, name: str, advance: Advance, kernels: RecurrentKernels) -> mx.array:
-        """Return a kernel's output for all rows of the step. The kernel itself writes the slots, including
-        those of snapshots, when it is evaluated: once, before ``commit``."""
+        """Return a kernel's output for all rows of the step. Its evaluation writes the slots."""
         entry, array = advance.entry, self._arrays.get(name)
         if array is None:
             if self._fixed:
@@ -155,8 +153,10 @@ class StatePool:
         return advance.finish(y)
 
     def bind(self, segments: Any, flags: mx.array | None, arrays: Mapping[str, mx.array]) -> None:
-        """Let kernels advance ``arrays`` from now on, for instance while a program is captured. If
-        ``segments`` is None, kernels use the segments of the current step."""
+        """Let kernels advance ``arrays`` from now on, for example while a program is captured.
+
+        segments   None: segments of the current step
+        """
         self._bound, self._flags = segments, flags
         self._arrays = dict(arrays)
         self._advanced = {}
@@ -166,15 +166,13 @@ class StatePool:
         return self._flags, self._advanced
 
     def set_advanced(self, flags: mx.array, arrays: Mapping[str, mx.array]) -> None:
-        """Take over flags and arrays that a program has computed."""
         self._flags, self._advanced = flags, dict(arrays)
 
     def arrays(self) -> dict[str, mx.array]:
-        """Return all slots, by name of entry."""
         return self._arrays
 
     def pending(self) -> list[mx.array]:
-        """Arrays that a step must evaluate before ``commit``: the states, and whether they are finite."""
+        """Arrays that a step must evaluate before ``commit``."""
         sums: dict[int, tuple[SegmentGroup, mx.array]] = {}
         for parts in self._written.values():
             for group, value in parts:
@@ -220,13 +218,12 @@ class StatePool:
         return sorted(set(self._failed))
 
     def copy_slots(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy slot ``source`` onto slot ``target`` for all pairs at once; call between steps."""
+        """Copy slot ``source`` onto slot ``target`` for all pairs. Call it between steps."""
         if pairs:
             sources, targets = zip(*pairs, strict=True)
             self._put(targets, self._rows(sources), self._positions[list(sources)].tolist())
 
     def _put(self, slots: Sequence[int], rows: Mapping[str, mx.array], positions: Sequence[int]) -> None:
-        """Write these states and positions to slots."""
         mx.eval(rows)
         if self.stays:
             for name, array in self._arrays.items():
@@ -242,8 +239,10 @@ class StatePool:
         self._positions[list(slots)] = positions
 
     def read_slots(self, slots: Sequence[int]) -> PageBytes:
-        """Return copies of whole slots, uint8 [n, ``snapshot_bytes``]; call between steps. A row holds the
-        bytes of every entry by name, then the number of tokens, int64."""
+        """Return copies of whole slots, uint8 [n, ``snapshot_bytes``]. Call it between steps.
+
+        A row holds the bytes of every entry by name, then the number of tokens, int64.
+        """
         ids = np.array(slots, np.int32)
         if not len(slots):
             return np.empty((0, self.snapshot_bytes), np.uint8)
@@ -253,7 +252,7 @@ class StatePool:
         return np.concatenate([*parts, positions.astype("<i8")[:, None].view(np.uint8)], axis=1)
 
     def write_slots(self, slots: Sequence[int], data: PageBytes) -> None:
-        """Write bytes as returned by ``read_slots`` into these slots; call between steps."""
+        """Write bytes from ``read_slots`` into these slots. Call it between steps."""
         positions = np.ascontiguousarray(data[:, -8:]).view("<i8")[:, 0].tolist()
         rows: dict[str, mx.array] = {}
         first = 0
@@ -284,7 +283,6 @@ class StatePool:
         self._arrays[name] = array
 
     def _widen(self, name: str, parts: list[tuple[SegmentGroup, mx.array]]) -> None:
-        """Widen an entry's array if the model writes a wider state than before."""
         for _, value in parts:
             array = self._arrays.get(name)
             if array is None:
@@ -298,7 +296,7 @@ NO_CHECKPOINT = (-1, 0)
 
 
 class StateReplay:
-    """``ReplayablePool`` of a pool in which kernels compute all states; its arrays keep their addresses."""
+    """``ReplayablePool`` of a pool in which kernels compute all states."""
 
     def __init__(self, pool: StatePool, capture: StateCapture) -> None:
         self._pool, self._capture = pool, capture
@@ -334,7 +332,6 @@ class StateReplay:
         self._pool.bind(self._capture.bind([segments, checkpoints]), flags, named)
 
     def pending(self) -> list[mx.array]:
-        """Return the flags first, so that a program checks the kernels' results early, then the states."""
         flags, advanced = self._pool.advanced()
         missing = sorted(set(self._pool.arrays()) - set(advanced))
         if missing or flags is None:
@@ -350,8 +347,6 @@ class StateReplay:
 
 
 def _filled_up(checkpoints: Ints, num_sequences: int) -> Ints:
-    """Return checkpoints padded to one per sequence; unchanged if there are none, or if they are more. Each
-    number of checkpoints needs its own program; without padding, page ends would cause many numbers."""
     num_missing = num_sequences - len(checkpoints)
     if not len(checkpoints) or num_missing <= 0:
         return checkpoints

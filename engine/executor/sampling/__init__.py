@@ -1,1 +1,1 @@
-"""From logits to tokens: penalties, truncation, sampling and log-probabilities, in NumPy and natively."""
+"""From logits to tokens: penalties, truncation, sampling and log-probabilities."""

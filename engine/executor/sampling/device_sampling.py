@@ -1,24 +1,10 @@
 """Sampling on the device, as part of the step's graph: MLX operations only.
 
-The tokens are exactly those that ``sampler.sample`` draws from the same logits with the same random numbers.
-A device sums in float32 in its own order, and its exponentials differ from NumPy's in their last bits. If
-rounding could change the token, the row is marked UNSURE and the host draws its token from the logits. The
-methods:
+The tokens equal those of ``sampler.sample`` with equal logits and random numbers. A device may round
+differently. If rounding could change the token, the row is UNSURE and the host samples it again.
 
-greedy   compares logits: takes the first of the largest. Nothing is rounded, so no row is unsure.
-top_k    compares logits: keeps all that are not smaller than the k-th largest.
-min_p    compares weights: unsure if a weight lies within WEIGHT_ERROR of the bound.
-top_p    compares sums of weights from the largest on: unsure if a sum lies within ``_sum_error`` of the
-         target, or if the last kept weight is neither surely equal to nor surely different from its
-         neighbours. Equal logits have equal weights everywhere; the lower id goes first.
-draw     compares sums of the kept weights in order of id: unsure if a sum lies within ``_sum_error`` of
-         the target.
-
-``_sum_error`` bounds the error of a sum of weights, relative to the sum of all weights. Blocks are summed
-first and then their sums, so no sum chains more than BLOCK + V / BLOCK additions, each with an error of at
-most 2**-24. The errors of the weights are assumed to add up to at most 2**-18 of their sum. The share of
-unsure rows is about this bound times the number of likely tokens: some thousandths for a trained model, and
-all rows for random logits.
+A sum of weights has an error of at most ``_sum_error``, relative to the total: blocks are summed first, so
+no sum chains more than BLOCK + V / BLOCK additions with an error of 2**-24 each.
 """
 
 from __future__ import annotations
@@ -34,7 +20,7 @@ from .sampler import SampleState
 
 SURE, UNSURE, FAILED = 0, 1, 2
 
-BLOCK = 512  # weights in a block, which is summed first
+BLOCK = 512  # weights in a block
 ROUNDING = 2.0**-24  # relative error of one float32 operation
 WEIGHT_ERROR = 2.0**-13  # largest relative difference between two computations of a weight
 UNLIMITED = np.iinfo(np.int32).max
@@ -56,7 +42,6 @@ class Draws:
 
     @property
     def sorts(self) -> bool:
-        """Whether some row is truncated by rank."""
         return bool((self.top_p < 1).any() or (self.top_k < UNLIMITED).any())
 
 
@@ -79,8 +64,10 @@ def draws_of(states: Sequence[SampleState]) -> Draws | None:
 
 
 def draw_tokens(logits: mx.array, draws: Draws | None) -> mx.array:
-    """Return tokens and verdicts, int32 [2, S], of logits [S, V]; not evaluated. A verdict is SURE, UNSURE or
-    FAILED (the row is not finite). Every token is in the vocabulary, whatever its verdict."""
+    """Return tokens and verdicts, int32 [2, S], of logits [S, V]; not evaluated.
+
+    A verdict is SURE, UNSURE or FAILED (the row is not finite).
+    """
     x = logits.astype(mx.float32)
     largest = mx.max(x, axis=1)
     failed = mx.logical_or(mx.any(mx.isnan(x), axis=1), mx.logical_not(mx.isfinite(largest)))
@@ -96,7 +83,6 @@ def draw_tokens(logits: mx.array, draws: Draws | None) -> mx.array:
 
 
 def _draw(x: mx.array, largest: mx.array, draws: Draws) -> tuple[mx.array, mx.array]:
-    """Return tokens [S] and whether the host must draw them."""
     temperature = mx.array(draws.temperature)[:, None]
     weights = mx.exp((x - largest) / temperature)
     kept = mx.ones_like(x, dtype=mx.bool_)
@@ -128,8 +114,6 @@ def _draw(x: mx.array, largest: mx.array, draws: Draws) -> tuple[mx.array, mx.ar
 
 
 def _nucleus(x: mx.array, ordered: mx.array, weights: mx.array, top_p: mx.array) -> tuple[mx.array, mx.array]:
-    """Return a mask of the logits x [S, V] that ``top_p`` keeps, and whether it is uncertain, [S].
-    ``weights`` belong to ``ordered``, the logits in falling order; they are 0 for excluded tokens."""
     size = x.shape[1]
     sums, total = _running_sums(weights)
     target, error = top_p * total, _sum_error(size) * total
@@ -154,7 +138,6 @@ def _nucleus(x: mx.array, ordered: mx.array, weights: mx.array, top_p: mx.array)
 
 
 def _running_sums(weights: mx.array) -> tuple[mx.array, mx.array]:
-    """Return running sums of rows [S, V], computed by blocks, and the row totals [S, 1]."""
     rows, size = weights.shape
     blocks = -(-size // BLOCK)
     padded = mx.pad(weights, [(0, 0), (0, blocks * BLOCK - size)]).reshape(rows, blocks, BLOCK)
@@ -166,10 +149,8 @@ def _running_sums(weights: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def _sum_error(size: int) -> float:
-    """Return the error bound for comparing two sums of ``size`` weights, relative to the total."""
     return 2 * ((min(size, BLOCK) + -(-size // BLOCK)) * ROUNDING + 2.0**-18)
 
 
 def _count(mask: mx.array) -> mx.array:
-    """Count the true values in each row, int32 [S]."""
     return mx.sum(mask.astype(mx.int32), axis=1)

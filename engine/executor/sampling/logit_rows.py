@@ -1,4 +1,4 @@
-"""Rows of a step's evaluated logits, and the samplers that draw tokens from them."""
+"""Rows of a step's evaluated logits, and the samplers that read them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .truncation import Floats
 
 
 class Target(NamedTuple):
-    """A token whose log-probability is requested, together with those of the ``num_top`` likeliest tokens."""
+    """Token whose log-probability is requested, and the number of likeliest tokens."""
 
     row: int
     token: int
@@ -22,14 +22,14 @@ class Target(NamedTuple):
 
 
 class Sampler(Protocol):
-    """Reads evaluated logits [S, V]."""
+    """Reader of evaluated logits [S, V]."""
 
     def draw(self, logits: mx.array, rows: Sequence[int], states: Sequence[SampleState]) -> list[Sampled]:
         """Draw one token per state, like ``sampler.sample``. ``rows[i]`` is the row of ``states[i]``."""
         ...
 
     def score(self, logits: mx.array, targets: Sequence[Target]) -> list[TokenLogprob | None]:
-        """Return log-probabilities as ``sampler.logprob_of`` does; None for rows that are not finite."""
+        """Return log-probabilities; None for rows that are not finite."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Changes to logits that a request's parameters ask for, made before sampling."""
+"""Changes of logits before sampling: bias, penalties and excluded tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NO_VALUES: Floats = np.empty(0, np.float32)
 
 
 class LogitAdjustments(NamedTuple):
-    """Changes of logits, applied in the order of the fields; the ids of one list are distinct.
+    """Changes of logits, applied in the order of the fields.
 
     bias                [B] is added to the logits of ``bias_ids``
     repetition_penalty  divides positive logits of ``seen_ids`` and multiplies the others
@@ -50,9 +50,11 @@ class LogitAdjustments(NamedTuple):
 
 
 class LogitsProcessors:
-    """The logit changes that one sample's parameters ask for, updated with its tokens. ``any``: whether there
-    are changes apart from the tokens suppressed until ``params.min_tokens``. ``follows``: whether the changes
-    depend on the sample's earlier tokens."""
+    """Changes of logits for one sample, updated with its tokens.
+
+    any       whether there are changes besides ``params.min_tokens``
+    follows   whether the changes depend on the sample's earlier tokens
+    """
 
     def __init__(
         self,
@@ -63,8 +65,7 @@ class LogitsProcessors:
         end_ids: Collection[int],
         bad_ids: Sequence[Sequence[int]] = (),
     ) -> None:
-        """``bad_ids`` are token sequences that must not appear. If all tokens of one but the last have just
-        appeared, its last token is excluded."""
+        """``bad_ids`` are token sequences that must not appear: their last token is excluded in time."""
         suppressed = {token for token in end_ids if 0 <= token < vocab_size} if params.min_tokens else ()
         self.suppressed_ids: Ids = np.array(sorted(suppressed), np.intp)
         counts = params.presence_penalty != 0 or params.frequency_penalty != 0
@@ -80,7 +81,6 @@ class LogitsProcessors:
         self.any = bool(params.logit_bias or bad_ids) or self.follows
 
     def record(self, token: int) -> None:
-        """Record ``token`` as the sample's next token."""
         for counts in (self._seen, self._output):
             if counts is not None:
                 counts.add(token)
@@ -116,7 +116,6 @@ class LogitsProcessors:
         )
 
     def _suppressed(self, suppress: bool) -> Ids:
-        """Return the excluded next tokens: end tokens if ``suppress``, and last tokens of bad words."""
         ends = self.suppressed_ids if suppress else _NO_IDS
         recent = self._recent
         bad = {ids[-1] for ids in self._bad_ids if len(ids) == 1 or recent[1 - len(ids) :] == tuple(ids[:-1])}
@@ -124,16 +123,12 @@ class LogitsProcessors:
 
 
 class _TokenCounts:
-    """Distinct tokens in order of appearance and their counts, as growing arrays. Adding a token takes
-    constant time."""
-
     def __init__(self, tokens: Iterable[int]) -> None:
         ids, counts = np.unique(np.fromiter(tokens, np.intp), return_counts=True)
         self._ids, self._counts, self._size = ids, counts.astype(np.float32), len(ids)
         self._index: MutableMapping[int, int] = {int(token): i for i, token in enumerate(ids)}
 
     def after(self, tokens: Sequence[int]) -> _TokenCounts:
-        """Return a copy with these tokens added; it shares this object's index of earlier tokens."""
         ahead = copy.copy(self)
         ahead._ids, ahead._counts = self.ids.copy(), self.counts.copy()
         ahead._index = ChainMap({}, self._index)

@@ -1,8 +1,6 @@
-"""``Sampler`` on the native kernels, which process the rows of a step in parallel threads.
+"""``Sampler`` on the native kernels, which process rows in parallel threads.
 
-Rows are read from the model's output, without copies in Python. The kernels apply penalties, bias and
-min_tokens and compute log-probabilities. Tokens are those of ``truncation`` with the same random numbers;
-log-probabilities agree with ``sampler.logprob_of`` to float32.
+Tokens equal those of ``truncation``; log-probabilities agree to float32.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Sampling from logits, row by row, in vLLM's order.
 
-Logit bias comes first, then repetition, frequency and presence penalties, then the mask of structured output.
-Logprobs refer to the resulting logits. Greedy rows take the largest logit (the lowest id among equals);
-others are divided by the temperature, truncated (see truncation.py) and sampled.
+Logit bias comes first, then repetition, frequency and presence penalties, then the mask of structured
+output. Greedy rows take the largest logit, the lowest id among equals. Other rows are divided by the
+temperature, truncated and sampled.
 
-The draw is counter-based: one uniform number from Philox4x64, keyed by the sample's seed, with the number of
-generated tokens as its counter (Salmon et al. 2011). So it does not depend on the batch, on preemption or on
-other samples' draws.
+The random number is counter-based: Philox4x64 with the sample's seed as key and the number of generated
+tokens as counter (Salmon et al. 2011). So a token does not depend on the batch or on preemption.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from ...structured_output.reasoning_gate import AnyConstraint, ReasoningGate
 from .logits_processors import LogitAdjustments, LogitsProcessors
 from .truncation import Floats, truncate
 
-GREEDY_BELOW = 1e-5  # temperatures below this are greedy, as in vLLM
+GREEDY_BELOW = 1e-5  # as in vLLM
 NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
 
 
@@ -38,8 +37,11 @@ NO_TOKEN_LEFT = (
 
 
 class Sampled(NamedTuple):
-    """A drawn token; None if the row failed. ``error`` gives the reason. ``invalid``: whether the request's
-    own parameters are the reason."""
+    """Sampled token; None if the row failed.
+
+    error     reason of the failure
+    invalid   whether the request's own parameters are the reason
+    """
 
     token: int | None
     logprob: TokenLogprob | None = None
@@ -52,9 +54,10 @@ LATE = Sampled(token=None, is_late=True)
 
 
 class SampleState:
-    """Parameters, seed and token counts of one sample between its tokens. ``seed`` belongs to this sample:
-    for n > 1 the caller passes a different one to each, such as ``seed + index``. The k-th token depends only
-    on (seed, k) and the logits, not on batch neighbours or preemption."""
+    """Parameters, seed and token counts of one sample.
+
+    The k-th token depends only on the logits and (seed, k). Each sample of a request needs its own seed.
+    """
 
     def __init__(
         self,
@@ -67,9 +70,12 @@ class SampleState:
         bad_ids: Sequence[Sequence[int]] = (),
         constraint: AnyConstraint | None = None,
     ) -> None:
-        """``end_ids`` are excluded for the first ``params.min_tokens`` tokens; ``bad_ids``: see
-        ``LogitsProcessors``. ``constraint`` must not be shared with another sample. Raises InvalidRequest if
-        the logit bias names a token outside the vocabulary."""
+        """Raises InvalidRequest if the logit bias names a token outside the vocabulary.
+
+        end_ids      excluded for the first ``params.min_tokens`` tokens
+        bad_ids      token sequences that must not appear
+        constraint   constraint on the output, not shared with another sample
+        """
         outside = [token for token in params.logit_bias if not 0 <= token < vocab_size]
         if outside:
             raise InvalidRequest(
@@ -79,33 +85,32 @@ class SampleState:
         self.seed = seed % 2**64
         self.num_generated = 0
         self.constraint = constraint
-        self.mask_may_be_late = False  # whether ``allowed`` may raise MaskLate rather than wait for long
+        self.mask_may_be_late = False  # whether ``allowed`` may raise MaskLate instead of waiting
         self._behind: BehindDrafts | ReasoningGate | None = (
-            None  # in a state made by ``after``: replaces ``constraint``
+            None  # replaces ``constraint`` in a state from ``after``
         )
         self.greedy = params.temperature < GREEDY_BELOW
         self._processors = LogitsProcessors(
             params, prompt_ids=prompt_ids, vocab_size=vocab_size, end_ids=end_ids, bad_ids=bad_ids
         )
         self._vocab_size = vocab_size
-        self._listed: Mask | None = None  # mask of params.allowed_token_ids, made at first use
+        self._listed: Mask | None = None  # mask of params.allowed_token_ids
         adjusts = constraint is not None or self._processors.any or bool(params.allowed_token_ids)
-        self._asks_nothing = not adjusts and params.logprobs is None  # apart from min_tokens
+        self._asks_nothing = not adjusts and params.logprobs is None
         self._may_suppress = len(self._processors.suppressed_ids) > 0
 
     @property
     def is_unprocessed(self) -> bool:
-        """Whether the token is drawn from unchanged logits and no log-probabilities are requested."""
+        """Whether the token is sampled from unchanged logits without log-probabilities."""
         return self._asks_nothing and not self._suppresses_end
 
     @property
     def is_argmax(self) -> bool:
-        """Whether the token is simply the position of the largest logit."""
+        """Whether the token is the position of the largest logit."""
         return self.greedy and self._asks_nothing and not self._suppresses_end
 
     @property
     def _suppresses_end(self) -> bool:
-        """Whether the next token must not be an end token."""
         return self._may_suppress and self.num_generated < self.params.min_tokens
 
     @property
@@ -119,7 +124,6 @@ class SampleState:
         return not self.params.ignore_eos and self.num_generated >= self.params.min_tokens
 
     def record(self, token: int) -> None:
-        """Record ``token`` as the sample's next token."""
         self.num_generated += 1
         if self.constraint is not None:
             self.constraint.accept(token)
@@ -127,8 +131,8 @@ class SampleState:
             self._processors.record(token)
 
     def after(self, tokens: Sequence[int]) -> SampleState:
-        """Return this state as it will be after ``tokens``, for the rows of draft tokens. The result is valid
-        until the next ``record`` of this state. Do not call ``record`` on the result."""
+        """Return this state after ``tokens``, for the rows of draft tokens; valid until the next
+        ``record``."""
         ahead = copy.copy(self)
         ahead._behind = None if self.constraint is None else self.constraint.after(tokens)
         ahead.num_generated += len(tokens)
@@ -136,9 +140,10 @@ class SampleState:
         return ahead
 
     def guessing(self, tokens: Sequence[int]) -> SampleState:
-        """Return a copy like ``after`` with which a draft model draws the token after ``tokens``. It uses the
-        random number of the real draw, so that models that nearly agree mostly draw the same token. It
-        ignores grammars."""
+        """Return a state with which a draft model samples the token after ``tokens``, without grammars.
+
+        It has the random number of the target's token, so that similar models mostly sample equal tokens.
+        """
         ahead = copy.copy(self)
         ahead.num_generated += len(tokens)
         ahead._processors = self._processors.after(tokens) if tokens else self._processors
@@ -152,8 +157,7 @@ class SampleState:
         return self._processors.changes(suppress=suppress) if suppress or self._processors.any else None
 
     def allowed(self) -> Mask | None:
-        """Return the tokens [V] that structured output and ``params.allowed_token_ids`` allow next; None:
-        all. Raises ConstraintFailed or MaskLate."""
+        """Return the allowed tokens [V]; None: all. Raises ConstraintFailed or MaskLate."""
         grammar = self.constraint if self._behind is None else self._behind
         if self._listed is None and self.params.allowed_token_ids:
             self._listed = np.zeros(self._vocab_size, np.bool_)
@@ -164,23 +168,24 @@ class SampleState:
         return allowed if self._listed is None else allowed & self._listed
 
     def adjust_in_place(self, logits: Floats) -> None:
-        """Apply bias, penalties, min_tokens and structured output to logits [V]. Raises
-        ConstraintFailed or MaskLate."""
+        """Apply all changes to logits [V]. Raises ConstraintFailed or MaskLate."""
         if (changes := self.changes) is not None:
             changes.apply(logits)
         if (allowed := self.allowed()) is not None:
             logits[~allowed] = -np.inf
 
     def uniform(self) -> float:
-        """Return the number in [0, 1) with which the next token is drawn."""
+        """Return the random number in [0, 1) of the next token."""
         bits = np.random.Philox(key=self.seed, counter=self.num_generated).random_raw()
         return float(int(bits) >> 11) * 2.0**-53
 
 
 def sample(logits: Iterable[Floats], states: Sequence[SampleState]) -> list[Sampled]:
-    """Draw one token for each row [V] of float32 logits, without recording it. A row fails alone if its
-    largest value is NaN or +infinity. Bias and penalties change the rows in place. Raises ValueError if there
-    are not as many states as rows."""
+    """Sample one token for each row [V] of float32 logits. Changes the rows in place.
+
+    A row fails alone if its largest value is NaN or +infinity. Raises ValueError if there are not as many
+    states as rows.
+    """
     return [_sample_row(row, state) for row, state in zip(logits, states, strict=True)]
 
 
@@ -204,7 +209,6 @@ def _sample_row(logits: Floats, state: SampleState) -> Sampled:
 
 
 def _adjust_row(logits: Floats, state: SampleState) -> Sampled | None:
-    """Apply a state's changes to logits [V] in place; return the failed sample, or None."""
     if not is_finite(logits):
         return Sampled(token=None, error=NOT_FINITE)
     try:
@@ -219,7 +223,7 @@ def _adjust_row(logits: Floats, state: SampleState) -> Sampled | None:
 
 
 def is_finite(logits: Floats) -> bool:
-    """Whether logits [V] have a finite largest value, so that a token can be drawn."""
+    """Whether the largest value of logits [V] is finite."""
     return bool(np.isfinite(logits[np.argmax(logits)]))  # argmax finds the first NaN, if there is one
 
 
@@ -243,7 +247,7 @@ def logprob_of(logits: Floats, token: int, num_top: int) -> TokenLogprob:
 
 
 def greedy_samples(tokens: Any, logits: Any) -> list[Sampled]:
-    """Return samples of plain greedy rows from their largest logits (NaN if any logit of the row is NaN)."""
+    """Return samples of greedy rows from their largest logits; NaN if any logit of the row is NaN."""
     rows = zip(tokens, logits, strict=True)
     return [
         Sampled(token) if math.isfinite(logit) else Sampled(None, error=NOT_FINITE) for token, logit in rows

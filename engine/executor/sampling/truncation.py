@@ -1,7 +1,4 @@
-"""Truncation of logits to the tokens that may be drawn, and the draw itself, in NumPy.
-
-A whole vocabulary is never sorted: a row of 152k tokens takes a few passes over it.
-"""
+"""Truncation of logits, and sampling, in NumPy. A whole vocabulary is never sorted."""
 
 from __future__ import annotations
 
@@ -14,15 +11,14 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 Ids = NDArray[np.intp]
 
-_SMALL = 4096  # number of candidates that are sorted; more are first narrowed
+_SMALL = 4096  # candidates; more are narrowed before they are sorted
 _BLOCK = 512  # weights in a block, which is summed first
 _STRIDE_SAMPLE = 512  # values sampled to choose a pivot
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Tokens that may be drawn, by ascending id, and their weights. The largest weight of the vocabulary is
-    1; the sum is arbitrary. ``ids`` None stands for every token."""
+    """Tokens that may be sampled, by ascending id, and their weights. ``ids`` None stands for every token."""
 
     ids: Ids | None
     weights: Floats
@@ -53,8 +49,6 @@ class Candidates:
 
 
 def _first_beyond(cumulative: NDArray[np.float64], target: float) -> int:
-    """Return the first index where the sum passes ``target``. If rounding put the target beyond the total, it
-    is the last index with a positive weight."""
     index = int(np.searchsorted(cumulative, target, side="right"))
     if index == len(cumulative):
         index = int(np.searchsorted(cumulative, cumulative[-1], side="left"))
@@ -66,12 +60,11 @@ def truncate(logits: Floats, *, temperature: float, top_k: int, top_p: float, mi
 
     min_p   keeps tokens at least min_p times as likely as the likeliest
     top_k   keeps the k largest remaining tokens, and ties with the smallest of them
-    top_p   keeps the smallest set whose share of the remaining weight reaches p; of equally likely
-            tokens the lower id goes first
+    top_p   keeps the smallest set whose share of the remaining weight reaches p; the lower id wins ties
     """
     ids: Ids | None = None
     largest = logits.max()
-    if 0 < top_k < len(logits):  # before min_p: the result is the same, and fewer candidates remain
+    if 0 < top_k < len(logits):  # before min_p: the result is equal, and fewer candidates remain
         ids = np.flatnonzero(logits >= np.partition(logits, -top_k)[-top_k])
         logits = logits[ids]
     with np.errstate(over="ignore", under="ignore"):  # at low temperatures all but the top underflow to 0
@@ -84,8 +77,10 @@ def truncate(logits: Floats, *, temperature: float, top_k: int, top_p: float, mi
 
 
 def nucleus(weights: Floats, p: float) -> NDArray[Any]:
-    """Return a mask of the fewest largest ``weights`` whose sum reaches p times the total. Of equal weights
-    the lower index goes first. At least one is kept."""
+    """Return a mask of the fewest largest ``weights`` whose sum reaches p times the total.
+
+    The lower index wins ties. At least one weight is kept.
+    """
     target = p * float(weights.sum(dtype=np.float64))
     last, num_ties = _last_kept(weights, target)
     kept = weights > last
@@ -94,9 +89,6 @@ def nucleus(weights: Floats, p: float) -> NDArray[Any]:
 
 
 def _last_kept(weights: Floats, target: float) -> tuple[np.float32, int]:
-    """Return the smallest weight of the nucleus, and how many weights equal to it are kept. Pivots narrow the
-    weights down to those near the boundary; ``taken`` is the sum of weights known to be above it. The first
-    pivot assumes that a few thousand tokens suffice."""
     taken, quantile = 0.0, max(0.5, 1 - _SMALL / (2 * len(weights)))
     while len(weights) > _SMALL:
         sample = weights[:: -(-len(weights) // _STRIDE_SAMPLE)]
