@@ -21,17 +21,17 @@ ROWS_INPUT = "adapters"
 
 
 class AdapterPart(StepPart, Resource):
-    """Tells every step the adapter of each row. A running sequence holds its adapter's slot."""
+    """Tells every step which LoRA adapter each row uses."""
 
     def __init__(self, adapters: Adapters, max_loras: int) -> None:
         self._adapters = adapters
         self._max_loras = max_loras
-        self._running: Counter[str] = Counter()  # running sequences by adapter
+        self._running: Counter[str] = Counter()
         self._names: WeakKeyDictionary[Sequence, str] = WeakKeyDictionary()
-        self.samples: Counter[str] = Counter()  # unfinished samples by adapter
+        self.samples: Counter[str] = Counter()
 
     def load(self, name: str, folder: Path, *, replace: bool = False) -> AdapterInfo:
-        """Load an adapter. Raises InvalidRequest while requests use the adapter that it replaces."""
+        """Load an adapter. Raises InvalidRequest if requests use the old adapter of this name."""
         if replace:
             self._check_unused(name)
         return self._adapters.load(name, folder, replace=replace)
@@ -53,7 +53,6 @@ class AdapterPart(StepPart, Resource):
         return self._adapters.infos()
 
     def usage(self) -> AdapterLoad:
-        """Return the adapters with running requests, and the adapters with waiting requests."""
         running = tuple(self._running)
         waiting = tuple(name for name, count in self.samples.items() if count > self._running.get(name, 0))
         return AdapterLoad(self._max_loras, running, waiting)

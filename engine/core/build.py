@@ -45,7 +45,7 @@ from .gauge_source import GaugeSource
 from .image_part import ImagePart
 from .request import Request
 
-CACHE_DIR_BYTES = 10 * 1024**3  # bytes: default limit of the cache folder
+CACHE_DIR_BYTES = 10 * 1024**3  # default limit of the cache folder
 
 
 def build_core(
@@ -92,7 +92,7 @@ def build_core(
 
 
 def load_draft_model(config: EngineConfig, runner: ModelRunner, tokenizer: Tokenizer) -> DraftModel:
-    """Load the draft model. Raises InvalidConfig if it does not suit the target model."""
+    """Load the draft model. Raises InvalidConfig if it does not match the target model."""
     assert config.draft_model is not None
     own = draft_config(config, num_pages=runner.info.num_pages)
     drafter = load_runner(own, is_draft=True)
@@ -129,7 +129,6 @@ def assemble(
     draft_model: BatchDrafter | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> EngineCore:
-    """Build an engine around a loaded model runner."""
     info = runner.info
     try:
         blocks = BlockManager(
@@ -152,7 +151,7 @@ def assemble(
         _make_folder("save_dir", config.save_dir)
     transfer = PageTransfer(runner, blocks, remember=config.save_dir is not None)
     if config.cache_dir is not None or config.save_dir is not None:
-        _ = runner.page_layout_key  # hash the weights now instead of between two steps
+        _ = runner.page_layout_key
     disk = _disk_tier(config, runner, blocks, transfer)
     swap = None
     if config.swap_memory:
@@ -185,15 +184,15 @@ def assemble(
         observer=observer,
         adapters=adapters,
         images=None if runner.images is None else ImagePart(runner.images),
-        overlaps=config.async_steps is not False,  # used only if the runner supports it
+        overlaps=config.async_steps is not False,
         clock=clock,
     )
 
 
 def drafts_by(config: EngineConfig, info: EngineInfo) -> Speculate:
-    """Return the default source of drafts from text."""
+    """Return the default of ``speculate``."""
     if config.speculate == "auto":
-        # By default only where drafts cost almost nothing and change no result.
+        # Drafts are on by default only if they cost almost nothing and change no result.
         return "ngram" if info.batch_invariant and info.states is None else "off"
     return cast("Speculate", config.speculate) if config.speculate in get_args(Speculate) else "off"
 
@@ -226,7 +225,6 @@ def _disk_tier(
 
 
 def _make_folder(name: str, folder: Path) -> None:
-    """Create a folder. Raises InvalidConfig if it is not writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -259,7 +257,7 @@ def text_ids(tokenizer: Tokenizer, *, vocab_size: int, max_model_len: int) -> li
 
 
 def score_tokens(core: EngineCore, tokenizer: Tokenizer, token_ids: list[int]) -> list[TokenLogprob]:
-    """Return the likeliest tokens at each position of a prompt except the first."""
+    """Return the likeliest tokens at each position of a prompt."""
     params = SamplingParams(max_tokens=1, prompt_logprobs=MAX_LOGPROBS, ignore_eos=True)
     request = Request(
         "text", token_ids, params, max_tokens=1, tokenizer=tokenizer, vocab_size=core.info.vocab_size,

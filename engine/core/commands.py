@@ -54,7 +54,7 @@ class Command(ABC, Generic[AnswerT_co]):
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """Totals of the prefix cache, and the number of positions that each pin keeps."""
+    """Statistics of the prefix cache, and the tokens that each pin keeps."""
 
     totals: CacheTotals
     pins: Mapping[str, int]
@@ -88,7 +88,7 @@ class CachedContents:
     """Cached pages with known tokens.
 
     number    number of the last event included
-    unknown   number of earlier events without tokens; their pages are left out
+    unknown   number of earlier events, without tokens
     """
 
     number: int
@@ -108,7 +108,7 @@ class GetCacheStats(Command[CacheStats]):
 
 @dataclass(frozen=True, slots=True)
 class ListReusedPrefixes(Command[list[ReusedPrefix]]):
-    """Return the reused prefixes of salts that begin with ``salt_prefix``."""
+    """Return the most reused prefixes with these cache salts."""
 
     salt_prefix: bytes = b""
 

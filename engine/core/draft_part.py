@@ -67,7 +67,6 @@ class DraftPart(StepPart):
         )
 
     def prepare(self, going_on: Sequence[Sample]) -> None:
-        """Compute draft tokens for the samples that use speculative decoding."""
         for ended in self._to_notify:
             if ended.drafting is not None:
                 ended.drafting.finished(ended.sequence.tokens)
@@ -85,7 +84,7 @@ class DraftPart(StepPart):
                 self._to_notify.append(sample)
 
     def observe(self, step: SchedulerOutput, seconds: float) -> None:
-        """Report the step's duration, without drafting, to the scheduler."""
+        """Report the step's duration to the scheduler."""
         if self.model is not None:
             seconds = self.guesses.time_without(seconds)
         self._scheduler.observe(step, seconds)

@@ -27,7 +27,7 @@ class Listener(Protocol):
         ...
 
     def ended(self, error: BaseException | None) -> None:
-        """Called when the engine is about to end: after ``stop`` (None) or because of ``error``."""
+        """Called once, when the engine ends. ``error`` is None after ``stop``."""
         ...
 
 

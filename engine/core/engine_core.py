@@ -30,8 +30,6 @@ from .step_stats import StepStats
 
 
 class _InFlight(NamedTuple):
-    """Submitted step that is not committed."""
-
     step: SchedulerOutput
     draws: Draws
     batch: Batch
@@ -47,7 +45,7 @@ class EngineCore:
     parts      additional step parts
     adapters   step part for LoRA adapters, if any
     images     step part for images in prompts, if any
-    overlaps   whether a step may be submitted before the previous step is resolved, see overlap.py
+    overlaps   whether steps overlap, see overlap.py
     """
 
     def __init__(
@@ -95,7 +93,6 @@ class EngineCore:
 
     @property
     def capacity(self) -> int:
-        """Number of positions that one sequence can have, even if all allowed pins are in use."""
         return self._blocks.capacity
 
     @property
@@ -109,7 +106,6 @@ class EngineCore:
         return 0.0 if began is None else self._clock() - began
 
     def on_news(self, wake: Callable[[], None]) -> None:
-        """Set the function that another thread calls when ``has_work`` becomes true."""
         self._scheduler.on_news(wake)
 
     def add(self, request: Request) -> None:
@@ -129,7 +125,7 @@ class EngineCore:
         return self._publish(flight, began)
 
     def settle(self) -> None:
-        """Resolve the step in flight, so that its pages are written. ``step`` returns the updates."""
+        """Resolve the step in flight, so that its pages are written."""
         flight, self._in_flight = self._in_flight, None
         if flight:
             began = self._clock()
@@ -213,7 +209,6 @@ class EngineCore:
         return self._publish(None, self._clock())
 
     def close(self) -> None:
-        """Free the model and its page pool."""
         self._in_flight = None
         self._scheduler.close()
         self._parts.close()

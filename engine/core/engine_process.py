@@ -54,8 +54,6 @@ class _Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """Call of a method of the engine. Calls with a number get an answer."""
-
     method: str
     arguments: tuple[Any, ...] = ()
     number: int | None = None
@@ -85,7 +83,7 @@ _DISPATCH = {**copyreg.dispatch_table, MappingProxyType: lambda view: (_view, (d
 
 
 class _Pipe:
-    """End of the pipe. Any thread may send; one thread receives."""
+    """End of a pipe. Any thread may send; one thread receives."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -152,7 +150,6 @@ class EngineProcess:
 
     @property
     def step_seconds(self) -> float:
-        """Seconds since the last step that the child reported, while it has work."""
         return time.monotonic() - self._heard_at if self.gauges.num_running else 0.0
 
     def add(self, request: EngineRequest) -> None:
@@ -319,7 +316,7 @@ class _Child:
                 return self.thread.grammars.begin(*call.arguments)
             self.thread.grammars.prepare()
             outcome.set_result(None)
-        except Exception as error:  # handled by the caller
+        except Exception as error:
             outcome.set_exception(error)
         return outcome
 

@@ -27,7 +27,7 @@ from .request import Request, Update
 logger = logging.getLogger(__name__)
 
 EXIT_TIMEOUT_S = 10.0
-COMMANDS_PER_STEP = 16  # limit between two steps, so that commands do not delay requests
+COMMANDS_PER_STEP = 16  # commands between two steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class EngineThread:
             self._core = core
             self._listener.ready()
             self._loop(core)
-        except BaseException as caught:  # nothing may end this thread unseen
+        except BaseException as caught:  # nothing may end this thread silently
             error = caught
         # Report the end first, because closing may wait for a disk.
         self._has_ended.set()
@@ -199,7 +199,7 @@ class EngineThread:
         while self._commands:
             try:
                 pending = self._commands.popleft()
-            except IndexError:  # another thread was faster
+            except IndexError:
                 return
             pending.refuse()
 

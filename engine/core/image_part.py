@@ -21,7 +21,7 @@ AXES = ("position_t", "position_h", "position_w")
 
 
 class ImagePart(StepPart):
-    """Adds the features of images to their rows. Images with cached rows only are not encoded."""
+    """Adds image features to the rows of image tokens."""
 
     def __init__(self, images: Images) -> None:
         self._images = images
@@ -41,7 +41,7 @@ class ImagePart(StepPart):
         self._prompts.pop(sample.sequence, None)
 
     def rows(self, step: SchedulerOutput) -> PartRows | None:
-        """Return the inputs of image rows, and three positions per row for models with M-RoPE."""
+        """Return the inputs of image rows."""
         prompts = [(item, self._prompts.get(item.sequence)) for item in step.work]
         if not any(prompt for _, prompt in prompts):
             return None
@@ -83,16 +83,12 @@ class ImagePart(StepPart):
 
 
 class _Prompt(NamedTuple):
-    """Images of a prompt."""
-
     images: tuple[PromptImage, ...]
     axes: Axes | None
     held: dict[int, EncodedImage]
 
 
 class _Part(NamedTuple):
-    """Tokens ``[first, last)`` of an image."""
-
     image: PromptImage
     encoded: EncodedImage
     first: int
@@ -144,5 +140,5 @@ class Axes:
 
 
 def _plain(start: int, stop: int) -> Ints:
-    """Return the positions of tokens [start, stop) without images, int32 [3, stop - start]."""
+    """Return positions without images, int32 [3, stop - start]."""
     return np.tile(np.arange(start, stop, dtype=np.int32), (3, 1))

@@ -59,7 +59,7 @@ Draws = list[tuple[Sequence, tuple[int, ...]]]
 
 
 class LiveSamples:
-    """Gives samples the tokens that steps sampled. An error of one request ends only that request.
+    """Unfinished samples. An error of one request ends only that request.
 
     updates       updates that the core has not collected yet
     progress      remaining prompt tokens of unfinished requests
@@ -93,7 +93,6 @@ class LiveSamples:
         return list({sample.request: None for sample in self.by_sequence.values()})
 
     def going_on(self, draws: Draws) -> list[Sample]:
-        """Return the samples of a step that have not ended."""
         found = self.by_sequence.get
         return [sample for each, _ in draws if (sample := found(each)) is not None]
 
@@ -112,7 +111,6 @@ class LiveSamples:
         return states
 
     def take_ended(self) -> list[str]:
-        """Return the ids of requests that have ended since the last call."""
         ended = self._ended
         if ended:
             self._ended = []
@@ -174,7 +172,7 @@ class LiveSamples:
         return last if last.token is None else SampleResult(tokens[0], last.finished, tuple(tokens[1:]))
 
     def fail_unsampled(self, step: SchedulerOutput, batch: Batch, failed_rows: tuple[int, ...]) -> None:
-        """End requests with K or V that is not finite in a chunk before the prompt's last token."""
+        """End requests with NaN or infinity in K or V before the prompt's last token."""
         ends = batch.attention.q_start[1:].tolist()
         failed = {next(index for index, end in enumerate(ends) if row < end) for row in failed_rows}
         for item in (step.work[index] for index in sorted(failed)):

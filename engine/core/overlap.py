@@ -19,7 +19,7 @@ from .step_parts import StepParts
 
 
 def may_overlap(parts: StepParts, going_on: Sequence[Sample]) -> bool:
-    """Whether the samples ``going_on`` allow the next step to be submitted."""
+    """Whether the next step may be submitted while these samples await a token."""
     return all(part.may_overlap(going_on) for part in parts.live) and all(
         sample.state.is_foreseen for sample in going_on
     )

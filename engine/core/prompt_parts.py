@@ -46,7 +46,7 @@ class PromptScores(_PromptPart):
         self._owners: list[tuple[Request, int]] = []
 
     def rows(self, step: SchedulerOutput) -> PartRows | None:
-        """Return the rows to score: the row before each prompt token, which predicts that token."""
+        """Return the rows to score: the row before each prompt token."""
         self._owners = []
         rows: list[int] = []
         first = 0
@@ -73,7 +73,7 @@ class PromptScores(_PromptPart):
 
 
 class PromptEmbeddings(_PromptPart):
-    """Computes embeddings from the hidden states of prompts. A mean is summed in float64."""
+    """Computes embeddings of prompts."""
 
     _param = "pooling"
 
@@ -111,7 +111,7 @@ class PromptEmbeddings(_PromptPart):
 
 
 class Grammars(StepPart):
-    """Starts the computation of grammar masks after the tokens of a step are accepted."""
+    """Computes grammar masks between steps."""
 
     def __init__(self, *, may_be_late: bool) -> None:
         self._samples: set[Sample] = set()

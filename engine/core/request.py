@@ -68,7 +68,7 @@ class Request:
         self.invalid = False
         self.prompt_ids = prompt_ids
         self.prompt_scores: dict[int, TokenLogprob] = {}  # by position
-        self.pooled: Any = 0.0  # sum of hidden states
+        self.pooled: Any = 0.0
         self.embedding: tuple[float, ...] | None = None
         seed = secrets.randbits(64) if params.seed is None else params.seed
         bad_ids = tokenizer.ids_of_words(params.bad_words) if params.bad_words else ()
@@ -95,7 +95,6 @@ class Request:
                         else arrived_at + params.target_ttft / 1e3,
                     ),
                 ),
-                # Samples with equal seeds would be equal.
                 SampleState(
                     params,
                     seed=(seed + index) % 2**64,
@@ -136,7 +135,7 @@ class Request:
 
 
 class Sample:
-    """Output of a request: a sequence and its text so far."""
+    """Output of a request: a sequence and its text."""
 
     __slots__ = (
         "_detokenizer",
@@ -174,7 +173,7 @@ class Sample:
         return self.request.max_tokens - self.num_tokens
 
     def accept(self, sampled: Sampled) -> Delta:
-        """Append the next token, decide whether it ends the sample, and return the new output."""
+        """Append the next token and return the new output."""
         token = sampled.token
         if token is None:
             error = sampled.error or "the model's results for this request are not finite numbers"

@@ -29,8 +29,8 @@ from .commands import AnswerT, Command, FindPrefix, GetPageLayout, InsertPages, 
 
 MAX_NAME_BYTES = 200  # file systems allow 255; temporary files have longer names
 PART_BYTES = 64 * 1024**2  # bytes of pages copied between two steps
-PART_PAGES = 65_536  # pages copied between two steps for a model without attention
-MOST_TRIES = 3  # attempts to read a prompt while its pages are evicted
+PART_PAGES = 65_536  # pages between two steps, for a model without attention
+MOST_TRIES = 3  # attempts to read a prompt
 
 
 class Ask(Protocol):
@@ -147,7 +147,7 @@ def load(ask: Ask, path: Path) -> LoadedPages:
         raise NotFound(f"there are no saved pages at {path.name}; give the path that save was given")
     for tokens, run in _sequences(files, kind):
         for _ in segments(run, kind, len(tokens) - len(run.token_ids)):
-            pass  # reading and converting checks the files
+            pass  # reading checks the files
     total = LoadedPages(0, 0, 0, 0)
     for tokens, run in _sequences(files, kind):
         total = _insert(ask, kind, tokens, run, total)
@@ -171,7 +171,7 @@ def _insert(
             skipped += inserted.num_skipped
             if segment.group == 0:
                 new, known = new + inserted.num_new, known + inserted.num_known
-    skipped += num_states  # states that are not at the end of a page of this engine
+    skipped += num_states
     return LoadedPages(
         total.num_pages + new,
         total.num_tokens + new * size,
@@ -182,7 +182,7 @@ def _insert(
 
 
 def _sequences(files: list[Path], kind: PageLayoutKey) -> Iterator[tuple[list[int], PageRun]]:
-    ends: dict[tuple[Digest, bytes], list[int]] = {}  # tokens before the end of each file, by digest and salt
+    ends: dict[tuple[Digest, bytes], list[int]] = {}
     for file in files:
         run = _read(file, kind)
         salt = run.salt or b""
@@ -312,7 +312,7 @@ def _publish(unfinished: Path, path: Path) -> None:
     try:
         if unfinished.is_dir():
             path.mkdir(mode=0o700)
-            unfinished.rename(path)  # a rename of a folder may replace an empty folder
+            unfinished.rename(path)
         else:
             os.link(unfinished, path)
     except FileExistsError:

@@ -24,10 +24,10 @@ States = npt.NDArray[np.float32]
 class PartRows(NamedTuple):
     """Additions of one part to a step.
 
-    scored   prompt tokens with their rows, to be scored
+    scored   prompt tokens to be scored
     hidden   [P] ascending rows for which the part needs hidden states
     inputs   named inputs of all rows, see ``Batch.inputs``
-    last     for each row of the step, the last position that the row attends to
+    last     last position that each row attends to
     """
 
     scored: ScoredRows | None = None
@@ -48,18 +48,18 @@ class StepPart:
 
     @property
     def is_live(self) -> bool:
-        """Whether some request needs the part; if not, only ``begin`` and ``end`` are called."""
+        """Whether some request needs the part now."""
         return False
 
     def begin(self, request: Request) -> None:
         """Called when a request was queued."""
 
     def held(self) -> Set[Served]:
-        """Return sequences that the next step leaves out, because they wait for this part."""
+        """Return sequences that must wait and are left out of the next step."""
         return frozenset()
 
     def rows(self, step: SchedulerOutput) -> PartRows | None:  # noqa: ARG002
-        """Return the part's additions to a planned step; None for nothing."""
+        """Return the part's additions to a step, if any."""
         return None
 
     def deliver(self, results: PartResults) -> None:
@@ -70,7 +70,7 @@ class StepPart:
         return True
 
     def prepare(self, going_on: Sequence[Sample]) -> None:
-        """Called after a step, to prepare for the next tokens of these samples."""
+        """Called after a step, to prepare the next token of these samples."""
 
     def end(self, sample: Sample) -> None:
         """Called when a sample has ended."""
@@ -90,7 +90,7 @@ class AskedRows(NamedTuple):
 
     @property
     def hidden(self) -> Ints | None:
-        """Ascending rows for which hidden states are needed; None for no rows."""
+        """Ascending rows for which hidden states are needed, if any."""
         wanted = [rows.hidden for _, rows in self.parts if rows.hidden is not None]
         if len(wanted) > 1:
             return np.unique(np.concatenate(wanted))

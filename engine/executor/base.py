@@ -24,10 +24,10 @@ class RunOutput(NamedTuple):
     """Results of one step.
 
     samples      one per entry of ``batch.sample_rows``
-    failed_rows  rows with K or V that is not finite; their sequences must end
-    hidden       [P, D] inputs of the output head for the rows in ``batch.hidden``, if any
-    scores       one per row of ``batch.scored``; scores of failed rows are meaningless
-    void         indices of samples whose row must be computed again, because its input token changed
+    failed_rows  rows with NaN or infinity in K or V; their sequences must end
+    hidden       [P, D] inputs of the output head for the rows in ``batch.hidden``
+    scores       one per row of ``batch.scored``
+    void         indices of samples that must be computed again
     """
 
     samples: tuple[Sampled, ...]
@@ -42,7 +42,7 @@ class Pending(Protocol):
 
     @property
     def feeds(self) -> bool:
-        """Whether the next step may use this step's tokens before this step is resolved."""
+        """Whether the next step may use this step's tokens early, before ``resolve``."""
         ...
 
     def resolve(self) -> RunOutput:
@@ -51,7 +51,7 @@ class Pending(Protocol):
 
 
 class Resolved(NamedTuple):
-    """A ``Pending`` of a step that was computed on submission."""
+    """A ``Pending`` of a finished step."""
 
     output: RunOutput
     feeds: bool = False
@@ -67,19 +67,13 @@ class ModelRunner(Protocol):
     def info(self) -> EngineInfo: ...
 
     @property
-    def head(self) -> HeadRunner | None:
-        """The model's MTP head; None unless ``speculate`` requested it."""
-        ...
+    def head(self) -> HeadRunner | None: ...
 
     @property
-    def adapters(self) -> Adapters | None:
-        """The model's adapters, if any."""
-        ...
+    def adapters(self) -> Adapters | None: ...
 
     @property
-    def images(self) -> Images | None:
-        """Encoder of prompts' images; None if prompts are text only."""
-        ...
+    def images(self) -> Images | None: ...
 
     def submit(self, batch: Batch, states: Sequence[SampleState], after: Pending | None = None) -> Pending:
         """Copy pages, run one forward, and sample one token per entry of ``batch.sample_rows``.
@@ -93,7 +87,7 @@ class ModelRunner(Protocol):
 
     @property
     def page_layout_key(self) -> PageLayoutKey:
-        """Key of the page layout. Bytes of pages fit another runner if its key is equal."""
+        """Key of the page layout. Runners with equal keys can exchange pages."""
         ...
 
     def read_pages(self, pages: Sequence[int], group: int) -> PageBytes:
@@ -175,7 +169,7 @@ KV_NOT_FINITE = "the model computed keys, values or states that are not finite (
 
 
 def with_failures(samples: Sequence[Sampled], batch: Batch, failed: Sequence[int]) -> tuple[Sampled, ...]:
-    """Return the samples; a sample after a failed row of its sequence becomes a failure."""
+    """Return the samples, with failures after each failed row of a sequence."""
     if not failed:
         return tuple(samples)
     starts = batch.attention.q_start[1:]
@@ -191,14 +185,13 @@ def with_failures(samples: Sequence[Sampled], batch: Batch, failed: Sequence[int
 
 
 def with_failed_rows(batch: Batch, run: RunOutput) -> RunOutput:
-    """Return ``run``, the output of a whole batch, with failures in place of samples from failed rows."""
     if not run.failed_rows:
         return run
     return run._replace(samples=with_failures(run.samples, batch, run.failed_rows))
 
 
 def joined(runs: Sequence[RunOutput]) -> RunOutput:
-    """Return the combined output of consecutive slices of a batch."""
+    """Return the combined output of consecutive slices."""
     hidden: list[npt.NDArray[np.float32]] = [run.hidden for run in runs if run.hidden is not None]
     return RunOutput(
         tuple(itertools.chain.from_iterable(run.samples for run in runs)),

@@ -80,7 +80,7 @@ class Batch(NamedTuple):
         return self.scored is None and self.hidden is None
 
     def slices(self, size: int) -> Iterator[BatchSlice]:
-        """Yield slices of at most ``size`` rows. Computed in order, they give the results of the step."""
+        """Yield slices of at most ``size`` rows, to be computed in order."""
         total = len(self.token_ids)
         for first in range(0, total, size):
             stop = min(first + size, total)
@@ -104,7 +104,7 @@ class Batch(NamedTuple):
 
 
 class BatchSlice(NamedTuple):
-    """Rows of a batch from row ``first`` on. ``samples``: indices of their samples in the batch."""
+    """Rows of a batch from row ``first`` on."""
 
     first: int
     samples: list[int]
@@ -112,10 +112,7 @@ class BatchSlice(NamedTuple):
 
 
 def build_batch(step: SchedulerOutput, page_size: int, groups: Specs = ()) -> Batch:
-    """Return a planned step as a batch.
-
-    Python loops over sequences only; work per token uses NumPy.
-    """
+    """Return a planned step as a batch."""
     if step.plain or all(map(_is_decode, step.work)):
         return _decode_batch(step, page_size, groups)
     return _mixed_batch(step, page_size, groups)
@@ -184,7 +181,6 @@ def _mixed_batch(step: SchedulerOutput, page_size: int, specs: Specs) -> Batch:
     pages, offsets = np.divmod(positions, np.int32(page_size))
 
     def in_group(group: int) -> GroupMetadata:
-        """Row b has the pages of ``work[b]`` up to its last position in this step, then zeros."""
         page_table = np.zeros((len(work), max(num_pages)), np.int32)
         for row, table, used in zip(page_table, tables, num_pages, strict=True):
             row[:used] = np.frombuffer(table.parts[group].pages, np.int32, used)
@@ -275,7 +271,7 @@ def _sample_rows(work: tuple[ScheduledChunk, ...], q_start: Ints) -> Ints:
 
 
 def slice_rows(metadata: AttentionMetadata, first: int, stop: int) -> AttentionMetadata:
-    """Return the metadata of rows [first, stop), to be computed after the earlier rows."""
+    """Return the metadata of rows [first, stop)."""
     if first == 0 and stop == metadata.num_tokens:
         return metadata
     assert metadata.last is None, "rows that see later ones are computed together"
@@ -317,6 +313,6 @@ def _slice_states(metadata: AttentionMetadata, begin: int, end: int, q_start: In
 def each_once(rows: Ints) -> tuple[Ints, abc.Sequence[int]]:
     """Return the rows in ascending order without repeats, and the index of each row in that array."""
     if rows is counting(len(rows)) or all(a < b for a, b in itertools.pairwise(rows.tolist())):
-        return rows, range(len(rows))  # the usual case: decodes only
+        return rows, range(len(rows))
     once, places = np.unique(rows, return_inverse=True)
     return once, places.tolist()

@@ -14,7 +14,7 @@ from .recurrent.mixers import Mixer
 
 @dataclass(frozen=True, slots=True)
 class AttentionCache:
-    """Entry of the model's cache list that holds K and V; ``layer``: index in ``CacheLayout.layers``."""
+    """Entry of the model's cache list that holds K and V."""
 
     layer: int
 

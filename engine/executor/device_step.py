@@ -20,10 +20,8 @@ from .sampling.sampler import NOT_FINITE, Sampled, SampleState
 class DeviceStep:
     """Submitted step with its unevaluated results.
 
-    Rows that need more than unchanged logits are sampled on the host, for example rows with penalties.
-
-    logits   [R, V], not evaluated; ``places[i]`` is the row of ``states[i]``
-    flags    arrays [T], not evaluated: rows with K or V that is not finite
+    logits   [R, V]; ``places[i]`` is the row of ``states[i]``
+    flags    arrays [T]: rows with NaN or infinity in K or V
     after    previous step, if it is also in flight
     feeds    whether the next step may use this step's tokens
     """
@@ -47,7 +45,7 @@ class DeviceStep:
         self._here, self._others = here, [i for i, state in enumerate(states) if not state.is_unprocessed]
         self._states = list(states)
         self._feeds = feeds and not self._others
-        self._changed: frozenset[int] = frozenset()  # samples with a token that changed when sampled again
+        self._changed: frozenset[int] = frozenset()
         self._drawn_from = _rows(logits, [places[i] for i in here])
         self._host_rows = _rows(logits, [places[i] for i in self._others]).astype(mx.float32)
         report = [mx.zeros(0, mx.int32)]
@@ -71,7 +69,7 @@ class DeviceStep:
         return self._feeds and not self._void()
 
     def take(self, sources: Ints) -> mx.array:
-        """Return the unevaluated tokens of these samples, int32 [len(sources)]."""
+        """Return the tokens of these samples, int32 [len(sources)], not evaluated."""
         assert self._feeds, "a token of this step is sampled on the host"
         return self.tokens[mx.array(sources)]
 

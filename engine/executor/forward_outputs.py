@@ -12,7 +12,7 @@ from .adapt.output_head import RowSelection
 
 
 class Form(NamedTuple):
-    """Inputs and outputs of a graph. Form and shapes together identify a graph."""
+    """Identification of a graph: the kinds of its inputs and outputs."""
 
     takes_rows: bool
     logits: bool
@@ -25,8 +25,7 @@ class Outputs(NamedTuple):
     """Outputs of a forward, not evaluated.
 
     logits   [R, V]
-    choice   greedy ids, int32 [R], and their logits, float32 [R], in place of ``logits``; NaN for a row with
-             a NaN
+    choice   greedy ids, int32 [R], and their logits, float32 [R]; replaces ``logits``
     hidden   float32 [P, D], inputs of the output head
     """
 
@@ -36,7 +35,6 @@ class Outputs(NamedTuple):
 
     @classmethod
     def of(cls, form: Form, arrays: Sequence[mx.array]) -> Outputs:
-        """Return the outputs of a graph of this form."""
         hidden = arrays[-1] if form.hidden else None
         if form.greedy:
             return cls(None, (arrays[0], arrays[1]), hidden)

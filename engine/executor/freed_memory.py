@@ -13,7 +13,7 @@ from ..memory.malloc import give_memory_back
 
 
 def give_freed_memory_back(backend_name: str) -> None:
-    """Return freed memory of MLX, kernels and the C library. Takes some milliseconds."""
+    """Return freed memory to the operating system. Takes some milliseconds."""
     mx.clear_cache()
     release_kept_memory(backend_name)
     give_memory_back()
@@ -21,7 +21,7 @@ def give_freed_memory_back(backend_name: str) -> None:
 
 @contextmanager
 def nothing_cached(backend_name: str) -> Iterator[None]:
-    """Make MLX on the CPU free memory at once while the block runs."""
+    """Turn off MLX's buffer cache while the block runs."""
     if backend_name != "cpu":
         yield
         return

@@ -17,12 +17,12 @@ from types import ModuleType
 from typing import Any
 
 PACKAGE = "mlx_lm"
-_ABSENT = ("huggingface_hub", "tokenizer_utils")  # names in the imports of ``mlx_lm.utils``
-_OWN_NAMES = ("__version__", "__all__")  # set by ``__init__``; the import system reads other ``__names__``
+_ABSENT = ("huggingface_hub", "tokenizer_utils")
+_OWN_NAMES = ("__version__", "__all__")
 
 
 class Absent:
-    """Placeholder for names missing in a copy of a module."""
+    """Placeholder of a missing name."""
 
     def __new__(cls, *_: object, **__: object) -> Absent:
         raise TypeError("this copy of an mlx-lm module cannot load tokenizers or download models")
@@ -60,7 +60,7 @@ def _run(package: ModuleType) -> None:
 
 
 def defer(name: str) -> None:
-    """Replace the package ``name`` by a ``DeferredPackage``, unless it is imported already."""
+    """Defer the import of package ``name``, unless it is imported already."""
     if name in sys.modules:
         return
     spec = importlib.util.find_spec(name)
@@ -72,7 +72,6 @@ def defer(name: str) -> None:
 
 
 def copy_without(name: str, absent: tuple[str, ...]) -> ModuleType:
-    """Return a copy of a module in which ``absent`` modules are empty. An imported module is not copied."""
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.find_spec(name)
@@ -83,7 +82,6 @@ def copy_without(name: str, absent: tuple[str, ...]) -> ModuleType:
         return _Empty(wanted) if wanted in absent else __import__(wanted, *args, **kwargs)
 
     module = importlib.util.module_from_spec(spec)
-    # Only import statements of this module read this ``__import__``.
     vars(module)["__builtins__"] = {**vars(builtins), "__import__": import_}
     spec.loader.exec_module(module)
     return module
@@ -91,7 +89,7 @@ def copy_without(name: str, absent: tuple[str, ...]) -> ModuleType:
 
 @contextmanager
 def _open_files_limit_kept() -> Iterator[None]:
-    """Keep the process's limit of open files, which mlx-lm lowers to 2,048 when imported."""
+    """Restore the process's limit of open files, which mlx-lm lowers to 2,048."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     original = resource.setrlimit
     resource.setrlimit = lambda *_: None

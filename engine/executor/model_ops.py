@@ -20,10 +20,10 @@ from .sampling.logit_rows import NumpySampler, Sampler
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """Fusion of operations of several modules.
+    """Switch for fused modules.
 
     set_fused   function of (model, on)
-    unfuse      function that removes fusion permanently
+    unfuse      function of a model; permanent
     """
 
     set_fused: Callable[[Module, bool], None]
@@ -32,7 +32,7 @@ class Fusion:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Module with parameters that is not made native, and the reason."""
+    """Module that stays MLX's own, and the reason."""
 
     name: str
     type: str
@@ -64,7 +64,7 @@ class ModelOps(Protocol):
 
     @property
     def fusion(self) -> Fusion | None:
-        """Fusion of modules; None if every module computes separately."""
+        """Switch for fused modules, if there are any."""
         ...
 
     @property
@@ -72,23 +72,20 @@ class ModelOps(Protocol):
         """Function that returns rows of activations: ``take_rows(x, rows)`` is x[rows]."""
         ...
 
-    def loading(self) -> AbstractContextManager[None]:
-        """Make mlx-lm load weight files in the best way for these operations while the block runs."""
-        ...
+    def loading(self) -> AbstractContextManager[None]: ...
 
     def quantizing(self) -> AbstractContextManager[None]:
-        """Make MLX's layers quantize with these operations while the block runs. Results are
-        bit-identical."""
+        """Quantize MLX's layers with these operations while the block runs. Results are bit-identical."""
         ...
 
     def quantize_channels(self, kind: str, arrays: Sequence[mx.array], group_size: int) -> Quantized:
-        """Return results bit-identical to ``kernels.channel_weights.quantize_as``."""
+        """Return the result of ``kernels.channel_weights.quantize_as``, bit for bit."""
         ...
 
     def prepare_model(
         self, model: Module, *, exact: bool, fuse: bool, reference: Callable[[], None]
     ) -> Report | None:
-        """Make the loaded model compute with these operations, in place; None if all modules stay MLX's.
+        """Make the loaded model compute with these operations, in place.
 
         exact       refuse operations that round activations
         fuse        allow merging of modules
@@ -97,16 +94,12 @@ class ModelOps(Protocol):
         ...
 
     def weight_bytes(self, model: Module) -> int:
-        """Return the bytes of the weights. Call it after a first forward, which may pack the head."""
+        """Return the bytes of the weights. Call it after the first forward."""
         ...
 
-    def unread_weight_bytes(self, model: Module) -> int:
-        """Bytes of the weights that no step reads."""
-        ...
+    def unread_weight_bytes(self, model: Module) -> int: ...
 
-    def sampler(self) -> Sampler:
-        """Sampler of tokens from the model's logits."""
-        ...
+    def sampler(self) -> Sampler: ...
 
 
 class MLXOps:

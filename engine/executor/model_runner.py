@@ -57,7 +57,6 @@ class StoredPages:
             self._states.copy_slots(pairs)
 
     def read(self, pages: Sequence[int], group: int) -> PageBytes:
-        """Return a copy of the bytes of whole pages of one group."""
         if self._states is not None and group == len(self._info.groups):
             return self._states.read_slots(pages)
         if not self.storages:
@@ -72,7 +71,7 @@ class StoredPages:
 
     @functools.cached_property
     def layout_key(self) -> PageLayoutKey:
-        """Key of the page layout. The first use reads all weights on disk."""
+        """Key of the page layout. Hashes the weights on first use."""
         name = model_fingerprint(self._info.path, weights=self._info.weights, exact=self._exact)
         specs = tuple(storage.spec for storage in self.storages) or (self._spec_of_no_layers,)
         windows = [group for group in self._info.groups if isinstance(group, ResidualWindow)]
@@ -100,8 +99,8 @@ class StoredPages:
         return StateKind(self._info.page_size, entries, states.snapshot_bytes)
 
 
-LOGIT_BYTES = 64 * 1024**2  # bytes of float32 logits when prompt tokens are scored
-GATHER_BYTES = 256 * 1024**2  # bytes of one layer's index keys that a forward gathers
+LOGIT_BYTES = 64 * 1024**2  # bytes of float32 logits
+GATHER_BYTES = 256 * 1024**2  # bytes of index keys per forward
 
 
 class PagedRunner:
@@ -252,7 +251,7 @@ class PagedRunner:
         self._pages.write(pages, data, group)
 
     def close(self) -> None:
-        """Free the weights and the pool. The runner must not be used afterwards."""
+        """Free the weights and the pool."""
         del self._model, self._pages, self.head, self.adapters, self.images
         mx.clear_cache()
         release_kept_memory(self._info.backend)

@@ -25,12 +25,12 @@ from .recurrent.segments import StateStep
 from .recurrent.state_pool import StatePool, StateReplay
 from .row_inputs import RowInputs
 
-FIRST_ROW: Ints = np.zeros(1, np.int32)  # computed if no row is wanted, because the head needs a row
+FIRST_ROW: Ints = np.zeros(1, np.int32)
 ALL_ROWS = Wanted()
 
 
 class UnusedShim:
-    """Placeholder of a cache that the model never writes; every use of it is refused."""
+    """Placeholder of a cache that the model never uses."""
 
     def __getattr__(self, name: str) -> object:
         raise HookError(f"the model uses {name!r} of a cache that it did not write when probed")
@@ -99,10 +99,11 @@ class PagedModel:
                 return ListShim([self._shim(part) for part in place])
 
     def forward(self, batch: Batch, wanted: Wanted = ALL_ROWS, token_ids: mx.array | None = None) -> Outputs:
-        """Begin the step of ``batch`` in the KV cache, and build its graph or run its program.
+        """Build the graph of a step, or run its captured program. Raises HookError.
 
-        Call ``evaluate`` on the outputs exactly once before the next call. ``token_ids`` replaces the batch's
-        tokens. Raises HookError if the model cannot give the wanted outputs.
+        Call ``evaluate`` on the outputs exactly once before the next call.
+
+        token_ids   replaces the batch's tokens
         """
         step = batch.attention
         self.kv_cache.begin_step(step)
@@ -138,16 +139,15 @@ class PagedModel:
 
     @property
     def latent_layers(self) -> set[int]:
-        """Pool indices of the layers that attended over latents so far."""
+        """Indices of layers that attended over latents."""
         return self._context.latent_layers
 
     @property
     def gathers(self) -> bool:
-        """Whether layers collected index keys of whole sequences so far."""
+        """Whether layers collected index keys of whole sequences."""
         return self._context.gathers
 
     def begin_layer(self, layer: int, step: StepRows) -> LayerCache:
-        """Begin a step that computes only one layer's attention; return the placeholder of its cache."""
         self._context.begin(step)
         self._context.positions, self._context.traced = mx.array(step.positions), False
         return next(shim for shim in self._layer_shims if shim.layer == layer)

@@ -10,13 +10,13 @@ _NONE: Mapping[str, mx.array] = {}
 
 
 class RowInputs:
-    """Named inputs of the step whose graph is being built."""
+    """Named inputs of a step's rows."""
 
     def __init__(self) -> None:
         self.arrays = _NONE
 
     def get(self, name: str) -> mx.array | None:
-        """Return the array [T, ...] of this name; None in a step without it."""
+        """Return the array [T, ...] of this name, if the step has it."""
         return self.arrays.get(name)
 
     def clear(self) -> None:

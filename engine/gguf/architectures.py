@@ -266,7 +266,7 @@ def _rope_scaling(
 
 
 def _llama3(factors: npt.NDArray[Any], config: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of Llama 3's rotary scaling. GGUF stores only the frequency divisors."""
+    """Return the settings of Llama 3's rotary scaling from GGUF's frequency divisors."""
     dims = 2 * len(factors)
     wavelengths = 2 * np.pi * config["rope_theta"] ** (np.arange(0, dims, 2) / dims)
     factor, low, high, trained = float(round(factors.max())), 1.0, 4.0, 8192

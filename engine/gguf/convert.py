@@ -44,7 +44,7 @@ class Affine(NamedTuple):
 
 
 def affine(kind: str, blocks: Array) -> Affine:
-    """Return blocks, uint8 [..., bytes of a row], as affine groups."""
+    """Return blocks, uint8 [..., bytes of a row], in affine format."""
     bits = AFFINE[kind]
     has_minimum, halves = kind.endswith("_1"), 2 if kind.endswith("_1") else 1
     size = 2 * halves + (4 if bits == 5 else 0) + (16 if bits < 8 else 32)
@@ -80,7 +80,7 @@ def is_exact(tensor: Affine) -> bool:
 
 
 def deinterleaved(array: Array, num_heads: int) -> Array:
-    """Return rows [heads * dim, ...] in mlx-lm's rotary order (halves) from llama.cpp's (pairs)."""
+    """Return rows [heads * dim, ...] in mlx-lm's rotary order instead of llama.cpp's."""
     rows = array.reshape(num_heads, -1, 2, *array.shape[1:])
     return np.ascontiguousarray(rows.swapaxes(1, 2).reshape(array.shape))
 
@@ -96,7 +96,7 @@ def as_dtype(array: Array, dtype: str) -> Array:
 log = logging.getLogger(__name__)
 
 _VERSION = 2
-_SHARD = 1 << 30  # bytes of tensors per file
+_SHARD = 1 << 30  # bytes per file
 
 
 def model_folder(file: Path) -> Path:

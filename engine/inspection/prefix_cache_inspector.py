@@ -34,7 +34,7 @@ class CacheTotals:
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """Result of a pin."""
+    """Result of a pin, in tokens and pages."""
 
     num_tokens: int
     pinned_pages: int
@@ -134,7 +134,6 @@ class PrefixCacheInspector:
         return self._pins.kept(owner)
 
     def flush(self) -> int:
-        """Discard every cached page that is not in use; return the number of discarded pages."""
         return self.blocks.flush()
 
     def watch(self, *, tokens: bool = False) -> int:

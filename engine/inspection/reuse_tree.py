@@ -51,11 +51,11 @@ class ReusedPrefixes:
 
 @dataclass(frozen=True, slots=True)
 class ReuseNode:
-    """Positions ``[start, end)`` shared by several prefixes.
+    """Tokens ``[start, end)`` that several prefixes share.
 
-    parent     index of the parent node in ``ReuseTree.best``; None for a root
-    tokens     first tokens of this node
-    num_hits   hits that reached the node's end
+    parent     index of the parent in ``ReuseTree.best``; None for a root
+    tokens     first tokens of the node
+    num_hits   cache hits that include all tokens of the node
     """
 
     parent: int | None
@@ -86,7 +86,7 @@ class _Node:
 class ReuseTree:
     """Tree of shared prefixes.
 
-    preview   number of tokens that a node shows
+    preview   number of tokens per node
     """
 
     def __init__(self, prefixes: list[ReusedPrefix], page_size: int, *, preview: int) -> None:
@@ -95,7 +95,7 @@ class ReuseTree:
         self._nodes = sorted(nodes, key=lambda node: -node.saved)
 
     def best(self, most: int) -> list[ReuseNode]:
-        """Return at most ``most`` nodes: those that saved the most tokens, and their ancestors."""
+        """Return the nodes that saved the most tokens, with their ancestors."""
         chosen = self._choose(most)
         listed: list[ReuseNode] = []
         index: dict[_Node, int] = {}

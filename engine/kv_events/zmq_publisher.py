@@ -28,8 +28,8 @@ from ..grpc.page_events import PageEventHub
 
 logger = logging.getLogger(__name__)
 
-MEDIUM = "GPU"  # vLLM's name of the KV cache's memory
-REPLAY_MESSAGES = 10_000  # vLLM's buffer_steps
+MEDIUM = "GPU"  # constant in vLLM's events
+REPLAY_MESSAGES = 10_000  # as buffer_steps in vLLM
 REPLAY_BYTES = 64 * 2**20
 REPLAY_BURST = 16
 HEARTBEAT_S = 60.0

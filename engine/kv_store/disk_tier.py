@@ -20,8 +20,8 @@ from .reader import ShardReader
 from .transfer import PageAccess, PageTransfer
 from .writer import ShardWriter
 
-QUEUE_BYTES = 256 * 1024**2  # limit of queued pages to be written, and also of pages read ahead
-STEP_BYTES = 64 * 1024**2  # bytes put into the pool per step
+QUEUE_BYTES = 256 * 1024**2  # limits of queued writes and of pages read ahead
+STEP_BYTES = 64 * 1024**2  # bytes per step
 REFRESH_S = 5.0  # seconds
 CLOSE_S = 10.0  # seconds
 
@@ -105,7 +105,7 @@ class DiskTier:
         budget = STEP_BYTES
         ready = []
         for sequence, fetch in self._fetches.items():
-            ended = fetch.ended  # read first, because pages may arrive in between
+            ended = fetch.ended
             pages = self._reader.take(fetch, budget)
             budget -= sum(page.data.nbytes for page in pages)
             num_new, goes_on = adopt(self._transfer, fetch, pages, sequence.salt)

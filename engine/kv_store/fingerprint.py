@@ -42,8 +42,6 @@ def _default_memory() -> Path:
 
 
 class _Digests:
-    """Digests of files that were hashed before."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
         self._known: dict[str, tuple[Stamp, str]] = {}

@@ -28,11 +28,11 @@ KIND = re.compile(r"[0-9a-f]{32}")
 SHARD = re.compile(r"([0-9a-f]{64})\.safetensors")
 SETTLED_NS = 2 * 10**9  # ns
 
-_Part = tuple[Path, str]  # (folder of a kind, first two digits)
+_Part = tuple[Path, str]
 
 
 class ShardIndex:
-    """Index of the shards' names. It may be out of date: a listed shard may be missing."""
+    """Index of the shards' names. Other processes may have removed a shard."""
 
     def __init__(self, root: Path, own: Sequence[Path]) -> None:
         self._root = root
@@ -71,7 +71,7 @@ class ShardIndex:
             self._doubted.update((folder, name) for name in there)
 
     def refresh(self) -> None:
-        """Read the folders that have changed. Steps must not call it, because the disk may be slow."""
+        """Read the folders that have changed. May be slow."""
         with self._lock:
             self._changes.clear()
         kinds = [path for path in _folders(self._root) if KIND.fullmatch(path.name)]
@@ -120,7 +120,7 @@ def entries(path: Path) -> list[os.DirEntry[str]]:
 
 
 STALE_S = 600.0  # seconds
-KEPT_SHARE = 0.9  # share of the budget left after pruning
+KEPT_SHARE = 0.9  # share of the budget after pruning
 _UNFINISHED = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{16}\.tmp")
 
 
@@ -160,7 +160,7 @@ class ShardFolder:
         return self._folders[group] / name[:2] / f"{name}{SUFFIX}"
 
     def has(self, digest: Digest, group: int = 0) -> bool:
-        """Whether the index has the shard; does not access the disk."""
+        """Whether the index has the shard. Does not access the disk."""
         return self._index.has(digest.hex(), group)
 
     def has_of_other_kind(self, digest: Digest) -> bool:

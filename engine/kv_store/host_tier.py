@@ -17,7 +17,7 @@ from ..memory.budget import available_memory, format_size
 from .prefetch import FetchedPage, PrefetchJob, Rate, adopt
 from .transfer import PageAccess, PageTransfer
 
-STEP_BYTES = 64 * 1024**2  # bytes put into the pool per step
+STEP_BYTES = 64 * 1024**2  # bytes per step
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class HostTier:
         self._max_bytes = max_bytes
         self._behind = behind or NoConnector()
         self._clock = clock
-        self._pages: OrderedDict[tuple[Digest, int], PageBytes] = OrderedDict()  # by (digest, group)
+        self._pages: OrderedDict[tuple[Digest, int], PageBytes] = OrderedDict()
         self._num_bytes = 0
         self._page_bytes = [0] * len(blocks.parts)
         self._returns: dict[Sequence, _Return] = {}
@@ -162,9 +162,7 @@ class HostTier:
             pages = [self._blocks.find(digests[index], group) for index in indices]
             rows = self._access.read_pages([PageId(page) for page in pages if page is not None], group)
             for index, row in zip(indices, rows, strict=True):
-                self._pages[digests[index], group] = (
-                    row.copy()
-                )  # a separate copy, so that it can be freed alone
+                self._pages[digests[index], group] = row.copy()  # a copy, so that it can be freed alone
                 self._page_bytes[group] = row.nbytes
                 num_bytes += row.nbytes
         self._num_out += len(parts)

@@ -20,7 +20,7 @@ VERSION = "pages 3"
 
 @dataclass(frozen=True, slots=True)
 class StateKind:
-    """Layout of recurrent states. Engines exchange states only if it is equal.
+    """Layout of recurrent states.
 
     page_size   positions between snapshots
     entries     name, shape and dtype of each array, in the order of a snapshot's bytes
@@ -34,10 +34,10 @@ class StateKind:
 
 @dataclass(frozen=True, slots=True)
 class PageLayoutKey:
-    """Layout of pages. Engines exchange pages unchanged only if it is equal.
+    """Layout of pages. Pages are exchanged unchanged only between equal layouts.
 
     model     fingerprint of the model
-    specs     specification of each group's pool; the number of pages is ignored
+    specs     specification of each group's pool
     context   other settings on which K and V depend
     states    layout of recurrent states, if any
     """
@@ -56,7 +56,7 @@ class PageLayoutKey:
 
     @property
     def part_bytes(self) -> tuple[int, ...]:
-        """Bytes of one page in each group; then bytes of a state snapshot, if there are states."""
+        """Bytes of one page in each group, then of a state snapshot."""
         states = () if self.states is None else (self.states.nbytes,)
         return tuple(spec.page_bytes for spec in self.specs) + states
 
@@ -102,7 +102,7 @@ class PageLayoutKey:
 
 @dataclass(frozen=True, slots=True)
 class PagePart:
-    """Pages of one group of layers in a run.
+    """Pages of one group of layers.
 
     indices   ascending indices of these pages in the run
     pages     [len(indices), page_bytes]
@@ -116,10 +116,10 @@ class PagePart:
 class PageRun:
     """Consecutive full pages of one sequence.
 
-    parent      digest of the page before the first one
+    parent      digest of the page before the first page
     token_ids   token ids of all positions
-    parts       a ``PagePart`` per group of layers; then one for recurrent states, if any
-    salt        salt of the sequence; None if unknown
+    parts       a ``PagePart`` per group of layers; then a part for recurrent states, if any
+    salt        cache salt of the sequence, if known
     """
 
     kind: PageLayoutKey
@@ -141,7 +141,7 @@ def _unsized(kind: PageLayoutKey) -> list[PoolSpec]:
 class Chain:
     """Consecutive pages of a sequence.
 
-    parent    digest of the page before the first one; None at a sequence's start
+    parent    digest of the page before the first page, if any
     tokens    tokens of these pages
     """
 
@@ -152,7 +152,7 @@ class Chain:
 
 
 def chains(entries: Mapping[Digest, PageContents], max_pages: int, *, page_size: int) -> list[Chain]:
-    """Return the pages whose whole prefix is in ``entries``, in chains of at most ``max_pages``.
+    """Return the pages in chains of at most ``max_pages``.
 
     Pages with images are left out, and so are the pages after them.
     """
@@ -185,7 +185,7 @@ class Segment:
 
 
 def segments(run: PageRun, kind: PageLayoutKey, start: int) -> Iterator[Segment]:
-    """Yield the segments of a run for pools of layout ``kind``, group by group. Raises InvalidRequest."""
+    """Yield the pages of a run in segments for pools of layout ``kind``. Raises InvalidRequest."""
     same, old, new = run.kind.matches(kind), run.kind.page_size, kind.page_size
     end = start + len(run.token_ids)
     num_groups = len(run.kind.specs)

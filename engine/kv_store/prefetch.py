@@ -32,13 +32,13 @@ Parts = Sequence[KVGroupSpec | RecurrentState]
 class PrefetchJob:
     """Pages of one prompt to be read from disk.
 
-    tokens     tokens of the whole prompt
+    tokens     tokens of the prompt
     media      images of the prompt
     digests    digests of the prompt's pages
     root       digest before the first page
-    known      for each group, whether each page is in memory already
+    known      for each group, whether each page is in memory
     found      number of prefix pages in memory
-    needed     function of (group, number of prefix pages) to the page indices needed after them, last first
+    needed     function of (group, number of pages) to the indices of pages needed after them
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class PrefetchJob:
         ]
 
     def gain(self, groups: Parts, has: Callable[[Digest, int], bool]) -> int:
-        """Return how many more pages the prompt can skip after the pages of ``plan`` are read."""
+        """Return the number of pages that reading from disk saves."""
         return max(0, self._reachable(groups, has) - self._found)
 
     def _reachable(self, groups: Parts, has: Callable[[Digest, int], bool]) -> int:
@@ -163,12 +163,12 @@ def _runs(pages: Sequence[FetchedPage]) -> list[list[FetchedPage]]:
     return runs
 
 
-FADING = 0.98  # weight of a transfer relative to the next one; the mean spans about 50 transfers
+FADING = 0.98  # weight of a transfer relative to the next transfer
 HOPE = 0.9
 
 
 class Rate:
-    """Seconds per byte of recent transfers. One thread observes; another may read."""
+    """Moving average of seconds per byte."""
 
     def __init__(self) -> None:
         self._seconds = self._bytes = 0.0

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 STALL_S = 1.0  # seconds to read one page
 WAIT_S = 10.0  # seconds that a prompt waits for its pages
-MAX_STUCK = 2  # number of hanging threads at which reading stops
+MAX_STUCK = 2  # hanging threads
 CHECK_S = 0.1
 CLOSE_S = 1.0
 
@@ -34,10 +34,9 @@ class _Worker:
 
 
 class ShardReader:
-    """Reader of pages, one prompt after the other.
+    """Reader of pages, on its own threads.
 
     A read that hangs for ``STALL_S`` seconds is abandoned, and another thread continues.
-    If ``MAX_STUCK`` threads hang, reading stops until one returns.
 
     rate     speed of reading
     groups   specifications, as ``BlockManager.parts``
@@ -80,7 +79,7 @@ class ShardReader:
             self._changed.notify_all()
 
     def take(self, fetch: PrefetchJob, num_bytes: int) -> list[FetchedPage]:
-        """Return the next pages until their bytes reach ``num_bytes``; the last page may exceed it."""
+        """Return the next pages, up to about ``num_bytes``."""
         pages: list[FetchedPage] = []
         taken = 0
         while fetch.pages and taken < num_bytes:

@@ -26,7 +26,7 @@ class PageAccess(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Inserted:
-    """Numbers of pages that became cached, were cached already, and did not fit."""
+    """Numbers of pages by result."""
 
     num_new: int
     num_known: int
@@ -35,10 +35,10 @@ class Inserted:
 
 @dataclass(frozen=True, slots=True)
 class CachedPrefix:
-    """Longest cached prefix of a sequence. Its pages may be evicted at any step.
+    """Longest cached prefix of a sequence. Its pages may be evicted.
 
-    num_pages   number of full prefix pages
-    needed      page indices to read: a tuple per group of layers, then one for states
+    num_pages   number of full pages
+    needed      page indices to read, per group of layers, then for states
     """
 
     num_pages: int
@@ -83,9 +83,9 @@ class PageTransfer:
     def read(
         self, digests: Sequence[Digest], wanted: Sequence[Sequence[int]] | None = None
     ) -> tuple[PagePart, ...]:
-        """Return copies of the pages that are cached: one ``PagePart`` per group, then one for states.
+        """Return copies of cached pages: one ``PagePart`` per group, then a part for states.
 
-        wanted   for each part, indices into ``digests``; None: all
+        wanted   indices into ``digests`` for each part; None: all
         """
         parts = []
         for group in range(len(self._blocks.parts)):
@@ -108,7 +108,7 @@ class PageTransfer:
     ) -> Inserted:
         """Insert pages ``first``, ``first + 1``, ... of a sequence into the cache: all or none.
 
-        digests   digests of the sequence's pages up to the last inserted page, if known
+        digests   digests of the sequence's pages, if known
         """
         blocks, count = self._blocks, len(pages)
         end = first + count

@@ -18,10 +18,10 @@ from .page_runs import PageRun
 
 logger = logging.getLogger(__name__)
 
-MAX_QUEUED = 65_536  # queued pages; a bound on bytes is not enough, because pages without attention have none
-MAX_USES = 65_536  # digests with an unrecorded use; further uses are dropped
+MAX_QUEUED = 65_536  # pages
+MAX_USES = 65_536  # digests
 FULL_DISK_S = 1.0  # seconds between prunings of a full disk
-STALL_S = 2.0  # seconds without a written page after which ``close`` gives up
+STALL_S = 2.0  # seconds without progress after which ``close`` gives up
 COUNTS_PER_BUDGET = 16
 
 
@@ -42,7 +42,7 @@ class ShardWriter:
         self._changed = threading.Condition()
         self._pages: deque[_Page] = deque()
         self._uses: deque[Digest] = deque()
-        self._queued: set[tuple[Digest, int]] = set()  # (digest, group)
+        self._queued: set[tuple[Digest, int]] = set()
         self._num_queued = 0  # bytes
         self._closing = False
         self._failing = False

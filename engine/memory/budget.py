@@ -17,7 +17,7 @@ from .weight_files import weight_files
 
 DEFAULT_KV_MEMORY = 2 * 1024**3
 DEFAULT_SEQUENCE_TOKENS = 2048
-SHORT_SEQUENCE_TOKENS = 256  # tokens assumed per sequence, if the user has set the number of pages
+SHORT_SEQUENCE_TOKENS = 256  # tokens assumed per sequence
 
 
 def format_size(size: int) -> str:
@@ -52,7 +52,7 @@ def workspace_bytes(
     vocab_size: int,
     activation_bytes: int = 2,
 ) -> int:
-    """Return an estimate of the bytes of a step's largest arrays."""
+    """Return an estimate of the bytes of a step's arrays."""
     flat = text_config(config)
     hidden = int(flat.get("hidden_size") or flat.get("n_embd") or 4096)
     inner = int(flat.get("intermediate_size") or 4 * hidden)
@@ -62,12 +62,12 @@ def workspace_bytes(
 
 
 def available_memory() -> int:
-    """Return the bytes that this process may still use; respects its control group."""
+    """Return the bytes that this process may still use."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             fields = dict(line.split(":", 1) for line in file)
         free = int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError):  # not Linux: use all of the machine's memory
+    except (OSError, KeyError):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     group = Path("/sys/fs/cgroup")
     for limit_name, usage_name in (
@@ -93,7 +93,7 @@ def weights_bytes(path: Path) -> int:
 
 
 def tensors_of(file: Path) -> dict[str, dict[str, list[int]]]:
-    """Return name -> {dtype, shape, data_offsets} from a safetensors file, checked against its size."""
+    """Return name -> {dtype, shape, data_offsets} from the header of a safetensors file."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:

@@ -26,16 +26,13 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of the language model, which a multimodal model's config.json nests."""
+    """Return the settings of the language model in a config.json."""
     nested = config.get("text_config")
     return {**config, **nested} if isinstance(nested, dict) else dict(config)
 
 
 def normalized(config: Mapping[str, Any], origin: str) -> dict[str, Any]:
-    """Return the configuration with integer counts, top-level rotary settings and transformers' defaults.
-
-    Raises ModelLoadError with ``origin`` and the first invalid key.
-    """
+    """Return the configuration in a uniform form. Raises ModelLoadError."""
     found = {name: _whole(name, value) for name, value in config.items()}
     if isinstance(nested := found.get("text_config"), dict):
         found["text_config"] = normalized(nested, origin)
@@ -68,7 +65,7 @@ def _whole(name: str, value: Any) -> Any:
 
 
 def rope_settings(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the rotary settings by layer type; the key "" means all layers. Empty if none."""
+    """Return the rotary settings by layer type; "" stands for all layers."""
     given = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(given, dict):
         return {}
@@ -124,7 +121,7 @@ def _is_number(value: object) -> bool:
 
 
 def sliding_windows(config: Mapping[str, Any]) -> list[int | None]:
-    """Return the window of each attention layer, None for full attention; empty if not configured."""
+    """Return the window of each attention layer; None for full attention."""
     flat = text_config(config)
     window, kinds = flat.get("sliding_window"), flat.get("layer_types")
     if not isinstance(window, int) or isinstance(window, bool) or window <= 0:
@@ -142,10 +139,9 @@ def sliding_windows(config: Mapping[str, Any]) -> list[int | None]:
 
 
 def lengths_of(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the model's default and largest length in positions; None if not configured.
+    """Return the model's default and largest length in positions, if configured.
 
-    With YaRN, ``factor`` applies to the unscaled length. With dynamic scaling, the largest length is
-    ``max_position_embeddings``, because longer sequences would change pages that are already written.
+    With dynamic scaling, both are ``max_position_embeddings``: scaling would change earlier K.
     """
     flat = text_config(config)
     limit = next((flat[key] for key in _LENGTH_KEYS if isinstance(flat.get(key), int)), None)

@@ -25,10 +25,10 @@ DEFAULT_MODEL_LEN = 4096
 
 
 def resolve_model(name: str, revision: str | None = None) -> Path:
-    """Return the folder of a model: a name in ``EMBEDDED``, a folder, a GGUF file or a Hugging Face id.
+    """Return the folder of a model, downloading or converting it if necessary. Raises ModelLoadError.
 
-    ``revision`` applies to Hugging Face models. GGUF files are converted.
-    Raises ModelLoadError unless the folder has a readable config.json and undamaged weights.
+    name       path of a folder or GGUF file, a Hugging Face id, or a name in ``EMBEDDED``
+    revision   revision of a Hugging Face model
     """
     path = EMBEDDED.get(name) or Path(name).expanduser()
     if path.exists() and revision is not None:
@@ -71,7 +71,7 @@ def _converted(path: Path) -> Path:
 
 
 def served_name(name: str) -> str:
-    """Return a model's name for clients: never a path."""
+    """Return the model's name for clients, without its path."""
     path = Path(name).expanduser()
     if name in EMBEDDED or not path.exists():
         return name
@@ -167,7 +167,7 @@ def model_length(
     setting: str = "max_model_len",
     max_kv_size: int | None = None,
 ) -> int:
-    """Return the largest length of a sequence in positions. Raises InvalidConfig for ``wanted`` above it."""
+    """Return the largest length of a sequence in positions. Raises InvalidConfig."""
     lengths = lengths_of(config)
     seen, setting = (wanted, setting) if max_kv_size is None else (max_kv_size, "max_kv_size")
     if seen is not None and lengths is not None and seen > lengths[1]:

@@ -24,7 +24,7 @@ from .model_files import model_length, read_config, resolve_model
 from .sizing import Sizing, head_layer, sizing, with_max_kv_size, with_windows
 from .state_sizing import draft_state_bytes, plan_states
 
-ADAPTER_VALUE_BYTES = 2  # bytes per value, for 16-bit models
+ADAPTER_VALUE_BYTES = 2  # in 16-bit models
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ def _format_plan(
     running = 0 if states is None else slots
     if sum(size.group_bytes):
         pages = max(size.pages_within(budget - (0 if states is None else states.nbytes)), 0)
-    else:  # without attention pages have no bytes
+    else:
         pages = running * -(-positions // size.page_size)
     bytes_per_page = size.page_bytes
     groups: list[dict[str, Any]] = [
@@ -317,7 +317,7 @@ class LatentCaches:
     """Layers that cache MLA latents.
 
     bytes_per_token         bytes of the latents
-    dense_bytes_per_token   bytes of K and V of every head, without latents
+    dense_bytes_per_token   bytes of K and V without latents
     """
 
     layers: int

@@ -28,10 +28,10 @@ class Sizing:
 
     groups        groups of layers
     residual      groups of 16-bit residual windows, if any
-    specs         specification of each group, with the largest useful pool
+    specs         specification of each group
     group_bytes   bytes of a page in each group
-    needs         function from pages of the first group to useful pages of a residual window
-    beside        function from pages of the first group to bytes of the draft model
+    needs         function of the first group's pages to the pages of a residual window
+    beside        function of the first group's pages to the bytes of the draft model
     """
 
     groups: tuple[LayerGroup, ...]
@@ -48,7 +48,7 @@ class Sizing:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page of every group, without residual windows."""
+        """Bytes of one page of every group."""
         return sum(self.group_bytes[: len(self.groups)])
 
     def pages(self, num_pages: int) -> tuple[int, ...]:
@@ -62,19 +62,19 @@ class Sizing:
         )
 
     def pages_per_sequence(self, index: int, num_tokens: int) -> int:
-        """Return the number of pages of one group for a decoding sequence of ``num_tokens`` positions."""
+        """Return the number of pages that a sequence of ``num_tokens`` needs in one group."""
         return self.specs[index].decode_pages(num_tokens, self.page_size)
 
     def bytes_for(self, num_pages: int) -> int:
-        """Return the bytes of all groups and of the draft model, if the first group has ``num_pages``."""
+        """Return the bytes of all pools, with the draft model."""
         return self.own_bytes_for(num_pages) + self.beside(num_pages)
 
     def own_bytes_for(self, num_pages: int) -> int:
-        """Return the bytes of all groups without the draft model, if the first group has ``num_pages``."""
+        """Return the bytes of all pools, without the draft model."""
         return sum(pages * size for pages, size in zip(self.pages(num_pages), self.group_bytes, strict=True))
 
     def pages_within(self, budget: int) -> int:
-        """Return the largest ``num_pages`` whose bytes, with all groups, fit the budget."""
+        """Return the largest ``num_pages`` within a budget of bytes."""
         first = self.group_bytes[0] or sum(self.group_bytes)
         return bisect_right(range(1, budget // first + 1), budget, key=self.bytes_for)
 
@@ -90,7 +90,7 @@ def head_layer(layers: Sequence[LayerSpec]) -> LayerSpec:
 
 
 def with_max_kv_size(layers: Sequence[LayerSpec], *, max_kv_size: int) -> tuple[LayerSpec, ...]:
-    """Add a window to layers that have none, as mlx-lm's ``make_prompt_cache(model, max_kv_size)`` does."""
+    """Give layers without a window the window of mlx-lm's ``make_prompt_cache(model, max_kv_size)``."""
     return tuple(
         replace(layer, window=max_kv_size - KEPT_TOKENS, keep=KEPT_TOKENS) if layer.window is None else layer
         for layer in layers
@@ -98,7 +98,7 @@ def with_max_kv_size(layers: Sequence[LayerSpec], *, max_kv_size: int) -> tuple[
 
 
 def with_windows(layers: Sequence[LayerSpec], windows: Sequence[int | None]) -> tuple[LayerSpec, ...]:
-    """Return the layers with the configured windows. Raises ModelLoadError if the model's windows differ."""
+    """Return the layers with the configured windows. Raises ModelLoadError."""
     if len(windows) != len(layers):
         return tuple(layers)
     if any(layer.window is not None for layer in layers):
@@ -125,7 +125,7 @@ def sizing(
     residual: ResidualSpec | None = None,
     sequence_tokens: int = DEFAULT_SEQUENCE_TOKENS,
 ) -> Sizing:
-    """Return the sizing of a model's pools. Raises InvalidConfig if a format does not fit a layer's rows."""
+    """Return the sizing of a model's pools. Raises InvalidConfig."""
     groups = group_layers(layers, max_model_len) or (LayerGroup(window=None, keep=0, members=()),)
     beside = () if residual is None else residual_groups(groups, residual, page_size)
     specs = [_spec(group) for group in groups]

@@ -9,10 +9,10 @@ from ..api.errors import InvalidConfig
 from .budget import DEFAULT_KV_MEMORY, format_size
 
 MIN_SLOTS = 2
-NUM_DRAFTING = 8  # drafting sequences at a time
-NUM_GUESSED_FOR = 4  # sequences at a time that a recurrent draft model drafts for
-TOKENS_OF_A_TURN = 512  # tokens of a short turn
-TOKENS_PER_SNAPSHOT = 16_384  # tokens of K/V per snapshot, chosen on a recorded trace
+NUM_DRAFTING = 8  # sequences
+NUM_GUESSED_FOR = 4  # sequences
+TOKENS_OF_A_TURN = 512  # tokens
+TOKENS_PER_SNAPSHOT = 16_384  # tokens of K and V per snapshot
 
 
 def plan_states(

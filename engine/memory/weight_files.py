@@ -59,7 +59,7 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def indexed_files(path: Path) -> list[str]:
-    """Return the names of the files in the folder's index, empty if there is no index."""
+    """Return the names of the files in the folder's index; empty without an index."""
     file = path / INDEX
     try:
         content = json.loads(file.read_text(encoding="utf-8"))

@@ -15,8 +15,6 @@ from .draft_tables import Ask, BatchDrafter, Guesses
 
 
 class _Row(NamedTuple):
-    """Sample in a forward pass."""
-
     place: int
     ask: Ask
     work: ScheduledChunk
@@ -24,10 +22,10 @@ class _Row(NamedTuple):
 
 
 class DraftModel(BatchDrafter):
-    """Drafts tokens for samples of another model. Used only on the engine's thread.
+    """Drafter with a small model. Used only on the engine's thread.
 
-    max_tokens   maximum number of rows in a forward pass; a longer prompt is split
-    vocab_size   vocabulary of the target model; larger ids are not drafted
+    max_tokens   maximum number of rows in a forward pass
+    vocab_size   vocabulary of the target model
     """
 
     def __init__(
@@ -76,7 +74,7 @@ class DraftModel(BatchDrafter):
         end = len(tokens) + ask.count - 1
         served = guesses.served
         new = tokens if served is None else tokens[served.num_written :]
-        if max(new) >= self._runner.info.vocab_size:  # outside of the draft model's vocabulary
+        if max(new) >= self._runner.info.vocab_size:
             guesses.failed = True
         if guesses.failed or end > self._max_model_len:
             self.close(guesses)
@@ -125,7 +123,7 @@ class DraftModel(BatchDrafter):
                 self.close(guesses)
                 continue
             guesses.fed += served.tokens[item.start : item.stop]
-            if token is None:  # the rest is read in the next call
+            if token is None:
                 assert served.table is not None
                 self.blocks.commit(served.table, served.tokens, item.stop)
                 continue

@@ -55,8 +55,6 @@ class Average:
 class BatchDrafter(ABC):
     """Drafter for many samples at once, with its own pages. Used only on the engine's thread.
 
-    If pages are short, the least recently used sample loses its page table.
-
     blocks    block manager of the drafter's pages
     round_s   mean seconds of a forward pass
     """
@@ -67,7 +65,7 @@ class BatchDrafter(ABC):
         self._asked: dict[Guesses, None] = {}
 
     def rows_of(self, step: SchedulerOutput) -> Ints | None:  # noqa: ARG002
-        """Return the ascending rows of a step whose hidden states the drafter reads; None for no rows."""
+        """Return the ascending rows of a step whose hidden states the drafter needs, if any."""
         return None
 
     def record(self, states: States) -> None:
@@ -79,7 +77,7 @@ class BatchDrafter(ABC):
 
     @abstractmethod
     def guess(self, asks: Iterable[Ask]) -> list[tuple[int, ...]]:
-        """Return drafts for each sample; fewer than requested if pages are short or after an error."""
+        """Return drafts for each sample; fewer if pages are short."""
 
     def close(self, guesses: Guesses) -> None:
         self.close_table(guesses)
@@ -131,14 +129,14 @@ class Guessed(Protocol):
 
 
 class ModelGuesses:
-    """Requests for drafts from ``model``; without a model nothing is drafted."""
+    """Requests for drafts from ``model``, if there is a model."""
 
     def __init__(self, model: BatchDrafter | None, clock: Callable[[], float]) -> None:
         self._model = model
         self._clock = clock
         self._guesses: dict[Guessed, Guesses] = {}
-        self._guessing_s = 0.0  # seconds
-        self._step_s = Average()  # seconds
+        self._guessing_s = 0.0
+        self._step_s = Average()
 
     def __len__(self) -> int:
         return len(self._guesses)

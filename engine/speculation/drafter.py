@@ -9,14 +9,14 @@ from .hold_rates import MODEL
 
 
 class Proposal(NamedTuple):
-    """Draft tokens, and the length of the match that they were copied from."""
+    """Draft tokens, and the length of the match before them."""
 
     tokens: Sequence[int] = ()
     match: int = 0
 
 
 class Drafter(Protocol):
-    """Drafts the next tokens of one sequence. Drafts affect only speed, not the output."""
+    """Source of draft tokens for one sequence."""
 
     def propose(self, tokens: Sequence[int], most: int) -> Proposal:
         """Return at most ``most`` drafts after ``tokens``. Later calls must extend ``tokens``."""

@@ -13,26 +13,23 @@ from .ngram_index import NGRAM, NgramIndex, TextIndex
 from .recent_outputs import Histories, RecentOutputs
 from .suffix import NgramDrafter, SuffixDrafter
 
-_TRY_EVERY = 64  # steps between trials of drafts that seem too expensive, at first
-_TRY_SELDOM = 4096  # steps: longest time between trials
-_TRY_TOKENS = 32  # tokens of a sample between trials of a draft model
-_CHEAP = 0.1  # assumed cost of a draft in a trial, relative to a step of one sequence
-_TRY_GAIN = 1.3  # expected speed-up that justifies a trial
+_TRY_EVERY = 64  # steps between trials, at first
+_TRY_SELDOM = 4096  # steps between trials, at most
+_TRY_TOKENS = 32  # tokens
+_CHEAP = 0.1
+_TRY_GAIN = 1.3
 
 
 class Grammar(Protocol):
     """Constraint on a sample's output."""
 
     def completed(self, drafts: Sequence[int], most: int) -> tuple[int, ...]:
-        """Return ``drafts`` up to the first forbidden token, followed by tokens that the grammar forces."""
+        """Return ``drafts`` up to the first forbidden token, and then forced tokens."""
         ...
 
 
 class Drafting:
-    """Drafter of one sample, and the number of drafts per step.
-
-    Acceptance rates are learned from every proposal, even if its drafts were not computed.
-    """
+    """Drafting for one sample."""
 
     __slots__ = (
         "_drafter",
@@ -65,15 +62,15 @@ class Drafting:
         self._num_tokens = 0
 
     def look(self, tokens: Sequence[int], room: int) -> float:
-        """Search for drafts; return the acceptance probability of the first draft, 0 without drafts."""
+        """Search for drafts; return the acceptance probability of the first draft."""
         self._compare(tokens)
-        most = min(self._most, room - 1)  # the last token of a step is sampled, not drafted
+        most = min(self._most, room - 1)
         self._last = last = self._proposed(tokens, most) if most > 0 else Proposal()
         self._num_tokens = len(tokens)
         return self._hold[last.match] if last.tokens else 0.0
 
     def wish(self) -> tuple[tuple[int, ...], list[float]]:
-        """Return the latest drafts with their acceptance probabilities, if the draft before is accepted."""
+        """Return the latest drafts with their acceptance probabilities."""
         tokens, match = self._last
         return tuple(tokens), self._hold.of_run(match, len(tokens))
 
@@ -113,10 +110,10 @@ class Drafting:
 
 
 def num_drafts(hold: float, *, most: int, cost: float, others: int) -> int:
-    """Return the number of drafts that gives the most tokens per second; 0 if the gain is negligible.
+    """Return the number of drafts that gives the most tokens per second.
 
-    hold   acceptance probability of each draft, if the draft before it is accepted
-    cost   time of one draft, relative to the step
+    hold   acceptance probability of a draft
+    cost   time of a draft, relative to the step
     """
     ratios = [(number, 1 + cost * number) for number in range(1, most + 1)]
     return allot([[hold] * most], 1 + others, ratios)[0]
@@ -149,14 +146,14 @@ class StepTimes(Protocol):
     """Measured step times by number of sequences."""
 
     def ratios(self, num_sequences: int) -> Ratios:
-        """Return numbers of drafts with relative step times."""
+        """Return numbers of drafts, each with the relative step time."""
         ...
 
 
 class Speculation:
-    """Drafting of one engine: drafters for new samples, and the drafts of each step.
+    """Drafting for all samples of an engine.
 
-    speculate   source of drafts for requests that do not choose one
+    speculate   default source of drafts
     most        largest number of drafts of a sequence in one step
     """
 
@@ -167,9 +164,7 @@ class Speculation:
         self._hold = EngineRates()
         self._untried = 0  # steps since drafts were computed
         self._try_every = _TRY_EVERY
-        self._bounds: dict[
-            int, tuple[Ratios, float]
-        ] = {}  # number of sequences -> (ratios, smallest useful acceptance rate)
+        self._bounds: dict[int, tuple[Ratios, float]] = {}  # number of sequences -> (ratios, acceptance rate)
 
     def begin(
         self,
@@ -179,7 +174,7 @@ class Speculation:
         num_prompt: int,
         owner: Hashable,
     ) -> list[Drafting | None]:
-        """Return a drafter for each of a request's samples; None if the request does not draft."""
+        """Return a drafter for each of a request's samples, if the request drafts."""
         drafts_by = speculate or self._speculate
         if drafts_by == "off":
             return [None] * len(grammars)
@@ -236,7 +231,6 @@ class Speculation:
             self._untried, self._try_every = 0, _TRY_EVERY
         elif tries:
             self._untried = 0
-            # A failed trial doubles the time to the next one, because the estimated cost may be right.
             cheap = [(number, 1 + _CHEAP / plain * number) for number, _ in ratios]
             counts = allot(wishes, plain, cheap, least=_TRY_GAIN)
             if any(counts):
@@ -264,14 +258,13 @@ def allot(
     *,
     least: float = LEAST_GAIN,
 ) -> list[int]:
-    """Return the number of drafts of each sequence to compute; all 0 if the gain is negligible.
+    """Return the number of drafts to compute for each sequence.
 
-    wishes   for each sequence, the acceptance probability of each draft if the draft before it is accepted
+    wishes   acceptance probabilities of each sequence's drafts
     plain    number of sequences in the step
-    ratios   ascending numbers of drafts, each with the step's relative time
+    ratios   ascending numbers of drafts, each with the relative step time
     least    smallest speed-up that justifies drafts
     """
-    # Each sequence's next draft, the likeliest on top; later drafts of a sequence are less likely.
     heap = [(-holds[0], index, 1) for index, holds in enumerate(wishes) if holds and holds[0] > 0]
     heapq.heapify(heap)
     order: list[int] = []
@@ -298,5 +291,5 @@ def allot(
 
 
 def least_hold(plain: int, ratios: Sequence[tuple[int, float]]) -> float:
-    """Return the smallest acceptance probability at which ``allot`` chooses any draft."""
+    """Return the smallest acceptance probability that justifies a draft."""
     return min((plain * (LEAST_GAIN * ratio - 1) / number for number, ratio in ratios), default=1.0)

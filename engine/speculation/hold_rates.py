@@ -8,12 +8,12 @@ MODEL = 10**5
 FORCED = 10**6
 """In place of a match length, for tokens that a grammar forces."""
 
-_BOUNDS = (4, 5, 6, 8, 16, MODEL, FORCED)  # smallest match length of each kind but the first
-_HOLD = (0.2, 0.2, 0.3, 0.3, 0.5, 0.8, 0.5, 0.9)  # acceptance rates by kind before any observation
+_BOUNDS = (4, 5, 6, 8, 16, MODEL, FORCED)  # smallest match lengths
+_HOLD = (0.2, 0.2, 0.3, 0.3, 0.5, 0.8, 0.5, 0.9)  # acceptance rates before any observation
 _NUM_LENGTHS = 6
 _SHORT = tuple(sum(match >= bound for bound in _BOUNDS) for match in range(_BOUNDS[4]))
-_PRIOR = 2.0  # drafts: weight of the engine's rate in a sample's rate
-_MEMORY = 20.0  # drafts: a sample's rate is a moving average over about this number
+_PRIOR = 2.0
+_MEMORY = 20.0
 _ENGINE_LEARNING = 0.02
 
 
@@ -34,10 +34,7 @@ class EngineRates:
 
 
 class HoldRates:
-    """Acceptance rates of one sample. They start from the engine's rates.
-
-    A second draft counts as a first draft with a match that is one token longer.
-    """
+    """Acceptance rates of one sample, initialized from the engine's rates."""
 
     __slots__ = ("_engine", "_first", "_held", "_rates", "_seen")
 
@@ -52,7 +49,7 @@ class HoldRates:
         return self._rates[kind_of(match)]
 
     def of_run(self, match: int, length: int) -> list[float]:
-        """Return the acceptance probabilities of a proposal's drafts, given the length of its match."""
+        """Return the acceptance probabilities of a proposal's drafts."""
         rates = self._rates
         return [rates[kind_of(each)] for each in range(match, match + length)]
 

@@ -28,13 +28,6 @@ are requested."""
 
 @dataclass(slots=True, eq=False)
 class _Reader:
-    """Input of the head for one sample.
-
-    first     position of the sample that is position 0 of the head
-    num_fed   positions fed
-    waiting   [n, D] hidden states of later positions
-    """
-
     guesses: Guesses
     first: int = 0
     num_fed: int = 0
@@ -121,8 +114,6 @@ class MTPDrafts(BatchDrafter):
 
 
 class _Rounds:
-    """Forward passes of one call of ``guess``."""
-
     def __init__(self, drafts: MTPDrafts, asks: list[Ask]) -> None:
         self.given: list[list[int]] = [[] for _ in asks]
         self.rows: list[tuple[ScheduledChunk, int | None, list[States]]] = []

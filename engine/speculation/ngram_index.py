@@ -24,7 +24,7 @@ _FOLD = 17
 _LEAST_SIZE = 256
 _Ids = TypeVar("_Ids", int, NDArray[np.int64])
 _BYTES = array("i").itemsize
-_BULK = 64  # number of new tokens above which NumPy is faster
+_BULK = 64  # number of tokens above which NumPy is faster
 
 
 class NgramIndex:
@@ -32,8 +32,8 @@ class NgramIndex:
 
     def __init__(self, start: int = 0) -> None:
         self._start = start
-        self._heads = array("i", [-1]) * _LEAST_SIZE  # latest end position of an n-gram, by hash
-        self._before = array("i")  # previous position with an equal hash, by position
+        self._heads = array("i", [-1]) * _LEAST_SIZE  # latest position by hash
+        self._before = array("i")  # previous position with an equal hash
 
     def __len__(self) -> int:
         return len(self._before)
@@ -61,13 +61,12 @@ class NgramIndex:
             heads[place] = end
 
     def places(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Return at most ``most`` earlier positions whose n-gram may equal the last one of ``tokens``; latest
-        first."""
+        """Return earlier positions whose n-gram may equal the last n-gram; latest first."""
         last = len(tokens) - 1 - self._start
         return self._chain(self._before[last], most) if len(tokens) >= NGRAM and last >= 0 else []
 
     def places_of(self, ngram: Sequence[int], most: int) -> list[int]:
-        """Return at most ``most`` end positions of n-grams that may equal ``ngram``; latest first."""
+        """Return positions whose n-gram may equal ``ngram``; latest first."""
         a, b, c = ngram
         return self._chain(self._heads[_place(a, b, c, len(self._heads) - 1)], most)
 
@@ -98,7 +97,7 @@ class NgramIndex:
 
 
 class TextIndex:
-    """Positions of n-grams in a sample's tokens. Samples of a request share the index of a long prompt."""
+    """Positions of n-grams in a sample's tokens."""
 
     def __init__(self, prompt: NgramIndex | None = None, num_prompt: int = 0) -> None:
         self._prompt = prompt
@@ -118,8 +117,7 @@ class TextIndex:
         self._own.extend(tokens)
 
     def places(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Return at most ``most`` earlier positions whose n-gram may equal the last one of ``tokens``; latest
-        first."""
+        """Return earlier positions whose n-gram may equal the last n-gram; latest first."""
         if self._own is None:
             return self._found(most)
         ends = self._own.places(tokens, most)
@@ -136,7 +134,7 @@ class TextIndex:
         for _ in range(2 * most):
             if len(ends) == most or (at := text.rfind(ngram, 0, stop)) < 0:
                 break
-            if at % _BYTES:  # a false match across two tokens
+            if at % _BYTES:
                 stop = at + size - 1
             else:
                 ends.append(at // _BYTES + NGRAM - 1)

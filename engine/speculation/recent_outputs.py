@@ -14,7 +14,7 @@ BETWEEN = -1  # separator between two outputs
 
 
 class RecentOutputs:
-    """Outputs of one tenant, concatenated. ``generation`` changes when old outputs are dropped."""
+    """Outputs of one tenant, concatenated."""
 
     def __init__(self, capacity: int = RECENT_TOKENS) -> None:
         self.tokens = array("i")
@@ -38,7 +38,7 @@ class RecentOutputs:
         self.tokens.extend(latest)
 
     def places(self, ngram: Sequence[int], most: int) -> list[int]:
-        """Return at most ``most`` end positions of n-grams that may equal ``ngram``; latest first."""
+        """Return positions whose n-gram may equal ``ngram``; latest first."""
         self.index.extend(self.tokens)
         return self.index.places_of(ngram, most)
 

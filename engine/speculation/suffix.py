@@ -14,12 +14,12 @@ from .drafter import Proposal
 from .ngram_index import NGRAM, TextIndex
 from .recent_outputs import BETWEEN, RecentOutputs
 
-MAX_SEARCHED = 8  # earlier positions to compare
+MAX_SEARCHED = 8  # earlier positions
 MAX_MATCH = 32  # tokens
 
 
 class NgramDrafter:
-    """Drafts the continuation of the longest match with earlier tokens; the latest match wins ties."""
+    """Drafts the continuation of the longest earlier match."""
 
     def __init__(self, index: TextIndex | None = None) -> None:
         self._index = index or TextIndex()
@@ -45,8 +45,7 @@ class NgramDrafter:
 
 
 def common(text: Sequence[int], end: int, tokens: Sequence[int], last: int) -> int:
-    """Return the length of the longest match that ends at ``text[end]`` and ``tokens[last]``, at most
-    MAX_MATCH."""
+    """Return the length of the match that ends at ``text[end]`` and ``tokens[last]``."""
     most = min(end + 1, last + 1, MAX_MATCH)
     length = 0
     while length < most and text[end - length] == tokens[last - length]:
@@ -54,15 +53,15 @@ def common(text: Sequence[int], end: int, tokens: Sequence[int], last: int) -> i
     return length
 
 
-MAX_PLACES = 4  # per source: the sequence and the recent outputs
+MAX_PLACES = 4  # per source of text
 TOKENS_PER_MATCH = 2  # drafts per token of the longest match
-_LEAST_SHARE = 0.3  # smallest share of the places that must predict a draft
+_LEAST_SHARE = 0.3
 
-_Place = tuple[int, int]  # (end position, length) of an earlier occurrence of the last tokens
+_Place = tuple[int, int]  # (end position, length)
 
 
 class SuffixDrafter:
-    """Drafts the tokens that most of the longest matches predict. Longer matches give more drafts."""
+    """Drafts the continuation of most of the longest earlier matches."""
 
     def __init__(self, index: TextIndex | None = None, recent: RecentOutputs | None = None) -> None:
         self._index = index or TextIndex()

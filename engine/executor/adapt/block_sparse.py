@@ -54,11 +54,7 @@ def _strided(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
 def strided_blocks(
     positions: mx.array, length: int, *, num_heads: int, block_size: int, local_blocks: int, stride: int
 ) -> mx.array:
-    """Return the positions that each row sees, bool [T, num_heads, length].
-
-    A row sees its ``local_blocks`` latest blocks. Head h also sees each earlier block b if ``stride``
-    divides b + h + 1.
-    """
+    """Return the positions that each row sees, bool [T, num_heads, length]."""
     at, heads = mx.arange(length), mx.arange(1, num_heads + 1)
     behind = (positions // block_size)[:, None] - at // block_size
     strided = (at // block_size + heads[:, None]) % stride == 0
@@ -117,11 +113,7 @@ def _choose(layer: Any, x: mx.array, cache: LayerCache) -> mx.array | None:
 def best_blocks(
     scores: mx.array, positions: mx.array, *, block_size: int, count: int, local_blocks: int
 ) -> mx.array:
-    """Return a mask of the positions in each row's ``count`` best blocks, bool [T, H, L].
-
-    A block is as good as its largest entry of ``scores``, float32 [T, H, L]. The ``local_blocks`` latest
-    blocks are always chosen.
-    """
+    """Return a mask of the positions in each row's ``count`` best blocks, bool [T, H, L]."""
     tokens, heads, length = scores.shape
     seen = (mx.arange(length) <= positions[:, None])[:, None]
     blocks = -(-length // block_size)

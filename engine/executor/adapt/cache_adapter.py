@@ -30,17 +30,14 @@ from ..mlx_lm_import import base
 
 @dataclass(frozen=True, slots=True)
 class RotaryScores:
-    """Product of scaled rotary queries [T, Hq, 1, P] with a layer's rotary keys, not yet computed."""
+    """Lazy product of scaled rotary queries [T, Hq, 1, P] and a layer's rotary keys."""
 
     shim: LayerCache
     queries: mx.array
 
 
 class RotaryKeys(mx.array):
-    """Placeholder for a layer's transposed rotary keys.
-
-    Derives from ``mx.array``, so that Python calls ``__rmatmul__`` for ``queries @ keys``.
-    """
+    """Placeholder for a layer's transposed rotary keys."""
 
     def __init__(self, shim: LayerCache) -> None:
         super().__init__(0.0)
@@ -61,7 +58,7 @@ class HookError(RuntimeError):
 
 
 class StepContext:
-    """State shared by the placeholder caches of a model: the KV cache and the current step."""
+    """Current step of a model, shared by its caches."""
 
     def __init__(self, kv_cache: PagedKVCache) -> None:
         self.kv_cache = kv_cache
@@ -81,7 +78,7 @@ class StepContext:
 
     @property
     def num_visible(self) -> int:
-        """Length of the step's longest sequence. Raises HookError while a graph is traced."""
+        """Length of the step's longest sequence. Raises HookError during tracing."""
         if self.traced:
             raise HookError("the model asks for the length of its context as a number")
         return int(self.step.kv_len.max())
@@ -101,7 +98,6 @@ class PagedKV:
 
     @property
     def shape(self) -> tuple[int, int, mx.array, int]:
-        """Shape whose third entry is an array of each row's length, int32 [T]."""
         context = self.shim.context
         heads = self.shim.spec.num_kv_heads * self.tiles
         dim = self.shim.spec.value_dim if self.is_value else self.shim.spec.head_dim
@@ -120,7 +116,7 @@ class PagedKV:
 
 
 class LayerCache:
-    """Placeholder of a cache of ``make_prompt_cache``."""
+    """Paged replacement of a cache that ``make_prompt_cache`` returns."""
 
     def __init__(self, context: StepContext, layer: int, spec: LayerSpec) -> None:
         self.context = context
@@ -152,11 +148,10 @@ class LayerCache:
 
     @property
     def offset(self) -> mx.array:
-        """Position of each row, int32 [T]. A new array, because model code may change it in place."""
+        """Position of each row, int32 [T]."""
         return copy.copy(self.context.positions)
 
     def make_mask(self, num_tokens: int, return_array: bool = False, window_size: int | None = None) -> None:
-        """Return None: attention through pages needs no mask. Raises HookError for other masks."""
         del return_array
         if num_tokens != 1:
             raise HookError(f"the model needs a mask for {num_tokens} tokens per row instead of 1")
@@ -182,11 +177,10 @@ class LayerCache:
         )
 
     def gather_halves(self) -> mx.array:
-        """Return the keys from ``write_halves`` for each row's sequence: [T, Hkv, L, 2 * D]."""
+        """Return keys [T, Hkv, L, 2 * D] written by ``write_halves``."""
         return mx.concatenate([*self.context.kv_cache.gather(self.layer)], axis=-1)
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """Return handles of the written K and V, for layers that share them."""
         return (
             PagedKV(self, dtype=self._dtypes[0], is_value=False),
             PagedKV(self, dtype=self._dtypes[1], is_value=True),
@@ -194,7 +188,7 @@ class LayerCache:
 
 
 def attention(queries: Any, keys: Any, values: Any, *args: Any, **kwargs: Any) -> mx.array:
-    """Replace mlx-lm's ``scaled_dot_product_attention``: handles go to the pool, arrays to the original."""
+    """Replacement of mlx-lm's ``scaled_dot_product_attention``."""
     if isinstance(keys, PagedKV):
         return _paged_attention(queries, keys, values, *args, **kwargs)
     for observe in observers:

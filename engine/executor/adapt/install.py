@@ -69,7 +69,7 @@ def _heads(x: mx.array, count: int) -> mx.array:
 
 
 class Changed:
-    """Module with one replaced attribute; ``plain`` is the original."""
+    """Module with one replaced attribute."""
 
     def __init__(self, plain: ModuleType, name: str, replacement: Callable[..., Any] | Changed) -> None:
         self.plain = plain
@@ -95,7 +95,6 @@ def _arange(first: Any, *rest: Any, **options: Any) -> Any:
 
 
 def _mx_arange(first: Any, *rest: Any, **options: Any) -> Any:
-    """Return each row's first position, [T, 1, 1], if ``first`` is an array of one offset per row."""
     return first[:, None, None] if isinstance(first, mx.array) else mx.arange(first, *rest, **options)
 
 
@@ -124,7 +123,7 @@ def install_names() -> None:
 
 
 def adapt_models() -> None:
-    """Apply all changes to mlx-lm's imported modules. May be called again."""
+    """Apply all changes to mlx-lm's imported modules. Repeated calls have no effect."""
     install_hook()
     install_softcap()
     install_chunks()

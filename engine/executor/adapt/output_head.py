@@ -18,7 +18,7 @@ HEAD_NAMES = frozenset({"lm_head", "embed_out", "output", "head", "output_layer"
 
 @dataclass(frozen=True, slots=True)
 class GreedyHeadOutput:
-    """Greedy token ids and their logits. ``of``: the logits of all tokens."""
+    """Greedy token ids and their logits."""
 
     of: mx.array
     ids: mx.array
@@ -26,11 +26,7 @@ class GreedyHeadOutput:
 
 
 class RowSelection:
-    """Rows of the batch that the output head computes; None: all rows.
-
-    If ``greedy`` is set, the chosen tokens are stored in ``greedy_output``. If ``kept_rows`` is set, the
-    head's input for these rows is stored in ``kept``.
-    """
+    """Rows of the batch for which the output head computes logits; None: all rows."""
 
     def __init__(self, take: TakeRows = operator.getitem) -> None:
         self._take = take
@@ -64,7 +60,7 @@ class RowSelection:
 
 
 class SelectingHead(Module):
-    """Output head that computes only selected rows. Other attributes are read from the head itself."""
+    """Output head that computes logits only for selected rows."""
 
     def __init__(self, head: Module, selection: RowSelection) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

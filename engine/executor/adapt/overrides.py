@@ -15,10 +15,7 @@ _ORIGINALS = "_octavo_originals"
 def override(
     module: str, name: str, make: Callable[[Callable[..., mx.array]], Callable[..., mx.array]]
 ) -> None:
-    """Replace ``name``, a function or a ``Class.method`` of a module, by ``make(original)``.
-
-    Does nothing if the module is not imported or the name was replaced before.
-    """
+    """Replace a function, or a ``Class.method``, of a module by ``make(original)``."""
     found: Any = sys.modules.get(module)
     if found is None or name in (originals := found.__dict__.setdefault(_ORIGINALS, {})):
         return

@@ -54,7 +54,7 @@ def _attend_paged(
 
 
 def _choose(indexer: Any, x: mx.array, low_rank: mx.array, cache: LayerCache) -> mx.array | None:
-    """Return each row's attended positions, bool [T, L], or None for all; write the rows' index keys."""
+    """Return the positions that each row attends to, bool [T, L]; None for all."""
     tokens, heads, dim = x.shape[0], indexer.n_heads, indexer.head_dim
     queries = indexer.wq_b(low_rank).reshape(tokens, heads, 1, dim)
     keys = indexer.k_norm(indexer.wk(x)).reshape(tokens, 1, 1, dim)
@@ -70,10 +70,7 @@ def _choose(indexer: Any, x: mx.array, low_rank: mx.array, cache: LayerCache) ->
 
 
 def best_positions(scores: mx.array, positions: mx.array, count: int) -> mx.array:
-    """Return a mask, bool [T, L], of each row's ``count`` largest ``scores`` [T, L] up to its position.
-
-    Among equal scores the earliest positions are selected.
-    """
+    """Return a mask, bool [T, L], of each row's ``count`` largest ``scores`` [T, L]."""
     seen = mx.arange(scores.shape[-1]) <= positions[:, None]
     scores = mx.where(seen, scores, -mx.inf)
     least = mx.sort(scores, axis=-1)[:, -count, None]

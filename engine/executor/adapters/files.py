@@ -30,7 +30,7 @@ _LEAVES = {
     "lora_A": "a", "lora_B": "b", "lora_magnitude_vector": "m",
 }  # fmt: skip
 _EXPERT = re.compile(r"(.+)\.experts\.(\d{1,5})\.(\w+)")
-_EXPERT_NAMES = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # names in Mixtral
+_EXPERT_NAMES = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}  # names in Mixtral checkpoints
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
@@ -42,7 +42,7 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "trainable_token_indices": (None,),
     "alora_invocation_tokens": (None,),
     "arrow_config": (None,),
-    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),  # others change the base model
+    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),
 }
 
 
@@ -118,7 +118,7 @@ def _read(file: Path, max_bytes: int) -> bytes:
 
 
 def _parts(file: Path, data: bytes, *, peft: bool) -> dict[str, dict[str, mx.array]]:
-    """Return the tensors of each layer: factors "a" and "b", and DoRA's magnitudes "m"."""
+    """Return the tensors of each layer."""
     try:
         tensors: list[tuple[str, dict[str, Any]]] = deserialize(data)  # type: ignore[no-untyped-call]
     except SafetensorError as error:
@@ -206,7 +206,7 @@ def _peft_scale(folder: Path, config: dict[str, Any]) -> Any:
     alphas = config.get("alpha_pattern") or {}
     if not isinstance(alphas, dict):
         raise InvalidRequest(f"alpha_pattern of {folder} must be a JSON object, got {alphas!r:.60}")
-    first: dict[str, tuple[int, Any]] = {}  # PEFT takes the first key that matches
+    first: dict[str, tuple[int, Any]] = {}
     for key, alpha in alphas.items():
         if not re.fullmatch(r"\^?[\w.-]+", plain_key := key.replace("\\.", ".")):
             raise InvalidRequest(

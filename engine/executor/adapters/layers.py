@@ -25,10 +25,10 @@ _ROUTED = (SwitchGLU, SwitchMLP)
 
 
 class Table(Protocol):
-    """Factors of each slot's adapter, for one or more layers with a common input."""
+    """Adapter factors for each slot."""
 
     def made(self, factors: Factors, gain: mx.array | None, bias: mx.array | None) -> tuple[Any, int]:
-        """Return factors in the form for ``put``, and their bytes. For DoRA: ``gain``, ``bias`` [outputs]."""
+        """Return the table's form of the factors, and its size in bytes."""
         ...
 
     def put(self, slot: int, part: int, made: Any) -> None: ...
@@ -36,10 +36,7 @@ class Table(Protocol):
     def clear(self, slot: int) -> None: ...
 
     def add(self, ys: Sequence[mx.array], x: mx.array, slots: mx.array) -> Sequence[mx.array]:
-        """Return ``ys``, the outputs of the layers for x, plus the outputs of the adapters.
-
-        With experts, ``slots`` has slot * experts + expert.
-        """
+        """Return ``ys``, the outputs of the layers for x, plus the adapters' outputs."""
         ...
 
 
@@ -52,7 +49,7 @@ class Shape(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """Layer that can have adapters. Its factors have the index ``part`` in ``table``."""
+    """Layer that can have adapters."""
 
     module: Any
     shape: Shape
@@ -60,7 +57,7 @@ class Layer(NamedTuple):
     part: int
 
     def made(self, path: str, factors: Factors) -> tuple[Any, int]:
-        """Return the layer's factors for its table. Raises InvalidRequest if the shapes do not fit."""
+        """Return the layer's factors in the table's form. Raises InvalidRequest for wrong shapes."""
         given = Shape(factors.a.shape[0], factors.b.shape[2], factors.a.shape[2])
         if given != self.shape:
             raise InvalidRequest(
@@ -79,13 +76,13 @@ class Layer(NamedTuple):
 
 
 class MakeTable(Protocol):
-    """Creates an empty table for layers of these shapes, whose input has the type ``dtype``."""
+    """Factory of empty tables."""
 
     def __call__(self, shapes: list[Shape], dtype: mx.Dtype) -> Table: ...
 
 
 class Together:
-    """Layers with a common input and table. The first layer called computes all outputs."""
+    """Layers with a common input, computed together."""
 
     def __init__(self, members: Sequence[Any], table: Table) -> None:
         self.table = table
@@ -103,7 +100,7 @@ class Together:
         return y
 
     def _same_input(self, x: mx.array) -> bool:
-        from octavo.kernels import _ext  # present, because without it no group was observed
+        from octavo.kernels import _ext
 
         return self._input is not None and bool(_ext.same_array(self._input, x))
 
@@ -116,10 +113,7 @@ def adapt_layers(
     native: bool,
     groups: Sequence[Sequence[Any]] | None = None,
 ) -> dict[str, Layer]:
-    """Adapt every linear layer of ``model`` except the output head; return the layers by name.
-
-    groups   layers with a common input; None: the ``merged`` layers
-    """
+    """Adapt every linear layer of ``model`` except the output head; return the layers by name."""
     layers: dict[str, Layer] = {}
     tables: dict[int, Table] = {}
     candidates = list(_candidates(model))
@@ -153,10 +147,7 @@ def adapt_layers(
 
 
 def padded_bytes(model: Module, *, num_slots: int, max_rank: int, experts_only: bool) -> int:
-    """Return the bytes of ``MLXTable`` for every layer that may be adapted.
-
-    Call it before ``adapt_layers``.
-    """
+    """Return the bytes of ``MLXTable`` for every layer that may be adapted."""
     return 4 * (num_slots + 1) * max_rank * num_values(model, experts_only=experts_only)
 
 
@@ -201,7 +192,7 @@ def _dtype(module: Any) -> mx.Dtype:
 
 
 def dequantized(module: Any) -> mx.array:
-    """Return the weight of a linear layer, dequantized if it is quantized."""
+    """Return the dequantized weight of a linear layer."""
     if not isinstance(module, QuantizedLinear):
         weight: mx.array = module.weight
         return weight
@@ -284,9 +275,6 @@ def _multiply(kind: Any) -> dict[str, Any]:
     return {"multiply": multiply}
 
 
-# mlx-lm sorts rows by expert. To sort by adapter as well, the ids become slot * experts + expert.
-
-
 def _route(kind: Any) -> dict[str, Any]:
     def __call__(self: Any, x: mx.array, indices: mx.array) -> mx.array:
         experts = [child for child in self.children().values() if isinstance(child, _SWITCH)]
@@ -306,7 +294,7 @@ def _expert(kind: Any) -> dict[str, Any]:
         if self.row_inputs.get(SLOTS) is None:
             y = kind.__call__(self, x, indices, sorted_indices=sorted_indices)
             return y
-        y = kind.__call__(self, x, indices % self.num_experts)  # sorted by slot before expert
+        y = kind.__call__(self, x, indices % self.num_experts)
         (y,) = self.adapters.add([y], x, indices)
         return y
 

@@ -28,7 +28,7 @@ _TEXT_MODELS = ("model.language_model.", "language_model.model.", "model.")
 
 
 class NativeTable:
-    """``Table`` of pointers to factors in memory; a captured step reads the current factors."""
+    """``Table`` of pointers to factors in memory."""
 
     def __init__(self, shapes: list[Shape], dtype: mx.Dtype, num_slots: int) -> None:
         from octavo.kernels import _ext
@@ -96,7 +96,7 @@ class MLXTable:
         places = (num_slots + 1) * shape.experts
         self._a = mx.zeros((places, shape.inputs, max_rank), mx.float32)
         self._b = mx.zeros((places, max_rank, shape.outputs), mx.float32)
-        self._gain: mx.array | None = None  # [slots + 1, outputs], once an adapter has a gain
+        self._gain: mx.array | None = None  # [slots + 1, outputs]
         self._bias = mx.zeros(shape.outputs, mx.float32)
         self._num_slots, self._used = num_slots, set[int]()
 
@@ -149,8 +149,6 @@ class MLXTable:
 
 
 def table_maker(backend: AttentionBackend, *, num_slots: int, max_rank: int) -> Any:
-    """Return the factory of tables for ``adapt_layers``."""
-
     def make(shapes: list[Shape], dtype: mx.Dtype) -> Table:
         if backend.has_model_ops:
             return NativeTable(shapes, dtype, num_slots)
@@ -300,7 +298,7 @@ def _observed_groups(model: Any) -> list[tuple[Any, ...]] | None:
 def load_adapters(
     config: EngineConfig, model: Module, rows: RowInputs, backend: AttentionBackend
 ) -> AdapterSlots | None:
-    """Adapt the model's layers and load ``lora_modules``; None without adapters. Raises InvalidConfig."""
+    """Adapt the model's layers and load ``lora_modules``. Raises InvalidConfig."""
     if not config.lora_bytes:
         return None
     make_table = table_maker(backend, num_slots=config.max_loras, max_rank=config.max_lora_rank)

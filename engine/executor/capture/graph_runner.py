@@ -21,15 +21,15 @@ from octavo.kernels.replay import Programs, ReplayablePool
 
 log = logging.getLogger(__name__)
 
-MAX_CAPTURED = 128  # programs, one for each shape of a step
+MAX_CAPTURED = 128  # programs
 
-VALUE_READERS = ("tolist", "item", "__bool__", "__int__", "__float__")  # methods of mx.array that read values
+VALUE_READERS = ("tolist", "item", "__bool__", "__int__", "__float__")
 
 Build = Callable[[Sequence[mx.array], bool], list[mx.array]]
 
 
 class GraphRunner:
-    """Runs captured programs of ``build``.
+    """Runner of captured programs.
 
     strict   raise CannotCapture instead of running the graph
     """
@@ -38,13 +38,13 @@ class GraphRunner:
         self._pools = pools
         self.strict = False
         self._captured: OrderedDict[object, CapturedStep | EagerStep] = OrderedDict()
-        self._last: CapturedStep | EagerStep | None = None  # the latest step
+        self._last: CapturedStep | EagerStep | None = None
         self._programs = pools[0].programs()
         self.is_computed = False
         self.num_replayed = 0
 
     def __call__(self, build: Build, values: Sequence[Ints]) -> list[mx.array]:
-        """Return the results of ``build`` for ``values``, valid until the next step."""
+        """Return the results of ``build``, valid until the next step."""
         host, shapes = list(values), [value.shape for value in values]
         for pool in self._pools:
             host += pool.packed_values()
@@ -104,7 +104,7 @@ def values_unread() -> Iterator[None]:
 
 
 class CapturedStep:
-    """Captured graph with fixed input arrays. Each step copies its values into them."""
+    """Captured graph with fixed input arrays."""
 
     def __init__(
         self, pools: Sequence[ReplayablePool], programs: Programs, build: Build, values: Sequence[Ints]

@@ -22,9 +22,7 @@ def load_runner(
 
     Call it on the thread that will run the steps, because MLX streams are thread-local.
     Raises ModelLoadError or InvalidConfig.
-
-    score   measures the prediction of a short text; it chooses the format for ``kv_format="auto"``
     """
-    from .load import load_paged_runner  # imports MLX, which the control plane does not need
+    from .load import load_paged_runner  # imports MLX
 
     return load_paged_runner(config, is_draft=is_draft, score=score)

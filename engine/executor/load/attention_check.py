@@ -14,13 +14,13 @@ from ..cache_layout import CacheLayout
 from ..paged_model import PagedModel
 from .probe_steps import Work, step_metadata
 
-LARGEST_ERROR = 2e-3  # a row's relative error; one wrong position of 256 would give 1/16
+LARGEST_ERROR = 2e-3  # relative error of a row
 
 Doubles = NDArray[np.float64]
 
 
 def find_mistake(paged: PagedModel, layout: CacheLayout, lengths: list[int]) -> str | None:
-    """Return a description of the first wrong layer, or None. Overwrites the pool's pages."""
+    """Return a description of the first wrong layer, or None."""
     seen: set[tuple[LayerSpec, bool]] = set()
     for index, spec in enumerate(layout.layers):
         latents = index in paged.latent_layers
@@ -57,7 +57,6 @@ def _check_layer(
         if latents:
             rotary = rng.standard_normal((*queries.shape[:2], spec.value_dim)).astype(np.float32)
             got = _attend_latents(paged, index, metadata, queries, rotary, k, v)
-            # Rotary queries are already scaled. Undo this before they join the other queries.
             asked = np.concatenate([queries, rotary * spec.head_dim**0.5], axis=-1)
             stored = [np.concatenate(pair, axis=-1) for pair in zip(keys, values, strict=True)]
             read = keys
@@ -76,7 +75,6 @@ def _check_layer(
 
 
 def _stored(rng: np.random.Generator, shape: tuple[int, ...], dtype: mx.Dtype) -> Doubles:
-    """Return random values that 16 bits hold exactly."""
     values = mx.array(rng.standard_normal(shape).astype(np.float32)).astype(dtype)
     return np.array(values.astype(mx.float32)).astype(np.float64)
 
@@ -95,7 +93,6 @@ def _attend(
     keys: mx.array,
     values: mx.array,
 ) -> Doubles:
-    """Compute attention [T, Hq, Dv] through a layer's shim, as model code does."""
     paged.kv_cache.begin_step(metadata)
     shim = paged.begin_layer(index, metadata)
     k, v = shim.update_and_fetch(keys, values)
@@ -129,7 +126,7 @@ def _attend_latents(
 def _attention(
     queries: NDArray[np.float32], keys: Doubles, values: Doubles, start: int, spec: LayerSpec
 ) -> Doubles:
-    """Return [n, Hq, Dv] for queries [n, Hq, D] at positions from ``start`` on over K and V [Hkv, L, D]."""
+    """Return float64 attention [n, Hq, Dv] of queries [n, Hq, D] over K and V [Hkv, L, D]."""
     count, num_heads, _ = queries.shape
     at, seen = start + np.arange(count)[:, None], np.arange(keys.shape[1])[None]
     visible = seen <= at

@@ -27,7 +27,7 @@ from ..mlx_lm_import import base
 
 log = logging.getLogger(__name__)
 
-# Keys without effect on a language model.
+# Keys without effect on the results.
 _WITHOUT_EFFECT = re.compile(
     r"_.*|architectures|model_type|transformers_version|(torch_)?dtype|auto_map|tokenizer_class|name|"
     r"\w*token_(id|ids|index|list)|\w*_token|prefix|use_cache|cache_implementation|remove_invalid_values|"
@@ -44,17 +44,16 @@ _WITHOUT_EFFECT = re.compile(
     r"\w*fp32\w*|\w+_dtype|do_sample|begin_suppress_tokens|suppress_tokens|exponential_decay_length_penalty|unsloth\w*|license|"
     r"model_max_length|max_\w*(position|sequence|seq)\w*|n_positions|n_ctx|seq_length|original_max\w*"
 )
-# Keys checked elsewhere.
 _CHECKED_OTHERWISE = re.compile(
     r"rope_(theta|scaling|parameters|local_base_freq)|\w*window\w*|layer_types|(\w+_)?bias|"
     r"(intermediate|hidden|vocab)_size|num_key_value_heads|head_dim|tie_word_embeddings"
 )
-_ACTIVATIONS = {  # names in configurations, and names in the code of models
+_ACTIVATIONS = {
     "silu": r"silu|swiglu", "swish": r"silu|swiglu",
     "relu": r"\brelu\b", "relu2": r"relu2|relu_squared|square",
     **dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"), r"gelu|geglu"),
 }  # fmt: skip
-_GELU = {"gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"}  # count as equal: Gemma checkpoints mix them
+_GELU = {"gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"}
 _DTYPES = {
     "bfloat16": mx.bfloat16,
     "float16": mx.float16,
@@ -63,14 +62,14 @@ _DTYPES = {
     "float": mx.float32,
 }
 _OTHER_DTYPES = re.compile(r"auto|float64|double|float8_\w+")  # types that MLX lacks on CPUs
-_CAUSAL = {"is_causal": True, "use_bidirectional_attention": False}  # values that mean causal attention
+_CAUSAL = {"is_causal": True, "use_bidirectional_attention": False}
 _EFFECTLESS_VALUES: tuple[Any, ...] = (None, False, 0, 1, [], {}, "", "none", "default", "silu", "eager")
 
 _readings: ContextVar[Readings | None] = ContextVar("octavo_config_readings", default=None)
 
 
 class Readings:
-    """Settings that mlx-lm's argument classes took while a model was built."""
+    """Settings that mlx-lm read while it built a model."""
 
     def __init__(self) -> None:
         self.taken: set[str] = set()
@@ -83,7 +82,7 @@ class Readings:
 
 @contextmanager
 def recorded() -> Iterator[Readings]:
-    """Record the settings that mlx-lm takes from configurations while the block runs, on this thread."""
+    """Record the settings that mlx-lm reads while the block runs."""
     _install()
     readings = Readings()
     token = _readings.set(readings)
@@ -94,7 +93,7 @@ def recorded() -> Iterator[Readings]:
 
 
 def watched(arguments: Any) -> Any:
-    """Return an argument class for ``mlx_lm.utils.load_model`` that records the settings it reads."""
+    """Return a subclass of mlx-lm's argument class that records the settings it reads."""
 
     class Watched:
         @staticmethod
@@ -139,7 +138,7 @@ def check_keys(config: Mapping[str, Any], model: Module, readings: Readings, ori
     known = _CAUSAL | (defaults or {})
     for name in left_out:
         value = flat[name]
-        if name == "use_bidirectional_attention" and value == "vision":  # only among tokens of one image
+        if name == "use_bidirectional_attention" and value == "vision":
             continue
         if name in known and not _is_same(value, known[name]):
             raise ModelLoadError(
@@ -178,7 +177,7 @@ def _check_layer_types(flat: Mapping[str, Any], origin: str, used: set[str]) -> 
 
 
 def check_dtype(config: Mapping[str, Any], model: Module, origin: str) -> None:
-    """Warn if most weights have another type than configured. Raises ModelLoadError for an unknown type."""
+    """Warn if the weights have another type than config.json says. Raises ModelLoadError."""
     flat = text_config(config)
     name = next((key for key in ("dtype", "torch_dtype") if flat.get(key) is not None), None)
     if name is None or isinstance(flat[name], dict):
@@ -205,19 +204,18 @@ def _sources(model: Module, readings: Readings) -> str:
     for name in sorted(names):
         if name.startswith("mlx_lm.models."):
             code = inspect.getsource(sys.modules[name])
-            found.append(re.sub(r"^    \w+: .*$", "", code, flags=re.MULTILINE))  # declarations are not uses
+            found.append(re.sub(r"^    \w+: .*$", "", code, flags=re.MULTILINE))
     return "\n".join(found)
 
 
 @functools.lru_cache(maxsize=8)
 def reference_defaults(model_type: object) -> dict[str, Any] | None:
-    """Return the defaults of transformers' configuration class; None if there is no class for this model
-    type."""
+    """Return the defaults of transformers' configuration class, if there is one."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     try:
         defaults: dict[str, Any] = CONFIG_MAPPING[str(model_type)]().to_dict()
-    except Exception as error:  # unknown type, or class without defaults
+    except Exception as error:
         log.debug("transformers has no defaults of %r: %s", model_type, error)
         return None
     return text_config(defaults)

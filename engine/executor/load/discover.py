@@ -24,13 +24,13 @@ class _MarkedMask(str):
 
 
 class MaskWindows:
-    """Windows that attention over caches masks."""
+    """Attention window of each cache."""
 
     def __init__(self, caches: Sequence[Any]) -> None:
-        self._by_cache: dict[int, int] = {}  # window by the id of a cache
-        self._windows: dict[int, int] = {}  # window by the id of a mask array
-        self._owners: dict[int, int] = {}  # id of the cache by the id of its keys
-        self._kept: list[object] = [*caches]  # references that keep ids from being reused
+        self._by_cache: dict[int, int] = {}  # cache id -> window
+        self._windows: dict[int, int] = {}  # mask id -> window
+        self._owners: dict[int, int] = {}  # id of keys -> cache id
+        self._kept: list[object] = [*caches]  # prevents reuse of ids
         for cache in caches:
             if hasattr(cache, "make_mask"):
                 cache.make_mask = self._marking(cache.make_mask)
@@ -72,7 +72,6 @@ class MaskWindows:
 
 @contextmanager
 def observe_windows(caches: Sequence[Any]) -> Iterator[MaskWindows]:
-    """Record the windows that forwards with these caches mask while the block runs."""
     windows = MaskWindows(caches)
     cache_adapter.observers.append(windows.attended)
     try:
@@ -86,10 +85,7 @@ FORWARDS = ((1,), (5, 1))  # tokens of each forward, in two runs
 
 
 def discover_layout(model: Module, architecture: str) -> CacheLayout:
-    """Return the shapes of every cache, from forwards that are built but never evaluated.
-
-    Raises ModelLoadError for caches that are neither attention nor recurrent.
-    """
+    """Return the shapes of every cache. Reads no weights. Raises ModelLoadError."""
     found = _Caches(architecture)
     try:
         for counts in FORWARDS if found.has_states(model) else ((2,),):
@@ -120,7 +116,7 @@ class _Caches:
         self.caches: list[Any] = []
         self._windows = MaskWindows([])
         self._states: list[RecordingState] = []
-        self._seen: dict[tuple[int, int], list[mx.array]] = {}  # arrays by (cache, entry)
+        self._seen: dict[tuple[int, int], list[mx.array]] = {}
 
     def has_states(self, model: Module) -> bool:
         self.caches = self._make(model)
@@ -190,7 +186,7 @@ class _Caches:
 
 
 def map_leaves(caches: list[Any], change: Callable[[Any], Any]) -> list[Any]:
-    """Return the model's caches with ``change`` applied to each, also in nested lists."""
+    """Return the model's caches with ``change`` applied to each cache, also in nested lists."""
     lists: Any = caches_of_mlx_lm.CacheList
     return [
         lists(*map_leaves(list(cache.caches), change)) if isinstance(cache, lists) else change(cache)

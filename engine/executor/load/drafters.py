@@ -82,7 +82,7 @@ def draft_weight_bytes(config: EngineConfig) -> int:
 
 
 def draft_page_bytes(config: EngineConfig, layout: CacheLayout) -> Callable[[int], int]:
-    """Return a function from a number of pages to the bytes of the drafter's pages."""
+    """Return a function from a number of pages to the draft model's bytes."""
     if config.speculate == "mtp":
         size = page_bytes(
             [head_layer(layout.layers)],
@@ -103,7 +103,6 @@ def draft_page_bytes(config: EngineConfig, layout: CacheLayout) -> Callable[[int
 
 
 def sizing_of(config: EngineConfig, layers: tuple[LayerSpec, ...], max_model_len: int) -> Sizing:
-    """Return the page sizes of these layers, as configured."""
     return sizing(
         layers,
         k_format=config.page_formats.k,

@@ -16,7 +16,7 @@ from ..recurrent.state_pool import StatePool
 
 PAGE_SIZE = 8
 NUM_ROWS = 3
-NUM_STEPS = 2  # the first is captured, the second is replayed
+NUM_STEPS = 2
 LAST = range(NUM_STEPS - 1, NUM_STEPS)
 ROWS: Ints = np.arange(NUM_ROWS, dtype=np.int32)
 FIRST_POSITIONS: Ints = np.array([PAGE_SIZE, 0, 3], np.int32)
@@ -36,10 +36,7 @@ class FusionResult:
 def check_fusion(
     create: Callable[[bool], PagedModel], set_fused: Callable[[bool], None], vocab_size: int
 ) -> FusionResult:
-    """Check fusion and replay. The model stays fused.
-
-    create   function of ``replay`` to the model with a zeroed pool
-    """
+    """Check fusion and replay."""
     set_fused(False)
     try:
         wanted = _logits(create(False), vocab_size, LAST)
@@ -65,7 +62,7 @@ def _check_logits(create: Callable[[bool], PagedModel], vocab_size: int, wanted:
         if mx.array_equal(got, wanted) and model.graph_runner.num_replayed:
             return FusionResult()
         refusal = "replayed graphs compute other logits"
-    except Exception as error:  # model code may fail in any way while it is traced
+    except Exception as error:  # model code may raise anything
         refusal = str(error).partition("\n")[0] or type(error).__name__
     return FusionResult(_difference(_logits(create(False), vocab_size, LAST), wanted), refusal)
 
@@ -77,7 +74,7 @@ def _check_greedy(model: PagedModel, vocab_size: int, wanted: mx.array) -> str:
         for step in _steps(model, vocab_size, range(NUM_STEPS)):
             ids, logits = model.forward(step, Wanted(ROWS, greedy=True)).arrays
             model.evaluate([ids, logits])
-    except Exception as error:  # model code may fail in any way
+    except Exception as error:  # model code may raise anything
         return str(error).partition("\n")[0] or type(error).__name__
     rows = np.array(wanted.astype(mx.float32))
     tops = rows.argmax(-1)

@@ -51,11 +51,11 @@ from .warm_up import try_adapters, warm_up
 
 log = logging.getLogger(__name__)
 
-SCORED_AT_ONCE = 32  # positions of the text per step
+SCORED_AT_ONCE = 32  # positions per step
 
 
 class ModelPart(Protocol):
-    """Process of a tensor-parallel group; see ``RankGroup``."""
+    """Process of a tensor-parallel group."""
 
     def shard(self, model: Module) -> None: ...
 
@@ -69,7 +69,7 @@ def load_paged_runner(
     score: ScoreText | None = None,
     part: ModelPart | None = None,
 ) -> PagedRunner:
-    """Load a runner, see ``load_runner``. Checks without weights come first.
+    """Load a runner; see ``load_runner``.
 
     part   this rank's part of the model; None: the whole model
     """
@@ -106,7 +106,7 @@ def load_paged_runner(
                 "%s: MLX's own operations compute adapters%s on this backend", config.model,
                 " of experts" if has_kernels else "",
             )  # fmt: skip
-        adapter_bytes += padded + (adapter_bytes if has_kernels else 0)  # kernels read copies of the factors
+        adapter_bytes += padded + (adapter_bytes if has_kernels else 0)
     beside_pages = adapter_bytes + (config.vision_cache if rules is not None else 0)
     available = max(0, usable_memory(weight_bytes + draft_weight_bytes(config)) - beside_pages)
     available //= config.tensor_parallel  # all ranks share this machine's memory
@@ -126,8 +126,8 @@ def load_paged_runner(
             settled = settle_format(
                 config, lambda trial: score(*_trial(trial, choice, loaded, layout, ready, max_model_len))
             )
-        give_freed_memory_back(choice.backend.name)  # before pages are allocated
-    elif config.kv_format == AUTO:  # no pages, or no text to score
+        give_freed_memory_back(choice.backend.name)
+    elif config.kv_format == AUTO:
         settled = config.with_format("bf16")
     if settled != config:
         config = settled
@@ -191,7 +191,7 @@ def load_paged_runner(
         info,
         gathered_row_bytes=_gathered_row_bytes(layout, size) if result.gathers else None,
         exact=config.exact,
-        fused_argmax=ready.fused_argmax and part is None,  # a rank may have only part of the vocabulary
+        fused_argmax=ready.fused_argmax and part is None,
         sampling=ops.sampler(),
         on_device=part is None and (not choice.backend.has_model_ops or config.async_steps is True),
         feeds=config.async_steps is True or (config.async_steps is None and choice.backend.writes_in_place),
@@ -305,7 +305,7 @@ def _num_pages(
     taken = 0 if states is None else states.nbytes
     available -= taken
     shared = config.kv_memory is not None and config.state_memory is None
-    if not sum(size.group_bytes):  # pages without bytes only name prefixes
+    if not sum(size.group_bytes):
         return config.num_pages or -(-max_model_len // config.page_size) * config.max_running
     num_pages = num_pages_for(
         size,

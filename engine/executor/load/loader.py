@@ -43,14 +43,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 GROUP_SIZE = 64
-_MODELOPT = "hf_quant_config.json"  # NVIDIA's settings for quantized weights
-_MAX_NAMED = 5  # parameters in a message
+_MODELOPT = "hf_quant_config.json"  # written by NVIDIA's ModelOpt
+_MAX_NAMED = 5  # names in a message
 _BITS = {"int8": 8, "int4": 4, **CHANNEL_BITS}
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """Model with patched attention. Its weights are read by ``materialize``."""
+    """Model with patched attention."""
 
     model: Module
     architecture: str
@@ -64,12 +64,12 @@ def load_model(
     ops: ModelOps | None = None,
     change: Callable[[Module], None] | None = None,
 ) -> LoadedModel:
-    """Load the model of ``path`` with mlx-lm's code and patched attention; ``materialize`` reads its weights.
+    """Load the model of ``path`` with patched attention. Its weights are read later, by ``materialize``.
 
     ops      None: MLX's own operations
     change   applied before weights are converted
 
-    Raises ModelLoadError if mlx-lm cannot load it, and InvalidConfig if its weights cannot be converted.
+    Raises ModelLoadError or InvalidConfig.
     """
     ops, said = MLXOps() if ops is None else ops, StringIO()
     config = read_config(path)
@@ -118,7 +118,6 @@ def _say_tied(config: dict[str, Any], path: Path) -> None:
 
 
 def model_classes(config: dict[str, Any]) -> tuple[type[Module], Any]:
-    """Return mlx-lm's class of a model, and its argument class."""
     model_class, arguments = mlx_lm_utils._get_classes(config)
     return model_class, watched(arguments)
 
@@ -132,7 +131,7 @@ def _in_one_line(error: Exception) -> str:
 
 @contextmanager
 def folder_for_mlx_lm(path: Path, config: Mapping[str, Any]) -> Iterator[Path]:
-    """Make a folder with ``config`` and links to the weight files while the block runs."""
+    """Make a temporary folder with ``config`` and links to the weight files."""
     with tempfile.TemporaryDirectory(prefix="octavo-model-") as name:
         folder = Path(name)
         (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -146,7 +145,7 @@ def folder_for_mlx_lm(path: Path, config: Mapping[str, Any]) -> Iterator[Path]:
 def materialize(
     model: Module, ops: ModelOps, *, exact: bool, fuse: bool, reference: Callable[[], None] = lambda: None
 ) -> Report | None:
-    """Read the weights layer by layer, so that unconverted weights are never all in memory."""
+    """Read the weights layer by layer, to save memory."""
     report = ops.prepare_model(model, exact=exact, fuse=fuse, reference=reference)
     for parameter in dict(tree_flatten(model.parameters())).values():
         mx.eval(parameter)
@@ -220,7 +219,7 @@ def _as_bf16(value: mx.array) -> mx.array:
 
 
 def can_become(module: Module, kind: str) -> bool:
-    """Whether MLX's quantized ``module`` has affine weights with the bits of ``kind``."""
+    """Whether MLX's quantized ``module`` can be converted to ``kind``."""
     bits, mode = getattr(module, "bits", None), getattr(module, "mode", "affine")
     return bits is not None and mode == "affine" and bits == BITS.get(kind)
 
@@ -230,13 +229,13 @@ def affine_arrays(module: Any) -> tuple[mx.array, ...]:
 
 
 def put_channels(module: Any, arrays: tuple[mx.array, ...], kind: str, ops: ModelOps) -> None:
-    """Replace the weights of a quantized module by weights with one scale per channel."""
+    """Give a quantized module weights with one scale per channel."""
     module.weight, module.scales, module.biases = ops.quantize_channels(kind, arrays, module.group_size)
     module.channel_kind = kind
 
 
 def channel_kind(module: Module) -> str | None:
-    """Return ``w8a8`` or ``w4a8`` if a module has such weights, else None."""
+    """Return "w8a8" or "w4a8" for such a module, else None."""
     kind: str | None = getattr(module, "channel_kind", None)
     return kind
 

@@ -28,7 +28,7 @@ LEAST_CACHE = 1 << 30
 
 
 class Device(Protocol):
-    """Access to the platform and to MLX, replaced in tests."""
+    """The platform and MLX, replaceable in tests."""
 
     def is_metal(self) -> bool: ...
 
@@ -41,7 +41,7 @@ class Device(Protocol):
 
 
 class MLXDevice:
-    """This machine, through MLX."""
+    """The machine's Metal device."""
 
     def is_metal(self) -> bool:
         return sys.platform == "darwin" and mx.metal.is_available()
@@ -74,7 +74,6 @@ def prepare_device(
     environ: MutableMapping[str, str] | None = None,
     platform: str = sys.platform,
 ) -> None:
-    """Call ``set_command_buffers`` for a model about to be loaded; do nothing without Metal."""
     if platform != "darwin" or config.backend == "cpu":
         return
     layers = int(text_config(model_config).get("num_hidden_layers") or 1)
@@ -92,13 +91,13 @@ def set_memory_limits(workspace: int, device: Device | None = None) -> None:
     if not device.is_metal():
         device.set_cache_limit(workspace)
         return
-    if wired := device.working_set():  # 0: the driver has no recommendation
+    if wired := device.working_set():
         device.set_wired_limit(wired)
     device.set_cache_limit(max(workspace, LEAST_CACHE))
 
 
 def usable_memory(weight_bytes: int, device: Device | None = None) -> int:
-    """Return the bytes for pages and states: free memory, on Metal at most the rest of the working set."""
+    """Return the bytes that are free for pages and states."""
     device = MLXDevice() if device is None else device
     free = available_memory()
     if not device.is_metal() or not (most := device.working_set()):

@@ -13,10 +13,10 @@ from ..base import ModelRunner
 
 log = logging.getLogger(__name__)
 
-MOST_CHOSEN = 0.01  # nats
-MOST_UNWARNED = 0.05  # nats
+MOST_CHOSEN = 0.01  # nats per token
+MOST_UNWARNED = 0.05  # nats per token
 MAX_TEXT = 257  # positions
-MIN_TOKENS = 16  # tokens; shorter texts are not measured
+MIN_TOKENS = 16  # tokens
 
 Scores = Sequence[TokenLogprob]
 ScoreText = Callable[[ModelRunner, EngineConfig], Scores]
@@ -24,7 +24,7 @@ ScoreText = Callable[[ModelRunner, EngineConfig], Scores]
 
 
 def settle_format(config: EngineConfig, score: Callable[[EngineConfig], Scores]) -> EngineConfig:
-    """Return the configuration with ``auto`` replaced by a format. Warns about a lossy configured format."""
+    """Return the configuration with ``auto`` replaced by a page format."""
     base = score(config.with_format("bf16"))
     if len(base) < MIN_TOKENS:
         return config.with_format("bf16") if config.kv_format == AUTO else config
@@ -41,7 +41,7 @@ def settle_format(config: EngineConfig, score: Callable[[EngineConfig], Scores])
     for name in CHOSEN_FROM:
         try:
             loss = divergence(base, score(config.with_format(name)))
-        except InvalidConfig as error:  # the format does not fit such heads, or the backend does not have it
+        except InvalidConfig as error:
             log.info("%s: kv_format %s cannot be chosen: %s", config.model, name, error)
             continue
         losses.append(f"{name} {100 * loss:.2g} %")
@@ -54,7 +54,7 @@ def settle_format(config: EngineConfig, score: Callable[[EngineConfig], Scores])
 
 
 def divergence(base: Scores, other: Scores) -> float:
-    """Return a lower bound of the mean divergence in nats; infinity if scores are missing."""
+    """Return a lower bound of the mean divergence in nats."""
     if len(other) != len(base):
         return math.inf
     total = 0.0

@@ -53,7 +53,6 @@ class ReadyModel:
 
     @property
     def fused_argmax(self) -> bool:
-        """Whether the output head may choose greedy tokens without storing logits."""
         return self.fusion is not None and not self.fusion.stores_logits
 
 
@@ -86,7 +85,7 @@ def make_ready(
     """Read the weights, replace modules, run the probe. Raises ModelLoadError if steps give wrong results."""
     model, ops = loaded.model, model_ops(choice.backend)
     selection = select_rows(model, vocab_size=layout.vocab_size, take=ops.take_rows)
-    gc.collect()  # cycles in observed graphs would keep their weights alive
+    gc.collect()  # cycles would keep weights alive
     references: list[Reference] = []
 
     def refer() -> None:
@@ -94,7 +93,7 @@ def make_ready(
             references.append(plain_reference(model, layout, loaded.architecture))
 
     report = materialize(model, ops, exact=exact, fuse=fuse, reference=refer)
-    give_freed_memory_back(choice.backend.name)  # frees the weights in their form before conversion
+    give_freed_memory_back(choice.backend.name)
     with nothing_cached(choice.backend.name):
         result = probe(
             model,
@@ -110,7 +109,7 @@ def make_ready(
     if ops.fusion is not None and fuse:
         chosen = selection if result.selects_rows else None
         fusion = _checked_fusion(ops.fusion, loaded, layout, choice, chosen, result)
-        give_freed_memory_back(choice.backend.name)  # before pages are allocated
+        give_freed_memory_back(choice.backend.name)
     return ReadyModel(selection, report, result, fusion)
 
 

@@ -44,8 +44,8 @@ class ProbeResult:
 
     latents        whether layers attend over latents (MLA)
     gathers        whether layers gather index keys of whole sequences
-    selects_rows   whether the head can compute sampled rows only
-    error, limit   largest error of a row, and the largest allowed error
+    selects_rows   whether the head can compute only sampled rows
+    error, limit   largest relative error of a row, and its limit
     recurrent      recurrent layers, if any
     entries        state arrays of a slot, by name
     """
@@ -69,10 +69,7 @@ def probe(
     reference: Reference | None = None,
     recurrences: Recurrences | None = None,
 ) -> ProbeResult:
-    """Raise ModelLoadError unless steps through pages agree with plain forwards.
-
-    reference   results of mlx-lm's own modules; None if no module was replaced
-    """
+    """Raise ModelLoadError unless steps through pages agree with plain forwards."""
     steps = _steps(layout)
     if reference is None:
         reference = plain_reference(model, layout, architecture)
@@ -89,7 +86,7 @@ def probe(
         if refusal is not None and wrong is None and reference.num_noises == 1:
             reference = with_more_noise(reference, model)
             refusal = _judge(errors, reference)
-        if refusal is not None:  # attention errors get a specific message
+        if refusal is not None:
             lengths = [len(tokens) for tokens in reference.sequences]
             refusal = "; ".join(filter(None, (refusal, find_mistake(paged, layout, lengths))))
         refusal = refusal or _find_wrong(computed, paged, layout, backend, reference)
@@ -117,7 +114,7 @@ def probe(
 
 
 def plain_reference(model: Module, layout: CacheLayout, architecture: str) -> Reference:
-    """Compute the probe's reference with mlx-lm's own modules. Raises ModelLoadError if they fail."""
+    """Compute the probe's reference with mlx-lm's own modules. Raises ModelLoadError."""
     try:
         return make_reference(model, layout, _steps(layout))
     except Exception as error:  # model code can raise anything
@@ -159,11 +156,9 @@ def _find_wrong(
     backend: AttentionBackend,
     reference: Reference,
 ) -> str | None:
-    if paged.gathers and not backend.takes_masks:  # the probe's steps are too short to need a mask
+    if paged.gathers and not backend.takes_masks:
         return f"its layers select positions to attend to, for which the {backend.name} backend has no kernel"
-    if (
-        backend.has_model_ops and not layout.mixers
-    ):  # on such backends, a row has bit-identical results in any batch
+    if backend.has_model_ops and not layout.mixers:
         observed = reference.sequences[-1]
         dependence = find_dependence_in(computed, paged, observed, layout.vocab_size)
     else:
@@ -185,7 +180,7 @@ def _compare(computed: ComputedRows, reference: Reference, steps: Sequence[tuple
 def _judge(groups: list[Errors], reference: Reference) -> str | None:
     for name, errors in zip(("decode", "prompt"), groups, strict=True):
         median, worst = float(np.median(errors)), float(errors.max())
-        if not median <= reference.median_limit or not worst <= reference.worst_limit:  # true for NaN, too
+        if not median <= reference.median_limit or not worst <= reference.worst_limit:  # also true for NaN
             return (
                 f"logits of {name} rows are off by {median:.2g} (worst {worst:.2g}), but rounding explains "
                 f"only {reference.median_limit:.2g} (worst {reference.worst_limit:.2g})"
@@ -203,7 +198,7 @@ def _selects_rows(paged: PagedModel, selection: RowSelection, reference: Referen
     try:
         (chosen,) = paged.forward(Batch(ids, rows, metadata), Wanted(rows)).arrays
         paged.evaluate([chosen])
-    except Exception:  # models that fail with fewer rows compute all of them
+    except Exception:
         return False
     finally:
         paged.selection = None
@@ -217,7 +212,6 @@ def _first_line(error: Exception) -> str:
 
 
 def describe(result: ProbeResult) -> str:
-    """Return one line for the log."""
     head = "" if result.selects_rows else "; the output head computes every row"
     recurrent = "" if result.recurrent is None else f"; recurrent: {describe_mixers(result.recurrent.mixers)}"
     return f"error {result.error:.2g} of {result.limit:.2g} allowed{head}{recurrent}"

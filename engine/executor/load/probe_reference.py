@@ -21,9 +21,9 @@ from ..mlx_lm_import import cache as caches_of_mlx_lm
 from ..recurrent.bending import bend
 from .discover import map_leaves
 
-STATE_CHUNK = 3  # tokens before the state of recurrent layers is perturbed
-MAX_COLUMNS = 8192  # compared logits per row
-CACHE_STEP = 16  # positions by which caches grow
+STATE_CHUNK = 3  # tokens
+MAX_COLUMNS = 8192  # logits per row
+CACHE_STEP = 16  # positions
 MORE_NOISES = 4
 """Number of additional perturbations, used if the first one does not explain a row's error."""
 
@@ -54,7 +54,6 @@ class Reference:
 
     @property
     def worst_limit(self) -> float:
-        # If rounding changes a row's experts, its error may be large. A mistake typically gives 0.4.
         return min(10 * self.worst, max(0.4, 2 * self.worst)) + self.precision
 
     @property
@@ -75,7 +74,7 @@ def make_reference(model: Module, layout: CacheLayout, steps: list[tuple[int, in
 
 
 def with_more_noise(reference: Reference, model: Module) -> Reference:
-    """Return the reference with more perturbations. Rounding can change the experts of a row."""
+    """Return the reference with more perturbations."""
     errors = []
     for seed in range(1, 1 + MORE_NOISES):
         with _perturbed_layers(model, reference.precision, seed):
@@ -174,6 +173,6 @@ class _PerturbedState(caches_of_mlx_lm.ArraysCache):
 
 
 def evaluated(logits: mx.array) -> NDArray[np.float32]:
-    """Return logits [.., V] as float32; of a large vocabulary only every n-th column."""
+    """Return logits [.., V] as float32; columns of a large vocabulary are thinned out."""
     stride = -(-logits.shape[-1] // MAX_COLUMNS)
     return np.array(logits[..., ::stride].astype(mx.float32))

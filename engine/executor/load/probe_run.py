@@ -35,7 +35,7 @@ class ComputedRows:
 
 
 class TracedCache:
-    """A ``PagedKVCache`` that keeps the arrays of the current step."""
+    """A ``PagedKVCache`` that records the arrays of the current step."""
 
     def __init__(self, cache: PagedKVCache) -> None:
         self._cache = cache
@@ -60,7 +60,10 @@ class TracedCache:
 def compute_steps(
     paged: PagedModel, sequences: list[list[int]], steps: Sequence[tuple[int, ...]], *, longest: int
 ) -> ComputedRows:
-    """Compute sequences from their beginning. ``steps``: new tokens of each sequence in each step."""
+    """Compute sequences from their first token.
+
+    steps   number of new tokens of each sequence, for each step
+    """
     cache = paged.kv_cache
     assert isinstance(cache, TracedCache)
     written = [0] * len(sequences)
@@ -87,16 +90,16 @@ def compute_steps(
     )
 
 
-LENGTH = 7  # tokens of the observed sequence
+LENGTH = 7  # tokens
 COUNTS = (
-    ((2, 4, 3), (1, 1, 1), (1, 2, 3)),  # new tokens of each sequence in each step
+    ((2, 4, 3), (1, 1, 1), (1, 2, 3)),
     ((5, 1, 3), (1, 1, 1), (2, 1, 3)),
 )
 LONGEST = 8  # positions
 
 
 def find_dependence(paged: PagedModel, vocab_size: int) -> str | None:
-    """Return an error message if a sequence's rows depend on more than their own past, else None."""
+    """Return an error message if a sequence's results depend on other sequences, else None."""
     rng = np.random.default_rng(1)
     observed = rng.integers(0, vocab_size, LENGTH).tolist()
     runs = []
@@ -112,7 +115,7 @@ def find_dependence(paged: PagedModel, vocab_size: int) -> str | None:
 def find_dependence_in(
     computed: ComputedRows, paged: PagedModel, tokens: list[int], vocab_size: int
 ) -> str | None:
-    """Return an error message if the last sequence gives other results alone and in one chunk, else None."""
+    """Return an error message if a sequence alone gives other results than in a batch, else None."""
     sequences = [[], [], _with_other_end(tokens, vocab_size, 1)]
     alone = compute_steps(paged, sequences, ((0, 0, len(tokens)),), longest=LONGEST)
     if (found := _difference(computed, alone)) is not None:

@@ -31,7 +31,7 @@ def num_pages(length: int) -> int:
 
 
 def probe_pool(layout: CacheLayout, *, num_sequences: int, longest: int) -> PoolSpec:
-    """Return a pool of 16-bit pages for sequences of up to ``longest`` positions; page 0 is unused."""
+    """Return a pool of 16-bit pages for sequences of up to ``longest`` positions."""
     page_format = "bf16" if layout.dtype == mx.bfloat16 else "fp16"
     return PoolSpec(
         layers=layout.layers,
@@ -43,7 +43,7 @@ def probe_pool(layout: CacheLayout, *, num_sequences: int, longest: int) -> Pool
 
 
 def probe_cache(backend: AttentionBackend, spec: PoolSpec) -> PagedKVCache:
-    """Make one pool for all layers, or one for each layer group if a layer is chunked."""
+    """Make a cache with one pool for all layers, or one pool per layer group."""
     if not any(layer.chunked for layer in spec.layers):
         return backend.create_pool(spec)
     groups = group_layers(spec.layers, sys.maxsize)
@@ -62,7 +62,7 @@ class _SharedTables:
 
 
 def step_metadata(work: Sequence[Work], *, num_sequences: int, longest: int) -> AttentionMetadata:
-    """Return metadata in which the sequences' pages alternate. Page 0 and state slot 0 are unused."""
+    """Return metadata of a step. The sequences' pages alternate."""
     width = num_pages(longest)
     tables = (
         1

@@ -19,7 +19,7 @@ from ...memory.configuration import rope_settings, text_config
 from ..mlx_lm_import import rope_utils
 from .config_check import Readings
 
-TOLERANCE = 1e-3  # relative error of a frequency or factor, which mlx-lm computes in float32
+TOLERANCE = 1e-3  # relative
 
 _DEFAULT_BASE = 10000.0  # transformers' default
 _KINDS = (
@@ -37,7 +37,7 @@ Doubles = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Angles per position of each rotated pair, and the factor on the rotated values."""
+    """Angles and scale of a rotary embedding."""
 
     frequencies: Doubles
     factor: float
@@ -65,7 +65,7 @@ def match_rope(model: Module, config: Mapping[str, Any], readings: Readings, ori
         if wanted["rope_type"] == "default" and (
             theta is None or not readings.taken & {"rope_theta", "rope_parameters"}
         ):
-            continue  # the key belongs to another model: this one stores its base under another name
+            continue
         if _is_built(modules, wanted, flat):
             continue
         if theta is not None:
@@ -120,7 +120,7 @@ def _apply(model: Module, wanted: Mapping[str, Any], config: Mapping[str, Any], 
             replaced.append((path, scaled))
     if replaced:
         model.update_modules(tree_unflatten(replaced))
-        _apply(model, wanted, config, everywhere=False)  # adds parts of YaRN that mlx-lm leaves out
+        _apply(model, wanted, config, everywhere=False)
 
 
 def _is_plain(module: Any, wanted: Mapping[str, Any]) -> bool:

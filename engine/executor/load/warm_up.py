@@ -51,7 +51,7 @@ def warm_up(runner: PagedRunner, *, max_step_tokens: int) -> None:
 
 
 def try_adapters(runner: PagedRunner) -> None:
-    """Compute steps with an adapter that adds nothing. Raises ModelLoadError for unsupported models."""
+    """Compute steps with an adapter that changes nothing. Raises ModelLoadError."""
     info = runner.info
     length = min(6, info.max_model_len - 1, (info.num_pages - 1) * info.page_size - 1)
     if length < 1:

@@ -24,7 +24,10 @@ from ...memory.weight_files import weight_files
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Tensor names after ``prefix``; ``shifted``: the checkpoint stores norm weights minus one."""
+    """Tensor names of a head.
+
+    shifted   whether the checkpoint stores norm weights minus one
+    """
 
     prefix: str
     embedding_norm: str
@@ -55,7 +58,7 @@ class HeadWeights:
 
 
 def find_layout(names: Iterable[str], config: Mapping[str, Any]) -> Layout | None:
-    """Return the layout of the head in a checkpoint with these tensors; None if it has no head."""
+    """Return the layout of the checkpoint's head; None if it has no head."""
     layers = int(text_config(config).get("num_hidden_layers") or 0)
     deepseek = Layout(
         prefix=f"model.layers.{layers}.",

@@ -34,10 +34,9 @@ from ..sampling.logit_rows import Sampler
 from ..sampling.sampler import SampleState
 from .checkpoint import HeadWeights, read_head
 
-HIDDEN = "hidden"  # row input: the model's hidden state at the position before each token
+HIDDEN = "hidden"  # name of the row input with the model's hidden states
 _Rows = Callable[[mx.array], mx.array]
 
-# Settings that reduce a model to one layer with full attention.
 _ONE_LAYER = {
     "num_hidden_layers": 1,
     "first_k_dense_replace": 0,
@@ -48,7 +47,7 @@ _ONE_LAYER = {
 
 
 class MTPLayer(Module):
-    """The head without its output layer: tokens [rows, 1] and hidden states [rows, D] to y [rows, 1, D]."""
+    """MTP head without output layer."""
 
     def __init__(self, layer: Module, weights: HeadWeights, *, eps: float, embed: _Rows) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -59,9 +58,7 @@ class MTPLayer(Module):
         self.projection.weight = weights.projection
         self.layer = layer
         self.quant_predicate: Any = None
-        self._embed = (
-            embed  # a function, so that the model's module is not registered as a part of this module
-        )
+        self._embed = embed
         self.row_inputs = RowInputs()
 
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
@@ -78,7 +75,7 @@ class MTPLayer(Module):
 
 
 class MTPModel(Module):
-    """Model of one layer with another model's output head: logits [rows, L, V]."""
+    """MTP head with the output layer of the model."""
 
     def __init__(self, body: MTPLayer, output: _Rows) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -90,7 +87,7 @@ class MTPModel(Module):
 
 
 def load_head(path: Path, model: Module) -> MTPModel:
-    """Load the MTP head; its weights are not evaluated. Raises InvalidConfig or ModelLoadError."""
+    """Load the MTP head of a checkpoint. Raises InvalidConfig or ModelLoadError."""
     config = read_config(path)
     weights = read_head(path, config)
     whole = _one_layer_model(config, weights)

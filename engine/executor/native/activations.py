@@ -21,7 +21,7 @@ ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_approx": "gelu_tanh", "gelu
 
 
 def replace_activations() -> dict[str, Any]:
-    """Replace every binding of MLX's and mlx-lm's activations; return the native functions by name."""
+    """Replace MLX's and mlx-lm's activations; return the native functions by name."""
     done = {}
     for path, name, wrap in _OURS:
         if (module := sys.modules.get(path)) is not None:
@@ -109,7 +109,7 @@ def on_cpu() -> bool:
 
 @contextmanager
 def originals() -> Iterator[None]:
-    """Make replaced functions call mlx-lm's own code while the block runs."""
+    """Make replaced functions call the originals while the block runs."""
     global _native
     before, _native = _native, False
     try:

@@ -28,10 +28,10 @@ LIMITS = {mx.float32: 1e-4, mx.float16: 3 * 2.0**-11, mx.bfloat16: 3 * 2.0**-8}
 """Largest relative error of a value by dtype: three roundings, or in float32 that of approximated
 exponentials."""
 
-_NUM_OUTPUTS = 16  # compared outputs of a linear layer
+_NUM_OUTPUTS = 16  # outputs of a linear layer that are compared
 _POSITIONS = (0, 17, 2047, 300, 1)  # positions of rotated rows
-_MANY = 40  # rows of a product, as in prefill
-_FAR = 100_000  # position at which nearly equal frequencies differ visibly
+_MANY = 40  # rows, as in prefill
+_FAR = 100_000  # position
 _DENSE, _TABLES = (Linear, QuantizedLinear), (Embedding, QuantizedEmbedding)
 _EXPERTS = (SwitchLinear, QuantizedSwitchLinear)
 
@@ -50,7 +50,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Call of a module's method: forms in place of arrays, other arguments unchanged."""
+    """Call of a module's method; arrays are replaced by their forms."""
 
     method: str
     args: tuple[Any, ...]
@@ -63,7 +63,7 @@ Calls = Mapping[int, Sequence[Call]]
 
 @contextmanager
 def recorded(kinds: Iterable[type]) -> Iterator[dict[int, list[Call]]]:
-    """Record calls of modules of exactly these types while the block runs."""
+    """Record calls of modules of these types while the block runs."""
     calls: dict[int, list[Call]] = {}
 
     def recording(kind: type, method: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -120,7 +120,7 @@ class Expected:
 
 @dataclass(slots=True)
 class Comparison:
-    """Expected outputs of a model's modules, and the errors of their native replacements."""
+    """Comparison of native modules with MLX's modules."""
 
     calls: Calls = field(default_factory=dict)
     _shapes: set[Any] = field(default_factory=set)
@@ -141,7 +141,7 @@ class Comparison:
                 ]
             cases = tuple(case for call in calls for case in _cases(module, call))
             if has_products:
-                now += [case.wanted for case in cases]  # packing will release the original weights
+                now += [case.wanted for case in cases]
             found.append(Expected(name, kind.__name__, cases))
         mx.eval(now)
         return found
@@ -169,7 +169,7 @@ class Comparison:
     def compare(self, label: str, got: mx.array, case: _Case) -> None:
         if case.outputs is not None:
             got = mx.take(got, case.outputs, axis=-1)
-        given = case.args[0].dtype  # the output has the input's dtype, even if the bias is wider
+        given = case.args[0].dtype
         if got.shape != case.wanted.shape or got.dtype not in (case.dtype, given):
             raise ModelLoadError(
                 f"native {label} must give {case.dtype} of shape {list(case.wanted.shape)} as mlx-lm's "
@@ -178,7 +178,7 @@ class Comparison:
         self._found.append((label, got, case))
 
     def check(self) -> None:
-        """Raise ModelLoadError for a layer with results that differ from mlx-lm's."""
+        """Raise ModelLoadError if a layer's results differ from mlx-lm's."""
         mx.eval([(got, case.wanted) for _, got, case in self._found])
         for label, got, case in reversed(self._found):
             error = _error(got, case)
@@ -248,7 +248,7 @@ def _usual_calls(module: Any) -> list[Call]:
     if kind in ROPES:
         size = getattr(module, "dims", None) or module.dim
         return [Call("__call__", (Form((3, 2, 1, size), mx.float32),))]
-    if "weight" not in module:  # a norm without weights accepts any width
+    if "weight" not in module:
         return [Call("__call__", (Form((3, 1, 64), mx.float32),))]
     row = Form((3, 1, module["weight"].size), dtype)
     takes_gate = "gate" in kind.__call__.__code__.co_varnames
@@ -356,7 +356,7 @@ def _rotations(module: Any, call: Call) -> Iterator[_Case]:
 def _rows(module: Any, call: Call) -> Iterator[_Case]:
     first = call.args[0]
     for dtype in dict.fromkeys((first.dtype, mx.float32)):
-        small = float(module.eps) ** 0.5 if dtype != mx.float16 else 0.1  # so that float16 holds the products
+        small = float(module.eps) ** 0.5 if dtype != mx.float16 else 0.1
         args = [
             mx.array(_heavy_rows(form.shape, small if index == 0 else 1.0, index)).astype(dtype)
             if isinstance(form, Form)
@@ -382,7 +382,6 @@ def _heavy_rows(shape: tuple[int, ...], small: float, seed: int) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _integers(shape: tuple[int, ...]) -> Any:
-    """Return integers of magnitude up to 127, with a 127 in every block of 32."""
     rng = np.random.default_rng(0)
     size = shape[-1]
     rows = np.clip(np.rint(rng.standard_t(2, (max(int(np.prod(shape[:-1])), 1), size)) * 6), -127, 127)

@@ -24,10 +24,7 @@ FP4_MODES = ("mxfp4", "nvfp4")
 
 
 def quantized_reason(module: Any, num_dims: int = 2) -> str | None:
-    """Return why MLX's quantized ``module`` has no native kernel, or None if it has one.
-
-    num_dims   dimensions of its scales; 3 if there is a weight per expert
-    """
+    """Return why MLX's quantized ``module`` has no native kernel, or None if it has one."""
     scales = module["scales"]
     if scales.ndim != num_dims:
         return f"scales of shape {list(scales.shape)}"
@@ -45,7 +42,7 @@ def quantized_reason(module: Any, num_dims: int = 2) -> str | None:
 
 
 class Greedy(NamedTuple):
-    """Greedy ids, int32 [...], and their logits, float32 [...]; NaN for a row with a NaN."""
+    """Greedy ids, int32 [...], and their logits, float32 [...]."""
 
     ids: mx.array
     logits: mx.array
@@ -81,7 +78,7 @@ class _Packed:
                 del self[name]
 
     def restore(self: Any) -> None:
-        """Move the weights back into MLX's layout."""
+        """Undo ``pack``."""
         if self.packed is not None:
             for name, array in zip(self.names, self.unpack(), strict=True):
                 self[name] = array
@@ -91,11 +88,9 @@ class _Packed:
         return self.pack_stacked([self])
 
     def pack_stacked(self: Any, layers: Sequence[Any]) -> Any:
-        """Return the weights of similar layers, stacked along the outputs."""
         return _ext.pack_stacked([layer["weight"] for layer in layers], self.get("bias"))
 
     def unpack(self) -> list[mx.array]:
-        """Return the original arrays in the order of ``names``."""
         return _ext.unpack(self.packed)
 
     def multiply(self, x: mx.array, residual: mx.array | None = None) -> mx.array:
@@ -105,7 +100,7 @@ class _Packed:
         return _ext.linear(_ext.shortcut(x), self.packed, residual=residual, exact=self.exact)
 
     def argmax(self, x: mx.array) -> Greedy:
-        """Return ``mx.argmax(multiply(x), -1)`` without storing the logits; the lowest id wins ties."""
+        """Return ``mx.argmax(multiply(x), -1)`` without storing the logits."""
         if self.packed is None:
             self.pack()
         return Greedy(*_ext.linear_argmax(x, self.packed, exact=self.exact))
@@ -129,7 +124,6 @@ class _Quantized(_Packed):
         return self.pack_arrays([[layer[name] for layer in layers] for name in self.names], self.get("bias"))
 
     def pack_arrays(self: Any, arrays: list[list[mx.array]], bias: mx.array | None) -> _ext.PackedWeight:
-        """Pack the weights of one or more layers as one matrix. ``arrays``: a list for each of ``names``."""
         if self.mode == "affine":
             codes, scales, biases = arrays
             return _ext.pack_stacked_affine(
@@ -154,7 +148,7 @@ class NativeQuantizedLinear(_Quantized, QuantizedLinear):
 
 
 class NativeEmbedding(_Packed, Embedding):
-    """``nn.Embedding`` with a native ``as_linear``, whose first call packs the table."""
+    """``nn.Embedding`` with a native ``as_linear``."""
 
     def __call__(self, x: mx.array) -> mx.array:
         if self.packed is None:
@@ -166,7 +160,7 @@ class NativeEmbedding(_Packed, Embedding):
 
 
 class NativeQuantizedEmbedding(_Quantized, QuantizedEmbedding):
-    """``nn.QuantizedEmbedding`` with affine, mxfp4 or nvfp4 weights, packed at its first call."""
+    """``nn.QuantizedEmbedding`` with affine, mxfp4 or nvfp4 weights."""
 
     def __call__(self, x: mx.array) -> mx.array:
         if self.packed is None:
@@ -209,7 +203,7 @@ class _Experts(_Packed):
         indices: mx.array,
         sorted_indices: bool = False,  # noqa: ARG002
     ) -> mx.array:
-        """Return [..., M, outputs] for x [..., M, inputs] and indices [...], broadcast against each other."""
+        """Return [..., M, outputs] for x [..., M, inputs] and indices [...]."""
         if self.packed is None:
             self.pack()
         return _ext.gather_linear(x, self.packed, indices, exact=self.exact)

@@ -28,7 +28,7 @@ _TABLES = (Embedding, QuantizedEmbedding)
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Groups of layers with a common input, tables used as output heads, and all calls."""
+    """Layers and their inputs, observed in a forward."""
 
     groups: tuple[tuple[Any, ...], ...] = ()
     heads: tuple[Any, ...] = ()
@@ -36,7 +36,7 @@ class Observed:
 
 
 def observe(forward: Callable[[], object]) -> Observed:
-    """Run ``forward`` without evaluating its result; record the layers that it calls with their inputs."""
+    """Observe the layers that ``forward`` calls. Its result is not evaluated."""
     with _calls(_OBSERVED, "__call__") as calls, _calls(_TABLES, "as_linear") as heads:
         forward()
     return Observed(tuple(map(tuple, _shared_inputs(calls))), tuple({id(m): m for m, _ in heads}.values()))
@@ -89,10 +89,9 @@ def _calls(kinds: Sequence[Any], name: str) -> Iterator[list[tuple[Any, mx.array
 
 
 class Merged:
-    """Native layers that share one native layer ``whole`` with all outputs."""
+    """Native layers merged into one."""
 
     def __init__(self, members: Sequence[Any]) -> None:
-        """Pack the members' weights, which must be of one kind and not packed yet."""
         self.members = list(members)
         first = self.members[0]
         self.whole = copy.copy(first)
@@ -101,8 +100,8 @@ class Merged:
         self.whole.packed = self.whole.pack_stacked(self.members)
         for name in first.names:
             del self.whole[name]
-        self.together = True  # False: each call computes the whole product
-        self._input: mx.array | None = None  # kept with its product until all members have read from it
+        self.together = True
+        self._input: mx.array | None = None
         self._output: mx.array | None = None
         self._waiting: set[int] = set()
         start = 0
@@ -129,7 +128,7 @@ class Merged:
         return part
 
     def dissolve(self) -> None:
-        """Unpack the weights and return them to their members."""
+        """Undo the merging."""
         arrays = self.whole.unpack()
         for member in self.members:
             for name, array in zip(member.names, arrays, strict=True):
@@ -163,11 +162,11 @@ class _Member:
 
 
 class MergedLinear(_Member, NativeLinear):
-    """``NativeLinear`` of a group."""
+    """A ``NativeLinear`` that is merged with others."""
 
 
 class MergedQuantizedLinear(_Member, NativeQuantizedLinear):
-    """``NativeQuantizedLinear`` of a group."""
+    """A ``NativeQuantizedLinear`` that is merged with others."""
 
 
 _MEMBERS: dict[Any, Any] = {NativeLinear: MergedLinear, NativeQuantizedLinear: MergedQuantizedLinear}

@@ -51,10 +51,7 @@ _DTYPES = {
 
 
 def map_safetensors(path: str | Path) -> dict[str, mx.array] | None:
-    """Map a ``.safetensors`` file; None if it has empty tensors or unknown types.
-
-    Source of the format: https://huggingface.co/docs/safetensors.
-    """
+    """Map a ``.safetensors`` file; None if it has empty tensors or unknown types."""
     with open(path, "rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         header = json.loads(stream.read(length))
@@ -90,7 +87,7 @@ class NativeOps:
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Make mlx-lm map weights from their files while the block runs."""
+        """Map weights from their files while the block runs."""
         original = mx.load
 
         def load(file: Any, *unusual: Any, **more: Any) -> Any:
@@ -106,7 +103,7 @@ class NativeOps:
 
     @contextmanager
     def quantizing(self) -> Iterator[None]:
-        """Make layers quantize with the native kernel while the block runs. MLX's own uses one thread."""
+        """Quantize with the native kernel, on all threads, while the block runs."""
         original = mx.quantize
 
         def quantize_array(w: Any, *settings: Any, **more: Any) -> Any:
@@ -129,7 +126,7 @@ class NativeOps:
     ) -> Report | None:
         with recorded(replaceable(model)) as calls:
             seen = observe(lambda: model(mx.array([[0, 1]])))
-            model(mx.array([[0], [1], [2]]))  # three rows, as in a step; the forward is not evaluated
+            model(mx.array([[0], [1], [2]]))
         seen = replace(seen, groups=seen.groups if fuse else (), calls=calls)
         untouched = multiplications(model) <= LARGEST_UNTOUCHED
 
@@ -144,7 +141,7 @@ class NativeOps:
         )
         kept = dict(Counter(each.type for each in report.kept))
         log.info("native layers: %s; layers that stay MLX's: %s", report.replaced, kept or "none")
-        model.update(tree_map(_ext.copy_of, model.parameters()))  # unpacked weights may still be mapped
+        model.update(tree_map(_ext.copy_of, model.parameters()))
         return report
 
     def weight_bytes(self, model: Module) -> int:

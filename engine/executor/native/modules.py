@@ -46,18 +46,18 @@ def replace_modules(
 ) -> Report:
     """Make the linear layers, experts, tied heads and RMS norms of ``model`` native, in place.
 
-    Weights are evaluated, packed and released layer by layer. Call it on the thread that evaluates the model.
+    Weights are packed layer by layer. Call it on the thread that evaluates the model.
 
-    exact     refuse kernels that round activations below their precision
-    fuse      let norms include the addition before them, and rotary embeddings the norm
-    observed  observed calls of a forward: layers with a common input are merged
+    exact     refuse kernels that round activations
+    fuse      fuse norms with the addition before them, and rotary embeddings with norms
+    observed  layers with a common input, which are merged
     between   called when layers with packed weights are native and the others are not yet
 
-    Raises ModelLoadError for a module with different results after its replacement.
+    Raises ModelLoadError if a native module gives other results.
     """
     work = _Replacement(model, exact, Comparison(observed.calls))
     work.pack_heads(observed.heads)
-    _ext.release_kept()  # quantizing a head needs the largest buffer
+    _ext.release_kept()
     work.merge(observed.groups)
     modules = list(model.named_modules())
     work.replace([each for each in modules if type(each[1]) in _PACKED], fuse=fuse)
@@ -138,7 +138,7 @@ class _Replacement:
 
 
 def replaceable(model: Module) -> set[type]:
-    """Return the types of the model's modules that have native replacements."""
+    """Return the module types that have native replacements."""
     return {
         type(module) for _, module in model.named_modules() if type(module) in _RULES or kind_of_norm(module)
     }
@@ -153,7 +153,7 @@ def set_fused(model: Module, on: bool) -> None:
 
 
 def unfuse(model: Module) -> None:
-    """Undo fusion permanently: each module computes its own operations."""
+    """Undo fusion permanently."""
     set_fused(model, False)
     for _, module in model.named_modules():
         if isinstance(module, MergedLinear | MergedQuantizedLinear):
@@ -161,7 +161,7 @@ def unfuse(model: Module) -> None:
 
 
 def multiplications(model: Module) -> float:
-    """Return an estimate of MLX's multiplications for one row; a quantized weight counts 16 times."""
+    """Return a rough number of multiplications per row."""
     count = 0.0
     for _, module in model.named_modules():
         if type(module) in _PACKED:
@@ -177,7 +177,7 @@ def packed_bytes(model: Module) -> int:
 
 
 def unread_bytes(model: Module) -> int:
-    """Return bytes that no step reads: group scales, if a kernel uses scales of whole channels."""
+    """Return the bytes of weights that no step reads."""
     return sum(weight.unread_nbytes for weight in _packed(model))
 
 
@@ -188,9 +188,6 @@ def _packed(model: Module) -> list[_ext.PackedWeight | _ext.PackedExperts]:
 
 def _has_own_arrays(module: Module) -> bool:
     return any(isinstance(value, mx.array) for value in module.values())
-
-
-# A rule makes a module native, or returns the reason why not.
 
 
 def _replace_norm(module: Any, _exact: bool) -> str | None:

@@ -25,7 +25,7 @@ class NativeRMSNorm(RMSNorm):
 
     def __call__(self, x: mx.array) -> mx.array:
         weight = self["weight"]
-        if mx.result_type(x, weight) != x.dtype:  # mlx-lm's result would be wider than x
+        if mx.result_type(x, weight) != x.dtype:
             wide: mx.array = RMSNorm.__call__(self, x)
             return wide
         return _ext.rms_norm(x, weight, self.eps, fuse=self.fuse)
@@ -50,7 +50,7 @@ class NativeShiftedRMSNorm(Module):
 
     fuse: bool
     eps: float
-    plain: type[Module]  # class of the model file
+    plain: type[Module]
 
     def __call__(self, x: mx.array) -> mx.array:
         gain = 1.0 + self["weight"]
@@ -71,7 +71,7 @@ class NativeGatedRMSNorm(Module):
     eps: float
     gate_first: bool
     norm_group_size: int | None
-    plain: type[Module]  # class of the model file
+    plain: type[Module]
 
     def __call__(self, x: mx.array, gate: mx.array | None = None) -> mx.array:
         weight = self["weight"]
@@ -130,8 +130,7 @@ else:
 
 
 def kind_of_norm(module: Any) -> NormKind | None:
-    """Return the kind of a norm in model code, recognized by its source; None if it has no native
-    replacement."""
+    """Return the kind of a norm in model code; None if it has no native replacement."""
     weight = module.get("weight")
     if not isinstance(weight, mx.array) or weight.ndim != 1 or weight.dtype not in FLOATS:
         return None
@@ -143,7 +142,7 @@ def kind_of_norm(module: Any) -> NormKind | None:
 @functools.cache
 def _body(call: Any) -> str:
     try:
-        source = inspect.getsource(call.__code__)  # not the source of a function that it wraps
+        source = inspect.getsource(call.__code__)
     except (AttributeError, OSError):
         return ""
     (function,) = ast.parse(textwrap.dedent(source)).body

@@ -79,7 +79,7 @@ class NativeProportionalRoPE(_Native, rope_utils.ProportionalRoPE):
 
 
 def rotation_of(module: Any) -> Rotation:
-    """Return the rotation of an unchanged rotary embedding of a type in ``NATIVE``."""
+    """Return the rotation of a rotary embedding."""
     kind = type(module)
     if kind is RoPE:
         return Rotation(
@@ -104,10 +104,7 @@ NATIVE: dict[type, Callable[..., Any]] = {
 
 @contextmanager
 def computed_in_float32() -> Iterator[None]:
-    """Make MLX's rotary embeddings compute in float32 while the block runs.
-
-    In bf16, the angles of position 250 are off by half a position.
-    """
+    """Make MLX's rotary embeddings compute in float32 while the block runs. Angles in bf16 are inexact."""
 
     def wide(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
         def call(module: Any, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
@@ -131,7 +128,7 @@ def _plain(dims: int, base: float) -> mx.array:
 
 
 def _reciprocal(frequencies: mx.array) -> mx.array:
-    """Return inverse frequencies. mlx-lm stores base ** (i / (dims / 2)), infinite for pairs not rotated."""
+    """Return the inverse of mlx-lm's frequencies."""
     inverse = 1.0 / np.array(frequencies.astype(mx.float32))
     return _shared(inverse.astype(np.float32).tobytes())
 

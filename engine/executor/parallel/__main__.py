@@ -14,7 +14,7 @@ from .runner import follow
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 ends the other ranks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = Connection(int(sys.argv[1]))
     config = pickle.loads(connection.recv_bytes())
     rank = os.environ["MLX_RANK"]

@@ -35,9 +35,9 @@ _SPLIT_INPUTS = (distributed.ShardedToAllLinear, distributed.QuantizedShardedToA
 
 
 class RankSum(Module):
-    """Linear layer over part of the inputs. The sum over the ranks is the whole layer's output.
+    """Linear layer over part of the inputs; its results are summed over the ranks.
 
-    Parts are added in the order of the ranks. The ring's own sum depends on a row's position in the batch.
+    MLX's own sum is not used, because it depends on a row's position in the batch.
     """
 
     def __init__(self, inner: Module, bias: mx.array | None, group: Any) -> None:
@@ -128,15 +128,15 @@ def _at(model: Any, path: str) -> Any:
 
 logger = logging.getLogger(__name__)
 
-END_GRACE_S = 2.0  # seconds for rank 0 to report its own error after another rank has ended
+END_GRACE_S = 2.0  # seconds for rank 0 to report its own error
 STOP_S = 10.0
 _started = False  # MLX makes only one group per process
 
 
 class RankGroup:
-    """This process as a rank. Make it on the computing thread.
+    """This process as a rank of the group.
 
-    steps   rank 0: connections to ranks 1, 2, ...; other ranks: the connection to rank 0
+    steps   connections to ranks 1, 2, ... on rank 0; connection to rank 0 elsewhere
     """
 
     def __init__(self, variables: Mapping[str, str], steps: Sequence[Connection[Any, Any]]) -> None:
@@ -209,7 +209,7 @@ class LeadingGroup(RankGroup):
 
 @contextmanager
 def ring_file(addresses: str) -> Iterator[dict[str, str]]:
-    """Yield MLX's environment variable, which names a file with the address of each rank."""
+    """Yield MLX's environment variable for the addresses of the ranks."""
     read, write = os.pipe()
     with ExitStack() as stack:
         stack.callback(os.close, read)

@@ -51,13 +51,13 @@ class LeadingRunner:
         return Resolved(self.run(batch, states))
 
     def run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
-        step = batch._replace(inputs=dict(batch.inputs))  # the mapping is a view, which cannot be pickled
+        step = batch._replace(inputs=dict(batch.inputs))
         for connection in self._group.steps:
             connection.send(step)
         output = self._inner.run(batch, states)
         failed = set(output.failed_rows)
         for connection in self._group.steps:
-            failed.update(connection.recv())  # K or V of a row may be NaN on one rank only
+            failed.update(connection.recv())  # K or V may be NaN on one rank only
         return with_failed_rows(batch, output._replace(failed_rows=tuple(sorted(failed))))
 
     @property

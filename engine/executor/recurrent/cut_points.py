@@ -55,12 +55,12 @@ _DEFINING = ("mlx_lm.models.gated_delta", "mlx_lm.models.ssm")
 
 
 class Catcher(Protocol):
-    """Receiver of the calls of a layer's cut points."""
+    """Receiver of intercepted calls."""
 
     def catch(
         self, name: str, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return the result of ``plain(*args, **kwargs)``, computed in any way."""
+        """Compute the result of ``plain(*args, **kwargs)``."""
         ...
 
 
@@ -82,7 +82,7 @@ def catching(catcher: Catcher) -> Iterator[None]:
 
 
 def install_cut_points() -> None:
-    """Replace ``FUNCTIONS`` in every imported model file of mlx-lm. May be called again."""
+    """Replace ``FUNCTIONS`` in every imported model file of mlx-lm."""
     for module_name, module in list(sys.modules.items()):
         if not module_name.startswith("mlx_lm.models.") or module_name in _DEFINING:
             continue

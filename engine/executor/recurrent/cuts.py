@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Cuts:
-    """Computes the cut points of one recurrent layer during a step."""
+    """Cut points of one recurrent layer."""
 
     def __init__(self, layers: RecurrentLayers, mixer: Mixer) -> None:
         self._layers, self._mixer = layers, mixer
@@ -62,8 +62,6 @@ class Cuts:
         return call
 
     def child(self, name: str, plain: Call, cut: CutPoint) -> Call:
-        """Return a ``__call__`` for a submodule that is called as (rows, state)."""
-
         def call(module: Module, x: mx.array, cache: Any = None) -> Any:
             if not self.is_active:
                 return plain(module, x, cache)
@@ -80,8 +78,6 @@ class Cuts:
         return call
 
     def whole(self, name: str, plain: Call) -> Call:
-        """Return a ``__call__`` for a layer that is called as (token ids [T, 1], cache)."""
-
         def call(module: Module, ids: mx.array, cache: Any = None) -> Any:
             if not hasattr(cache, "mute"):
                 return plain(module, ids, cache)
@@ -98,7 +94,7 @@ class Cuts:
     def scanned(self, plain: Call, inputs: Inputs) -> Call:
         """Return a replacement of Mamba-1's ``_process_sequence``."""
         name = f"{self._mixer.name}.selective_scan"
-        A: list[mx.array] = []  # cached after the first call
+        A: list[mx.array] = []
 
         def scan(*args: Any) -> Any:
             if (recurrences := self._layers.recurrences) is not None:
@@ -149,7 +145,7 @@ class Cuts:
         return step.join(outputs)[None].swapaxes(1, cut.axis), None
 
     def conv(self, name: str, conv: Any) -> Call:
-        """Return a ``__call__`` for a depthwise convolution over [window, rows]; the window is its state."""
+        """Return a ``__call__`` for a depthwise convolution over [window, rows]."""
         plain = type(conv).__call__
         keep = conv.weight.shape[1] - 1
 
@@ -181,8 +177,8 @@ class Cuts:
         return call
 
     def shift(self, name: str, plain: Call) -> Call:
-        """Return a ``__call__`` for rwkv7's token shift, which gives the previous row of [1, T, D]."""
-        weights: dict[mx.Dtype, mx.array] = {}  # cached after the first call
+        """Return a ``__call__`` for rwkv7's token shift."""
+        weights: dict[mx.Dtype, mx.array] = {}
 
         def call(module: Module, x: mx.array, state: Any) -> Any:
             if not self.is_active:
@@ -209,7 +205,7 @@ class Cuts:
         return call
 
     def rope(self, plain: Call) -> Call:
-        """Return a rotary embedding's ``__call__`` with a position for each row of [1, H, T, D]."""
+        """Return a ``__call__`` for a rotary embedding."""
 
         def call(module: Module, x: mx.array, *args: Any, **kwargs: Any) -> Any:
             if not self.is_active:
@@ -219,8 +215,8 @@ class Cuts:
         return call
 
     def shifted_heads(self, plain: Call) -> Call:
-        """Return baichuan_m1's function that mixes rows of K and V with their previous rows."""
-        taps: dict[str, mx.array] = {}  # weights in the kernels' layout by cut point
+        """Return a replacement of baichuan_m1's function that mixes rows of K and V."""
+        taps: dict[str, mx.array] = {}
 
         def call(module: Module, u: mx.array, weights: mx.array, state: Any = None) -> Any:
             if not self.is_active:
@@ -232,7 +228,7 @@ class Cuts:
             def in_groups(name: str) -> mx.array:
                 outputs = []
                 for group in step.groups:
-                    part = group.take(u.squeeze(2)).swapaxes(1, 2)  # [B, H, S, D]
+                    part = group.take(u.squeeze(2)).swapaxes(1, 2)
                     before = pool.read(name, group) if name else None
                     outputs.append(plain(module, part, weights, state=before).swapaxes(1, 2))
                     if name:

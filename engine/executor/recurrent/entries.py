@@ -14,7 +14,7 @@ from .mixers import MixerError
 
 @dataclass(frozen=True, slots=True)
 class EntrySpec:
-    """State array of a slot, in the widest shape that the model writes."""
+    """State array of a slot."""
 
     shape: tuple[int, ...]
     dtype: mx.Dtype
@@ -29,12 +29,12 @@ def slot_bytes(entries: Mapping[str, EntrySpec]) -> int:
 
 
 def bytes_of(array: mx.array) -> Any:
-    """Return the memory of an evaluated contiguous array [N, ..] as NumPy's uint8 [N, bytes]."""
+    """Return an evaluated contiguous array [N, ..] as uint8 [N, bytes]."""
     return np.asarray(array.reshape(array.shape[0], -1).view(mx.uint8))
 
 
 def fitting(value: mx.array, shape: tuple[int, ...]) -> mx.array:
-    """Return states [B, ..] padded in front with zeros to ``shape``. Raises MixerError for larger states."""
+    """Return states [B, ..] padded in front with zeros to ``shape``. Raises MixerError."""
     if value.shape[1:] == shape:
         return value
     if value.ndim != len(shape) + 1 or any(a > b for a, b in zip(value.shape[1:], shape, strict=True)):

@@ -52,7 +52,7 @@ class Mixer:
 
     @property
     def shifts_heads(self) -> bool:
-        """Whether attention mixes K and V of a row with the previous row (baichuan_m1)."""
+        """Whether attention mixes K and V of neighbouring rows (baichuan_m1)."""
         return hasattr(self.module, "_custom_convolution")
 
     @property
@@ -61,7 +61,6 @@ class Mixer:
 
     @property
     def has_cut_points(self) -> bool:
-        """Whether each entry of the state belongs to a cut point."""
         if self.is_cut_point:
             return len(self.entries) == 1
         if self.touches_kv:
@@ -75,9 +74,9 @@ class Observed:
     """Observations made during forwards.
 
     stack      modules being called
-    states     (cache, entry, modules) of every access to a recurrent cache
-    kv         modules being called at every write of K and V
-    functions  names of cut points by the id of the innermost module
+    states     (cache, entry, modules) for each access to a recurrent cache
+    kv         modules being called at each write of K and V
+    functions  names of cut points by module id
     """
 
     stack: list[Module] = field(default_factory=list)
@@ -114,7 +113,7 @@ class RecordingState(caches_of_mlx_lm.ArraysCache):
 
 
 def record_kv(cache: Any, observed: Observed) -> Any:
-    """Wrap a cache so that it records the modules that write K and V."""
+    """Wrap a cache to record the modules that write K and V."""
     plain = cache.update_and_fetch
 
     def update_and_fetch(*args: Any, **kwargs: Any) -> Any:
@@ -133,8 +132,7 @@ def watch(model: Module, observed: Observed, forwards: Callable[[], None]) -> No
 
 
 def mixers_of(model: Module, observed: Observed) -> tuple[Mixer, ...]:
-    """Return the mixers in order of first access. Raises MixerError if a module uses several layers'
-    states."""
+    """Return the mixers in order of first access. Raises MixerError."""
     names = {id(module): name for name, module in model.named_modules()}
     touching: dict[int, Module] = {}
     for _, _, modules in observed.states:

@@ -42,7 +42,7 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Shape and dtype of the state that a kernel keeps in each slot."""
+    """Shape and dtype of a state."""
 
     shape: tuple[int, ...]
     dtype: mx.Dtype
@@ -50,11 +50,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Kernel call for all rows of a step.
-
-    run      function of (pool, arrays) to a new handle of the pool's array, and y
-    finish   function of y to the result of mlx-lm's function
-    """
+    """Kernel call for all rows of a step."""
 
     entry: Entry
     run: Callable[[mx.array, Any], tuple[mx.array, mx.array]]
@@ -62,12 +58,12 @@ class Advance:
 
 
 class Recurrences:
-    """Kernels for cut points. Methods return None if no kernel fits the arguments."""
+    """Kernels for cut points. A method returns None if no kernel fits its arguments."""
 
     def __init__(self, kernels: RecurrentKernels, rare: RareRecurrence | None = None) -> None:
         self.kernels = kernels
         self._rare = rare
-        self._arrays: dict[int, tuple[Module, mx.array]] = {}  # array by the id of the module
+        self._arrays: dict[int, tuple[Module, mx.array]] = {}
         self._functions: dict[str, Callable[[Arguments], Advance | None]] = {
             "gated_delta_update": self._gated_delta,
             "ssm_update": self._ssm,
@@ -78,7 +74,7 @@ class Recurrences:
             }
 
     def function(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Advance | None:
-        """Return the kernel call for a call of mlx-lm's function with rows [1, T, ..]."""
+        """Return the kernel call for a function of mlx-lm, with rows [1, T, ..]."""
         kernel = self._functions.get(name)
         if kernel is None:
             return None
@@ -96,15 +92,12 @@ class Recurrences:
         return self.conv(module, rows.squeeze(0)) if kind == "Conv1d" else None
 
     def conv(self, module: Any, rows: mx.array) -> Advance | None:
-        """Return the kernel call for a depthwise convolution over this step's rows [T, C]."""
+        """Return the kernel call for a depthwise convolution of rows [T, C]."""
         weight = self._array_of(module, _turned_weight)
         return self.taps(rows, weight, module.bias if "bias" in module else None)
 
     def taps(self, rows: mx.array, weight: mx.array, bias: mx.array | None = None) -> Advance | None:
-        """Return the kernel call for a causal convolution of rows [T, C] with weights [K, C].
-
-        The last weight is for the row itself.
-        """
+        """Return the kernel call for a causal convolution of rows [T, C] with weights [K, C]."""
         if rows.dtype not in FLOATS or mx.result_type(rows, weight) != rows.dtype:
             return None
 
@@ -143,7 +136,7 @@ class Recurrences:
         x, B, C, dt = _rows_of(given, "hidden_states", "B", "C", "dt")
         if not self.kernels.takes_ssd(B.shape[-1]) or x.shape[1] % B.shape[1]:
             return None
-        x = x.astype(mx.result_type(x, given["D"]))  # the dtype of mlx-lm's y
+        x = x.astype(mx.result_type(x, given["D"]))
         lowest, highest = given.get("time_step_limit") or (0.001, 100.0)
         parameters = SsdParameters(
             A_log=given["A_log"],
@@ -166,7 +159,6 @@ def recurrences_of(backend: AttentionBackend) -> Recurrences | None:
 
 
 def _rows_of(given: Arguments, *names: str) -> list[mx.array]:
-    """Return the named arguments [1, T, ..] as views [T, ..]."""
     return [given[name].squeeze(0) for name in names]
 
 
@@ -211,7 +203,7 @@ def _gla(rare: RareRecurrence, given: Arguments) -> Advance | None:
 def _selective_scan(rare: RareRecurrence, given: Arguments) -> Advance | None:
     x, d, B, C = _rows_of(given, "x", "d", "B", "C")
     A, D = given["A"], given["D"]
-    x = x.astype(mx.result_type(x, A))  # the dtype of mlx-lm's y
+    x = x.astype(mx.result_type(x, A))
     if B.shape[-1] % WIDTH_MULTIPLE or any(r.dtype not in FLOATS for r in (x, d, B, C)):
         return None
 

@@ -24,7 +24,7 @@ from .state_pool import StatePool
 
 
 class StateShim(caches_of_mlx_lm.ArraysCache):
-    """Placeholder of a recurrent cache. A subclass, because model code tests it with ``isinstance``."""
+    """Placeholder of a recurrent cache."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -33,7 +33,7 @@ class StateShim(caches_of_mlx_lm.ArraysCache):
 
     def __getitem__(self, entry: int) -> None:
         if not -self._size <= entry < self._size:
-            raise IndexError(entry)  # the error that ends Python's unpacking of a cache
+            raise IndexError(entry)
         if not self.mute:
             raise MixerError(
                 "the model reads a recurrent state in a module that did not read it during "
@@ -82,16 +82,16 @@ _CUT_POINTS = {
 
 
 class RecurrentLayers:
-    """Recurrent layers of a model, replaced until ``release``. Raises MixerError for unsupported layers.
+    """Recurrent layers of a model. Raises MixerError for unsupported layers.
 
-    recurrences   kernels for cut points; mlx-lm's operations compute the others
+    recurrences   kernels; mlx-lm's operations compute the rest
     """
 
     def __init__(self, mixers: Sequence[Mixer], recurrences: Recurrences | None = None) -> None:
         self.mixers = tuple(mixers)
         self.recurrences = recurrences
         self.computed_by: Mapping[str, bool] = {}
-        self.all_native = False  # kernels compute every state
+        self.all_native = False
         self.compared: dict[str, tuple[mx.array, mx.array]] | None = None
         self._pool: StatePool | None = None
         self._bent: list[Module] = []
@@ -109,14 +109,13 @@ class RecurrentLayers:
         }
 
     def compare(self, name: str, found: mx.array, by_mlx_lm: Callable[[], mx.array]) -> None:
-        """Keep a kernel's result and mlx-lm's result, if ``compared`` is a dict."""
         if self.compared is None or name in self.compared:
             return
         if all(group.fresh and group.wave == 0 for group in self.step.groups):
             self.compared[name] = found, by_mlx_lm()
 
     def wrong_kernel(self) -> str | None:
-        """Return an error message for the first wrong kernel, or None; end the comparison."""
+        """Return an error message if a kernel gave wrong results, else None."""
         compared, self.compared = self.compared or {}, None
         for name, (found, wanted) in compared.items():
             got, right = (np.array(each.astype(mx.float32)).reshape(-1) for each in (found, wanted))
@@ -130,7 +129,6 @@ class RecurrentLayers:
         return None
 
     def native_modules(self) -> list[Module]:
-        """Return the modules of layers in which kernels compute every cut point."""
         found: list[Module] = []
         for mixer in self.mixers:
             own = [native for name, native in self.computed_by.items() if name.startswith(f"{mixer.name}.")]
@@ -139,7 +137,7 @@ class RecurrentLayers:
         return found
 
     def count_cut_points(self) -> dict[str, tuple[int, int]]:
-        """Return for each kind of cut point the numbers computed by kernels and by mlx-lm's operations."""
+        """Return how many cut points kernels compute, and how many mlx-lm computes, by kind."""
         counts: dict[str, tuple[int, int]] = {}
         for name, native in self.computed_by.items():
             kind = _CUT_POINTS.get(name.rpartition(".")[2].rstrip("0123456789"), name.rpartition(".")[2])
@@ -157,7 +155,7 @@ class RecurrentLayers:
         return self.pool.step
 
     def begin(self, pool: StatePool, step: StateStep) -> None:
-        """Let layers compute this step with the states of this pool from now on."""
+        """Set the state pool of the current step."""
         pool.begin_step(step)
         self._pool = pool
 
@@ -229,7 +227,7 @@ def _shims_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[StateShim]:
 
 
 def _turned(value: Any, rows: int) -> Any:
-    """Swap the first two axes, [T, 1, ..] and [1, T, ..], of an array or of each part of a tuple."""
+    """Swap axes [T, 1, ..] to [1, T, ..] or back."""
     if isinstance(value, tuple):
         return tuple(_turned(part, rows) for part in value)
     if isinstance(value, mx.array) and value.ndim >= 2 and sorted(value.shape[:2]) == sorted((1, rows)):

@@ -36,15 +36,12 @@ class Segment:
 
     @property
     def written(self) -> tuple[int, ...]:
-        """Slots that hold the state after this segment when the step is complete."""
+        """Slots with the state after this segment."""
         return (self.slot, *self.copies) if self.is_last else self.copies
 
 
 class SegmentGroup:
-    """B segments of equal length S, all with a state or all without a state.
-
-    Later segments of a chunk are in later groups, which read states that earlier groups computed.
-    """
+    """B segments of equal length S, all with a state or all without."""
 
     def __init__(self, segments: list[Segment], rows: Ints, *, wave: int, fresh: bool) -> None:
         self.segments = segments
@@ -110,13 +107,11 @@ class StateStep:
         self._inverse = None if _rises(order) else mx.array(np.argsort(order).astype(np.int32))
 
     def arrays(self, kernels: RecurrentKernels) -> Any:
-        """Return the segments in the kernels' form, shared by all layers."""
         if self._arrays is None:
             self._arrays = kernels.arrays(self.segments())
         return self._arrays
 
     def segments(self) -> StateSegments:
-        """Return one segment per sequence for the kernels."""
         rows: dict[int, tuple[int, int, int, int]] = {}
         checkpoints: list[tuple[int, int]] = []
         for group in self.groups:

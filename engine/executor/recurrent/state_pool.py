@@ -27,9 +27,9 @@ NOTHING = -1  # position of an empty slot
 
 
 class StatePool:
-    """Pool of ``num_slots`` slots.
+    """Pool of ``num_slots`` slots for recurrent states.
 
-    entries   arrays of a slot by name; None: made as the model writes them
+    entries   arrays of a slot by name; None: made when the model writes them
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class StatePool:
     ) -> None:
         self.num_slots = num_slots
         self._fixed = entries is not None
-        self.computed_by: dict[str, bool] = {}  # by entry: whether a kernel wrote it
+        self.computed_by: dict[str, bool] = {}
         self._arrays = {
             name: zeros((num_slots, *entry.shape), entry.dtype) for name, entry in (entries or {}).items()
         }
@@ -51,10 +51,10 @@ class StatePool:
         self._written: dict[str, list[tuple[SegmentGroup, mx.array]]] = {}
         self._sums: list[tuple[SegmentGroup, mx.array]] = []
         self._failed: list[int] = []
-        self._advanced: dict[str, mx.array] = {}  # results of kernels, which write the slots themselves
+        self._advanced: dict[str, mx.array] = {}
         self._flags: mx.array | None = None  # int32 [T]: rows with a state that a kernel left NaN or infinite
         self._bound: Any = None
-        self.stays = False  # whether arrays keep their address, as programs need
+        self.stays = False  # whether arrays keep their address
 
     @property
     def entries(self) -> dict[str, EntrySpec]:
@@ -75,11 +75,7 @@ class StatePool:
         return self._step
 
     def begin_step(self, step: StateStep) -> None:
-        """Begin a step and drop uncommitted states of the last step.
-
-        Raises ValueError for a slot at another position than its sequence, or if two sequences would write
-        one slot.
-        """
+        """Begin a step. Raises ValueError if a slot is not at its sequence's position."""
         targets: list[int] = []
         for group in step.groups:
             for segment in group.segments:
@@ -117,7 +113,7 @@ class StatePool:
         return mx.concatenate(rows) if len(rows) == len(group) else None
 
     def write(self, name: str, group: SegmentGroup, value: mx.array) -> None:
-        """Keep the states [B, ..] after the group's segments until ``commit`` writes them to slots."""
+        """Keep the states [B, ..] after the group's segments until ``commit``."""
         if self.stays:
             raise MixerError(
                 f"MLX operations write state {name!r}, which a kernel wrote during the load-time probe"
@@ -134,7 +130,7 @@ class StatePool:
         self._written.setdefault(name, []).append((group, value))
 
     def advance(self, name: str, advance: Advance, kernels: RecurrentKernels) -> mx.array:
-        """Return a kernel's output for all rows of the step. Its evaluation writes the slots."""
+        """Return a kernel's output for all rows of the step. Evaluating it updates the slots."""
         entry, array = advance.entry, self._arrays.get(name)
         if array is None:
             if self._fixed:
@@ -153,16 +149,12 @@ class StatePool:
         return advance.finish(y)
 
     def bind(self, segments: Any, flags: mx.array | None, arrays: Mapping[str, mx.array]) -> None:
-        """Let kernels advance ``arrays`` from now on, for example while a program is captured.
-
-        segments   None: segments of the current step
-        """
+        """Let kernels use ``arrays``, for example while a program is captured."""
         self._bound, self._flags = segments, flags
         self._arrays = dict(arrays)
         self._advanced = {}
 
     def advanced(self) -> tuple[mx.array | None, dict[str, mx.array]]:
-        """Return the kernels' outputs in the current step: flags of rows, and array handles by name."""
         return self._flags, self._advanced
 
     def set_advanced(self, flags: mx.array, arrays: Mapping[str, mx.array]) -> None:
@@ -172,7 +164,6 @@ class StatePool:
         return self._arrays
 
     def pending(self) -> list[mx.array]:
-        """Arrays that a step must evaluate before ``commit``."""
         sums: dict[int, tuple[SegmentGroup, mx.array]] = {}
         for parts in self._written.values():
             for group, value in parts:
@@ -210,11 +201,11 @@ class StatePool:
     def _rows(self, slots: Sequence[int]) -> dict[str, mx.array]:
         ids = mx.array(np.array(slots, np.int32))
         rows = {name: array[ids] for name, array in self._arrays.items()}
-        mx.eval(rows)  # drops the last reference to the pool before it is written
+        mx.eval(rows)  # drops the last reference to the pool
         return rows
 
     def nonfinite_rows(self) -> list[int]:
-        """Return the last rows of the committed step's segments whose state holds NaN or infinity."""
+        """Return rows of the committed step with NaN or infinity in their state."""
         return sorted(set(self._failed))
 
     def copy_slots(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -296,11 +287,11 @@ NO_CHECKPOINT = (-1, 0)
 
 
 class StateReplay:
-    """``ReplayablePool`` of a pool in which kernels compute all states."""
+    """``ReplayablePool`` for recurrent states."""
 
     def __init__(self, pool: StatePool, capture: StateCapture) -> None:
         self._pool, self._capture = pool, capture
-        self._of: StateStep | None = None  # the step of the current values
+        self._of: StateStep | None = None
         self._values: list[Ints] = []
         pool.stays = True
 

@@ -24,14 +24,14 @@ BLOCK = 512  # weights in a block
 ROUNDING = 2.0**-24  # relative error of one float32 operation
 WEIGHT_ERROR = 2.0**-13  # largest relative difference between two computations of a weight
 UNLIMITED = np.iinfo(np.int32).max
-TINY = 2.0**-100  # smaller weights may be flushed to 0 by a device
+TINY = 2.0**-100  # smaller weights may be flushed to 0
 
 Floats32 = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Sampling parameters of S rows. Without truncation: ``top_k`` UNLIMITED, ``top_p`` 1, ``min_p`` 0."""
+    """Sampling parameters of S rows."""
 
     greedy: npt.NDArray[np.bool_]
     temperature: Floats32

@@ -14,7 +14,7 @@ from .truncation import Floats
 
 
 class Target(NamedTuple):
-    """Token whose log-probability is requested, and the number of likeliest tokens."""
+    """Request for a token's log-probability, and for the likeliest tokens."""
 
     row: int
     token: int
@@ -22,10 +22,10 @@ class Target(NamedTuple):
 
 
 class Sampler(Protocol):
-    """Reader of evaluated logits [S, V]."""
+    """Sampler of tokens from evaluated logits [S, V]."""
 
     def draw(self, logits: mx.array, rows: Sequence[int], states: Sequence[SampleState]) -> list[Sampled]:
-        """Draw one token per state, like ``sampler.sample``. ``rows[i]`` is the row of ``states[i]``."""
+        """Sample one token per state. ``rows[i]`` is the row of ``states[i]``."""
         ...
 
     def score(self, logits: mx.array, targets: Sequence[Target]) -> list[TokenLogprob | None]:
@@ -49,7 +49,7 @@ def float_row(logits: mx.array, row: int) -> Floats:
         floats: Floats = np.array(logits, copy=False)[row].astype(np.float32)
         return floats
     bits = np.array(logits.view(mx.uint16), copy=False)[row]
-    values: Floats = np.left_shift(bits, 16, dtype=np.uint32).view(np.float32)  # a float32's upper half
+    values: Floats = np.left_shift(bits, 16, dtype=np.uint32).view(np.float32)
     return values
 
 

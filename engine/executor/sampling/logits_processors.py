@@ -50,10 +50,10 @@ class LogitAdjustments(NamedTuple):
 
 
 class LogitsProcessors:
-    """Changes of logits for one sample, updated with its tokens.
+    """Changes of logits for one sample.
 
     any       whether there are changes besides ``params.min_tokens``
-    follows   whether the changes depend on the sample's earlier tokens
+    follows   whether the changes depend on earlier tokens
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class LogitsProcessors:
         end_ids: Collection[int],
         bad_ids: Sequence[Sequence[int]] = (),
     ) -> None:
-        """``bad_ids`` are token sequences that must not appear: their last token is excluded in time."""
+        """``bad_ids``: token sequences that must not appear."""
         suppressed = {token for token in end_ids if 0 <= token < vocab_size} if params.min_tokens else ()
         self.suppressed_ids: Ids = np.array(sorted(suppressed), np.intp)
         counts = params.presence_penalty != 0 or params.frequency_penalty != 0
@@ -76,7 +76,7 @@ class LogitsProcessors:
         self._output = _TokenCounts(()) if counts else None
         self._bad_ids = bad_ids
         self._num_recent = max(map(len, bad_ids), default=1) - 1
-        self._recent: tuple[int, ...] = ()  # latest output tokens, in which a bad word may begin
+        self._recent: tuple[int, ...] = ()
         self.follows = self._seen is not None or counts or self._num_recent > 0
         self.any = bool(params.logit_bias or bad_ids) or self.follows
 
@@ -91,7 +91,7 @@ class LogitsProcessors:
             self._recent = (*self._recent, *tokens)[-self._num_recent :]
 
     def after(self, tokens: Sequence[int]) -> LogitsProcessors:
-        """Return a copy in the state after the sample's next ``tokens``."""
+        """Return a copy with more tokens."""
         if not self.follows:
             return self
         ahead = copy.copy(self)
@@ -101,7 +101,10 @@ class LogitsProcessors:
         return ahead
 
     def changes(self, *, suppress: bool) -> LogitAdjustments:
-        """Return the changes for the next token, valid until ``record``; ``suppress`` excludes end tokens."""
+        """Return the changes for the next token, valid until ``record``.
+
+        suppress   exclude end tokens
+        """
         seen, output, params = self._seen, self._output, self._params
         return LogitAdjustments(
             self._bias_ids,

@@ -47,7 +47,7 @@ class Sampled(NamedTuple):
     logprob: TokenLogprob | None = None
     error: str | None = None
     invalid: bool = False
-    is_late: bool = False  # the grammar's mask is not ready, so the row must be computed again
+    is_late: bool = False  # the row must be computed again, because the grammar's mask is not ready
 
 
 LATE = Sampled(token=None, is_late=True)
@@ -85,28 +85,25 @@ class SampleState:
         self.seed = seed % 2**64
         self.num_generated = 0
         self.constraint = constraint
-        self.mask_may_be_late = False  # whether ``allowed`` may raise MaskLate instead of waiting
-        self._behind: BehindDrafts | ReasoningGate | None = (
-            None  # replaces ``constraint`` in a state from ``after``
-        )
+        self.mask_may_be_late = False
+        self._behind: BehindDrafts | ReasoningGate | None = None
         self.greedy = params.temperature < GREEDY_BELOW
         self._processors = LogitsProcessors(
             params, prompt_ids=prompt_ids, vocab_size=vocab_size, end_ids=end_ids, bad_ids=bad_ids
         )
         self._vocab_size = vocab_size
-        self._listed: Mask | None = None  # mask of params.allowed_token_ids
+        self._listed: Mask | None = None
         adjusts = constraint is not None or self._processors.any or bool(params.allowed_token_ids)
         self._asks_nothing = not adjusts and params.logprobs is None
         self._may_suppress = len(self._processors.suppressed_ids) > 0
 
     @property
     def is_unprocessed(self) -> bool:
-        """Whether the token is sampled from unchanged logits without log-probabilities."""
+        """Whether the token is sampled from unchanged logits, without log-probabilities."""
         return self._asks_nothing and not self._suppresses_end
 
     @property
     def is_argmax(self) -> bool:
-        """Whether the token is the position of the largest logit."""
         return self.greedy and self._asks_nothing and not self._suppresses_end
 
     @property
@@ -115,12 +112,12 @@ class SampleState:
 
     @property
     def is_foreseen(self) -> bool:
-        """Whether the parameters of all later tokens are known without the next token."""
+        """Whether the parameters of later tokens do not depend on the next token."""
         return self.constraint is None and not self._processors.follows
 
     @property
     def may_end(self) -> bool:
-        """Whether the parameters allow an end token next."""
+        """Whether an end token is allowed next."""
         return not self.params.ignore_eos and self.num_generated >= self.params.min_tokens
 
     def record(self, token: int) -> None:
@@ -131,8 +128,7 @@ class SampleState:
             self._processors.record(token)
 
     def after(self, tokens: Sequence[int]) -> SampleState:
-        """Return this state after ``tokens``, for the rows of draft tokens; valid until the next
-        ``record``."""
+        """Return the state after ``tokens``, valid until the next ``record``."""
         ahead = copy.copy(self)
         ahead._behind = None if self.constraint is None else self.constraint.after(tokens)
         ahead.num_generated += len(tokens)
@@ -140,9 +136,9 @@ class SampleState:
         return ahead
 
     def guessing(self, tokens: Sequence[int]) -> SampleState:
-        """Return a state with which a draft model samples the token after ``tokens``, without grammars.
+        """Return the state after ``tokens`` for a draft model.
 
-        It has the random number of the target's token, so that similar models mostly sample equal tokens.
+        It uses the target's random number, so that similar models mostly sample equal tokens.
         """
         ahead = copy.copy(self)
         ahead.num_generated += len(tokens)
@@ -152,7 +148,7 @@ class SampleState:
 
     @property
     def changes(self) -> LogitAdjustments | None:
-        """Return the logit changes for the next token before structured output, or None."""
+        """Return the logit changes for the next token, without structured output."""
         suppress = self._suppresses_end and self.constraint is None
         return self._processors.changes(suppress=suppress) if suppress or self._processors.any else None
 
@@ -175,16 +171,15 @@ class SampleState:
             logits[~allowed] = -np.inf
 
     def uniform(self) -> float:
-        """Return the random number in [0, 1) of the next token."""
+        """Return the random number in [0, 1) for the next token."""
         bits = np.random.Philox(key=self.seed, counter=self.num_generated).random_raw()
         return float(int(bits) >> 11) * 2.0**-53
 
 
 def sample(logits: Iterable[Floats], states: Sequence[SampleState]) -> list[Sampled]:
-    """Sample one token for each row [V] of float32 logits. Changes the rows in place.
+    """Sample one token for each row [V] of float32 logits, in place.
 
-    A row fails alone if its largest value is NaN or +infinity. Raises ValueError if there are not as many
-    states as rows.
+    A row fails alone if its largest value is NaN or +infinity.
     """
     return [_sample_row(row, state) for row, state in zip(logits, states, strict=True)]
 
@@ -224,11 +219,11 @@ def _adjust_row(logits: Floats, state: SampleState) -> Sampled | None:
 
 def is_finite(logits: Floats) -> bool:
     """Whether the largest value of logits [V] is finite."""
-    return bool(np.isfinite(logits[np.argmax(logits)]))  # argmax finds the first NaN, if there is one
+    return bool(np.isfinite(logits[np.argmax(logits)]))
 
 
 def logprob_of(logits: Floats, token: int, num_top: int) -> TokenLogprob:
-    """Return the log-softmax of logits [V] at ``token`` and at the ``num_top`` largest, largest first."""
+    """Return log-probabilities of ``token`` and of the ``num_top`` likeliest tokens."""
     largest = logits.max()
     with np.errstate(under="ignore"):
         total = float(np.exp(logits - largest).sum(dtype=np.float64))
@@ -247,7 +242,7 @@ def logprob_of(logits: Floats, token: int, num_top: int) -> TokenLogprob:
 
 
 def greedy_samples(tokens: Any, logits: Any) -> list[Sampled]:
-    """Return samples of greedy rows from their largest logits; NaN if any logit of the row is NaN."""
+    """Return samples of greedy rows, from their largest logits."""
     rows = zip(tokens, logits, strict=True)
     return [
         Sampled(token) if math.isfinite(logit) else Sampled(None, error=NOT_FINITE) for token, logit in rows

@@ -11,29 +11,32 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 Ids = NDArray[np.intp]
 
-_SMALL = 4096  # candidates; more are narrowed before they are sorted
+_SMALL = 4096  # candidates
 _BLOCK = 512  # weights in a block, which is summed first
-_STRIDE_SAMPLE = 512  # values sampled to choose a pivot
+_STRIDE_SAMPLE = 512  # values
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Tokens that may be sampled, by ascending id, and their weights. ``ids`` None stands for every token."""
+    """Tokens that may be sampled, with weights.
+
+    ids   ascending; None stands for every token
+    """
 
     ids: Ids | None
     weights: Floats
 
     def only(self, kept: NDArray[Any]) -> Candidates:
-        """Return the candidates at ascending indices ``kept``, or where the mask is true."""
+        """Return the candidates at these indices or under this mask."""
         if kept.dtype == np.bool_:
             kept = np.flatnonzero(kept)
         return Candidates(kept if self.ids is None else self.ids[kept], self.weights[kept])
 
     def draw(self, uniform: float) -> int:
-        """Return the token at which the cumulative weight, in order of id, passes ``uniform`` in [0, 1)."""
+        """Sample a token by inverse transform of ``uniform`` in [0, 1)."""
         start, weights = 0, self.weights
         size = len(weights) // _BLOCK * _BLOCK
-        if size > _BLOCK:  # sums of blocks first: a running sum of a whole vocabulary is slow
+        if size > _BLOCK:  # a running sum of a whole vocabulary is slow
             blocks = weights[:size].reshape(-1, _BLOCK).sum(axis=1, dtype=np.float64)
             sums = np.append(blocks, weights[size:].sum(dtype=np.float64))
             ends = np.cumsum(sums)
@@ -64,7 +67,7 @@ def truncate(logits: Floats, *, temperature: float, top_k: int, top_p: float, mi
     """
     ids: Ids | None = None
     largest = logits.max()
-    if 0 < top_k < len(logits):  # before min_p: the result is equal, and fewer candidates remain
+    if 0 < top_k < len(logits):
         ids = np.flatnonzero(logits >= np.partition(logits, -top_k)[-top_k])
         logits = logits[ids]
     with np.errstate(over="ignore", under="ignore"):  # at low temperatures all but the top underflow to 0
@@ -77,10 +80,7 @@ def truncate(logits: Floats, *, temperature: float, top_k: int, top_p: float, mi
 
 
 def nucleus(weights: Floats, p: float) -> NDArray[Any]:
-    """Return a mask of the fewest largest ``weights`` whose sum reaches p times the total.
-
-    The lower index wins ties. At least one weight is kept.
-    """
+    """Return a mask of the fewest weights whose sum reaches p times the total."""
     target = p * float(weights.sum(dtype=np.float64))
     last, num_ties = _last_kept(weights, target)
     kept = weights > last
@@ -101,7 +101,7 @@ def _last_kept(weights: Floats, target: float) -> tuple[np.float32, int]:
         elif len(above):
             taken += mass
             weights = weights[weights <= pivot]
-        else:  # the pivot is the largest weight, so ties prevent narrowing
+        else:
             break
         quantile = 0.5
     ordered = np.sort(weights)[::-1]
