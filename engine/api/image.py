@@ -80,6 +80,28 @@ class ImageRules:
         return resized
 
 
+class Tensor(NamedTuple):
+    """An array of numbers: little-endian values, shape, and the name of their type, such as "float32"."""
+
+    values: bytes
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class ImageTensors(NamedTuple):
+    """Images that a router has resized, with the positions of their tokens.
+
+    pixels   8-bit pixels, or these normalized: patches in the order of Qwen's processors, or
+             [images, 3, height, width]
+    grids    [images, 3], patches of each image by time, height and width; None: no patches
+    places   position of the first token and number of tokens, for each image
+    """
+
+    pixels: Tensor
+    grids: Tensor | None
+    places: tuple[tuple[int, int], ...]
+
+
 class PromptImage(NamedTuple):
     """An image of a prompt.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from .errors import InvalidRequest
-from .image import PromptImage
+from .image import ImageTensors, PromptImage
 
 # template variables that ``ChatPrompt.variables`` cannot set
 TAKEN = ("messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template")
@@ -50,5 +50,15 @@ class EncodedPrompt:
     images: tuple[PromptImage, ...] = ()
 
 
-Prompt: TypeAlias = str | Sequence[int] | Sequence[Message] | ChatPrompt | EncodedPrompt
+@dataclass(frozen=True, slots=True)
+class ImagePrompt:
+    """Token ids and images, as routers send them. The ids have one placeholder for each of ``urls`` (data:
+    URLs), or those of all rows of ``tensors``."""
+
+    ids: Sequence[int]
+    urls: Sequence[str] = ()
+    tensors: ImageTensors | None = None
+
+
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Message] | ChatPrompt | ImagePrompt | EncodedPrompt
 """Text (encoded as a document), token ids, or chat messages."""

@@ -61,10 +61,6 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidConfig(
             f"{option} is an option of the server; give it to `octavo serve`, or drop --connect"
         )
-    if args.connect is not None and args.image:
-        raise InvalidConfig(
-            "--image needs a model in this process, for octavo.v1 takes no images; drop --connect"
-        )
     credentials = credentials_of(args)
     answer = asyncio.run(_generate(args, prompt, params, credentials))
     answer.print_rest()

@@ -19,12 +19,14 @@ from ..api.address import parse_address
 from ..api.embedding import check_dimensions
 from ..api.errors import InvalidConfig, InvalidRequest, OctavoError, RequestFailed
 from ..api.outputs import Delta
-from ..api.prompt import ChatPrompt, EncodedPrompt, Prompt
+from ..api.prompt import ChatPrompt, EncodedPrompt, ImagePrompt, Prompt
 from ..api.reranking import RankedDocument, RerankPrompt, check_top_n
 from ..api.sampling_params import Pooling, SamplingParams
 from ..grpc.octavo_v1.messages import delta_of, params_message
 from ..grpc.server import MAX_MESSAGE_BYTES
 from ..grpc.status import CODES
+from ..vision.messages import bytes_of, is_picture
+from ..vision.reader import PictureLimits
 from .cache_client import CacheCalls
 from .credentials import ClientCredentials
 
@@ -229,9 +231,14 @@ def _add_message(chat: pb.Chat, message: Mapping[str, Any]) -> None:
     content = message.get("content")
     made = chat.messages.add(role=message["role"], content=content if isinstance(content, str) else "")
     for part in content if isinstance(content, list | tuple) else ():
-        if part.get("type") != "text":
-            raise InvalidRequest(f'content parts must be of type "text", got {part.get("type")!r:.60}')
-        made.parts.add(text=part["text"])
+        if is_picture(part):
+            made.parts.add(image=bytes_of(part, PictureLimits().max_bytes))
+        elif part.get("type") == "text":
+            made.parts.add(text=part["text"])
+        else:
+            raise InvalidRequest(
+                f'content parts must be of type "text" or "image", got {part.get("type")!r:.60}; leave it out'
+            )
     made.tool_calls.extend(map(json.dumps, message.get("tool_calls") or ()))
     made.tool_call_id = message.get("tool_call_id") or ""
     made.reasoning_content = message.get("reasoning_content") or ""
@@ -251,9 +258,11 @@ def put_prompt(request: pb.GenerateRequest | pb.EmbedRequest, prompt: Prompt) ->
         if prompt.variables:
             request.chat.template_variables = json.dumps(dict(prompt.variables))
         prompt = prompt.messages
-    if isinstance(prompt, EncodedPrompt):
-        if prompt.images:
-            raise InvalidRequest("octavo.v1 takes no images, got some; send them over HTTP")
+    if isinstance(prompt, ImagePrompt | EncodedPrompt):
+        if isinstance(prompt, ImagePrompt) or prompt.images:
+            raise InvalidRequest(
+                "octavo.v1 takes images in chats, got some of an encoded prompt; send messages"
+            )
         prompt = prompt.ids
     if prompt and isinstance(prompt[0], Mapping):
         request.chat.SetInParent()

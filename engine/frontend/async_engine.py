@@ -24,7 +24,7 @@ from ..core.engine_core import EngineCore
 from ..core.engine_process import EngineProcess
 from ..core.engine_thread import EngineThread
 from ..tokenizer.tokenizer import Tokenizer
-from .input_processor import InputProcessor, check_params
+from .input_processor import InputProcessor, check_params, file_bytes
 from .notifier import Notifier
 from .output_streams import OutputStreams
 from .request_limiter import TenantShares, refusal_label
@@ -178,6 +178,7 @@ class AsyncEngine:
                 place.enter_context(self._shares.entered(tenant, params.n))
                 assert self._input is not None
                 with self._open.limiter.entering(self._input.at_least(prompt), params.n):
+                    place.enter_context(self._open.limiter.holding(file_bytes(prompt)))
                     encoded = await self._input.encode_beside(prompt, self._texts, self._pictures)
                     grammar = await self._input.compile_beside(params, tenant.name)
                     request = self._input.admit(
@@ -268,7 +269,8 @@ class AsyncEngine:
         """Encode and validate a prompt. Raises InvalidRequest, RequestTooLong or Overloaded."""
         self._running()
         assert self._input is not None
-        with self._open.limiter.entering(self._input.at_least(prompt)):
+        limiter = self._open.limiter
+        with limiter.entering(self._input.at_least(prompt)), limiter.holding(file_bytes(prompt)):
             return await self._input.encode_beside(prompt, self._texts, self._pictures)
 
     def _give_up(self, request: EngineRequest) -> None:

@@ -13,12 +13,14 @@ from typing import cast
 from ..api.engine_info import EngineInfo
 from ..api.engine_request import CacheNamespace, EngineRequest
 from ..api.errors import InvalidRequest, NotFound, RequestTooLong
-from ..api.prompt import ChatPrompt, EncodedPrompt, Message, Prompt
+from ..api.image import ImageRules
+from ..api.prompt import ChatPrompt, EncodedPrompt, ImagePrompt, Message, Prompt
 from ..api.sampling_params import SamplingParams
 from ..core.engine_client import GrammarCompiler
 from ..tokenizer.tokenizer import Tokenizer
-from ..vision.messages import has_pictures, set_images, take_pictures
-from ..vision.reader import PictureReader
+from ..vision.messages import has_pictures, num_bytes_of, of_url, pictures_in, set_images, take_pictures
+from ..vision.reader import MAX_IMAGES, PictureReader
+from ..vision.tensors import place_tensors
 from .text_executor import TextExecutor
 
 MAX_PRIORITY = 1000
@@ -52,6 +54,8 @@ class InputProcessor:
         model."""
         if isinstance(prompt, EncodedPrompt):
             return prompt
+        if isinstance(prompt, ImagePrompt):
+            return self._with_given_images(prompt)
         if self._pictures is not None and self._has_pictures(prompt):
             chat = prompt if isinstance(prompt, ChatPrompt) else ChatPrompt(cast(list[Message], prompt))
             return self._with_images(chat, self._pictures)
@@ -60,11 +64,7 @@ class InputProcessor:
         return EncodedPrompt(ids)
 
     def _has_pictures(self, prompt: Prompt) -> bool:
-        if self._pictures is None or not _is_chat(prompt):
-            return False
-        return has_pictures(
-            prompt.messages if isinstance(prompt, ChatPrompt) else cast(list[Message], prompt)
-        )
+        return self._pictures is not None and has_pictures(_messages_of(prompt))
 
     def _with_images(self, chat: ChatPrompt, reader: PictureReader) -> EncodedPrompt:
         chat, files = take_pictures(chat, max_bytes=reader.limits.max_bytes)
@@ -74,6 +74,34 @@ class InputProcessor:
         self.check_ids("prompt", ids)
         return set_images(ids, [reader.read(file) for file in files], reader.rules)
 
+    def _with_given_images(self, prompt: ImagePrompt) -> EncodedPrompt:
+        if (reader := self._pictures) is None:
+            raise InvalidRequest("images must be left out, because this model reads only text; send text")
+        if len(prompt.urls) > MAX_IMAGES:
+            raise InvalidRequest(
+                f"a prompt must have at most {MAX_IMAGES} images, got {len(prompt.urls)}; leave some out"
+            )
+        ids = self._encode(prompt.ids)
+        self.check_ids("prompt", ids)
+        if prompt.tensors is not None:
+            return place_tensors(ids, prompt.tensors, reader.rules)
+        files = [of_url(url, reader.limits.max_bytes) for url in prompt.urls]
+        return set_images(
+            self._framed(ids, reader.rules), [reader.read(file) for file in files], reader.rules
+        )
+
+    def _framed(self, ids: list[int], rules: ImageRules) -> list[int]:
+        """Return the ids with the special tokens that the model wants around each placeholder."""
+        if not rules.text:
+            return ids
+        if rules.text != rules.text.strip():
+            raise InvalidRequest(
+                f"images of {self._info.name} must be in chats, because they change the tokens around them; "
+                "send messages over HTTP or octavo.v1"
+            )
+        framed = self._tokenizer.encode(rules.text, add_special_tokens=False)
+        return [each for token in ids for each in (framed if token == rules.token else (token,))]
+
     def close(self) -> None:
         """End the process that decodes images."""
         if self._pictures is not None:
@@ -81,7 +109,7 @@ class InputProcessor:
 
     def _encode(self, prompt: Prompt) -> list[int]:
         check_prompt(prompt)
-        assert not isinstance(prompt, EncodedPrompt)
+        assert not isinstance(prompt, ImagePrompt | EncodedPrompt)
         limit = self._info.max_model_len
         if isinstance(prompt, str):
             return self._tokenizer.encode(prompt, max_tokens=limit)
@@ -103,7 +131,7 @@ class InputProcessor:
     def at_least(self, prompt: Prompt) -> int:
         """Return a lower bound for the number of tokens, without encoding. Raises InvalidRequest."""
         check_prompt(prompt)
-        if isinstance(prompt, EncodedPrompt):
+        if isinstance(prompt, ImagePrompt | EncodedPrompt):
             return len(prompt.ids)
         if isinstance(prompt, str):
             return self._tokenizer.at_least(prompt)
@@ -115,6 +143,8 @@ class InputProcessor:
         """Encode a prompt. Long prompts and images use another thread."""
         if isinstance(prompt, EncodedPrompt):
             return prompt
+        if isinstance(prompt, ImagePrompt):
+            return await pictures.run("", self.encode, prompt)
         if not _is_chat(prompt):
             assert not isinstance(prompt, ChatPrompt)
             if len(prompt) <= (LONG_TEXT if isinstance(prompt, str) else LONG_PROMPT):
@@ -246,7 +276,7 @@ class InputProcessor:
 
 
 def check_prompt(prompt: object) -> None:
-    if isinstance(prompt, ChatPrompt | EncodedPrompt):
+    if isinstance(prompt, ChatPrompt | ImagePrompt | EncodedPrompt):
         return
     if not isinstance(prompt, Collection) or isinstance(prompt, bytes | Mapping | Set):
         raise InvalidRequest(
@@ -262,10 +292,30 @@ def check_params(params: object) -> None:
         )
 
 
+def file_bytes(prompt: Prompt) -> int:
+    """Return the bytes of the image files and data: URLs in a prompt."""
+    if isinstance(prompt, ImagePrompt):
+        return sum(map(len, prompt.urls)) + (
+            0 if prompt.tensors is None else len(prompt.tensors.pixels.values)
+        )
+    if not isinstance(prompt, ChatPrompt | list | tuple):  # the first of packed ids is slow to read
+        return 0
+    return sum(map(num_bytes_of, pictures_in(_messages_of(prompt))))
+
+
+def _messages_of(prompt: Prompt) -> Sequence[Message]:
+    """Return the messages of a chat; empty for other prompts."""
+    if isinstance(prompt, ChatPrompt):
+        return prompt.messages
+    return cast(list[Message], prompt) if _is_chat(prompt) else ()
+
+
 def _is_chat(prompt: Prompt) -> bool:
     if isinstance(prompt, ChatPrompt):
         return True
-    return not isinstance(prompt, str | EncodedPrompt) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+    if isinstance(prompt, str | ImagePrompt | EncodedPrompt):
+        return False
+    return len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
 def _too_long(num_prompt: int, num_output: int, what: str, limit: int, remedy: str) -> RequestTooLong:

@@ -22,7 +22,7 @@ from ..api.engine_request import EngineRequest, News
 from ..api.errors import EngineDead, EngineStopping, InvalidRequest, RequestFailed
 from ..api.output_collector import OutputCollector, completion_of
 from ..api.outputs import Delta, FinishReason, RequestOutput
-from ..api.prompt import ChatPrompt, EncodedPrompt, Message, Prompt
+from ..api.prompt import ChatPrompt, EncodedPrompt, ImagePrompt, Message, Prompt
 from ..api.reranking import RankedDocument, RerankPrompt, check_top_n, ranked
 from ..api.sampling_params import Pooling, SamplingParams
 from ..api.stats import Observer
@@ -395,7 +395,7 @@ class _Collector:
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     check_prompt(prompts)
-    if isinstance(prompts, str | ChatPrompt | EncodedPrompt) or (
+    if isinstance(prompts, str | ChatPrompt | ImagePrompt | EncodedPrompt) or (
         len(prompts) and isinstance(prompts[0], Integral | Mapping)
     ):
         return [cast(Prompt, prompts)]

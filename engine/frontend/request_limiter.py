@@ -24,6 +24,7 @@ from ..api.tenant import Tenant
 MAX_UNREAD_BYTES = 64 * 1024**2  # bytes; above this limit, new requests are refused
 MAX_UNREAD_LIMITS = 2  # as a multiple of MAX_UNREAD_BYTES; above this limit, streams are ended
 MAX_PIXEL_BYTES = 512 * 2**20  # bytes of pixels in all unfinished requests
+MAX_FILE_BYTES = 512 * 2**20  # bytes of image files in all unfinished requests
 MAX_PROMPT_BYTES = 512 * 2**20  # bytes of a prompt's log probabilities
 
 
@@ -53,6 +54,7 @@ class RequestLimiter:
         self._unread = unread
         self._num_samples = 0
         self._num_entering_tokens = 0
+        self._num_file_bytes = 0
         self.waiting = WaitingPrompts(gauges)
         self._timers: dict[EngineRequest, asyncio.TimerHandle] = {}
 
@@ -67,6 +69,23 @@ class RequestLimiter:
         finally:
             self._num_samples -= num_samples
             self._num_entering_tokens -= num_prompt
+
+    @contextlib.contextmanager
+    def holding(self, num_bytes: int) -> Iterator[None]:
+        """Count image files of a request, which its caller holds until the request ends. Raises Overloaded if
+        these and the files of other requests are too large."""
+        if num_bytes and (held := self._num_file_bytes) and held + num_bytes > MAX_FILE_BYTES:
+            raise Overloaded(
+                f"image files of unfinished requests take {held} bytes, with the {num_bytes} of this request "
+                f"there would be more than {MAX_FILE_BYTES}; try again later",
+                image_bytes=held,
+                max_image_bytes=MAX_FILE_BYTES,
+            )
+        self._num_file_bytes += num_bytes
+        try:
+            yield
+        finally:
+            self._num_file_bytes -= num_bytes
 
     def check(self, num_prompt: int, num_samples: int) -> None:
         """Raise Overloaded if another request of this size would exceed a limit."""

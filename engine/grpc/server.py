@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 MAX_MESSAGE_BYTES = 64 * 2**20  # bytes: limit of an outgoing message
 MESSAGE_BYTES_PER_TOKEN = 8  # bytes per prompt token of an incoming message
 MESSAGE_BYTES_APART = 2**20  # bytes of an incoming message, in addition to the prompt
+IMAGE_BYTES = 32 * 2**20  # additional bytes of a message if the model takes images
 MAX_OTHER_CALLS = 1024  # concurrent calls, in addition to the maximum number of requests
 MAX_CONNECTION_CALLS = 2048  # concurrent calls of a connection
 MAX_PENDING_CALLS = 5 * MAX_CONNECTION_CALLS
@@ -87,7 +88,7 @@ class GrpcServer:
         """Create the server.
 
         with_reflection    whether to turn reflection on
-        max_message_bytes  limit of an incoming message (None: from the model's length)
+        max_message_bytes  limit of an incoming message without images (None: from the model's length)
         write_timeout_s    seconds for which a client may leave output unread
         """
         self.security = security or Security()
@@ -125,9 +126,10 @@ class GrpcServer:
             reflection.enable_server_reflection(self.services, self._server)
 
     def _new_server(self) -> grpc.aio.Server:
+        room = 0 if self._engine.info.images is None else IMAGE_BYTES
         return grpc.aio.server(
             interceptors=[*self.security.interceptors(), self.limiter.interceptor()],
-            options=[*OPTIONS, ("grpc.max_receive_message_length", self.max_message_bytes)],
+            options=[*OPTIONS, ("grpc.max_receive_message_length", self.max_message_bytes + room)],
         )
 
     def _registry(self) -> HolderRegistry:

@@ -20,6 +20,7 @@ from uvicorn.server import ServerState
 from ..api.errors import InvalidConfig
 from ..frontend.holders import Holders
 from ..grpc.request_handler import RequestHandler
+from ..grpc.server import IMAGE_BYTES
 from ..grpc.vllm.model_files import read_model_files
 from .app import Check, Render, make_app
 from .connection import IDLE_TIMEOUT_S, Connection
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-IMAGE_BODY_BYTES = 32 * 2**20  # additional bytes of a request if the model takes images
 BODIES = 32
 ANSWER_BYTES = 64 * 2**20  # bytes of a complete response
 MAX_CONNECTIONS = 8192
@@ -65,7 +65,7 @@ class HttpServer:
         allowed_origins   web pages that may send requests
         """
         engine = handler.engine
-        room = 0 if engine.info.images is None else IMAGE_BODY_BYTES
+        room = 0 if engine.info.images is None else IMAGE_BYTES
         self.services = Services(
             handler=handler,
             files=read_model_files(engine.info.path),

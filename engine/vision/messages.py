@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,23 @@ from ..api.prompt import ChatPrompt, EncodedPrompt, Message
 from .reader import MAX_IMAGES
 
 _KINDS = ("image", "image_url")
+_IN_MEMORY = (bytes, bytearray, memoryview, str)
+
+
+def pictures_in(messages: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the content parts that are pictures."""
+    return (part for message in messages for part in _parts(message) if is_picture(part))
 
 
 def has_pictures(messages: Sequence[Any]) -> bool:
     """Whether any message has a picture."""
-    return any(_is_picture(part) for message in messages for part in _parts(message))
+    return any(True for _ in pictures_in(messages))
+
+
+def num_bytes_of(part: Mapping[str, Any]) -> int:
+    """Return the bytes or characters of a picture in memory; 0 for a path or a picture of Pillow's."""
+    given = _given(part)
+    return len(given) if isinstance(given, _IN_MEMORY) else 0
 
 
 def take_pictures(chat: ChatPrompt, *, max_bytes: int) -> tuple[ChatPrompt, list[bytes]]:
@@ -30,8 +42,8 @@ def take_pictures(chat: ChatPrompt, *, max_bytes: int) -> tuple[ChatPrompt, list
     messages: list[Message] = []
     for message in chat.messages:
         parts = _parts(message)
-        found = [_bytes_of(part, max_bytes) for part in parts if _is_picture(part)]
-        content = [{"type": "image"} if _is_picture(part) else _text(part) for part in parts]
+        found = [bytes_of(part, max_bytes) for part in parts if is_picture(part)]
+        content = [{"type": "image"} if is_picture(part) else _text(part) for part in parts]
         messages.append({**message, "content": content} if found else message)
         pictures += found
         if len(pictures) > MAX_IMAGES:
@@ -53,11 +65,12 @@ def set_images(ids: Sequence[int], images: Sequence[PromptImage], rules: ImageRu
             expanded.append(token)
             continue
         placed.append(images[len(placed)]._replace(start=len(expanded)))
-        expanded += _tokens(placed[-1], rules)
+        expanded += tokens_of(placed[-1], rules)
     return EncodedPrompt(expanded, tuple(placed))
 
 
-def _tokens(image: PromptImage, rules: ImageRules) -> list[int]:
+def tokens_of(image: PromptImage, rules: ImageRules) -> list[int]:
+    """Return the tokens that an image takes in a prompt."""
     if not rules.line_ends:
         return [rules.token] * image.length
     inner, last = rules.line_ends
@@ -69,7 +82,7 @@ def _parts(message: object) -> Sequence[Any]:
     return content if isinstance(content, list | tuple) else ()
 
 
-def _is_picture(part: object) -> bool:
+def is_picture(part: object) -> bool:
     return isinstance(part, Mapping) and part.get("type") in _KINDS
 
 
@@ -82,16 +95,19 @@ def _text(part: object) -> dict[str, str]:
     )
 
 
-def _bytes_of(part: Mapping[str, Any], max_bytes: int) -> bytes:
+def _given(part: Mapping[str, Any]) -> object:
+    given: object = part.get("image_url", part.get("image"))
+    return given.get("url") if isinstance(given, Mapping) else given
+
+
+def bytes_of(part: Mapping[str, Any], max_bytes: int) -> bytes:
     """Return an image file's bytes, from bytes, a ``Path``, a Pillow image, or a data: URL. A text is never
     used as a path, because it may be a client's."""
-    given: object = part.get("image_url", part.get("image"))
-    if isinstance(given, Mapping):
-        given = given.get("url")
+    given = _given(part)
     if isinstance(given, bytes | bytearray | memoryview):
         return bytes(given)
     if isinstance(given, str):
-        return _of_url(given, max_bytes)
+        return of_url(given, max_bytes)
     if isinstance(given, Path):
         return _of_file(given, max_bytes)
     if callable(save := getattr(given, "save", None)):
@@ -113,7 +129,8 @@ def _of_file(path: Path, max_bytes: int) -> bytes:
         raise InvalidRequest(f"{path} cannot be read: {error.strerror}; give the path of a picture") from None
 
 
-def _of_url(url: str, max_bytes: int) -> bytes:
+def of_url(url: str, max_bytes: int) -> bytes:
+    """Return the bytes in a data: URL. Raises InvalidRequest for any other URL."""
     head, _, data = url.partition(",")
     if not head.startswith("data:") or not head.endswith(";base64"):
         raise InvalidRequest(

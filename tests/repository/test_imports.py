@@ -73,8 +73,8 @@ ENGINE_PACKAGES = {  # package of engine: engine packages that it may import
     },
     "vision": {"api", "structured_output"},
     "frontend": {"api", "chat", "core", "structured_output", "tokenizer", "vision"},
-    "grpc": {"api", "chat", "core", "frontend", "inspection", "memory", "tokenizer"},
-    "client": {"api", "grpc"},
+    "grpc": {"api", "chat", "core", "frontend", "inspection", "memory", "tokenizer", "vision"},
+    "client": {"api", "grpc", "vision"},
     "arguments": {"api", "client", "grpc", "memory"},
     "cli": {
         "api", "arguments", "client", "executor", "frontend", "grpc", "http", "kv_events", "memory",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import io
+import struct
+import zlib
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +49,41 @@ def png(colour: str, width: int = 96, height: int = 64) -> bytes:
     file = io.BytesIO()
     Image.new("RGB", (width, height), colour).save(file, "PNG")
     return file.getvalue()
+
+
+def bomb(side: int) -> bytes:
+    """A PNG of a few kilobytes whose header names so many pixels each way."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    lines = zlib.compress(bytes(2**20), 9)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", lines) + chunk(b"IEND", b"")
+
+
+def patches_of(pixels: npt.NDArray[Any], rules: ImageRules) -> npt.NDArray[Any]:
+    """The patches of an image in the order of Qwen's processors, computed one by one."""
+    merge, patch, side = rules.merge, rules.patch, rules.side
+    squares = [
+        pixels[top : top + side, left : left + side]
+        for top in range(0, pixels.shape[0], side)
+        for left in range(0, pixels.shape[1], side)
+    ]
+    patches = [
+        square[row * patch : (row + 1) * patch, column * patch : (column + 1) * patch]
+        for square in squares
+        for row in range(merge)
+        for column in range(merge)
+    ]
+    return np.stack(
+        [np.stack([each.transpose(2, 0, 1)] * rules.temporal, axis=1).reshape(-1) for each in patches]
+    )
+
+
+def grid_of(rules: ImageRules, *images: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Their image_grid_thw."""
+    return np.array([(1, each.shape[0] // rules.patch, each.shape[1] // rules.patch) for each in images])
 
 
 def data_url(file: bytes) -> str:

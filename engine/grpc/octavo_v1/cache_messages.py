@@ -14,6 +14,7 @@ from ...api.stats import Gauges
 from ...inspection.lookup_history import LookupRecord
 from ...inspection.prefix_cache_inspector import CacheTotals
 from ...inspection.reuse_tree import ReuseNode
+from ...vision.messages import has_pictures
 from ..packed_ids import ids_of
 from ..request_handler import check_num_ids
 from .messages import chat_prompt
@@ -53,7 +54,10 @@ def prompt_of(prefix: pb.Prefix, *, max_tokens: int) -> Prompt:
             check_num_ids(len(ids), max_tokens)
             return ids
         case "chat":
-            return chat_prompt(prefix.chat, max_messages=max_tokens)
+            chat = chat_prompt(prefix.chat, max_messages=max_tokens)
+            if has_pictures(chat.messages):
+                raise InvalidRequest("the prefix must be without images, got some; give the text before them")
+            return chat
     raise InvalidRequest("the prefix is empty; set one of text, token_ids, chat and request_id")
 
 

@@ -19,6 +19,7 @@ from ...api.errors import (
     RequestTooLong,
 )
 from ...api.outputs import Delta
+from ...vision.messages import has_pictures
 from ..packed_ids import ids_of
 from ..request_handler import MAX_REQUEST_ID, RequestHandler
 from ..status import Context, errors_as_status
@@ -127,6 +128,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
                 )
             case "chat":
                 chat = messages.chat_prompt(request.chat, max_messages=self._longest)
+                if has_pictures(chat.messages):  # each becomes as many tokens as its size needs
+                    return pb.TokenizeResponse(token_ids=await self._engine.encode(chat))
                 encode = functools.partial(tokenizer.apply_chat_template, chat, max_tokens=self._longest)
             case _:
                 raise InvalidRequest("the request has no input; set one of text and chat")

@@ -64,9 +64,14 @@ def _message_of(index: int, message: pb.ChatMessage) -> dict[str, Any]:
     if message.parts:
         if message.content:
             raise InvalidRequest(f"{where} has both content and parts; set one of them")
-        if any(part.WhichOneof("part") is None for part in message.parts):
-            raise InvalidRequest(f"{where} has a part without a text; set it")
-        found["content"] = "".join(part.text for part in message.parts)
+        kinds = [part.WhichOneof("part") for part in message.parts]
+        if None in kinds:
+            raise InvalidRequest(f"{where} has an empty part; set its text, image or image_url")
+        if kinds.count("text") == len(kinds):
+            found["content"] = "".join(part.text for part in message.parts)
+        else:
+            parts = zip(kinds, message.parts, strict=True)
+            found["content"] = [{"type": kind, kind: getattr(part, kind)} for kind, part in parts]
     if message.tool_calls:
         found["tool_calls"] = [_object(f"a tool call of {where}", call) for call in message.tool_calls]
     for name in ("tool_call_id", "reasoning_content"):

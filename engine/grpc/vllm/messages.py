@@ -16,19 +16,22 @@ from ...api.sampling_params import SamplingParams
 from ..packed_ids import ids_of
 from ..request_handler import check_num_ids
 from ..sampling_fields import SamplingFields, structured_of
+from .media import with_images
 
 _FIELDS = SamplingFields(pb.SamplingParams.DESCRIPTOR, vllm=True)
-_UNSUPPORTED_INPUTS = (
-    "kv_transfer_params", "kv_transfer_params_json", "mm_inputs", "extra_mm_inputs", "media_refs",
-)  # fmt: skip
+_UNSUPPORTED_INPUTS = ("kv_transfer_params", "kv_transfer_params_json", "extra_mm_inputs")
+_MEDIA = ("mm_inputs", "media_refs")
 
 
-def check_supported(request: pb.GenerateRequest) -> None:
+def check_supported(request: pb.GenerateRequest, *, takes_images: bool) -> None:
     """Raise InvalidRequest for the first unsupported field."""
     given = {field.name for field, _ in request.ListFields()}
     for name in _UNSUPPORTED_INPUTS:
         if name in given:
             raise _unsupported(name)
+    for name in _MEDIA:
+        if name in given and not (takes_images and request.HasField("tokenized")):
+            raise _unsupported(f"{name} {'of a text' if takes_images else '(images)'}")
     if request.data_parallel_rank:
         raise InvalidRequest(
             "data_parallel_rank must be 0, because this server has one rank, got "
@@ -50,7 +53,7 @@ def prompt_of(request: pb.GenerateRequest, *, max_tokens: int) -> Prompt:
         case "tokenized":
             ids = ids_of(request.tokenized, request.tokenized.input_ids)
             check_num_ids(len(ids), max_tokens)
-            return ids
+            return with_images(request, ids)
         case "text":
             return str(request.text)
         case _:

@@ -18,7 +18,7 @@ CHUNK_BYTES = 64 * 2**10
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "chat_template.jinja", "chat_template.json", "tokenizer.model", "vocab.json", "merges.txt",
-    "config.json", "generation_config.json",
+    "config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json",
 )  # fmt: skip
 _SAMPLING = tuple(name for name, (declared, _) in PARAMETERS.items() if declared.recommended)
 _ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # a fixed time makes archives reproducible

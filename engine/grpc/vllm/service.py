@@ -23,6 +23,7 @@ from ...api.embedding import finished
 from ...api.errors import RequestFailed
 from ...api.outputs import FinishReason
 from ...api.sampling_params import SamplingParams
+from ...vision.reader import MAX_IMAGES
 from ..packed_ids import ids_of
 from ..request_handler import RequestHandler, check_num_ids
 from ..status import Context, errors_as_status
@@ -47,7 +48,8 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     @errors_as_status
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
         """Stream a chunk per delta, then a ``complete`` message per sample."""
-        vllm_messages.check_supported(request)
+        takes_images = self._engine.info.images is not None
+        vllm_messages.check_supported(request, takes_images=takes_images)
         params = vllm_messages.params_of(request.sampling_params, default_temperature=self._files.temperature)
         prompt = vllm_messages.prompt_of(request, max_tokens=self._engine.info.max_model_len)
         deltas = self._handler.generate(
@@ -109,6 +111,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
             pad_token_id=files.pad_token_id,
             bos_token_id=files.bos_token_id,
             default_sampling_params_json=files.sampling_json,
+            supports_vision=info.images is not None,
         )
 
     @errors_as_status
@@ -116,6 +119,16 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         self, _request: pb.GetServerInfoRequest, _context: Context
     ) -> pb.GetServerInfoResponse:
         info, handler = self._engine.info, self._handler
+        rules = info.images
+        # A router passes data: URLs on, and resizes pictures of other URLs itself.
+        media = {} if rules is None else {
+            "mm_processor": "inprocess",
+            "mm_processor_source": "default",
+            "mm_media_ref_schemes": "data",
+            "mm_device_do_normalize": True,  # it then sends 8-bit pixels
+            "mm_item_limits": f"image={MAX_IMAGES}",
+            "mm_encoder_budget": rules.max_pixels // rules.side**2,
+        }  # fmt: skip
         return pb.GetServerInfoResponse(
             active_requests=handler.num_active,
             is_paused=handler.draining,
@@ -128,6 +141,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
             model_dtype=info.weights,
             attention_backend=info.backend,
             max_num_seqs=self._engine.config.max_running,
+            **media,
         )
 
     @errors_as_status

@@ -255,7 +255,7 @@ def test_generate_puts_pictures_before_the_prompt() -> None:
     [
         ([], "this model reads only text"),
         (["--vision"], "vision must be left out for"),
-        (["--connect", "127.0.0.1:9"], "--image needs a model in this process"),
+        (["--connect", "127.0.0.1:9"], "a.png cannot be read"),
     ],
 )
 def test_generate_refuses_pictures_that_nothing_reads(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fake_images import TEMPLATE, FakeImages, data_url, png
+from fake_images import TEMPLATE, FakeImages, bomb, data_url, png
 from fakes import FakeCore, byte_tokenizer, small_config
 from http_served import HttpServed, Reply, http_served
 
@@ -84,7 +84,7 @@ async def test_responses_take_pictures() -> None:
         ("/etc/passwd", "nothing is fetched"),
         (data_url(b"no picture"), "must be one of PNG"),
         (data_url(CAT[:60]), "a picture cannot be used"),
-        (data_url(png("red", 10_000, 10_000)), "at most 36000000 pixels, got 100000000"),
+        (data_url(bomb(10_000)), "at most 36000000 pixels, got 100000000"),
     ],
 )
 async def test_wrong_pictures_cost_one_error(url: str, message: str) -> None:

@@ -3,15 +3,13 @@ from __future__ import annotations
 import io
 import os
 import signal
-import struct
-import zlib
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from fake_images import RULES
+from fake_images import RULES, bomb
 from octavo.engine.api.errors import InvalidRequest, RequestFailed
 from octavo.engine.vision.reader import PictureLimits, PictureReader
 
@@ -27,17 +25,6 @@ def encoded(picture: Image.Image, form: str = "PNG", **how: object) -> bytes:
     file = io.BytesIO()
     picture.save(file, form, **how)
     return file.getvalue()
-
-
-def bomb(side: int) -> bytes:
-    """Return a small PNG with a header that claims side x side pixels."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-    lines = zlib.compress(bytes(2**20), 9)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", lines) + chunk(b"IEND", b"")
 
 
 def test_pictures_are_decoded_as_by_pillow(reader: PictureReader) -> None:

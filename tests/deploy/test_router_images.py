@@ -1,0 +1,47 @@
+"""Pictures of OpenAI's chats through the SMG router to a worker with a tiny model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mlx_vlm", reason="pip install '.[vision]'")
+
+import tiny_vlm
+from fake_images import data_url
+from octavo.engine import LLM, EngineConfig, SamplingParams
+from router import http_server, needs_router, openai_client
+from tiny_vlm import Asked
+
+pytestmark = pytest.mark.server
+
+
+@needs_router
+async def test_a_picture_gives_the_text_that_the_model_gives_alone(tmp_path: Path) -> None:
+    model = tiny_vlm.make_vlm(tmp_path / "qwen3-vl-tiny", "qwen3_vl")
+    red, other = (tiny_vlm.picture(seed, 192, 128) for seed in (1, 2))
+    work = [(red,), (red,), (other,), (red, other)]
+    flags = ["--num-pages", "100", "--page-size", "16", "--exact"]
+    found = []
+    async with (
+        http_server("--", "--model", str(model), "--vision", *flags) as ready,
+        openai_client(ready) as client,
+    ):
+        for files in work:
+            parts = [{"type": "image_url", "image_url": {"url": data_url(file)}} for file in files]
+            answer = await client.chat.completions.create(
+                model=ready["model"],
+                messages=[{"role": "user", "content": [*parts, {"type": "text", "text": "hi"}]}],
+                max_tokens=8,
+                temperature=0,
+                extra_body={"ignore_eos": True},
+            )
+            details = answer.usage.prompt_tokens_details
+            found.append((answer.choices[0].message.content, details.cached_tokens if details else 0))
+    config = EngineConfig(model=str(model), vision=True, num_pages=100, page_size=16, exact=True)
+    with LLM(config) as llm:
+        asked = [Asked((*files, "hi")).messages for files in work]
+        alone = llm.generate(asked, SamplingParams(max_tokens=8, ignore_eos=True), progress=False)
+    assert [text for text, _ in found] == [each.outputs[0].text for each in alone]
+    assert [cached for _, cached in found] == [0, 32, 0, 32]
