@@ -31,7 +31,7 @@ BUDGETS = {
     "engine/speculation": 1_430,
     "engine/structured_output": 2_330,
     "engine/tokenizer": 920,
-    "engine/vision": 330,
+    "engine/vision": 490,
     "kernels": 7_800,
     "kernels/csrc": 100,  # module.cpp
     "kernels/csrc/attention": 6_520,
