@@ -26,7 +26,7 @@ BURST_CALLS = 256  # calls after which freed memory is returned to the system
 MAX_HEALTH_CALLS = 64  # concurrent health streams
 PROBE_PATIENCE_S = 2.0  # seconds to wait for the message of a health check
 
-END: Any = grpc.aio.EOF  # documented by gRPC but missing in its stubs
+END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # documented by gRPC but missing in its stubs
 
 TenantOf: TypeAlias = Callable[[Context], Tenant]
 

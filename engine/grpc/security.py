@@ -176,7 +176,7 @@ class Security:
         self._taken = self._certificates
         self._credentials = grpc.dynamic_ssl_server_credentials(
             self._certificates,
-            self._renewed,  # grpc documents None, the stubs do not
+            self._renewed,  # type: ignore[arg-type]  # grpc documents None, the stubs do not
             require_client_authentication=self.tls.client_ca is not None,
         )
         return self._credentials
