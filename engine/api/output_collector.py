@@ -80,7 +80,7 @@ class OutputCollector:
             prompt_logprobs=self._prompt_logprobs,
             embedding=self._embedding,
         )
-        self.__init__()
+        self.__init__()  # type: ignore[misc]
         return taken
 
 
