@@ -73,7 +73,6 @@ class AdapterPart(StepPart, Resource):
                 del self.samples[name]
 
     def rows(self, step: SchedulerOutput) -> PartRows | None:
-        """Return the slot of each row's adapter; None for a step without adapters."""
         names = self._names.get
         slots = [
             0 if (name := names(item.sequence)) is None else self._adapters.slot(name) for item in step.work

@@ -84,7 +84,6 @@ class DraftPart(StepPart):
                 self._to_notify.append(sample)
 
     def observe(self, step: SchedulerOutput, seconds: float) -> None:
-        """Report the step's duration to the scheduler."""
         if self.model is not None:
             seconds = self.guesses.time_without(seconds)
         self._scheduler.observe(step, seconds)

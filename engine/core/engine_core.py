@@ -125,7 +125,6 @@ class EngineCore:
         return self._publish(flight, began)
 
     def settle(self) -> None:
-        """Resolve the step in flight, so that its pages are written."""
         flight, self._in_flight = self._in_flight, None
         if flight:
             began = self._clock()

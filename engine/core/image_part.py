@@ -41,7 +41,6 @@ class ImagePart(StepPart):
         self._prompts.pop(sample.sequence, None)
 
     def rows(self, step: SchedulerOutput) -> PartRows | None:
-        """Return the inputs of image rows."""
         prompts = [(item, self._prompts.get(item.sequence)) for item in step.work]
         if not any(prompt for _, prompt in prompts):
             return None
@@ -131,7 +130,6 @@ class Axes:
         self._shift = int(axes.max()) + 1 - num_prompt
 
     def of(self, start: int, stop: int) -> Ints:
-        """Return the positions of tokens [start, stop), int32 [3, stop - start]."""
         positions = _plain(start, stop)
         positions += np.int32(self._shift)
         known = self._prompt[:, start:stop]
@@ -140,5 +138,4 @@ class Axes:
 
 
 def _plain(start: int, stop: int) -> Ints:
-    """Return positions without images, int32 [3, stop - start]."""
     return np.tile(np.arange(start, stop, dtype=np.int32), (3, 1))

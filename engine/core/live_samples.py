@@ -1,4 +1,4 @@
-"""Unfinished samples: their new tokens, their ends, and the updates of their requests."""
+"""Samples that have not ended, and the updates of their requests."""
 
 from __future__ import annotations
 
@@ -125,7 +125,6 @@ class LiveSamples:
                     self.progress.begin(request)
 
     def accept(self, draws: Draws, output: RunOutput) -> list[SampleResult]:
-        """Give every sample its token; return the results for the scheduler."""
         now = self._clock()
         results = []
         drawn = iter(output.samples)
@@ -172,7 +171,6 @@ class LiveSamples:
         return last if last.token is None else SampleResult(tokens[0], last.finished, tuple(tokens[1:]))
 
     def fail_unsampled(self, step: SchedulerOutput, batch: Batch, failed_rows: tuple[int, ...]) -> None:
-        """End requests with NaN or infinity in K or V before the prompt's last token."""
         ends = batch.attention.q_start[1:].tolist()
         failed = {next(index for index, end in enumerate(ends) if row < end) for row in failed_rows}
         for item in (step.work[index] for index in sorted(failed)):
@@ -181,7 +179,6 @@ class LiveSamples:
                 self._fail(request, "the model computed NaN or infinity for this prompt")
 
     def fail_stuck(self) -> None:
-        """End the requests that the scheduler cannot serve."""
         stuck = self._scheduler.stuck()
         if not stuck:
             return

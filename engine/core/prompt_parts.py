@@ -46,7 +46,6 @@ class PromptScores(_PromptPart):
         self._owners: list[tuple[Request, int]] = []
 
     def rows(self, step: SchedulerOutput) -> PartRows | None:
-        """Return the rows to score: the row before each prompt token."""
         self._owners = []
         rows: list[int] = []
         first = 0

@@ -1,7 +1,4 @@
-"""Saves cached prompts or the whole prefix cache to files, and loads the files into an engine.
-
-Pages are copied in portions between steps and are not held. Evicted pages are counted and left out.
-"""
+"""Saves cached prompts or the whole prefix cache to files, and loads such files."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ class Ask(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SavedPages:
-    """Result of saving.
+    """Number of saved pages.
 
     num_missing_pages   pages that were evicted before they could be read
     """
@@ -71,7 +68,6 @@ class LoadedPages:
 
 
 def below(folder: Path, path: str, *, what: str) -> Path:
-    """Return ``folder / path``. Raises InvalidRequest if the path leads out of the folder."""
     parts = path.split("/")
     if not path.isprintable() or "\\" in path or any(part in ("", ".", "..") for part in parts):
         raise InvalidRequest(f"{what} {path!r} must be a path below the server's --save-dir, like a/b")

@@ -1,4 +1,4 @@
-"""Interface of step parts: optional features, such as adapters or prompt scores, that add to steps."""
+"""Interface of step parts: optional features of a step, such as adapters or prompt scores."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PartRows(NamedTuple):
     scored   prompt tokens to be scored
     hidden   [P] ascending rows for which the part needs hidden states
     inputs   named inputs of all rows, see ``Batch.inputs``
-    last     last position that each row attends to
+    last     [T] last position that each row attends to
     """
 
     scored: ScoredRows | None = None
@@ -55,7 +55,6 @@ class StepPart:
         """Called when a request was queued."""
 
     def held(self) -> Set[Served]:
-        """Return sequences that must wait and are left out of the next step."""
         return frozenset()
 
     def rows(self, step: SchedulerOutput) -> PartRows | None:  # noqa: ARG002
@@ -90,7 +89,6 @@ class AskedRows(NamedTuple):
 
     @property
     def hidden(self) -> Ints | None:
-        """Ascending rows for which hidden states are needed, if any."""
         wanted = [rows.hidden for _, rows in self.parts if rows.hidden is not None]
         if len(wanted) > 1:
             return np.unique(np.concatenate(wanted))

@@ -42,7 +42,7 @@ class Pending(Protocol):
 
     @property
     def feeds(self) -> bool:
-        """Whether the next step may use this step's tokens early, before ``resolve``."""
+        """Whether the next step may use this step's tokens before ``resolve``."""
         ...
 
     def resolve(self) -> RunOutput:
@@ -122,7 +122,7 @@ class Adapters(Protocol):
 
 
 class EncodedImage(Protocol):
-    """Rows of an image."""
+    """Encoded image."""
 
     @property
     def features(self) -> npt.NDArray[np.float32]: ...
@@ -169,7 +169,6 @@ KV_NOT_FINITE = "the model computed keys, values or states that are not finite (
 
 
 def with_failures(samples: Sequence[Sampled], batch: Batch, failed: Sequence[int]) -> tuple[Sampled, ...]:
-    """Return the samples, with failures after each failed row of a sequence."""
     if not failed:
         return tuple(samples)
     starts = batch.attention.q_start[1:]
@@ -191,7 +190,6 @@ def with_failed_rows(batch: Batch, run: RunOutput) -> RunOutput:
 
 
 def joined(runs: Sequence[RunOutput]) -> RunOutput:
-    """Return the combined output of consecutive slices."""
     hidden: list[npt.NDArray[np.float32]] = [run.hidden for run in runs if run.hidden is not None]
     return RunOutput(
         tuple(itertools.chain.from_iterable(run.samples for run in runs)),

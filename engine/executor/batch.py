@@ -271,7 +271,6 @@ def _sample_rows(work: tuple[ScheduledChunk, ...], q_start: Ints) -> Ints:
 
 
 def slice_rows(metadata: AttentionMetadata, first: int, stop: int) -> AttentionMetadata:
-    """Return the metadata of rows [first, stop)."""
     if first == 0 and stop == metadata.num_tokens:
         return metadata
     assert metadata.last is None, "rows that see later ones are computed together"
@@ -311,7 +310,6 @@ def _slice_states(metadata: AttentionMetadata, begin: int, end: int, q_start: In
 
 
 def each_once(rows: Ints) -> tuple[Ints, abc.Sequence[int]]:
-    """Return the rows in ascending order without repeats, and the index of each row in that array."""
     if rows is counting(len(rows)) or all(a < b for a, b in itertools.pairwise(rows.tolist())):
         return rows, range(len(rows))
     once, places = np.unique(rows, return_inverse=True)

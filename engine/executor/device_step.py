@@ -69,7 +69,6 @@ class DeviceStep:
         return self._feeds and not self._void()
 
     def take(self, sources: Ints) -> mx.array:
-        """Return the tokens of these samples, int32 [len(sources)], not evaluated."""
         assert self._feeds, "a token of this step is sampled on the host"
         return self.tokens[mx.array(sources)]
 

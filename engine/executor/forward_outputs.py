@@ -12,7 +12,7 @@ from .adapt.output_head import RowSelection
 
 
 class Form(NamedTuple):
-    """Identification of a graph: the kinds of its inputs and outputs."""
+    """Kinds of a graph's inputs and outputs."""
 
     takes_rows: bool
     logits: bool

@@ -21,7 +21,7 @@ def give_freed_memory_back(backend_name: str) -> None:
 
 @contextmanager
 def nothing_cached(backend_name: str) -> Iterator[None]:
-    """Turn off MLX's buffer cache while the block runs."""
+    """Turn off MLX's buffer cache on the CPU while the block runs."""
     if backend_name != "cpu":
         yield
         return

@@ -20,11 +20,7 @@ from .sampling.logit_rows import NumpySampler, Sampler
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """Switch for fused modules.
-
-    set_fused   function of (model, on)
-    unfuse      function of a model; permanent
-    """
+    """Switch for fused modules."""
 
     set_fused: Callable[[Module, bool], None]
     unfuse: Callable[[Module], None]
@@ -32,7 +28,7 @@ class Fusion:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Module that stays MLX's own, and the reason."""
+    """Module that is not replaced, and the reason."""
 
     name: str
     type: str
@@ -43,9 +39,9 @@ class Kept:
 class Report:
     """Replacements of a model's modules.
 
-    replaced   number of modules made native, by MLX type
-    kept       modules with parameters that are not made native
-    functions  names of functions of mlx and mlx-lm that run natively
+    replaced   number of replaced modules, by MLX type
+    kept       modules that are not replaced
+    functions  names of replaced functions of mlx and mlx-lm
     merged     number of groups of merged linear layers, by name
     apart      groups that were not merged, and the reasons
     num_bytes  bytes of packed weights, which are not in ``model.parameters()``
@@ -63,9 +59,7 @@ class ModelOps(Protocol):
     """Loading of a model's weights and computing of its modules."""
 
     @property
-    def fusion(self) -> Fusion | None:
-        """Switch for fused modules, if there are any."""
-        ...
+    def fusion(self) -> Fusion | None: ...
 
     @property
     def take_rows(self) -> TakeRows:
@@ -74,9 +68,7 @@ class ModelOps(Protocol):
 
     def loading(self) -> AbstractContextManager[None]: ...
 
-    def quantizing(self) -> AbstractContextManager[None]:
-        """Quantize MLX's layers with these operations while the block runs. Results are bit-identical."""
-        ...
+    def quantizing(self) -> AbstractContextManager[None]: ...
 
     def quantize_channels(self, kind: str, arrays: Sequence[mx.array], group_size: int) -> Quantized:
         """Return the result of ``kernels.channel_weights.quantize_as``, bit for bit."""

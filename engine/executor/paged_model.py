@@ -139,12 +139,10 @@ class PagedModel:
 
     @property
     def latent_layers(self) -> set[int]:
-        """Indices of layers that attended over latents."""
         return self._context.latent_layers
 
     @property
     def gathers(self) -> bool:
-        """Whether layers collected index keys of whole sequences."""
         return self._context.gathers
 
     def begin_layer(self, layer: int, step: StepRows) -> LayerCache:
@@ -161,7 +159,6 @@ class PagedModel:
             self.states.commit()
 
     def nonfinite_rows(self) -> list[int]:
-        """Rows of the evaluated step whose K, V or state held NaN or infinity."""
         rows = self.kv_cache.nonfinite_tokens()
         return rows if self.states is None else sorted({*rows, *self.states.nonfinite_rows()})
 

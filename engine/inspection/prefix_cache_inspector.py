@@ -34,7 +34,7 @@ class CacheTotals:
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """Result of a pin, in tokens and pages."""
+    """Result of a pin."""
 
     num_tokens: int
     pinned_pages: int

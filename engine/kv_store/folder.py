@@ -120,7 +120,7 @@ def entries(path: Path) -> list[os.DirEntry[str]]:
 
 
 STALE_S = 600.0  # seconds
-KEPT_SHARE = 0.9  # share of the budget after pruning
+KEPT_SHARE = 0.9
 _UNFINISHED = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{16}\.tmp")
 
 

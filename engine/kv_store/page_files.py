@@ -10,8 +10,8 @@ The layout of a page is in ``octavo.kernels.page_bytes``. Metadata:
     formats     JSON, per group: [k_format, v_format]
     states      JSON: [[name, shape, dtype], ...] of recurrent states, which are one more tensor
     layers      JSON, per group: [[num_kv_heads, head_dim, value_dim, window, keep], ...]
-    indices     JSON, per tensor: ascending index of each page in the sequence part
-    parent      digest of the page before the first one, hexadecimal
+    indices     JSON, per tensor: ascending indices of its pages
+    parent      digest of the page before the first page, hexadecimal
     token_ids   JSON: page_size token ids per page
     salt        hexadecimal; absent if unknown
     checksum    SHA-256 over the other metadata (JSON, keys sorted) and the pages

@@ -1,4 +1,4 @@
-"""Pages outside of a pool: their layout, tokens and bytes."""
+"""Pages that are not in a pool: their layout, tokens and bytes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,6 @@ class PageLayoutKey:
 
     @property
     def part_bytes(self) -> tuple[int, ...]:
-        """Bytes of one page in each group, then of a state snapshot."""
         states = () if self.states is None else (self.states.nbytes,)
         return tuple(spec.page_bytes for spec in self.specs) + states
 
@@ -185,7 +184,7 @@ class Segment:
 
 
 def segments(run: PageRun, kind: PageLayoutKey, start: int) -> Iterator[Segment]:
-    """Yield the pages of a run in segments for pools of layout ``kind``. Raises InvalidRequest."""
+    """Yield the pages of a run, grouped for pools of layout ``kind``. Raises InvalidRequest."""
     same, old, new = run.kind.matches(kind), run.kind.page_size, kind.page_size
     end = start + len(run.token_ids)
     num_groups = len(run.kind.specs)

@@ -38,7 +38,7 @@ class PrefetchJob:
     root       digest before the first page
     known      for each group, whether each page is in memory
     found      number of prefix pages in memory
-    needed     function of (group, number of pages) to the indices of pages needed after them
+    needed     function that returns the pages that a prefix needs
     """
 
     def __init__(
@@ -101,7 +101,6 @@ class PrefetchJob:
         ]
 
     def gain(self, groups: Parts, has: Callable[[Digest, int], bool]) -> int:
-        """Return the number of pages that reading from disk saves."""
         return max(0, self._reachable(groups, has) - self._found)
 
     def _reachable(self, groups: Parts, has: Callable[[Digest, int], bool]) -> int:

@@ -1,4 +1,4 @@
-"""Copies of pages between the pools and memory, on the engine's thread."""
+"""Copies of pages into and out of the page pools."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ from .page_runs import PageRun
 logger = logging.getLogger(__name__)
 
 MAX_QUEUED = 65_536  # pages
-MAX_USES = 65_536  # digests
+MAX_USES = 65_536
 FULL_DISK_S = 1.0  # seconds between prunings of a full disk
-STALL_S = 2.0  # seconds without progress after which ``close`` gives up
+STALL_S = 2.0
 COUNTS_PER_BUDGET = 16
 
 

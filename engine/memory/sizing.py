@@ -70,7 +70,6 @@ class Sizing:
         return self.own_bytes_for(num_pages) + self.beside(num_pages)
 
     def own_bytes_for(self, num_pages: int) -> int:
-        """Return the bytes of all pools, without the draft model."""
         return sum(pages * size for pages, size in zip(self.pages(num_pages), self.group_bytes, strict=True))
 
     def pages_within(self, budget: int) -> int:

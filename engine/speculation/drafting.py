@@ -291,5 +291,4 @@ def allot(
 
 
 def least_hold(plain: int, ratios: Sequence[tuple[int, float]]) -> float:
-    """Return the smallest acceptance probability that justifies a draft."""
     return min((plain * (LEAST_GAIN * ratio - 1) / number for number, ratio in ratios), default=1.0)

@@ -19,7 +19,7 @@ NGRAM = 3
 SEARCHED = 4096
 """Largest number of tokens of a text that is searched; longer texts get an index."""
 
-_FACTORS = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)  # products with tokens stay below 2**63
+_FACTORS = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)
 _FOLD = 17
 _LEAST_SIZE = 256
 _Ids = TypeVar("_Ids", int, NDArray[np.int64])

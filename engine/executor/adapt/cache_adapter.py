@@ -78,7 +78,6 @@ class StepContext:
 
     @property
     def num_visible(self) -> int:
-        """Length of the step's longest sequence. Raises HookError during tracing."""
         if self.traced:
             raise HookError("the model asks for the length of its context as a number")
         return int(self.step.kv_len.max())

@@ -26,7 +26,6 @@ def override(
 
 
 def original(module: str, name: str) -> Callable[..., mx.array]:
-    """Return mlx-lm's original function, for tests."""
     found: Any = sys.modules[module]
     function: Callable[..., mx.array] | None = found.__dict__.get(_ORIGINALS, {}).get(name)
     return functools.reduce(getattr, name.split("."), found) if function is None else function

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, deserialize
 from ...api.errors import InvalidRequest
 
 MAX_CONFIG_BYTES = 1 << 20
-MAX_NUMBER = 1e30  # a larger scale would give infinity
+MAX_NUMBER = 1e30  # larger scales give infinity
 MAX_NAME = 256  # characters of a tensor's name
 _CONFIG = "adapter_config.json"
 _FLOATS = {"F32": (np.float32, mx.float32), "F16": (np.float16, mx.float16), "BF16": (np.uint16, mx.bfloat16)}

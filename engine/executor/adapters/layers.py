@@ -18,26 +18,22 @@ from ..adapt.output_head import SelectingHead
 from ..row_inputs import RowInputs
 from .files import Factors
 
-SLOTS = "adapters"  # row input int32 [T, 1, 1]: slot of each row's adapter, 0 for none
+SLOTS = "adapters"  # int32 [T, 1, 1]
 _LINEAR = (Linear, QuantizedLinear)
 _SWITCH = (SwitchLinear, QuantizedSwitchLinear)
 _ROUTED = (SwitchGLU, SwitchMLP)
 
 
 class Table(Protocol):
-    """Adapter factors for each slot."""
+    """Storage of the factors of several adapters."""
 
-    def made(self, factors: Factors, gain: mx.array | None, bias: mx.array | None) -> tuple[Any, int]:
-        """Return the table's form of the factors, and its size in bytes."""
-        ...
+    def made(self, factors: Factors, gain: mx.array | None, bias: mx.array | None) -> tuple[Any, int]: ...
 
     def put(self, slot: int, part: int, made: Any) -> None: ...
 
     def clear(self, slot: int) -> None: ...
 
-    def add(self, ys: Sequence[mx.array], x: mx.array, slots: mx.array) -> Sequence[mx.array]:
-        """Return ``ys``, the outputs of the layers for x, plus the adapters' outputs."""
-        ...
+    def add(self, ys: Sequence[mx.array], x: mx.array, slots: mx.array) -> Sequence[mx.array]: ...
 
 
 class Shape(NamedTuple):
@@ -49,7 +45,7 @@ class Shape(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """Layer that can have adapters."""
+    """Adaptable layer of a model."""
 
     module: Any
     shape: Shape
@@ -57,7 +53,6 @@ class Layer(NamedTuple):
     part: int
 
     def made(self, path: str, factors: Factors) -> tuple[Any, int]:
-        """Return the layer's factors in the table's form. Raises InvalidRequest for wrong shapes."""
         given = Shape(factors.a.shape[0], factors.b.shape[2], factors.a.shape[2])
         if given != self.shape:
             raise InvalidRequest(
@@ -82,7 +77,7 @@ class MakeTable(Protocol):
 
 
 class Together:
-    """Layers with a common input, computed together."""
+    """Layers with a common input, adapted together."""
 
     def __init__(self, members: Sequence[Any], table: Table) -> None:
         self.table = table
@@ -147,12 +142,10 @@ def adapt_layers(
 
 
 def padded_bytes(model: Module, *, num_slots: int, max_rank: int, experts_only: bool) -> int:
-    """Return the bytes of ``MLXTable`` for every layer that may be adapted."""
     return 4 * (num_slots + 1) * max_rank * num_values(model, experts_only=experts_only)
 
 
 def num_values(model: Module, *, experts_only: bool = False) -> int:
-    """Return the number of parameters of a rank-1 adapter for every layer that may be adapted."""
     kinds = _SWITCH if experts_only else (*_LINEAR, *_SWITCH)
     modules = (module for _, module in model.named_modules() if isinstance(module, kinds))
     return sum(s.experts * (s.inputs + s.outputs) for s in map(_shape, modules))

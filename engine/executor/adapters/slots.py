@@ -28,7 +28,7 @@ _TEXT_MODELS = ("model.language_model.", "language_model.model.", "model.")
 
 
 class NativeTable:
-    """``Table`` of pointers to factors in memory."""
+    """Factors as pointers, for native kernels."""
 
     def __init__(self, shapes: list[Shape], dtype: mx.Dtype, num_slots: int) -> None:
         from octavo.kernels import _ext
@@ -60,7 +60,7 @@ class NativeTable:
 
 
 class KernelTable:
-    """``Table`` of a backend's kernels, for layers without experts."""
+    """Factors for the kernels of other backends."""
 
     def __init__(self, table: AdapterTable, dtype: mx.Dtype) -> None:
         self._table, self._dtype = table, dtype
@@ -88,7 +88,7 @@ class KernelTable:
 
 
 class MLXTable:
-    """``Table`` for backends without a kernel, padded to the largest rank."""
+    """Factors as MLX arrays, for backends without kernels."""
 
     def __init__(self, shapes: list[Shape], num_slots: int, max_rank: int) -> None:
         (shape,) = shapes
@@ -170,9 +170,9 @@ class _Loaded:
 class AdapterSlots:
     """Adapters by name. Call it only on the engine's thread, between two steps.
 
-    layers      layers of the model that can be adapted, by name
+    layers      adaptable layers by name
     max_rank    largest rank of an adapter
-    max_bytes   memory limit of all loaded adapters together
+    max_bytes   memory limit of all adapters together
     """
 
     def __init__(self, layers: Mapping[str, Layer], *, num_slots: int, max_rank: int, max_bytes: int) -> None:

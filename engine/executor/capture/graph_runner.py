@@ -21,7 +21,7 @@ from octavo.kernels.replay import Programs, ReplayablePool
 
 log = logging.getLogger(__name__)
 
-MAX_CAPTURED = 128  # programs
+MAX_CAPTURED = 128
 
 VALUE_READERS = ("tolist", "item", "__bool__", "__int__", "__float__")
 
@@ -44,7 +44,6 @@ class GraphRunner:
         self.num_replayed = 0
 
     def __call__(self, build: Build, values: Sequence[Ints]) -> list[mx.array]:
-        """Return the results of ``build``, valid until the next step."""
         host, shapes = list(values), [value.shape for value in values]
         for pool in self._pools:
             host += pool.packed_values()
@@ -80,7 +79,6 @@ class CannotCapture(Exception):
 
 @contextmanager
 def values_unread() -> Iterator[None]:
-    """Make model code that reads an array's values raise CannotCapture while the block runs."""
     capturing = threading.get_ident()
 
     def refuse(name: str, original: Callable[..., object]) -> Callable[..., object]:

@@ -20,7 +20,6 @@ Doubles = NDArray[np.float64]
 
 
 def find_mistake(paged: PagedModel, layout: CacheLayout, lengths: list[int]) -> str | None:
-    """Return a description of the first wrong layer, or None."""
     seen: set[tuple[LayerSpec, bool]] = set()
     for index, spec in enumerate(layout.layers):
         latents = index in paged.latent_layers
@@ -80,7 +79,6 @@ def _stored(rng: np.random.Generator, shape: tuple[int, ...], dtype: mx.Dtype) -
 
 
 def _rows(parts: list[Doubles]) -> mx.array:
-    """Return arrays [H, n, D], one per sequence, as rows of a step [T, H, 1, D]."""
     rows = np.concatenate([part.swapaxes(0, 1) for part in parts])[:, :, None]
     return mx.array(rows.astype(np.float32))
 

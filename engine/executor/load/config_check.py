@@ -82,7 +82,6 @@ class Readings:
 
 @contextmanager
 def recorded() -> Iterator[Readings]:
-    """Record the settings that mlx-lm reads while the block runs."""
     _install()
     readings = Readings()
     token = _readings.set(readings)
@@ -93,8 +92,6 @@ def recorded() -> Iterator[Readings]:
 
 
 def watched(arguments: Any) -> Any:
-    """Return a subclass of mlx-lm's argument class that records the settings it reads."""
-
     class Watched:
         @staticmethod
         def from_dict(params: dict[str, Any]) -> Any:
@@ -210,7 +207,6 @@ def _sources(model: Module, readings: Readings) -> str:
 
 @functools.lru_cache(maxsize=8)
 def reference_defaults(model_type: object) -> dict[str, Any] | None:
-    """Return the defaults of transformers' configuration class, if there is one."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     try:

@@ -24,12 +24,12 @@ class _MarkedMask(str):
 
 
 class MaskWindows:
-    """Attention window of each cache."""
+    """Attention window of each cache, as observed."""
 
     def __init__(self, caches: Sequence[Any]) -> None:
-        self._by_cache: dict[int, int] = {}  # cache id -> window
-        self._windows: dict[int, int] = {}  # mask id -> window
-        self._owners: dict[int, int] = {}  # id of keys -> cache id
+        self._by_cache: dict[int, int] = {}
+        self._windows: dict[int, int] = {}
+        self._owners: dict[int, int] = {}
         self._kept: list[object] = [*caches]  # prevents reuse of ids
         for cache in caches:
             if hasattr(cache, "make_mask"):
@@ -81,7 +81,7 @@ def observe_windows(caches: Sequence[Any]) -> Iterator[MaskWindows]:
 
 
 _ATTENTION = (caches_of_mlx_lm.KVCache, caches_of_mlx_lm.RotatingKVCache, caches_of_mlx_lm.ChunkedKVCache)
-FORWARDS = ((1,), (5, 1))  # tokens of each forward, in two runs
+FORWARDS = ((1,), (5, 1))
 
 
 def discover_layout(model: Module, architecture: str) -> CacheLayout:

@@ -77,12 +77,10 @@ def load_mtp(
 
 
 def draft_weight_bytes(config: EngineConfig) -> int:
-    """Return the bytes of the draft model's weights; 0 without a draft model."""
     return 0 if config.draft_model is None else weights_bytes(resolve_model(config.draft_model))
 
 
 def draft_page_bytes(config: EngineConfig, layout: CacheLayout) -> Callable[[int], int]:
-    """Return a function from a number of pages to the draft model's bytes."""
     if config.speculate == "mtp":
         size = page_bytes(
             [head_layer(layout.layers)],

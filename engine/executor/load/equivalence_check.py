@@ -36,7 +36,6 @@ class FusionResult:
 def check_fusion(
     create: Callable[[bool], PagedModel], set_fused: Callable[[bool], None], vocab_size: int
 ) -> FusionResult:
-    """Check fusion and replay."""
     set_fused(False)
     try:
         wanted = _logits(create(False), vocab_size, LAST)

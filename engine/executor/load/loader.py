@@ -145,7 +145,6 @@ def folder_for_mlx_lm(path: Path, config: Mapping[str, Any]) -> Iterator[Path]:
 def materialize(
     model: Module, ops: ModelOps, *, exact: bool, fuse: bool, reference: Callable[[], None] = lambda: None
 ) -> Report | None:
-    """Read the weights layer by layer, to save memory."""
     report = ops.prepare_model(model, exact=exact, fuse=fuse, reference=reference)
     for parameter in dict(tree_flatten(model.parameters())).values():
         mx.eval(parameter)
@@ -219,7 +218,6 @@ def _as_bf16(value: mx.array) -> mx.array:
 
 
 def can_become(module: Module, kind: str) -> bool:
-    """Whether MLX's quantized ``module`` can be converted to ``kind``."""
     bits, mode = getattr(module, "bits", None), getattr(module, "mode", "affine")
     return bits is not None and mode == "affine" and bits == BITS.get(kind)
 
@@ -229,13 +227,11 @@ def affine_arrays(module: Any) -> tuple[mx.array, ...]:
 
 
 def put_channels(module: Any, arrays: tuple[mx.array, ...], kind: str, ops: ModelOps) -> None:
-    """Give a quantized module weights with one scale per channel."""
     module.weight, module.scales, module.biases = ops.quantize_channels(kind, arrays, module.group_size)
     module.channel_kind = kind
 
 
 def channel_kind(module: Module) -> str | None:
-    """Return "w8a8" or "w4a8" for such a module, else None."""
     kind: str | None = getattr(module, "channel_kind", None)
     return kind
 

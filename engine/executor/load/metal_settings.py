@@ -59,7 +59,6 @@ class MLXDevice:
 def set_command_buffers(
     environ: MutableMapping[str, str], *, pool_bytes: int, weight_bytes: int, num_layers: int
 ) -> None:
-    """Let a command buffer hold four layers. Call it before MLX first uses its device."""
     per_layer = (pool_bytes + weight_bytes) // max(num_layers, 1)
     mebi = max(_LEAST_MEBI_ELEMENTS, -(-_LAYERS_PER_BUFFER * per_layer // 2 // (1 << 20)))
     environ.setdefault(OPERATIONS_VARIABLE, str(_OPERATIONS))
@@ -97,7 +96,6 @@ def set_memory_limits(workspace: int, device: Device | None = None) -> None:
 
 
 def usable_memory(weight_bytes: int, device: Device | None = None) -> int:
-    """Return the bytes that are free for pages and states."""
     device = MLXDevice() if device is None else device
     free = available_memory()
     if not device.is_metal() or not (most := device.working_set()):

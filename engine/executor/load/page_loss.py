@@ -24,7 +24,6 @@ ScoreText = Callable[[ModelRunner, EngineConfig], Scores]
 
 
 def settle_format(config: EngineConfig, score: Callable[[EngineConfig], Scores]) -> EngineConfig:
-    """Return the configuration with ``auto`` replaced by a page format."""
     base = score(config.with_format("bf16"))
     if len(base) < MIN_TOKENS:
         return config.with_format("bf16") if config.kv_format == AUTO else config
@@ -54,7 +53,6 @@ def settle_format(config: EngineConfig, score: Callable[[EngineConfig], Scores])
 
 
 def divergence(base: Scores, other: Scores) -> float:
-    """Return a lower bound of the mean divergence in nats."""
     if len(other) != len(base):
         return math.inf
     total = 0.0

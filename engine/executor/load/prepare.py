@@ -57,7 +57,6 @@ class ReadyModel:
 
 
 def choose_device(config: EngineConfig) -> BackendSelection:
-    """Return the backend and configure MLX for it. Raises InvalidConfig if the backend cannot run here."""
     try:
         choice = choose_backend(config.backend, config.threads, exact=config.exact)
     except ValueError as error:

@@ -1,8 +1,7 @@
-"""Parity probe at load: a model must compute equal logits through pages and in plain mlx-lm.
+"""Parity probe at load: a model must give equal logits with pages and in plain mlx-lm.
 
-A mixed batch of three sequences runs through a small pool of 16-bit pages. Each row is compared with a
-forward of mlx-lm's own modules. Two further checks do not depend on the weights: attention_check.py and
-probe_run.py.
+Steps of three sequences run through a small pool of 16-bit pages. attention_check.py and probe_run.py
+have further checks.
 """
 
 from __future__ import annotations

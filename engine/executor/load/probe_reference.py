@@ -1,7 +1,4 @@
-"""Reference of the parity probe: mlx-lm's results, and the effect of rounding on them.
-
-The effect of rounding is measured with K and V perturbed by about one rounding error.
-"""
+"""Reference of the parity probe: mlx-lm's logits, and the effect of rounding on them."""
 
 from __future__ import annotations
 
@@ -32,12 +29,12 @@ Errors = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Plain logits of each sequence, and the effect of rounding on a row.
+    """Logits of mlx-lm, and the effect of rounding on them.
 
-    noise       effect of rounding on each row
+    noise       effect on each row
     worst       largest effect on any row
-    precision   relative rounding error of the model's values
-    chunk       tokens in each plain forward
+    precision   relative rounding error
+    chunk       tokens per forward
     """
 
     sequences: list[list[int]]
@@ -74,7 +71,6 @@ def make_reference(model: Module, layout: CacheLayout, steps: list[tuple[int, in
 
 
 def with_more_noise(reference: Reference, model: Module) -> Reference:
-    """Return the reference with more perturbations."""
     errors = []
     for seed in range(1, 1 + MORE_NOISES):
         with _perturbed_layers(model, reference.precision, seed):
@@ -173,6 +169,5 @@ class _PerturbedState(caches_of_mlx_lm.ArraysCache):
 
 
 def evaluated(logits: mx.array) -> NDArray[np.float32]:
-    """Return logits [.., V] as float32; columns of a large vocabulary are thinned out."""
     stride = -(-logits.shape[-1] // MAX_COLUMNS)
     return np.array(logits[..., ::stride].astype(mx.float32))

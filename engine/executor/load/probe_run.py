@@ -1,8 +1,4 @@
-"""Steps of the parity probe, and the check that a sequence depends on its own tokens alone.
-
-The check is bit for bit, on logits, pages and attention outputs: small weights may hide an error from a
-comparison with mlx-lm. The observed sequence is computed twice, with different neighbours.
-"""
+"""Steps of the parity probe, and the check that a sequence does not depend on other sequences."""
 
 from __future__ import annotations
 
@@ -24,10 +20,10 @@ from .probe_steps import Floats, Work, step_metadata
 
 @dataclass(frozen=True, slots=True)
 class ComputedRows:
-    """Results of steps, in the order of each sequence's tokens.
+    """Results of steps.
 
     logits  [L, V] of each sequence
-    traced  [L, ...] arrays of the last sequence, from every layer's cache
+    traced  [L, ...] arrays of the last sequence
     """
 
     logits: list[Floats]
@@ -60,10 +56,6 @@ class TracedCache:
 def compute_steps(
     paged: PagedModel, sequences: list[list[int]], steps: Sequence[tuple[int, ...]], *, longest: int
 ) -> ComputedRows:
-    """Compute sequences from their first token.
-
-    steps   number of new tokens of each sequence, for each step
-    """
     cache = paged.kv_cache
     assert isinstance(cache, TracedCache)
     written = [0] * len(sequences)
@@ -99,7 +91,6 @@ LONGEST = 8  # positions
 
 
 def find_dependence(paged: PagedModel, vocab_size: int) -> str | None:
-    """Return an error message if a sequence's results depend on other sequences, else None."""
     rng = np.random.default_rng(1)
     observed = rng.integers(0, vocab_size, LENGTH).tolist()
     runs = []
@@ -115,7 +106,6 @@ def find_dependence(paged: PagedModel, vocab_size: int) -> str | None:
 def find_dependence_in(
     computed: ComputedRows, paged: PagedModel, tokens: list[int], vocab_size: int
 ) -> str | None:
-    """Return an error message if a sequence alone gives other results than in a batch, else None."""
     sequences = [[], [], _with_other_end(tokens, vocab_size, 1)]
     alone = compute_steps(paged, sequences, ((0, 0, len(tokens)),), longest=LONGEST)
     if (found := _difference(computed, alone)) is not None:

@@ -1,4 +1,4 @@
-"""Steps of the parity probe: tokens of each sequence, and their pages."""
+"""Steps of the parity probe."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ def num_pages(length: int) -> int:
 
 
 def probe_pool(layout: CacheLayout, *, num_sequences: int, longest: int) -> PoolSpec:
-    """Return a pool of 16-bit pages for sequences of up to ``longest`` positions."""
     page_format = "bf16" if layout.dtype == mx.bfloat16 else "fp16"
     return PoolSpec(
         layers=layout.layers,
@@ -43,7 +42,6 @@ def probe_pool(layout: CacheLayout, *, num_sequences: int, longest: int) -> Pool
 
 
 def probe_cache(backend: AttentionBackend, spec: PoolSpec) -> PagedKVCache:
-    """Make a cache with one pool for all layers, or one pool per layer group."""
     if not any(layer.chunked for layer in spec.layers):
         return backend.create_pool(spec)
     groups = group_layers(spec.layers, sys.maxsize)
@@ -62,7 +60,6 @@ class _SharedTables:
 
 
 def step_metadata(work: Sequence[Work], *, num_sequences: int, longest: int) -> AttentionMetadata:
-    """Return metadata of a step. The sequences' pages alternate."""
     width = num_pages(longest)
     tables = (
         1

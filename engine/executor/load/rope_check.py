@@ -19,7 +19,7 @@ from ...memory.configuration import rope_settings, text_config
 from ..mlx_lm_import import rope_utils
 from .config_check import Readings
 
-TOLERANCE = 1e-3  # relative
+TOLERANCE = 1e-3  # relative error
 
 _DEFAULT_BASE = 10000.0  # transformers' default
 _KINDS = (

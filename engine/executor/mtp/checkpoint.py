@@ -58,7 +58,6 @@ class HeadWeights:
 
 
 def find_layout(names: Iterable[str], config: Mapping[str, Any]) -> Layout | None:
-    """Return the layout of the checkpoint's head; None if it has no head."""
     layers = int(text_config(config).get("num_hidden_layers") or 0)
     deepseek = Layout(
         prefix=f"model.layers.{layers}.",

@@ -109,7 +109,6 @@ def on_cpu() -> bool:
 
 @contextmanager
 def originals() -> Iterator[None]:
-    """Make replaced functions call the originals while the block runs."""
     global _native
     before, _native = _native, False
     try:

@@ -29,9 +29,9 @@ LIMITS = {mx.float32: 1e-4, mx.float16: 3 * 2.0**-11, mx.bfloat16: 3 * 2.0**-8}
 exponentials."""
 
 _NUM_OUTPUTS = 16  # outputs of a linear layer that are compared
-_POSITIONS = (0, 17, 2047, 300, 1)  # positions of rotated rows
-_MANY = 40  # rows, as in prefill
-_FAR = 100_000  # position
+_POSITIONS = (0, 17, 2047, 300, 1)
+_MANY = 40
+_FAR = 100_000
 _DENSE, _TABLES = (Linear, QuantizedLinear), (Embedding, QuantizedEmbedding)
 _EXPERTS = (SwitchLinear, QuantizedSwitchLinear)
 
@@ -63,7 +63,6 @@ Calls = Mapping[int, Sequence[Call]]
 
 @contextmanager
 def recorded(kinds: Iterable[type]) -> Iterator[dict[int, list[Call]]]:
-    """Record calls of modules of these types while the block runs."""
     calls: dict[int, list[Call]] = {}
 
     def recording(kind: type, method: str, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -24,7 +24,6 @@ FP4_MODES = ("mxfp4", "nvfp4")
 
 
 def quantized_reason(module: Any, num_dims: int = 2) -> str | None:
-    """Return why MLX's quantized ``module`` has no native kernel, or None if it has one."""
     scales = module["scales"]
     if scales.ndim != num_dims:
         return f"scales of shape {list(scales.shape)}"
@@ -78,7 +77,6 @@ class _Packed:
                 del self[name]
 
     def restore(self: Any) -> None:
-        """Undo ``pack``."""
         if self.packed is not None:
             for name, array in zip(self.names, self.unpack(), strict=True):
                 self[name] = array

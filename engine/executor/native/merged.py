@@ -28,7 +28,7 @@ _TABLES = (Embedding, QuantizedEmbedding)
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Layers and their inputs, observed in a forward."""
+    """Observations of a forward."""
 
     groups: tuple[tuple[Any, ...], ...] = ()
     heads: tuple[Any, ...] = ()
@@ -36,7 +36,6 @@ class Observed:
 
 
 def observe(forward: Callable[[], object]) -> Observed:
-    """Observe the layers that ``forward`` calls. Its result is not evaluated."""
     with _calls(_OBSERVED, "__call__") as calls, _calls(_TABLES, "as_linear") as heads:
         forward()
     return Observed(tuple(map(tuple, _shared_inputs(calls))), tuple({id(m): m for m, _ in heads}.values()))
@@ -128,7 +127,6 @@ class Merged:
         return part
 
     def dissolve(self) -> None:
-        """Undo the merging."""
         arrays = self.whole.unpack()
         for member in self.members:
             for name, array in zip(member.names, arrays, strict=True):

@@ -138,7 +138,6 @@ class _Replacement:
 
 
 def replaceable(model: Module) -> set[type]:
-    """Return the module types that have native replacements."""
     return {
         type(module) for _, module in model.named_modules() if type(module) in _RULES or kind_of_norm(module)
     }
@@ -153,7 +152,6 @@ def set_fused(model: Module, on: bool) -> None:
 
 
 def unfuse(model: Module) -> None:
-    """Undo fusion permanently."""
     set_fused(model, False)
     for _, module in model.named_modules():
         if isinstance(module, MergedLinear | MergedQuantizedLinear):
@@ -161,7 +159,6 @@ def unfuse(model: Module) -> None:
 
 
 def multiplications(model: Module) -> float:
-    """Return a rough number of multiplications per row."""
     count = 0.0
     for _, module in model.named_modules():
         if type(module) in _PACKED:
@@ -177,7 +174,6 @@ def packed_bytes(model: Module) -> int:
 
 
 def unread_bytes(model: Module) -> int:
-    """Return the bytes of weights that no step reads."""
     return sum(weight.unread_nbytes for weight in _packed(model))
 
 

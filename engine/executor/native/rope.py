@@ -79,7 +79,6 @@ class NativeProportionalRoPE(_Native, rope_utils.ProportionalRoPE):
 
 
 def rotation_of(module: Any) -> Rotation:
-    """Return the rotation of a rotary embedding."""
     kind = type(module)
     if kind is RoPE:
         return Rotation(
@@ -128,7 +127,6 @@ def _plain(dims: int, base: float) -> mx.array:
 
 
 def _reciprocal(frequencies: mx.array) -> mx.array:
-    """Return the inverse of mlx-lm's frequencies."""
     inverse = 1.0 / np.array(frequencies.astype(mx.float32))
     return _shared(inverse.astype(np.float32).tobytes())
 

@@ -146,7 +146,6 @@ class RankGroup:
         self.steps = tuple(steps)
 
     def shard(self, model: Any) -> None:
-        """Reduce the model to this rank's part. Raises InvalidConfig if the model cannot be split."""
         shard(model, self._mlx)
 
     def smallest(self, value: int) -> int:
@@ -209,7 +208,6 @@ class LeadingGroup(RankGroup):
 
 @contextmanager
 def ring_file(addresses: str) -> Iterator[dict[str, str]]:
-    """Yield MLX's environment variable for the addresses of the ranks."""
     read, write = os.pipe()
     with ExitStack() as stack:
         stack.callback(os.close, read)

@@ -12,22 +12,18 @@ Call = Callable[..., Any]
 
 
 def bend(module: Module, call: Call, **methods: Call) -> None:
-    """Redirect calls of ``module`` to other functions."""
     plain = type(module)
     names = {"__call__": call, "__module__": plain.__module__, "_is_bent": True, **methods}
     object.__setattr__(module, "__class__", type(plain.__name__, (plain,), names))
 
 
 def unbend(module: Module) -> None:
-    """Undo every ``bend`` of a module."""
     while "_is_bent" in vars(type(module)):
         object.__setattr__(module, "__class__", type(module).__bases__[0])
 
 
 @contextmanager
 def traced(model: Module, stack: list[Module]) -> Iterator[None]:
-    """Keep the modules that are being called in ``stack``, innermost last, while the block runs."""
-
     def call(module: Module, *args: Any, **kwargs: Any) -> Any:
         stack.append(module)
         try:

@@ -1,7 +1,7 @@
-"""Cut points: calls in a recurrent layer in which rows of one sequence depend on each other.
+"""Interception of mlx-lm's recurrence functions.
 
-Most operations of a layer work row by row. The exceptions are short convolutions and the recurrence.
-``install_cut_points`` replaces mlx-lm's recurrence functions.
+Most operations of a recurrent layer work row by row. Only its short convolutions and its recurrence
+combine rows of a sequence: its cut points.
 """
 
 from __future__ import annotations
@@ -59,9 +59,7 @@ class Catcher(Protocol):
 
     def catch(
         self, name: str, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Compute the result of ``plain(*args, **kwargs)``."""
-        ...
+    ) -> Any: ...
 
 
 class _Catchers(threading.local):
@@ -73,7 +71,6 @@ _catchers = _Catchers()
 
 @contextmanager
 def catching(catcher: Catcher) -> Iterator[None]:
-    """Send this thread's calls of ``FUNCTIONS`` to ``catcher`` while the block runs."""
     before, _catchers.current = _catchers.current, catcher
     try:
         yield
@@ -82,7 +79,6 @@ def catching(catcher: Catcher) -> Iterator[None]:
 
 
 def install_cut_points() -> None:
-    """Replace ``FUNCTIONS`` in every imported model file of mlx-lm."""
     for module_name, module in list(sys.modules.items()):
         if not module_name.startswith("mlx_lm.models.") or module_name in _DEFINING:
             continue

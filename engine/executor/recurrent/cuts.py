@@ -1,4 +1,4 @@
-"""Cut points of one recurrent layer, computed by kernels or by mlx-lm's code."""
+"""Cut points of a recurrent layer; see cut_points.py."""
 
 from __future__ import annotations
 
@@ -92,7 +92,6 @@ class Cuts:
         return call
 
     def scanned(self, plain: Call, inputs: Inputs) -> Call:
-        """Return a replacement of Mamba-1's ``_process_sequence``."""
         name = f"{self._mixer.name}.selective_scan"
         A: list[mx.array] = []
 
@@ -145,7 +144,6 @@ class Cuts:
         return step.join(outputs)[None].swapaxes(1, cut.axis), None
 
     def conv(self, name: str, conv: Any) -> Call:
-        """Return a ``__call__`` for a depthwise convolution over [window, rows]."""
         plain = type(conv).__call__
         keep = conv.weight.shape[1] - 1
 
@@ -177,7 +175,6 @@ class Cuts:
         return call
 
     def shift(self, name: str, plain: Call) -> Call:
-        """Return a ``__call__`` for rwkv7's token shift."""
         weights: dict[mx.Dtype, mx.array] = {}
 
         def call(module: Module, x: mx.array, state: Any) -> Any:
@@ -205,8 +202,6 @@ class Cuts:
         return call
 
     def rope(self, plain: Call) -> Call:
-        """Return a ``__call__`` for a rotary embedding."""
-
         def call(module: Module, x: mx.array, *args: Any, **kwargs: Any) -> Any:
             if not self.is_active:
                 return plain(module, x, *args, **kwargs)
@@ -215,7 +210,6 @@ class Cuts:
         return call
 
     def shifted_heads(self, plain: Call) -> Call:
-        """Return a replacement of baichuan_m1's function that mixes rows of K and V."""
         taps: dict[str, mx.array] = {}
 
         def call(module: Module, u: mx.array, weights: mx.array, state: Any = None) -> Any:

@@ -33,7 +33,6 @@ INPUTS: dict[tuple[str, str], Inputs] = {
 
 
 def process_rows(module: Any, inputs: Inputs, x: mx.array, A: mx.array, scan: Callable[..., Any]) -> mx.array:
-    """Compute a layer's ``_process_sequence`` for rows x [1, T, H]."""
     x, z = module.in_proj(x).split(2, axis=-1)
     x = _silu(module.conv1d(mx.pad(x, [(0, 0), (module.conv_kernel_size - 1, 0), (0, 0)])))
     rank, size = module.time_step_rank, module.ssm_state_size

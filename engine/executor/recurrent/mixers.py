@@ -1,4 +1,4 @@
-"""Search for a model's mixers: the modules that read and write recurrent caches."""
+"""Search for a model's mixers: the modules with recurrent states."""
 
 from __future__ import annotations
 
@@ -113,7 +113,6 @@ class RecordingState(caches_of_mlx_lm.ArraysCache):
 
 
 def record_kv(cache: Any, observed: Observed) -> Any:
-    """Wrap a cache to record the modules that write K and V."""
     plain = cache.update_and_fetch
 
     def update_and_fetch(*args: Any, **kwargs: Any) -> Any:
@@ -126,13 +125,11 @@ def record_kv(cache: Any, observed: Observed) -> Any:
 
 
 def watch(model: Module, observed: Observed, forwards: Callable[[], None]) -> None:
-    """Run ``forwards`` and record in ``observed`` the modules and cut points that they call."""
     with traced(model, observed.stack), catching(observed):
         forwards()
 
 
 def mixers_of(model: Module, observed: Observed) -> tuple[Mixer, ...]:
-    """Return the mixers in order of first access. Raises MixerError."""
     names = {id(module): name for name, module in model.named_modules()}
     touching: dict[int, Module] = {}
     for _, _, modules in observed.states:

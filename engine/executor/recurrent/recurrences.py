@@ -58,7 +58,7 @@ class Advance:
 
 
 class Recurrences:
-    """Kernels for cut points. A method returns None if no kernel fits its arguments."""
+    """Kernels for recurrence functions. A method returns None if no kernel fits."""
 
     def __init__(self, kernels: RecurrentKernels, rare: RareRecurrence | None = None) -> None:
         self.kernels = kernels
@@ -74,7 +74,6 @@ class Recurrences:
             }
 
     def function(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Advance | None:
-        """Return the kernel call for a function of mlx-lm, with rows [1, T, ..]."""
         kernel = self._functions.get(name)
         if kernel is None:
             return None
@@ -84,7 +83,6 @@ class Recurrences:
         return kernel(named)
 
     def child(self, module: Module, rows: mx.array) -> Advance | None:
-        """Return the kernel call for a submodule with rows [1, T, C]."""
         kind = type(module).__name__
         if kind == "RGLRU" and self._rare is not None:
             decay = self._array_of(module, _lru_decay)
@@ -92,7 +90,6 @@ class Recurrences:
         return self.conv(module, rows.squeeze(0)) if kind == "Conv1d" else None
 
     def conv(self, module: Any, rows: mx.array) -> Advance | None:
-        """Return the kernel call for a depthwise convolution of rows [T, C]."""
         weight = self._array_of(module, _turned_weight)
         return self.taps(rows, weight, module.bias if "bias" in module else None)
 
@@ -153,7 +150,6 @@ class Recurrences:
 
 
 def recurrences_of(backend: AttentionBackend) -> Recurrences | None:
-    """Return a backend's recurrent kernels, or None if it has none."""
     kernels = backend.recurrent_kernels
     return None if kernels is None else Recurrences(kernels, backend.rare_recurrence)
 

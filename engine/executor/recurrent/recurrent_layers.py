@@ -115,7 +115,6 @@ class RecurrentLayers:
             self.compared[name] = found, by_mlx_lm()
 
     def wrong_kernel(self) -> str | None:
-        """Return an error message if a kernel gave wrong results, else None."""
         compared, self.compared = self.compared or {}, None
         for name, (found, wanted) in compared.items():
             got, right = (np.array(each.astype(mx.float32)).reshape(-1) for each in (found, wanted))
@@ -137,7 +136,6 @@ class RecurrentLayers:
         return found
 
     def count_cut_points(self) -> dict[str, tuple[int, int]]:
-        """Return how many cut points kernels compute, and how many mlx-lm computes, by kind."""
         counts: dict[str, tuple[int, int]] = {}
         for name, native in self.computed_by.items():
             kind = _CUT_POINTS.get(name.rpartition(".")[2].rstrip("0123456789"), name.rpartition(".")[2])
@@ -155,12 +153,10 @@ class RecurrentLayers:
         return self.pool.step
 
     def begin(self, pool: StatePool, step: StateStep) -> None:
-        """Set the state pool of the current step."""
         pool.begin_step(step)
         self._pool = pool
 
     def release(self) -> None:
-        """Undo every change of the model."""
         for module in self._bent:
             unbend(module)
         self._bent = []

@@ -36,12 +36,11 @@ class Segment:
 
     @property
     def written(self) -> tuple[int, ...]:
-        """Slots with the state after this segment."""
         return (self.slot, *self.copies) if self.is_last else self.copies
 
 
 class SegmentGroup:
-    """B segments of equal length S, all with a state or all without."""
+    """Segments of equal length."""
 
     def __init__(self, segments: list[Segment], rows: Ints, *, wave: int, fresh: bool) -> None:
         self.segments = segments
@@ -65,7 +64,6 @@ class SegmentGroup:
 
     @functools.cached_property
     def last_rows(self) -> list[int]:
-        """Index in the step of each segment's last row."""
         return [int(row) for row in self.rows[self.length - 1 :: self.length]]
 
     def take(self, rows: mx.array) -> mx.array:

@@ -1,8 +1,7 @@
-"""Slots for the recurrent states of sequences. A slot is a row in every state array of the model.
+"""Slots for the recurrent states of sequences.
 
-New states are written by ``commit``; kernels (``advance``) write their slots directly. The pool records
-the number of tokens in each slot and refuses a step that begins at another position. So a repeated step
-cannot advance a state twice.
+New states are written by ``commit``. The pool records the number of tokens in each slot and refuses a step
+that begins at another position. So a repeated step cannot advance a state twice.
 """
 
 from __future__ import annotations
@@ -52,9 +51,9 @@ class StatePool:
         self._sums: list[tuple[SegmentGroup, mx.array]] = []
         self._failed: list[int] = []
         self._advanced: dict[str, mx.array] = {}
-        self._flags: mx.array | None = None  # int32 [T]: rows with a state that a kernel left NaN or infinite
+        self._flags: mx.array | None = None  # int32 [T]
         self._bound: Any = None
-        self.stays = False  # whether arrays keep their address
+        self.stays = False
 
     @property
     def entries(self) -> dict[str, EntrySpec]:
@@ -130,7 +129,6 @@ class StatePool:
         self._written.setdefault(name, []).append((group, value))
 
     def advance(self, name: str, advance: Advance, kernels: RecurrentKernels) -> mx.array:
-        """Return a kernel's output for all rows of the step. Evaluating it updates the slots."""
         entry, array = advance.entry, self._arrays.get(name)
         if array is None:
             if self._fixed:
@@ -149,7 +147,6 @@ class StatePool:
         return advance.finish(y)
 
     def bind(self, segments: Any, flags: mx.array | None, arrays: Mapping[str, mx.array]) -> None:
-        """Let kernels use ``arrays``, for example while a program is captured."""
         self._bound, self._flags = segments, flags
         self._arrays = dict(arrays)
         self._advanced = {}
@@ -177,7 +174,7 @@ class StatePool:
         return [*flags, *states, *self._advanced.values(), *(total for _, total in self._sums)]
 
     def commit(self) -> None:
-        """Write the states of the evaluated step into their slots, and copies into snapshot slots."""
+        """Write the new states into their slots."""
         step, self._step = self.step, None
         written, self._written = self._written, {}
         self._failed = []
@@ -205,7 +202,6 @@ class StatePool:
         return rows
 
     def nonfinite_rows(self) -> list[int]:
-        """Return rows of the committed step with NaN or infinity in their state."""
         return sorted(set(self._failed))
 
     def copy_slots(self, pairs: Sequence[tuple[int, int]]) -> None:

@@ -91,7 +91,6 @@ class LogitsProcessors:
             self._recent = (*self._recent, *tokens)[-self._num_recent :]
 
     def after(self, tokens: Sequence[int]) -> LogitsProcessors:
-        """Return a copy with more tokens."""
         if not self.follows:
             return self
         ahead = copy.copy(self)

@@ -1,7 +1,4 @@
-"""``Sampler`` on the native kernels, which process rows in parallel threads.
-
-Tokens equal those of ``truncation``; log-probabilities agree to float32.
-"""
+"""``Sampler`` on the native kernels, which process rows in parallel threads."""
 
 from __future__ import annotations
 

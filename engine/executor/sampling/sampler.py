@@ -99,7 +99,6 @@ class SampleState:
 
     @property
     def is_unprocessed(self) -> bool:
-        """Whether the token is sampled from unchanged logits, without log-probabilities."""
         return self._asks_nothing and not self._suppresses_end
 
     @property
@@ -112,7 +111,6 @@ class SampleState:
 
     @property
     def is_foreseen(self) -> bool:
-        """Whether the parameters of later tokens do not depend on the next token."""
         return self.constraint is None and not self._processors.follows
 
     @property

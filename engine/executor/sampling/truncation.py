@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 Ids = NDArray[np.intp]
 
-_SMALL = 4096  # candidates
+_SMALL = 4096
 _BLOCK = 512  # weights in a block, which is summed first
-_STRIDE_SAMPLE = 512  # values
+_STRIDE_SAMPLE = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,12 @@ class Candidates:
     weights: Floats
 
     def only(self, kept: NDArray[Any]) -> Candidates:
-        """Return the candidates at these indices or under this mask."""
         if kept.dtype == np.bool_:
             kept = np.flatnonzero(kept)
         return Candidates(kept if self.ids is None else self.ids[kept], self.weights[kept])
 
     def draw(self, uniform: float) -> int:
-        """Sample a token by inverse transform of ``uniform`` in [0, 1)."""
+        """Sample a token with the random number ``uniform`` in [0, 1)."""
         start, weights = 0, self.weights
         size = len(weights) // _BLOCK * _BLOCK
         if size > _BLOCK:  # a running sum of a whole vocabulary is slow
