@@ -3,8 +3,8 @@
     python -m chaos.soak [--seconds 3600] [--plot FILE]
 
 Includes swapping, a disk cache, speculation, grammars, batches, pins, watchers and cancellations.
-Exit status 1 if memory grows by more than ``GROWTH_MIB`` per hour, if something is held at the end,
-if a counter of ``COUNTERS`` is 0, or if a server fails. Prints one line of JSON."""
+Exit status 1 if a process's memory grows by more than ``GROWTH_MIB`` per hour, if something is held at the
+end, if a counter of ``COUNTERS`` is 0, or if a server fails. Prints one line of JSON."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import asyncio
 import contextlib
 import itertools
 import json
+import math
 import os
 import random
+import re
 import statistics
 import sys
 import tempfile
@@ -26,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
+import psutil
 
 from octavo.engine.client.client import Client
 from octavo.engine.client.server_process import ServerProcess
@@ -33,7 +36,7 @@ from octavo.proto import cache_pb2
 from octavo.proto import generation_pb2 as pb
 
 from .attack import count, request_of
-from .observer import Observer, resident
+from .observer import Observer
 
 GROWTH_MIB = 8.0  # MiB per hour after warm-up; a shorter run may grow by as much
 WARM_UP = 0.3  # share of the time, until allocators and caches have their size
@@ -55,30 +58,63 @@ FLAGS = ("--num-pages", "96", "--page-size", "16", "--max-running", "16", "--swa
          "--cache-dir-bytes", "16MiB", "--speculate", "ngram", "--max-pinned-pages", "32",
          "--drain-timeout", "5")  # fmt: skip
 MODELS: dict[str, tuple[str, ...]] = {"demo": (), "demo-hybrid": ("--state-memory", "4MiB")}
+PROCESSES = ("server", "helper")
 SCHEMA = '{"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "y"]}}}'
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Anonymous memory of the server and of its largest helper process, which is 0 without helpers. Pages of
+    files are left out, because processes share them and the system drops them. ``at``: seconds since the
+    start."""
+
+    at: float
+    server: int
+    helper: int
 
 
 @dataclass(slots=True)
 class Run:
-    """``memory``: (seconds since the start, resident bytes)."""
 
     model: str
-    memory: list[tuple[float, int]] = field(default_factory=list)
+    memory: list[Sample] = field(default_factory=list)
     seen: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)
 
-    def minutes(self) -> list[float]:
-        """Return the largest resident memory of each minute, in MiB."""
+    def minutes(self, process: str) -> list[float]:
+        """Return the largest memory of each minute, in MiB."""
         largest: dict[int, int] = {}
-        for at, size in self.memory:
-            largest[int(at // 60)] = max(size, largest.get(int(at // 60), 0))
+        for sample in self.memory:
+            minute = int(sample.at // 60)
+            largest[minute] = max(getattr(sample, process), largest.get(minute, 0))
         return [round(size / 2**20, 1) for size in largest.values()]
 
-    def growth_mib(self, seconds: float) -> float:
-        sizes = [size for at, size in self.memory if at >= WARM_UP * seconds]
+    def growth_mib(self, process: str, seconds: float) -> float:
+        late = (sample for sample in self.memory if sample.at >= WARM_UP * seconds)
+        sizes: list[int] = [size for sample in late if (size := getattr(sample, process))] or [0]
         part = max(1, len(sizes) // TENTH)
         return (statistics.median(sizes[-part:]) - statistics.median(sizes[:part])) / 2**20
+
+
+def sample_of(pid: int, at: float) -> Sample:
+    sizes: list[int] = []
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for each in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.Error, OSError):
+                sizes.append(anonymous(each))
+    server, *helpers = sizes or [0]
+    return Sample(at, server, max(helpers, default=0))
+
+
+def anonymous(process: psutil.Process) -> int:
+    """Return a process's memory that no file backs, in bytes."""
+    if sys.platform != "linux":
+        return int(process.memory_full_info().uss)
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    found = re.search(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE)
+    return 0 if found is None else int(found[1]) * 1024  # a process that has ended has none
 
 
 async def ask(client: Client, rng: random.Random, seen: Counter[str]) -> None:
@@ -159,7 +195,7 @@ async def sampled(run: Run, pid: int) -> AsyncIterator[None]:
 
     async def sample() -> None:
         for number in itertools.count(1):
-            run.memory.append((time.monotonic() - began, await asyncio.to_thread(resident, pid)))
+            run.memory.append(await asyncio.to_thread(sample_of, pid, time.monotonic() - began))
             await asyncio.sleep(max(0.0, began + number * SAMPLE_S - time.monotonic()))
 
     task = asyncio.create_task(sample())
@@ -193,9 +229,12 @@ async def soak(model: str, folder: Path, seconds: float, busy: float) -> Run:
         code = await server.stop()
     if code != 0:
         run.wrong.append(f"it ended with {code}: {' '.join(list(server.last_errors)[-2:])}")
-    grown, allowed = run.growth_mib(seconds), GROWTH_MIB * max(1.0, seconds / 3600)
-    if grown > allowed:
-        run.wrong.append(f"memory grew by {grown:.1f} MiB after warm-up, {allowed:.0f} are allowed")
+    allowed = GROWTH_MIB * max(1.0, seconds / 3600)
+    for process in PROCESSES:
+        if (grown := run.growth_mib(process, seconds)) > allowed:
+            run.wrong.append(
+                f"the {process} grew by {grown:.1f} MiB after warm-up, {allowed:.0f} are allowed"
+            )
     own = {status for status in run.seen if status in ("UNKNOWN", "INTERNAL", "UNAVAILABLE", "CANCELLED")}
     if own:
         run.wrong.append(f"calls ended with {', '.join(sorted(own))}")
@@ -212,10 +251,12 @@ def draw(runs: list[Run], seconds: float, path: Path) -> None:
     figure = Figure(figsize=(8, 4))
     axes = figure.subplots()
     for run in runs:
-        times, sizes = zip(*run.memory, strict=True)
-        axes.plot([at / 60 for at in times], [size / 2**20 for size in sizes], label=run.model)
+        times = [sample.at / 60 for sample in run.memory]
+        line = axes.plot(times, [each.server / 2**20 for each in run.memory], label=run.model)[0]
+        helpers = [each.helper / 2**20 or math.nan for each in run.memory]
+        axes.plot(times, helpers, ":", color=line.get_color(), label=f"{run.model}, largest helper process")
     axes.axvline(WARM_UP * seconds / 60, color="grey", linestyle=":", label="end of warm-up")
-    axes.set(xlabel="minutes", ylabel="resident memory, MiB", ylim=(0, None))
+    axes.set(xlabel="minutes", ylabel="anonymous memory, MiB", ylim=(0, None))
     axes.legend()
     figure.tight_layout()
     figure.savefig(path)
@@ -242,7 +283,8 @@ def main() -> int:
     runs = asyncio.run(all_models())
     draw(runs, args.seconds, args.plot)
     for run in runs:
-        print(f"{run.model}: {run.growth_mib(args.seconds):+.1f} MiB after warm-up, {dict(run.seen)}")
+        grown = ", ".join(f"{each} {run.growth_mib(each, args.seconds):+.1f} MiB" for each in PROCESSES)
+        print(f"{run.model}, after warm-up: {grown}; {dict(run.seen)}")
         for wrong in run.wrong:
             print(f"    {wrong}")
     failed = [run.model for run in runs if run.wrong]
@@ -250,10 +292,13 @@ def main() -> int:
         "soak": "failed" if failed else "held",
         "seconds": args.seconds,
         "busy": args.busy,
-        "growth_mib": {run.model: round(run.growth_mib(args.seconds), 1) for run in runs},
+        "growth_mib": {
+            run.model: {each: round(run.growth_mib(each, args.seconds), 1) for each in PROCESSES}
+            for run in runs
+        },
         "calls": {run.model: dict(run.seen) for run in runs},
         "counters": {run.model: run.counters for run in runs},
-        "memory_mib": {run.model: run.minutes() for run in runs},
+        "memory_mib": {run.model: {each: run.minutes(each) for each in PROCESSES} for run in runs},
         "wrong": {run.model: run.wrong for run in runs},
         "plot": str(args.plot),
     }

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
 import random
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -210,11 +212,36 @@ async def test_the_observer_finds_what_is_held_at_rest(monkeypatch: pytest.Monke
     assert await watcher.at_rest(patience=0.0) == ["15 state_slots are held at rest"]
 
 
-def test_growth_is_that_after_warm_up() -> None:
-    run = soak.Run("demo", memory=[(float(at), (100 + min(at, 30) * 2) << 20) for at in range(101)])
-    assert run.growth_mib(100.0) == 0.0
-    run.memory = [(float(at), (100 + at) << 20) for at in range(101)]
-    assert 50 < run.growth_mib(100.0) < 70
+def test_growth_is_that_of_a_process_after_warm_up() -> None:
+    def grown(server: Callable[[int], int], helper: Callable[[int], int]) -> list[float]:
+        samples = [soak.Sample(float(at), server(at) << 20, helper(at) << 20) for at in range(101)]
+        return [soak.Run("demo", memory=samples).growth_mib(each, 100.0) for each in soak.PROCESSES]
+
+    assert grown(lambda at: 100 + min(at, 30) * 2, lambda _: 0) == [0.0, 0.0]
+    assert grown(lambda _: 100, lambda at: 13 * (at % 3 == 0)) == [0.0, 0.0]  # helpers come and go
+    server, helper = grown(lambda at: 100 + at, lambda at: 200 + 2 * at)
+    assert 50 < server < 70
+    assert 100 < helper < 140
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="other systems do not tell memory of files from other memory"
+)
+def test_a_sample_leaves_out_pages_of_files(tmp_path: Path) -> None:
+    size, file = 64 << 20, tmp_path / "file"
+    file.write_bytes(bytes(size))
+    before = soak.sample_of(os.getpid(), 0.0)
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert not any(mapped[::4096])
+        touched = soak.sample_of(os.getpid(), 0.0)
+    assert touched.server < before.server + size // 2
+    kept = bytearray(b"x") * size
+    assert soak.sample_of(os.getpid(), 0.0).server > before.server + len(kept) // 2
+    helper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert soak.sample_of(os.getpid(), 0.0).helper > 0
+    finally:
+        helper.communicate()
 
 
 def test_slack_widens_times_and_memory() -> None:
