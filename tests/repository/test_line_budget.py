@@ -51,7 +51,7 @@ BUDGETS = {
     "lab/plots": 260,
     "lab/policies": 400,
     "scheduler": 3_290,
-    "tests": 67_232,
+    "tests": 67_400,
     "tools": 5_760,
 }
 
