@@ -75,7 +75,6 @@ class Sample:
 
 @dataclass(slots=True)
 class Run:
-
     model: str
     memory: list[Sample] = field(default_factory=list)
     seen: Counter[str] = field(default_factory=Counter)
