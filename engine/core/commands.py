@@ -108,7 +108,7 @@ class GetCacheStats(Command[CacheStats]):
 
 @dataclass(frozen=True, slots=True)
 class ListReusedPrefixes(Command[list[ReusedPrefix]]):
-    """Return the most reused prefixes with these cache salts."""
+    """Return the reused prefixes whose salts begin with ``salt_prefix``."""
 
     salt_prefix: bytes = b""
 

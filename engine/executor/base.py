@@ -159,8 +159,7 @@ class HeadRunner(Protocol):
     def run(self, batch: Batch, hidden: npt.NDArray[np.float32], states: Sequence[SampleState]) -> RunOutput:
         """Compute one forward and sample one token per entry of ``batch.sample_rows``.
 
-        Row t has the hidden state ``hidden[t]`` of a position, and the token after that position.
-        ``RunOutput.hidden`` has the head's estimate of the hidden state at the next position.
+        hidden   [T, D] hidden state of the position before each token
         """
         ...
 

@@ -66,7 +66,7 @@ class BadPages(Exception):
 
 
 def write_run(path: Path, run: PageRun) -> None:
-    """Write a run to a new file. Raises OSError. Not atomic: write under a temporary name, then rename."""
+    """Write pages to a new file. Raises OSError. Not atomic: write under a temporary name, then rename."""
     metadata = run.kind.metadata() | {
         "indices": json.dumps([part.indices for part in run.parts]),
         "parent": run.parent.hex(),

@@ -29,7 +29,7 @@ class Guesses:
     sequence: Served
     served: Served | None = None
     failed: bool = False
-    fed: list[int] = field(default_factory=list)  # tokens fed to the drafter, followed by its drafts
+    fed: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

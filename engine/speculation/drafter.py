@@ -9,7 +9,7 @@ from .hold_rates import MODEL
 
 
 class Proposal(NamedTuple):
-    """Draft tokens, and the length of the match before them."""
+    """Draft tokens, and the number of matching tokens before them."""
 
     tokens: Sequence[int] = ()
     match: int = 0

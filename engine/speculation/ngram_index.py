@@ -1,4 +1,4 @@
-"""Finds earlier positions at which the last tokens of a text occurred.
+"""Index of n-grams in a text, for drafts from text.
 
 Short texts are searched with ``bytearray.rfind``. Longer texts get a hash table of n-gram positions.
 Hashes may collide, so callers compare the matches. The index takes at most 20 bytes per token.
@@ -33,7 +33,7 @@ class NgramIndex:
     def __init__(self, start: int = 0) -> None:
         self._start = start
         self._heads = array("i", [-1]) * _LEAST_SIZE  # latest position by hash
-        self._before = array("i")  # previous position with an equal hash
+        self._before = array("i")  # earlier position
 
     def __len__(self) -> int:
         return len(self._before)
@@ -61,12 +61,12 @@ class NgramIndex:
             heads[place] = end
 
     def places(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Return earlier positions whose n-gram may equal the last n-gram; latest first."""
+        """Return candidate positions of the last n-gram, latest first."""
         last = len(tokens) - 1 - self._start
         return self._chain(self._before[last], most) if len(tokens) >= NGRAM and last >= 0 else []
 
     def places_of(self, ngram: Sequence[int], most: int) -> list[int]:
-        """Return positions whose n-gram may equal ``ngram``; latest first."""
+        """Return candidate positions of an n-gram, latest first."""
         a, b, c = ngram
         return self._chain(self._heads[_place(a, b, c, len(self._heads) - 1)], most)
 
@@ -117,7 +117,7 @@ class TextIndex:
         self._own.extend(tokens)
 
     def places(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Return earlier positions whose n-gram may equal the last n-gram; latest first."""
+        """Return candidate positions of the last n-gram, latest first."""
         if self._own is None:
             return self._found(most)
         ends = self._own.places(tokens, most)

@@ -38,7 +38,7 @@ class RecentOutputs:
         self.tokens.extend(latest)
 
     def places(self, ngram: Sequence[int], most: int) -> list[int]:
-        """Return positions whose n-gram may equal ``ngram``; latest first."""
+        """Return candidate positions of an n-gram, latest first."""
         self.index.extend(self.tokens)
         return self.index.places_of(ngram, most)
 

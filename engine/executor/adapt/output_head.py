@@ -40,7 +40,6 @@ class RowSelection:
     def choosing(
         self, rows: mx.array | None, kept_rows: mx.array | None = None, *, greedy: bool = False
     ) -> Iterator[RowSelection]:
-        """Select these rows while the block runs."""
         self.rows, self.kept_rows, self.greedy = rows, kept_rows, greedy
         try:
             yield self

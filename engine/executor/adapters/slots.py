@@ -231,7 +231,7 @@ class AdapterSlots:
             self._free.append(slot)
 
     def info(self, name: str) -> AdapterInfo:
-        """Return the facts of a loaded adapter. Raises NotFound for an unknown name."""
+        """Return information about an adapter. Raises NotFound for an unknown name."""
         if name not in self._loaded:
             raise NotFound(f"no adapter is called {name!r}; load it first")
         return self._loaded[name].info

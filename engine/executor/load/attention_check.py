@@ -1,4 +1,4 @@
-"""Check of each kind of attention layer against float64, on random K and V."""
+"""Check of each attention layer against float64, on random K and V."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Settings of a process for Apple GPUs: command buffers and memory limits.
 
-MLX commits a command buffer after 40 or 50 operations, or when its arrays exceed that many Mi elements
-(mlx/backend/metal/device.cpp). Attention calls use whole page pools, so each call would get its own
+By default MLX commits a command buffer after 40 or 50 operations or Mi elements
+(mlx/backend/metal/device.cpp). Attention binds whole page pools, so each call would need its own
 command buffer. Variables that the user has set are left unchanged.
 """
 

@@ -113,7 +113,6 @@ def probe(
 
 
 def plain_reference(model: Module, layout: CacheLayout, architecture: str) -> Reference:
-    """Compute the probe's reference with mlx-lm's own modules. Raises ModelLoadError."""
     try:
         return make_reference(model, layout, _steps(layout))
     except Exception as error:  # model code can raise anything

@@ -3,8 +3,8 @@
     x = projection([embedding_norm(embed(t[i + 1])), hidden_norm(h[i])])
     y[i] = norm(layer(x)),  logits of t[i + 2] = output(y[i])
 
-Source: DeepSeek-V3 technical report, 2.2. h is the input of the model's output head.
-For further drafts, y replaces h.
+Source: DeepSeek-V3 technical report, 2.2. Here h is the input of the model's output head.
+Further drafts use y in place of h.
 """
 
 from __future__ import annotations

@@ -82,10 +82,7 @@ _CUT_POINTS = {
 
 
 class RecurrentLayers:
-    """Recurrent layers of a model. Raises MixerError for unsupported layers.
-
-    recurrences   kernels; mlx-lm's operations compute the rest
-    """
+    """Recurrent layers of a model. Raises MixerError for unsupported layers."""
 
     def __init__(self, mixers: Sequence[Mixer], recurrences: Recurrences | None = None) -> None:
         self.mixers = tuple(mixers)
