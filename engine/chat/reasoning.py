@@ -24,11 +24,11 @@ class Reasoning:
     is_harmony: bool = False
 
     def is_open(self, prompt_tail: str) -> bool:
-        """Whether reasoning has begun, but not ended, in a prompt with this end."""
+        """Whether a prompt with this last text ends inside the reasoning."""
         return prompt_tail.rstrip().endswith((self.start, self.start + self.header))
 
     def is_closed(self, prompt_tail: str) -> bool:
-        """Whether reasoning has ended in a prompt with this end."""
+        """Whether a prompt with this last text has finished the reasoning."""
         return prompt_tail.rstrip().endswith(self.end)
 
 

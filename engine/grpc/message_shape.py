@@ -17,7 +17,7 @@ from .packed_ids import CARRIER, NO_END
 Parse: TypeAlias = Callable[[bytes], Any]
 
 MAX_FIELDS = 10_000  # fields of one message, including nested messages
-SHORT_MESSAGE = 2 * MAX_FIELDS  # bytes; each field takes at least two
+SHORT_MESSAGE = 2 * MAX_FIELDS  # bytes; shorter messages never exceed MAX_FIELDS
 PROMPTS = frozenset(  # packed lists that may be long
     (
         "octavo.v1.TokenIds.ids",

@@ -118,7 +118,7 @@ def message_error_body(error: Exception) -> dict[str, Any]:
     status = status_of(error)
     kind = _MESSAGE_TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")
     text = text_of(error)
-    if isinstance(error, RequestTooLong):  # Claude Code reacts to this text
+    if isinstance(error, RequestTooLong):  # this text makes Claude Code compact the conversation
         text = f"prompt is too long: {text}"
     return {"type": "error", "error": {"type": kind, "message": text}, "request_id": None}
 

@@ -213,7 +213,7 @@ class BehindDrafts:
         self._num_drafts = num_drafts
 
     def allowed(self, *, may_end: bool = True, may_be_late: bool = False) -> Mask:
-        """Return the mask [V] of allowed tokens. Raises ConstraintFailed if it is missing."""
+        """Return the mask [V] of allowed tokens. Raises ConstraintFailed if the mask was not computed."""
         constraint = self._constraint
         bits = constraint._bits_behind(self._num_drafts, may_be_late=may_be_late)
         return constraint._mask(bits, may_end=may_end)

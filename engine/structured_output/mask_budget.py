@@ -58,5 +58,5 @@ class MaskBudget:
         return self._left < BURST_S / 2
 
     def is_over(self, running_s: float) -> bool:
-        """Whether a mask with this many CPU seconds exceeds the budget."""
+        """Whether a mask leaves less than half of a full bucket, or takes more than LATE_S."""
         return self._left - running_s < BURST_S / 2 or running_s > LATE_S
