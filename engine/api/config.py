@@ -198,6 +198,10 @@ class EngineConfig:
         None, "maximum size of --cache-dir, shared by all servers that use it", shown="10GiB", kind="size",
         metavar="SIZE", low=1, needs="cache_dir",
     )  # fmt: skip
+    remote_cache: str | None = setting(
+        None, "Redis or Valkey server for cached pages, which other machines then find, too", shown="none",
+        metavar="URL", needs="prefix_cache",
+    )  # fmt: skip
     swap_memory: int = setting(
         0, "host memory that keeps pages of preempted requests; they are copied back if that is faster "
         "than recomputing", shown="none", kind="size", metavar="SIZE", low=0, needs="prefix_cache",
@@ -269,6 +273,11 @@ class EngineConfig:
         _ = self.lora_paths
         if self.page_size > 1024 or self.page_size & (self.page_size - 1):
             raise InvalidConfig(f"page_size must be a power of two up to 1024, got {self.page_size}")
+        if self.cache_dir is not None and self.remote_cache is not None:
+            raise InvalidConfig(
+                f"remote_cache must be left out with cache_dir, got {self.remote_cache!r} and "
+                f"{str(self.cache_dir)!r}; choose one place for cached pages"
+            )
         if self.kv_memory is not None and self.num_pages is not None:
             raise InvalidConfig("kv_memory and num_pages both set the size of the pool; give one of them")
         if self.max_step_tokens < self.max_running:
@@ -282,7 +291,8 @@ class EngineConfig:
         if self.tensor_parallel == 1:
             return
         for name in (
-            "cache_dir", "save_dir", "swap_memory", "lora_bytes", "draft_model", "async_steps", "vision",
+            "cache_dir", "remote_cache", "save_dir", "swap_memory", "lora_bytes", "draft_model",
+            "async_steps", "vision",
         ):  # fmt: skip
             if getattr(self, name):
                 raise InvalidConfig(

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ..frontend.async_engine import AsyncEngine
     from ..grpc.security import Security, TlsFiles
     from ..grpc.server import GrpcServer
+    from ..grpc.tenant_salts import TenantSalts
     from ..observability.genai_metrics import GenAiMetrics
     from ..observability.prometheus import Metrics
     from ..observability.tracing import Tracing
@@ -61,7 +62,6 @@ async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadl
     stopping = _signal_event(lambda: deadline.start(options.drain_timeout + GRACE_S, 1))
     from ..frontend.async_engine import AsyncEngine
     from ..grpc.security import Security
-    from ..grpc.tenant_salts import load_tenant_salts
     from ..observability.prometheus import Metrics, MetricsServer
 
     check_free(options.listen, "--listen")
@@ -71,7 +71,7 @@ async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadl
         check_free(address, "--lora-listen")
     salts = None
     if options.auth_token_file is not None or options.api_key is not None:
-        salts = load_tenant_salts(config.cache_dir or config.save_dir)
+        salts = _tenant_salts(config)
     security = Security(
         tls=options.tls, token_file=options.auth_token_file, api_key=options.api_key, salts=salts
     )
@@ -199,6 +199,16 @@ def settle_interpreter() -> None:
     gc.freeze()
     # Python's default of 5 ms would make the engine's thread wait for the event loop.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+
+
+def _tenant_salts(config: EngineConfig) -> TenantSalts:
+    from ..grpc.tenant_salts import TenantSalts, load_tenant_salts
+
+    if config.remote_cache is None:
+        return load_tenant_salts(config.cache_dir or config.save_dir)
+    from ..kv_store.remote import shared_tenant_key
+
+    return TenantSalts(shared_tenant_key(config.remote_cache))
 
 
 def _reload_on_hangup(

@@ -30,7 +30,9 @@ from ..executor.draft_config import draft_config
 from ..executor.load import load_runner, model_folder
 from ..executor.parallel import load_ranks
 from ..kv_store.disk_tier import DiskTier
+from ..kv_store.folder import ShardFolder
 from ..kv_store.host_tier import HostTier
+from ..kv_store.remote import RemoteShards
 from ..kv_store.transfer import PageTransfer
 from ..speculation.draft_model import DraftModel
 from ..speculation.draft_tables import BatchDrafter
@@ -150,7 +152,7 @@ def assemble(
     if config.save_dir is not None:
         _make_folder("save_dir", config.save_dir)
     transfer = PageTransfer(runner, blocks, remember=config.save_dir is not None)
-    if config.cache_dir is not None or config.save_dir is not None:
+    if config.cache_dir is not None or config.save_dir is not None or config.remote_cache is not None:
         _ = runner.page_layout_key
     disk = _disk_tier(config, runner, blocks, transfer)
     swap = None
@@ -215,13 +217,16 @@ def _target_itl(config: EngineConfig) -> float | Literal["auto"] | None:
 def _disk_tier(
     config: EngineConfig, runner: ModelRunner, blocks: BlockManager, transfer: PageTransfer
 ) -> DiskTier | None:
+    if config.remote_cache is not None:
+        return DiskTier(RemoteShards(config.remote_cache, runner.page_layout_key), runner, blocks, transfer)
     if config.cache_dir is None:
         return None
     try:
         max_bytes = config.cache_dir_bytes or CACHE_DIR_BYTES
-        return DiskTier(config.cache_dir, runner, blocks, transfer, max_bytes=max_bytes)
+        folder = ShardFolder(config.cache_dir, runner.page_layout_key, max_bytes=max_bytes)
     except OSError as error:
         raise _unusable("cache_dir", config.cache_dir, error) from error
+    return DiskTier(folder, runner, blocks, transfer)
 
 
 def _make_folder(name: str, folder: Path) -> None:

@@ -23,5 +23,6 @@ def draft_config(config: EngineConfig, *, num_pages: int) -> EngineConfig:
         chat_template=None,
         cache_dir=None,
         cache_dir_bytes=None,
+        remote_cache=None,
         save_dir=None,
     )

@@ -1,4 +1,4 @@
-"""A ``KVConnector`` that keeps pages in a folder on disk."""
+"""A ``KVConnector`` that keeps pages in a folder on disk or in a remote cache."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ import threading
 from collections import abc
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from octavo.block_manager import BlockManager, Digest
 from octavo.block_manager.digests import root
 from octavo.scheduler import SchedulerOutput, Sequence, Status
 
 from ..api.store_counters import StoreCounters, StoreCounts
-from .folder import ShardFolder
 from .page_runs import PagePart, PageRun
 from .prefetch import PrefetchJob, adopt
 from .reader import ShardReader
+from .remote import Shards
 from .transfer import PageAccess, PageTransfer
 from .writer import ShardWriter
 
 QUEUE_BYTES = 256 * 1024**2  # limits of queued writes and of pages read ahead
 STEP_BYTES = 64 * 1024**2  # bytes per step
-REFRESH_S = 5.0  # seconds
 CLOSE_S = 10.0  # seconds
 
 
@@ -31,21 +29,18 @@ class DiskTier:
 
     def __init__(
         self,
-        root_folder: Path,
+        folder: Shards,
         access: PageAccess,
         blocks: BlockManager,
         transfer: PageTransfer,
-        *,
-        max_bytes: int,
     ) -> None:
-        """Open the folder. Raises OSError if it cannot be used."""
         self._access = access
         self._transfer = transfer
         self._blocks = blocks
         self._kind = access.page_layout_key
         self._page_bytes = self._kind.part_bytes
         self._states = len(blocks.groups)
-        self._folder = ShardFolder(root_folder, self._kind, max_bytes=max_bytes)
+        self._folder = folder
         blocks.miss_reasons.in_other_format = self._folder.has_of_other_kind
         self._counters = StoreCounters()
         self._wake = _nobody
@@ -133,7 +128,7 @@ class DiskTier:
         self._writer.close(CLOSE_S)
 
     def _refresh(self) -> None:
-        while not self._closing.wait(REFRESH_S):
+        while not self._closing.wait(self._folder.refresh_s):
             self._folder.refresh()
 
     def _news(self) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from octavo.block_manager import Digest
 from octavo.kernels.page_bytes import PageBytes
 
-from .page_files import SUFFIX, BadPages, read_run, write_run
+from .page_files import SUFFIX, BadPages, only_page, read_run, write_run
 from .page_runs import PageLayoutKey, PageRun
 
 KIND = re.compile(r"[0-9a-f]{32}")
@@ -142,6 +142,9 @@ class Pruned:
 class ShardFolder:
     """Reader and writer of one model's pages. All shards share one budget of bytes."""
 
+    place = "the cache folder"
+    refresh_s = 5.0  # seconds between searches for pages of other servers
+
     def __init__(self, root: Path, kind: PageLayoutKey, *, max_bytes: int) -> None:
         """Open the folder, creating it if needed. Raises OSError if that fails."""
         self.kind = kind
@@ -199,11 +202,7 @@ class ShardFolder:
         """
         path = self.path(digest, group)
         try:
-            run = read_run(path)
-            if not run.kind.matches(self._kinds[group]) or run.parts[0].indices != (0,):
-                raise BadPages("foreign", f"{path} holds pages of another model or page format")
-            if run.parent != parent or run.token_ids != token_ids:
-                raise BadPages("altered", f"{path} holds a page of other tokens")
+            page = only_page(read_run(path), self._kinds[group], parent, token_ids, str(path))
         except BadPages:
             self._index.discard(digest.hex(), self._folders[group])
             with contextlib.suppress(OSError):
@@ -213,7 +212,6 @@ class ShardFolder:
             self._index.discard(digest.hex(), self._folders[group])
             raise
         self.touch(digest)
-        page: PageBytes = run.parts[0].pages[0]
         return page
 
     def touch(self, digest: Digest) -> None:

@@ -26,7 +26,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from io import BufferedReader
+from io import BufferedIOBase
 from itertools import pairwise
 from pathlib import Path
 
@@ -67,6 +67,12 @@ class BadPages(Exception):
 
 def write_run(path: Path, run: PageRun) -> None:
     """Write pages to a new file. Raises OSError. Not atomic: write under a temporary name, then rename."""
+    with path.open("xb") as file:
+        file.writelines(pack_run(run))
+
+
+def pack_run(run: PageRun) -> list[bytes | memoryview]:
+    """Return the contents of a page file, in parts."""
     metadata = run.kind.metadata() | {
         "indices": json.dumps([part.indices for part in run.parts]),
         "parent": run.parent.hex(),
@@ -84,11 +90,7 @@ def write_run(path: Path, run: PageRun) -> None:
         start = stop
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % ALIGNMENT)
-    with path.open("xb") as file:
-        file.write(len(text).to_bytes(8, "little"))
-        file.write(text)
-        for pages in parts:
-            file.write(pages.data)
+    return [len(text).to_bytes(8, "little"), text, *(pages.data for pages in parts)]
 
 
 def _tensor(group: int) -> str:
@@ -105,25 +107,41 @@ def sync(path: Path) -> None:
 
 def read_run(path: Path) -> PageRun:
     """Read and check a file. Raises OSError if it cannot be read, and BadPages if it is invalid."""
+    with path.open("rb") as file:
+        return unpack_run(file, os.fstat(file.fileno()).st_size, str(path))
+
+
+def unpack_run(file: BufferedIOBase, size: int, name: str) -> PageRun:
+    """Read and check a file of ``size`` bytes; error messages call it ``name``. Raises BadPages."""
     try:
-        with path.open("rb") as file:
-            metadata, parts = _read(file)
+        metadata, parts = _read(file, size)
     except _MALFORMED as error:
-        raise BadPages("torn", f"{path} is not a complete file of pages: {error!r}") from None
+        raise BadPages("torn", f"{name} is not a complete file of pages: {error!r}") from None
     if metadata.get("octavo") != VERSION:
         raise BadPages(
-            "foreign", f"{path} has another format version than this server's ({VERSION}); save it again"
+            "foreign", f"{name} has another format version than this server's ({VERSION}); save it again"
         )
     if metadata.get("checksum") != _checksum(metadata, parts):
-        raise BadPages("altered", f"{path} has changed since it was written: its checksum does not match")
+        raise BadPages("altered", f"{name} has changed since it was written: its checksum does not match")
     try:
         return _parse(metadata, parts)
     except _MALFORMED as error:
-        raise BadPages("foreign", f"{path} has an invalid description of its pages: {error}") from None
+        raise BadPages("foreign", f"{name} has an invalid description of its pages: {error}") from None
 
 
-def _read(file: BufferedReader) -> tuple[dict[str, str], list[PageBytes]]:
-    size = os.fstat(file.fileno()).st_size
+def only_page(
+    run: PageRun, kind: PageLayoutKey, parent: Digest, token_ids: tuple[int, ...], name: str
+) -> PageBytes:
+    """Return the bytes [page_bytes] of a run with one page. Raises BadPages if it is another page."""
+    if not run.kind.matches(kind) or run.parts[0].indices != (0,):
+        raise BadPages("foreign", f"{name} holds pages of another model or page format")
+    if run.parent != parent or run.token_ids != token_ids:
+        raise BadPages("altered", f"{name} holds a page of other tokens")
+    page: PageBytes = run.parts[0].pages[0]
+    return page
+
+
+def _read(file: BufferedIOBase, size: int) -> tuple[dict[str, str], list[PageBytes]]:
     length = int.from_bytes(file.read(8), "little")
     if not 0 < length <= size - 8:
         raise ValueError(f"its header claims {length} bytes, but the file has {size}")

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from octavo.kernels.page_bytes import PageBytes
 
 from ..api.store_counters import StoreCounters
-from .folder import ShardFolder
 from .page_files import BadPages
 from .prefetch import FetchedPage, Parts, PrefetchJob, Rate
+from .remote import Shards
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class ShardReader:
 
     def __init__(
         self,
-        folder: ShardFolder,
+        folder: Shards,
         groups: Parts,
         counters: StoreCounters,
         *,
@@ -126,7 +126,9 @@ class ShardReader:
             self._num_stuck += 1
             self._counters.drop("read_failed")
             logger.warning(
-                "reading a page from the cache folder has taken %g s; the page is computed instead", STALL_S
+                "reading a page from %s has taken %g s; the page is computed instead",
+                self._folder.place,
+                STALL_S,
             )
             if worker.fetch is not None:
                 late.append(worker.fetch)
@@ -135,7 +137,7 @@ class ShardReader:
             else:
                 self._worker = None
                 late += self._queue
-                logger.warning("the cache folder does not respond; no pages are read until it does")
+                logger.warning("%s does not respond; no pages are read until it does", self._folder.place)
         for fetch in late:
             self._end(fetch)
         return bool(late)
@@ -202,13 +204,13 @@ class ShardReader:
         try:
             return self._folder.get(digest, parent=parent, token_ids=tokens, group=group)
         except FileNotFoundError:
-            return None
+            pass
         except OSError as error:
             self._counters.drop("read_failed")
-            logger.warning("a page cannot be read from the cache folder: %s", error)
+            logger.warning("a page cannot be read from %s: %s", self._folder.place, error)
         except BadPages as error:
             self._counters.drop(error.reason)
-            logger.warning("an invalid page in the cache folder is ignored: %s", error)
+            logger.warning("an invalid page in %s is ignored: %s", self._folder.place, error)
         self._folder.doubt(fetch.digests[index + 1 :], group)
         return None
 

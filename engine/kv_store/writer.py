@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from octavo.block_manager import Digest
 
 from ..api.store_counters import StoreCounters
-from .folder import ShardFolder
 from .page_runs import PageRun
+from .remote import Shards
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class _Page:
 class ShardWriter:
     """Bounded queue of pages, and the thread that writes them."""
 
-    def __init__(self, folder: ShardFolder, counters: StoreCounters, *, queue_bytes: int) -> None:
+    def __init__(self, folder: Shards, counters: StoreCounters, *, queue_bytes: int) -> None:
         self._folder = folder
         self._counters = counters
         self._queue_bytes = queue_bytes
@@ -108,7 +108,7 @@ class ShardWriter:
         except OSError as error:
             self._counters.drop("write_failed")
             if not self._failing:
-                logger.warning("pages cannot be written to the cache folder: %s", error)
+                logger.warning("pages cannot be written to %s: %s", self._folder.place, error)
             self._failing = True
             if error.errno in (errno.ENOSPC, errno.EDQUOT) and time.monotonic() >= self._next_prune:
                 self._next_prune = time.monotonic() + FULL_DISK_S

@@ -77,8 +77,8 @@ ENGINE_PACKAGES = {  # package of engine: engine packages that it may import
     "client": {"api", "grpc", "vision"},
     "arguments": {"api", "client", "grpc", "memory"},
     "cli": {
-        "api", "arguments", "client", "executor", "frontend", "grpc", "http", "kv_events", "memory",
-        "observability",
+        "api", "arguments", "client", "executor", "frontend", "grpc", "http", "kv_events", "kv_store",
+        "memory", "observability",
     },
 }  # fmt: skip
 TENSOR_LIBRARIES = {"mlx", "mlx_lm", "mlx_vlm"}

@@ -25,7 +25,7 @@ BUDGETS = {
     "engine/http": 4_037,
     "engine/inspection": 440,
     "engine/kv_events": 230,
-    "engine/kv_store": 1_990,
+    "engine/kv_store": 2_101,
     "engine/memory": 1_260,
     "engine/observability": 990,
     "engine/speculation": 1_430,

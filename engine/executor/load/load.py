@@ -219,7 +219,8 @@ def _trial(
     config = replace(
         config, num_pages=-(-length // config.page_size) + 2, kv_memory=None, max_running=1, max_kv_size=None,
         speculate="off", max_step_tokens=SCORED_AT_ONCE, max_pinned_pages=0, cache_dir=None,
-        cache_dir_bytes=None, save_dir=None, swap_memory=0, state_memory=8 * slot or None, async_steps=False,
+        cache_dir_bytes=None, remote_cache=None, save_dir=None, swap_memory=0, state_memory=8 * slot or None,
+        async_steps=False,
     )  # fmt: skip
     assert config.num_pages is not None
     size = sizing_of(config, layout.layers, length)
