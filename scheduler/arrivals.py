@@ -10,7 +10,7 @@ from .preemption import lost_work
 from .resources import Admission, Resource
 from .sequence_queues import SequenceQueues
 from .step_draft import StepDraft
-from .types import Sequence
+from .types import Sequence, Status
 from .waiting import LOOK_AHEAD, MAX_PASSED
 
 SHARES_LOOK_AHEAD = LOOK_AHEAD // 16
@@ -94,6 +94,8 @@ class Arrivals:
                 if not self._resources.is_coming:
                     self.lacking.add(sequence)
                 lacks, passed = lacks or sequence, passed + 1
+            elif outcome is Admission.LACKS_MEDIA:
+                self._queues.load(sequence, Status.WAITING_FOR_MEDIA)
             elif outcome is Admission.SHARES:
                 blocked, passed = blocked or sequence, passed + SHARES_LOOK_AHEAD
             else:

@@ -79,7 +79,10 @@ class TokenBudget:
             if in_time < granted:
                 self.left = in_time
             granted = in_time
-        return _without_cuts(sequence, len(sequence.tokens) - wanted, granted) if sequence.media else granted
+        if sequence.media:
+            start = len(sequence.tokens) - wanted
+            granted = _without_cuts(sequence, start, min(granted, sequence.num_ready - start))
+        return granted
 
     def spend(self, sequence: Sequence, num_tokens: int, wanted: int) -> None:
         """Subtract ``num_tokens`` from the budget, for a sequence that wanted ``wanted`` tokens."""

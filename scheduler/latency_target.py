@@ -75,15 +75,19 @@ class LatencyTarget:
         """Share of the target that a predicted step may take, so that 9 of 10 steps keep the target."""
         return max(LEAST_HEADROOM, min(MOST_HEADROOM, 1 / (1 + LATE_FACTOR * self._error)))
 
-    def limit(self, decodes: StepShape, tightest: float | None = None) -> StepTime | None:
+    def limit(
+        self, decodes: StepShape, tightest: float | None = None, spent_s: float = 0.0
+    ) -> StepTime | None:
         """Return the time left for prompts next to these decodes; None if there is no target.
 
         tightest   shortest target of a decoding sequence, in seconds
+        spent_s    seconds of other work, such as encoding of images, since the last step
         """
         targets = [each for each in (self._target(decodes), tightest) if each is not None]
         if not decodes.num_decodes or not targets:
             return None
-        return StepTime(self._cost, decodes, min(targets) * self.headroom, taught=self._num_chunks > 0)
+        limit_s = min(targets) * self.headroom - spent_s
+        return StepTime(self._cost, decodes, limit_s, taught=self._num_chunks > 0)
 
     def _target(self, decodes: StepShape) -> float | None:
         if self.target_s != "auto":
@@ -126,6 +130,11 @@ class StepTime:
         self._shape = shape
         self._limit_s = limit_s
         self._taught = taught
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left, below 0 if the target cannot be kept."""
+        return self._limit_s - self._cost.predict(self._shape)
 
     def most(self, start: int, wanted: int) -> int:
         """Return for how many prompt tokens from position ``start`` on there is time, up to ``wanted``."""

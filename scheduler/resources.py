@@ -16,6 +16,7 @@ class Admission(enum.Enum):
 
     ADMITTED = enum.auto()
     LACKS = enum.auto()  # the sequence lacks something that others do not need; others may overtake it
+    LACKS_MEDIA = enum.auto()  # the sequence waits outside of the queue until ``Scheduler.retry``
     SHARES = enum.auto()  # the sequence waits for a page that this step computes; others may overtake it
     STOP = enum.auto()  # nothing is left for this sequence or for later ones
 

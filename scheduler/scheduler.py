@@ -22,7 +22,7 @@ from .resumption import Resumption, RoomOfLoads
 from .sequence_queues import SequenceQueues
 from .step_cost import decode_shape, shape_of
 from .step_draft import StepDraft, next_tokens
-from .types import SampleResult, ScheduledChunk, SchedulerOutput, Sequence, Status
+from .types import SampleResult, ScheduledChunk, SchedulerOutput, Sequence, Status, StepShape
 from .waiting import WaitingQueue
 
 
@@ -83,7 +83,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Number of sequences that wait for admission or for loaded pages, without parallel samples."""
+        """Number of sequences that wait for admission, pages or images, without parallel samples."""
         return len(self._queues.waiting) + len(self._queues.loading)
 
     @property
@@ -91,7 +91,8 @@ class Scheduler:
         """Whether ``plan`` could return a step; False while all sequences wait for loaded pages."""
         if self._queues.running or self._connector.has_news:
             return True
-        return bool(self._queues.waiting) and not self._resumption.holds_up_all()
+        waits = bool(self._queues.waiting) and not self._resumption.holds_up_all()
+        return waits or self._resources.is_coming
 
     def tenant_loads(self) -> dict[str, tuple[int, int]]:
         """Return the numbers of running and of waiting sequences by tenant."""
@@ -136,15 +137,38 @@ class Scheduler:
         if sequence.status is Status.WAITING_FOR_PAGES:
             self._connector.cancel_load(sequence)
             self._stop_loading(sequence)  # a parallel sample may replace the sequence and compute the rest
+        elif sequence.status is Status.WAITING_FOR_MEDIA:
+            self.retry(sequence)
         if sequence.status is not Status.FINISHED:
             self._pages.look_again()
             self._queues.abort(sequence)
             self._release(sequence)
 
-    def plan(self, now: float | None = None) -> SchedulerOutput | None:
+    def retry(self, sequence: Sequence) -> None:
+        """Queue a sequence whose image is encoded now, so that ``plan`` tries to admit it again."""
+        self._queues.resume(sequence)
+
+    def spare_time(self) -> float | None:
+        """Return the seconds that other work may take before the next step.
+
+        Prompts that wait or run keep half of the time. None without a latency target or decoding sequences.
+        """
+        latency, running = self._targets.latency, [s for s in self._queues.running if s not in self.held]
+        decoding = [each for each in running if each.backlog == 1]
+        if latency is None or not decoding:
+            return None
+        shape = StepShape(len(decoding), 0, sum(len(each.tokens) for each in decoding), 0)
+        time = latency.limit(shape, self._targets.tightest(decoding))
+        if time is None:
+            return None
+        has_prompts = self._queues.may_grow or len(decoding) < len(running)
+        return time.left_s / 2 if has_prompts else time.left_s
+
+    def plan(self, now: float | None = None, *, spent_s: float = 0.0) -> SchedulerOutput | None:
         """Decide the next step and reserve its pages; None if there is nothing to do.
 
-        now   current time in seconds, to compare with first-token deadlines (None: no deadlines)
+        now       current time in seconds, to compare with first-token deadlines (None: no deadlines)
+        spent_s   seconds that other work has taken since the last step, see ``spare_time``
         """
         assert not self._planned, "the last step has not been committed"
         for sequence in self._connector.poll():
@@ -157,7 +181,7 @@ class Scheduler:
             self._displace(draft)
         self._plan_decodes(draft)
         if draft.chunks or not draft.is_plain or self._queues.may_grow:
-            self._open_budget(draft)
+            self._open_budget(draft, spent_s)
             held_back = self._plan_chunks(draft, self._queues.waiting.in_turn(draft.chunks))
             self._plan_arrivals(draft)
             self._plan_chunks(draft, held_back, may_admit=False)
@@ -272,10 +296,11 @@ class Scheduler:
         if self._targets.latency is not None:
             draft.shape = decode_shape(draft.work)
 
-    def _open_budget(self, draft: StepDraft) -> None:
+    def _open_budget(self, draft: StepDraft, spent_s: float) -> None:
         time, latency = None, self._targets.latency
         if latency is not None and draft.shape is not None:
-            time = latency.limit(draft.shape, self._targets.tightest(item.sequence for item in draft.work))
+            tightest = self._targets.tightest(item.sequence for item in draft.work)
+            time = latency.limit(draft.shape, tightest, spent_s)
         left = self.limits.max_step_tokens - len(draft.work)
         draft.budget = TokenBudget(left, self.limits, self.blocks, time=time)
 

@@ -98,7 +98,7 @@ class SequenceQueues:
                                      '-----------'      v               |
                                              parallel samples -- abort -'   (and from anywhere else)
 
-    loading       sequences whose pages a connector loads
+    loading       sequences whose pages a connector loads, or whose image is being encoded
     waiting       sequences to admit, in order; see WaitingQueue
     running       sequences by priority, then by admission; each holds every resource
     successors    parallel sample that replaced an aborted sequence, by this sequence
@@ -129,15 +129,18 @@ class SequenceQueues:
         self.shares.count_waiting(sequence, 1)
 
     def resume(self, sequence: Sequence) -> None:
+        """Queue a sequence, whose pages or image are there now, before those that never ran."""
         self.loading.remove(sequence)
         self._put_back(sequence)
 
-    def load(self, sequence: Sequence) -> None:
-        """Let a sequence wait for loaded pages, until ``enqueue`` or ``resume``."""
+    def load(self, sequence: Sequence, status: Status = Status.WAITING_FOR_PAGES) -> None:
+        """Let a sequence wait outside of the queue, until ``enqueue`` or ``resume``."""
         if sequence in self.waiting:
             self._leave_queue(sequence)
         self.loading.append(sequence)
-        sequence.status = Status.WAITING_FOR_PAGES
+        sequence.status = status
+        if sequence.history.num_cached is None:
+            sequence.history.num_admitted_before = self._num_admitted  # its age if ``resume`` queues it
 
     def admit(self, sequence: Sequence) -> None:
         """Let a waiting sequence run; it must hold every resource."""

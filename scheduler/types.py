@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import sys
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field
 from typing import NamedTuple
@@ -14,6 +15,7 @@ class Status(enum.Enum):
     """State of a sequence."""
 
     WAITING_FOR_PAGES = enum.auto()  # a connector loads pages of its prompt
+    WAITING_FOR_MEDIA = enum.auto()  # the next chunk needs an image that is not encoded
     WAITING = enum.auto()
     RUNNING = enum.auto()
     FINISHED = enum.auto()
@@ -70,6 +72,7 @@ class Sequence:
     tenant       tenant of the request, if several share a server
     media        images among the prompt's tokens, by position
     drafts       draft tokens to verify after ``tokens``; replaced whenever a token is appended
+    num_ready    number of tokens that steps may compute now: an image after them is not encoded
     """
 
     sequence_id: str
@@ -88,6 +91,7 @@ class Sequence:
     table: PageTable | None = field(init=False, default=None)
     history: History = field(init=False, default_factory=History)
     drafts: tuple[int, ...] = field(init=False, default=())
+    num_ready: int = field(init=False, default=sys.maxsize)
 
     def __post_init__(self, max_tokens: int) -> None:
         if not self.tokens:

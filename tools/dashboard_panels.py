@@ -91,6 +91,7 @@ SERVING = Page(
               series={"prompt": rate("prompt_tokens_total"), "generated": rate("generated_tokens_total")},
               description="Prompt tokens are counted when their request ends."),
         Panel(title="Time to first token", unit="s", series=quantiles("time_to_first_token_seconds")),
+        Panel(title="Time to encode an image", unit="s", series=quantiles("image_encoding_seconds")),
         Panel(title="Time between tokens", unit="s", series=quantiles("inter_token_seconds")),
         Panel(title="Duration of requests", unit="s", series=quantiles("request_seconds")),
         Panel(title="Distribution of time to first token", unit="s", kind=Kind.HEATMAP, width=24,

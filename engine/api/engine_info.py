@@ -19,7 +19,7 @@ class MemoryBudget:
     drafts     KV pages of the draft model
     unread     weights that no step reads
     adapters   limit on memory for LoRA adapters
-    vision     weights of the image encoder, and its cache
+    vision     weights of the image encoder, its cache, and the arrays of one encoding
     """
 
     weights: int

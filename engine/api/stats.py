@@ -69,6 +69,7 @@ class Gauges(NamedTuple):
     tenants       loads of named tenants, at most a second old
     prompts_left  uncomputed prompt tokens by request number; None after preemption
     adapters      LoRA adapters in use
+    media_waits   sequences that wait until an image is encoded
     """
 
     num_running: int = 0
@@ -84,6 +85,7 @@ class Gauges(NamedTuple):
     pages_pinned: int = 0
     prompts_left: Mapping[int, int | None] = NO_PROMPTS
     adapters: AdapterLoad | None = None
+    media_waits: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,8 @@ class StepRecord:
     drafts           one entry per sequence with draft tokens
     tenant_tokens    tokens of each named tenant
     predicted_s      predicted step time; None without a latency target
+    encoded_s        times to encode an image, since the last record, in seconds
+    image_hits       images that were found encoded, since the last record
     """
 
     seconds: float
@@ -118,6 +122,8 @@ class StepRecord:
     drafts: tuple[DraftRecord, ...] = ()
     tenant_tokens: Mapping[str, TenantTokens] = field(default_factory=dict)
     predicted_s: float | None = None
+    encoded_s: tuple[float, ...] = ()
+    image_hits: int = 0
 
 
 class Observer(Protocol):

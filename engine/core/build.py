@@ -159,12 +159,15 @@ def assemble(
     if config.swap_memory:
         swap = HostTier(runner, blocks, transfer, max_bytes=config.swap_memory, behind=disk, clock=clock)
     adapters = None if runner.adapters is None else AdapterPart(runner.adapters, config.max_loras)
+    images = None
+    if runner.images is not None:
+        images = ImagePart(runner.images, blocks, max_step_tokens=config.max_step_tokens, clock=clock)
     scheduler = Scheduler(
         blocks,
         limits,
         swap or disk,
         waiting=waiting_queue(config, blocks),
-        resources=() if adapters is None else (adapters,),
+        resources=tuple(part for part in (adapters, images) if part is not None),
     )
     drafts_from = "draft" if draft_model is not None else drafts_by(config, info)
     speculation = Speculation(drafts_from, most=config.draft_tokens)
@@ -181,11 +184,12 @@ def assemble(
             store_counts=disk.counts if disk is not None else None,
             swap_counts=(lambda: swap.counts) if swap is not None else None,
             adapter_load=adapters.usage if adapters is not None else None,
+            media_waits=images.num_waiting if images is not None else lambda: 0,
             clock=clock,
         ),
         observer=observer,
         adapters=adapters,
-        images=None if runner.images is None else ImagePart(runner.images),
+        images=images,
         overlaps=config.async_steps is not False,
         clock=clock,
     )

@@ -75,6 +75,8 @@ class EngineCore:
         self.builder = RequestBuilder(runner.info, tokenizer, runner.adapters)
         self.adapters = adapters
         self._stats = StepStats(observer)
+        if images is not None:
+            images.on_encoded, images.on_hit = self._stats.encoded, self._stats.hit_image
         self._clock = clock
         self.drafts = drafts or DraftPart(Speculation("off", most=1), None, scheduler, clock)
         grammars = Grammars(may_be_late=blocks.states is None)
@@ -118,11 +120,11 @@ class EngineCore:
 
     def step(self) -> list[Update]:
         """Advance every running request by one step; return the updates since the last call."""
-        began = self._step_began = self._clock()
-        flight = self._in_flight or self._submit(self._plan(began))
+        self._step_began = self._clock()
+        flight = self._in_flight or self._submit(self._plan(self._step_began))
         self._in_flight = self._submit_ahead(flight)
         self._commit(flight)
-        return self._publish(flight, began)
+        return self._publish(flight, self._step_began)
 
     def settle(self) -> None:
         flight, self._in_flight = self._in_flight, None
@@ -132,11 +134,16 @@ class EngineCore:
             self._live.updates = self._publish(flight, began)
 
     def _plan(self, now: float) -> SchedulerOutput | None:
-        self._scheduler.held = self._parts.held() if self._parts.live else NONE_HELD
-        step = self._scheduler.plan(now)
+        spent_s = 0.0
+        if self._parts.live:
+            spent_s = self._let_parts_work()
+        else:
+            self._scheduler.held = NONE_HELD
+        step = self._scheduler.plan(now, spent_s=spent_s)
         self.passed("plan")
         if not step and self._scheduler.is_blocked:
-            time.sleep(HELD_S)  # all sequences wait, for example for grammar masks
+            if not spent_s:
+                time.sleep(HELD_S)  # all sequences wait, for example for grammar masks
         elif not step:
             self._live.fail_stuck()
         elif not step.plain:
@@ -145,6 +152,18 @@ class EngineCore:
             self._live.note_started(step, now)
             self.gauges = self.gauges._replace(prompts_left=self._live.progress.measure())
         return step
+
+    def _let_parts_work(self) -> float:
+        """Let the parts work; return the seconds that they took, which do not count as the step's."""
+        began = self._clock()
+        ready = self._parts.work(self._scheduler.spare_time)
+        for sequence in ready or ():
+            self._scheduler.retry(sequence)
+        self._scheduler.held = self._parts.held()
+        if ready is None:
+            return 0.0
+        self._step_began = self._clock()
+        return self._step_began - began
 
     def _submit(self, step: SchedulerOutput | None, after: Pending | None = None) -> _InFlight | None:
         if not step:

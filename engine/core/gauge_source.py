@@ -44,12 +44,13 @@ class GaugeSource:
         store_counts: Callable[[], StoreCounts] | None = None,
         swap_counts: Callable[[], SwapCounts] | None = None,
         adapter_load: Callable[[], AdapterLoad] | None = None,
+        media_waits: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._blocks = blocks
         self._scheduler = scheduler
         self._store_counts, self._swap_counts = store_counts, swap_counts
-        self._adapter_load = adapter_load
+        self._adapter_load, self._media_waits = adapter_load, media_waits
         self._tenants = TenantLoads(scheduler, clock)
 
     def measure(
@@ -71,4 +72,5 @@ class GaugeSource:
             pages_pinned=pages_pinned,
             prompts_left=prompts_left,
             adapters=self._adapter_load() if self._adapter_load is not None else None,
+            media_waits=self._media_waits(),
         )

@@ -1,14 +1,19 @@
-"""Step part for images in prompts."""
+"""Step part for images in prompts: encodes them between steps, and gives steps their rows."""
 
 from __future__ import annotations
 
+import sys
+import time
+from collections.abc import Callable, Set
+from collections.abc import Sequence as Samples
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from octavo.block_manager import BlockManager
 from octavo.kernels.metadata import Ints
-from octavo.scheduler import ScheduledChunk, SchedulerOutput, Sequence
+from octavo.scheduler import Admission, Resource, ScheduledChunk, SchedulerOutput, Sequence
+from octavo.scheduler.waiting import cached_tokens
 
 from ..api.image import PromptImage
 from ..executor.base import EncodedImage, Images
@@ -20,25 +25,172 @@ IS_IMAGE, FEATURES, DEEPSTACK = "image_rows", "image_features", "image_deepstack
 AXES = ("position_t", "position_h", "position_w")
 
 
-class ImagePart(StepPart):
-    """Adds image features to the rows of image tokens."""
+MAX_READY = 4
+"""Sequences in the queue that keep an encoded image. While there are as many, no image is encoded for
+sequences that wait outside of the queue, so encoded images of waiting sequences take bounded memory."""
 
-    def __init__(self, images: Images) -> None:
+
+class ImagePart(StepPart, Resource):
+    """Adds the features of images to their rows, and positions to the rows in and after images.
+
+    Images are encoded between steps, one at a time, in portions. If all rows of an image are cached, it is
+    never encoded. A sequence whose next chunk needs an image that is not encoded is ``WAITING_FOR_MEDIA``,
+    without pages. A running sequence that reaches its next image too early keeps its pages and is left out of
+    steps. Images of running sequences come first, then those of waiting ones, then images further ahead in
+    running prompts. An encoded image is kept until its last row is computed.
+
+    on_encoded, on_hit   called for each image that was encoded, with the seconds it took, or found encoded
+    """
+
+    def __init__(
+        self,
+        images: Images,
+        blocks: BlockManager,
+        *,
+        max_step_tokens: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.on_encoded: Callable[[float], None] = lambda _: None
+        self.on_hit: Callable[[], None] = lambda: None
         self._images = images
-        self._prompts: WeakKeyDictionary[Sequence, _Prompt] = WeakKeyDictionary()
+        self._blocks = blocks
+        self._max_step_tokens = max_step_tokens
+        self._clock = clock
+        self._prompts: dict[Sequence, _Prompt] = {}
+        self._waiting: dict[Sequence, PromptImage] = {}  # outside of the queue, each with the image it needs
+        self._ready: set[Sequence] = set()  # queued again with an encoded image, and not admitted since
+        self._stopped: set[Sequence] = set()  # running, before an image that is not encoded
+        self._current: PromptImage | None = None  # the image being encoded
+        self._seconds = 0.0  # that encoding it has taken so far
+        self._new: bytes | None = None  # digest of the image that was just encoded, until a sequence has it
 
     @property
     def is_live(self) -> bool:
         return bool(self._prompts)
 
+    @property
+    def is_coming(self) -> bool:
+        return bool(self._waiting)
+
+    def num_waiting(self) -> int:
+        """Return the number of sequences that wait for an image."""
+        return len(self._waiting) + len(self._stopped)
+
     def begin(self, request: Request) -> None:
         if request.images:
             axes = Axes(request.num_prompt, request.images) if self._images.has_axes else None
-            prompt = _Prompt(request.images, axes, {})
-            self._prompts.update((sample.sequence, prompt) for sample in request.samples)
+            for sample in request.samples:
+                self._prompts[sample.sequence] = _Prompt(request.images, axes, {})
 
     def end(self, sample: Sample) -> None:
-        self._prompts.pop(sample.sequence, None)
+        sequence = sample.sequence
+        self._prompts.pop(sequence, None)
+        self._waiting.pop(sequence, None)
+        self._ready.discard(sequence)
+        self._stopped.discard(sequence)
+
+    def hold(self, sequence: Sequence) -> Admission:
+        """Admit a sequence, unless the first image that its next chunk needs is not encoded."""
+        prompt = self._prompts.get(sequence)
+        if prompt is None:
+            return Admission.ADMITTED
+        start = cached_tokens(sequence, self._blocks)
+        missing = self._missing(sequence, prompt, start)
+        if (
+            missing is None
+            or missing.start >= start + self._max_step_tokens
+            or any(encoded < missing.start for encoded in prompt.held)
+        ):
+            return Admission.ADMITTED
+        prompt.held.clear()
+        self._ready.discard(sequence)
+        self._waiting[sequence] = missing
+        return Admission.LACKS_MEDIA
+
+    def work(self, time_left: Callable[[], float | None]) -> list[Sequence] | None:
+        """Encode the next portions of an image: one in any case, and more while there is time. Return the
+        sequences whose image is encoded now."""
+        if (image := self._next_image()) is None:
+            return None
+        if self._current is None or self._current.digest != image.digest:
+            self._current, self._seconds = image, 0.0
+        left_s, spent_s = 0.0, 0.0
+        encoded = None
+        while encoded is None:
+            began = self._clock()
+            encoded = self._images.advance(image)
+            portion_s = self._clock() - began
+            if not spent_s:
+                left_s = time_left() or 0.0
+            spent_s += portion_s
+            if spent_s + portion_s > left_s:
+                break
+        self._seconds += spent_s
+        if encoded is None:
+            return []
+        self._current = None
+        self._new = image.digest
+        self.on_encoded(self._seconds)
+        self._next_image()  # running sequences get theirs
+        return self._take_ready()
+
+    def _take_ready(self) -> list[Sequence]:
+        """Give the waiting sequences their images that are encoded; return these sequences."""
+        ready = []
+        for sequence, image in list(self._waiting.items()):
+            if self._missing(sequence, self._prompts[sequence], image.start) is not image:
+                del self._waiting[sequence]
+                self._ready.add(sequence)
+                ready.append(sequence)
+        return ready
+
+    def _next_image(self) -> PromptImage | None:
+        """Return the image to encode next: the current one while a sequence needs it."""
+        urgent, later = list[PromptImage](), list[PromptImage]()
+        self._stopped.clear()
+        for sequence, prompt in self._prompts.items():
+            if sequence.table is None or (start := sequence.num_written) >= prompt.stop:
+                continue
+            if (missing := self._missing(sequence, prompt, start)) is not None:
+                if missing.start <= start:
+                    self._stopped.add(sequence)
+                (urgent if missing.start <= start else later).append(missing)
+        self._ready = {sequence for sequence in self._ready if sequence.table is None}
+        if len(self._ready) < MAX_READY:
+            urgent += self._waiting.values()
+        wanted = [*urgent, *later]
+        current = self._current
+        if current is not None and any(image.digest == current.digest for image in wanted):
+            return current
+        return wanted[0] if wanted else None
+
+    def _missing(self, sequence: Sequence, prompt: _Prompt, start: int) -> PromptImage | None:
+        """Hold the images, from position ``start`` on, that are encoded, up to a whole step of rows. Return
+        the first image within them that is not encoded, and let steps compute no tokens behind it."""
+        num_rows = 0
+        for image in prompt.images:
+            if image.start + image.length <= start:
+                prompt.held.pop(image.start, None)
+                continue
+            if image.start not in prompt.held:
+                is_near = num_rows < self._max_step_tokens
+                encoded = self._images.find(image.digest) if is_near else None
+                if encoded is None:
+                    sequence.num_ready = image.start
+                    return image if is_near else None
+                prompt.held[image.start] = encoded
+                if image.digest != self._new:
+                    self.on_hit()
+                self._new = None
+            num_rows += image.length
+        sequence.num_ready = sys.maxsize
+        return None
+
+    def held(self) -> Set[Sequence]:
+        return self._stopped
+
+    def may_overlap(self, going_on: Samples[Sample]) -> bool:  # noqa: ARG002
+        return not self.num_waiting()
 
     def rows(self, step: SchedulerOutput) -> PartRows | None:
         prompts = [(item, self._prompts.get(item.sequence)) for item in step.work]
@@ -74,17 +226,24 @@ class ImagePart(StepPart):
             first, last = max(item.start, image.start), min(item.stop, image.start + image.length)
             if first >= last:
                 continue
-            encoded = prompt.held.pop(image.start, None) or self._images.encode(image)
-            if last < image.start + image.length:
-                prompt.held[image.start] = encoded
+            encoded = prompt.held[image.start]
+            if last == image.start + image.length:
+                del prompt.held[image.start]
             parts.append((first, _Part(image, encoded, first - image.start, last - image.start)))
         return parts
 
 
 class _Prompt(NamedTuple):
+    """Images of a sequence's prompt. ``held``: encoded images for the next steps, by first position."""
+
     images: tuple[PromptImage, ...]
     axes: Axes | None
     held: dict[int, EncodedImage]
+
+    @property
+    def stop(self) -> int:
+        """The position after the last image."""
+        return self.images[-1].start + self.images[-1].length
 
 
 class _Part(NamedTuple):

@@ -3,7 +3,8 @@
 Steps overlap if every sequence computes one token and sampling needs nothing that is still unknown.
 Otherwise the step in flight is resolved first, because of:
 
-- grammars, penalties, drafts, and prompts with log-probabilities or embeddings (``may_overlap``)
+- grammars, penalties, drafts, sequences that wait for images, and prompts with log-probabilities or
+  embeddings (``may_overlap``)
 - prompt chunks, samples that fork, waiting sequences, preemption, disk stores and recurrent states
   (``Scheduler.plan_ahead``)
 - tokens that the next step cannot read on the device (``Pending.feeds``)

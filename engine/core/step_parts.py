@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -53,6 +53,11 @@ class StepPart:
 
     def begin(self, request: Request) -> None:
         """Called when a request was queued."""
+
+    def work(self, time_left: Callable[[], float | None]) -> list[Served] | None:  # noqa: ARG002
+        """Do some work that is no step, before each step is planned; return sequences to try again, see
+        ``Scheduler.retry``. None: there was no work. ``time_left``: see ``Scheduler.spare_time``."""
+        return None
 
     def held(self) -> Set[Served]:
         return frozenset()
@@ -142,6 +147,11 @@ class StepParts:
     def close(self) -> None:
         for part in self._parts:
             part.close()
+
+    def work(self, time_left: Callable[[], float | None]) -> list[Served] | None:
+        """Let the live parts work; return the sequences to try again, or None if no part had work."""
+        done = [ready for part in self.live if (ready := part.work(time_left)) is not None]
+        return [sequence for ready in done for sequence in ready] if done else None
 
     def held(self) -> Set[Served]:
         return frozenset().union(*(part.held() for part in self.live))

@@ -28,12 +28,23 @@ class StepStats:
         self._ended: list[RequestRecord] = []
         self._drafted: list[DraftRecord] = []
         self._tenant_outputs: Counter[str] = Counter()
+        # The next record has these, although images may be encoded while there are no steps.
+        self._encoded_s: list[float] = []
+        self._num_image_hits = 0
 
     def _forget(self) -> None:
         self._num_generated = 0
         for events in (self._ttft_s, self._inter_token_s, self._queue_s, self._ended, self._drafted):
             events.clear()
         self._tenant_outputs.clear()
+
+    def encoded(self, seconds: float) -> None:
+        """Record an image that was encoded."""
+        self._encoded_s.append(seconds)
+
+    def hit_image(self) -> None:
+        """Record an image that was found encoded."""
+        self._num_image_hits += 1
 
     def drafted(self, num_drafts: int, num_accepted: int) -> None:
         self._drafted.append(DraftRecord(num_drafts, num_accepted))
@@ -89,6 +100,8 @@ class StepStats:
         misses: Counter[str] = Counter()
         for lookup in lookups:
             misses.update(lookup.misses)
+        encoded_s, self._encoded_s = tuple(self._encoded_s), []
+        image_hits, self._num_image_hits = self._num_image_hits, 0
         decoding = sum(
             item.start >= item.sequence.num_prompt and item.stop - item.start == 1 for item in work
         )
@@ -110,6 +123,8 @@ class StepStats:
             drafts=tuple(self._drafted),
             tenant_tokens=self._tenant_tokens(work),
             predicted_s=None if step is None else step.predicted_s,
+            encoded_s=encoded_s,
+            image_hits=image_hits,
         )
 
     def _tenant_tokens(self, work: Iterable[ScheduledChunk]) -> dict[str, TenantTokens]:

@@ -61,6 +61,17 @@ def workspace_bytes(
     return activations + 2 * max_running * vocab_size * activation_bytes
 
 
+def encoding_bytes(config: Mapping[str, Any], *, num_patches: int, activation_bytes: int) -> int:
+    """Return an estimate of the largest arrays while an image is encoded: a layer's activations, and three
+    times its attention scores, which MLX's kernels for some shapes do not need."""
+    vision = config["vision_config"]
+    hidden = int(vision.get("embed_dim") or vision["hidden_size"])
+    inner = int(vision.get("intermediate_size") or 4 * hidden)
+    heads = int(vision.get("num_heads") or vision["num_attention_heads"])
+    scores = 3 * heads * num_patches**2
+    return (scores + num_patches * (6 * hidden + 3 * inner)) * activation_bytes
+
+
 def available_memory() -> int:
     """Return the bytes that this process may still use."""
     try:

@@ -108,6 +108,9 @@ class Metrics:
 
         self._running = gauge("requests_running", "Sequences being computed now.")
         self._waiting = gauge("requests_waiting", "Sequences waiting to be admitted.")
+        self._media_waits = gauge(
+            "requests_waiting_for_media", "Sequences that wait until an image of their prompt is encoded."
+        )
         self._pages = gauge(
             "kv_pages", "Pages of the KV pool by state; the states add up to the pool.", "state"
         )
@@ -170,6 +173,10 @@ class Metrics:
         self._queue = histogram(
             "queue_seconds", "Time from submission to the first step of a request.", TTFT_BUCKETS
         )
+        self._encoding = histogram(
+            "image_encoding_seconds", "Time to encode an image, without the steps in between.", TTFT_BUCKETS
+        )
+        self._image_hits = counter("image_cache_hits", "Images found in the cache of encoded images.")
         self._request_seconds = histogram(
             "request_seconds", "Time from submission to the end of a request.", REQUEST_BUCKETS
         )
@@ -218,6 +225,7 @@ class Metrics:
             self._misses.labels(reason).inc(tokens)
         self._evicted.inc(record.evicted_pages)
         self._preemptions.inc(record.preemptions)
+        self._image_hits.inc(record.image_hits)
         self._generated.inc(record.generated_tokens)
         self._count_drafts(record.drafts)
         self._tenants.count(record.tenant_tokens)
@@ -231,6 +239,7 @@ class Metrics:
             (self._ttft, record.ttft_s),
             (self._inter_token, record.inter_token_s),
             (self._queue, record.queue_s),
+            (self._encoding, record.encoded_s),
         ):
             for value in values:
                 histogram.observe(value)
@@ -257,6 +266,7 @@ class Metrics:
         self._gauges = gauges
         self._running.set(gauges.num_running)
         self._waiting.set(gauges.num_waiting)
+        self._media_waits.set(gauges.media_waits)
         pages = {
             "held": gauges.pages_held,
             "idle_cached": gauges.pages_idle_cached,

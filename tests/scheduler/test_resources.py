@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from octavo.block_manager import BlockManager
+from octavo.block_manager import BlockManager, MediaSpan
 from octavo.scheduler import (
     Admission,
     Limits,
@@ -171,3 +171,76 @@ def test_no_hold_and_no_page_is_lost_under_random_load(queue: str, seed: int) ->
     assert num_preempted, "pages were never short"
     assert not +slots.holders
     assert scheduler.blocks.num_held == 0
+
+
+class Media(Resource):
+    """A resource that sequences whose id begins with ``m`` lack until it has ``come``."""
+
+    def __init__(self) -> None:
+        self.has_come = False
+        self.waiting: list[Sequence] = []
+
+    @property
+    def is_coming(self) -> bool:
+        return bool(self.waiting)
+
+    def hold(self, sequence: Sequence) -> Admission:
+        if self.has_come or key_of(sequence) != "m":
+            return Admission.ADMITTED
+        self.waiting.append(sequence)
+        return Admission.LACKS_MEDIA
+
+    def come(self, scheduler: Scheduler) -> None:
+        self.has_come = True
+        while self.waiting:
+            scheduler.retry(self.waiting.pop(0))
+
+
+@every_queue
+def test_sequences_without_media_hold_up_nothing(queue: str) -> None:
+    media = Media()
+    blocks = BlockManager(64, 4)
+    scheduler = Scheduler(blocks, Limits(16, 4), waiting=QUEUES[queue](blocks), resources=(media,))
+    first = [Sequence(f"m{n}", [5, n], 2, tenant="late", priority=-1) for n in range(3)]
+    for sequence in first:
+        scheduler.add(sequence)
+    assert scheduler.plan() is None
+    assert all(each.status is Status.WAITING_FOR_MEDIA and each.table is None for each in first)
+    assert scheduler.has_work
+    assert scheduler.is_blocked
+    assert not scheduler.stuck()
+    assert (scheduler.num_waiting, scheduler.num_running) == (3, 0)
+    others = [Sequence(f"-{n}", [6, n], 3, tenant=f"tenant {n % 2}") for n in range(600)]
+    for sequence in others:
+        scheduler.add(sequence)
+    for _ in range(10):
+        planned = step(scheduler)
+        assert planned is not None
+        assert len(planned.work) == 4, "no slot is kept, and none is taken back"
+    assert scheduler.num_preemptions == 0
+    assert sum(each.status is not Status.WAITING for each in others) >= 12, "many passed"
+    scheduler.abort(first[1])
+    assert status_of(first[1]) is Status.FINISHED
+    media.waiting.remove(first[1])
+    media.come(scheduler)
+    step(scheduler)
+    while status_of(first[0]) is not Status.FINISHED or status_of(first[2]) is not Status.FINISHED:
+        step(scheduler)
+        assert sum(each.status is Status.WAITING for each in others) > 500, "it has its place again"
+    for sequence in others:
+        scheduler.abort(sequence)
+    assert blocks.counts.held == 0
+    assert not scheduler.has_work
+
+
+def test_a_chunk_ends_where_tokens_are_not_ready() -> None:
+    scheduler = serve(KeySlots(1))
+    media = (MediaSpan(6, 2, b"a" * 32), MediaSpan(9, 3, b"b" * 32))
+    sequence = Sequence("-", list(range(12)), 2, media=media)
+    sequence.num_ready = 9
+    scheduler.add(sequence)
+    step(scheduler)
+    assert sequence.num_written == 9
+    sequence.num_ready = 12
+    step(scheduler)
+    assert sequence.num_written == 12

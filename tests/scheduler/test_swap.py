@@ -37,8 +37,8 @@ class Watched(Harness):
         self.steps: list[SchedulerOutput] = []
         plan = self.core._scheduler.plan
 
-        def noted(now: float | None = None) -> SchedulerOutput | None:
-            step = plan(now)
+        def noted(now: float | None = None, *, spent_s: float = 0.0) -> SchedulerOutput | None:
+            step = plan(now, spent_s=spent_s)
             if step is not None:
                 self.steps.append(step)
             return step

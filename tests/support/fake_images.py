@@ -6,6 +6,8 @@ import base64
 import io
 import struct
 import zlib
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -35,9 +37,29 @@ class FakeImages:
     has_axes: bool = True
     rules: ImageRules = RULES
     encoded: list[bytes] = field(default_factory=list)
+    num_portions: int = 1
+    max_kept: int = 99
+    portion: Callable[[bytes], None] = lambda _: None
+    kept: dict[bytes, EncodedImage] = field(default_factory=dict)
+    done: Counter[bytes] = field(default_factory=Counter)  # portions of images that are not encoded
 
-    def encode(self, image: PromptImage) -> EncodedImage:
+    def find(self, digest: bytes) -> EncodedImage | None:
+        return self.kept.get(digest)
+
+    def advance(self, image: PromptImage) -> EncodedImage | None:
+        self.portion(image.digest)
+        self.done[image.digest] += 1
+        if self.done[image.digest] < self.num_portions:
+            return None
+        del self.done[image.digest]
         self.encoded.append(image.digest)
+        self.kept[image.digest] = self.rows(image)
+        while len(self.kept) > self.max_kept:
+            del self.kept[next(iter(self.kept))]
+        return self.kept[image.digest]
+
+    @staticmethod
+    def rows(image: PromptImage) -> EncodedImage:
         rows = image.digest[0] + np.arange(image.length, dtype=np.float32)[:, None] / 100
         return Rows(np.tile(rows, (1, 4)), np.tile(rows[:, None], (1, 2, 4)))
 

@@ -34,7 +34,8 @@ METRIC_NAMES = {
     "octavo_time_to_first_token_seconds_bucket", "octavo_inter_token_seconds_bucket",
     "octavo_queue_seconds_bucket", "octavo_request_seconds_bucket", "octavo_build_info",
     "octavo_cache_config_info", "octavo_drafts_total", "octavo_spec_drafted_tokens_total",
-    "octavo_spec_accepted_tokens_total",
+    "octavo_spec_accepted_tokens_total", "octavo_requests_waiting_for_media",
+    "octavo_image_encoding_seconds_bucket", "octavo_image_cache_hits_total",
 }  # fmt: skip
 
 

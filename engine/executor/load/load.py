@@ -21,6 +21,7 @@ from ...api.config import AUTO, EngineConfig
 from ...api.engine_info import EngineInfo, MemoryBudget
 from ...api.errors import InvalidConfig
 from ...memory.budget import (
+    encoding_bytes,
     format_size,
     weights_bytes,
     workspace_bytes,
@@ -107,7 +108,13 @@ def load_paged_runner(
                 " of experts" if has_kernels else "",
             )  # fmt: skip
         adapter_bytes += padded + (adapter_bytes if has_kernels else 0)
-    beside_pages = adapter_bytes + (config.vision_cache if rules is not None else 0)
+    vision_bytes = 0
+    if rules is not None:
+        num_patches = rules.max_pixels // rules.patch**2
+        vision_bytes = config.vision_cache + encoding_bytes(
+            read_config(path), num_patches=num_patches, activation_bytes=layout.dtype.size
+        )
+    beside_pages = adapter_bytes + vision_bytes
     available = max(0, usable_memory(weight_bytes + draft_weight_bytes(config)) - beside_pages)
     available //= config.tensor_parallel  # all ranks share this machine's memory
     beside = draft_page_bytes(config, probed)
@@ -168,7 +175,7 @@ def load_paged_runner(
         states=0 if pool is None else pool.nbytes,
         drafts=beside(num_pages),
         adapters=adapter_bytes,
-        vision=0 if images is None else images.nbytes + config.vision_cache,
+        vision=0 if images is None else images.nbytes + vision_bytes,
     )
     if not is_draft:
         set_memory_limits(budget.workspace)

@@ -6,10 +6,11 @@ Without image rows a step computes as before. Text rows have the same bits wheth
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -89,9 +90,9 @@ def axes_of_pairs(section: list[int], *, interleaved: bool) -> list[int]:
 _CLASSES: dict[tuple[type, Any], type] = {}
 
 
-def _adapt(module: Any, rows: RowInputs, make: Any) -> None:
+def _adapt(module: Any, state: RowInputs | list[mx.array], make: Any) -> None:
     kind = type(module)
-    object.__setattr__(module, "image_inputs", rows)
+    object.__setattr__(module, "image_inputs", state)
     if (kind, make) not in _CLASSES:
         _CLASSES[kind, make] = type(kind.__name__, (kind,), make(kind))
     module.__class__ = _CLASSES[kind, make]
@@ -142,6 +143,25 @@ def _rope(kind: Any) -> dict[str, Any]:
     return {"__call__": __call__}
 
 
+def _recorded(kind: Any) -> dict[str, Any]:
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        out = kind.__call__(self, *args, **kwargs)
+        self.image_inputs.append(out[0] if isinstance(out, tuple) else out)
+        return out
+
+    return {"__call__": __call__}
+
+
+def _do_not_evaluate(model: Module) -> None:
+    """Let ``mx.eval`` in the modules of mlx-vlm that define ``model`` do nothing. Qwen3-VL's code would
+    evaluate a whole image while its graph is built. The values do not change."""
+    lazy = ModuleType(mx.__name__)
+    lazy.__dict__.update(vars(mx), eval=lambda *_: None)
+    for kind in type(model).__mro__:
+        if kind.__module__.startswith("mlx_vlm.models."):
+            sys.modules[kind.__module__].__dict__["mx"] = lazy
+
+
 class Encoded(NamedTuple):
     """An encoded image.
 
@@ -173,31 +193,55 @@ class Tower:
             self._model.eval()
             weights = dict(tree_flatten(self._model.parameters())).values()
             mx.eval(*weights)
+            _do_not_evaluate(self._model)
         except Exception as error:  # mlx-vlm's code can raise anything
             why = " ".join(str(error).split())[:300] or type(error).__name__
             raise ModelLoadError(
                 f"mlx-vlm cannot load the vision part of {path}: {why}; serve it without vision"
             ) from error
         self._family, self._rules = family, rules
+        self._outputs: list[mx.array] = []  # of the layers, while a graph is built
+        for layer in _longest_list(self._model):
+            _adapt(layer, self._outputs, _recorded)
         self.nbytes = sum(weight.nbytes for weight in weights)
 
-    def encode(self, image: PromptImage) -> Encoded:
-        """Return an image's rows. mlx-vlm's ``get_input_embeddings`` computes them for a prompt that consists
-        of the image alone, because all of its models share only this interface."""
+    def encode(self, image: PromptImage) -> Generator[None, None, Encoded]:
+        """Compute an image's rows in portions; yield after each but the last. mlx-vlm's
+        ``get_input_embeddings`` builds the graph for a prompt that consists of the image alone, because all
+        of its models share only this interface. A portion evaluates the output of one layer in that graph, so
+        the rows have the same bits as if all were evaluated at once."""
         rules, height, width = self._rules, image.rows * self._rules.side, image.columns * self._rules.side
         pixels = np.frombuffer(image.pixels, np.uint8).reshape(height, width, 3)
         ids = mx.full((1, image.num_rows), rules.token, mx.int32)
         values, tensors = tensors_of(self._family, rules, pixels)
+        yield
+        self._outputs.clear()
         found = self._model.get_input_embeddings(ids, mx.array(values), mask=mx.ones_like(ids), **tensors)
+        deepstack = found.deepstack_visual_embeds
+        outputs = [*self._outputs, *(deepstack or ())]
+        self._outputs.clear()
+        while outputs:
+            mx.eval(outputs.pop(0))  # and forget it, so that its memory is freed after its last use
+            yield
         features = np.array(found.inputs_embeds[0].astype(mx.float32))
         if image.has_ends:
             lines = features.reshape(image.rows, image.columns, -1)
             features = np.pad(lines, ((0, 0), (0, 1), (0, 0))).reshape(image.length, -1)
-        deepstack = found.deepstack_visual_embeds
         if deepstack is None:
             return Encoded(features, None)
         layers = [np.array(layer.astype(mx.float32)) for layer in deepstack]
         return Encoded(features, np.stack(layers, axis=1) if layers else None)
+
+
+def _longest_list(model: Module) -> list[Module]:
+    """Return the longest list of modules: the layers of the vision part."""
+    lists = [
+        value
+        for _, module in model.named_modules()
+        for value in module.values()
+        if isinstance(value, list) and value and all(isinstance(each, Module) for each in value)
+    ]
+    return max(lists, key=len, default=[])
 
 
 def _mlx_vlm_loader() -> Callable[..., Any]:
@@ -218,17 +262,31 @@ class ImageEncoder:
     def __init__(self, tower: Tower, *, has_axes: bool, max_bytes: int) -> None:
         self._tower, self._max_bytes = tower, max_bytes
         self._kept: OrderedDict[bytes, Encoded] = OrderedDict()
+        self._begun: tuple[bytes, Generator[None, None, Encoded]] | None = None
         self.has_axes = has_axes
         self.num_encoded = 0
         self.nbytes = tower.nbytes
 
-    def encode(self, image: PromptImage) -> Encoded:
-        """Return an image's rows, from the cache if possible."""
-        encoded = self._kept.get(image.digest)
-        if encoded is None:
-            encoded = self._kept[image.digest] = self._tower.encode(image)
-            self.num_encoded += 1
-        self._kept.move_to_end(image.digest)
+    def find(self, digest: bytes) -> Encoded | None:
+        """Return the rows of an image in the cache."""
+        if (encoded := self._kept.get(digest)) is not None:
+            self._kept.move_to_end(digest)
+        return encoded
+
+    def advance(self, image: PromptImage) -> Encoded | None:
+        """Compute the next portion of an image; after the last one, cache and return its rows. Another image
+        that was begun is given up."""
+        if self._begun is None or self._begun[0] != image.digest:
+            self._begun = image.digest, self._tower.encode(image)
+        try:
+            next(self._begun[1])
+        except StopIteration as done:
+            encoded: Encoded = done.value
+        else:
+            return None
+        self._begun = None
+        self.num_encoded += 1
+        self._kept[image.digest] = encoded
         while sum(each.nbytes for each in self._kept.values()) > self._max_bytes and len(self._kept) > 1:
             self._kept.popitem(last=False)
         return encoded

@@ -69,8 +69,8 @@ class Traced:
         scheduler = self.core._scheduler
         plan, commit, submit, resolve = scheduler.plan, scheduler.commit, runner.submit, runner.resolve
 
-        def noted_plan(now: float) -> SchedulerOutput | None:
-            step = plan(now)
+        def noted_plan(now: float, *, spent_s: float) -> SchedulerOutput | None:
+            step = plan(now, spent_s=spent_s)
             if step is not None:
                 work = [f"{w.sequence.sequence_id}:{w.start}-{w.stop}+{len(w.drafts)}" for w in step.work]
                 taken = "".join(f" without {each.sequence_id}" for each in step.preempted)

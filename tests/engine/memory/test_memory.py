@@ -27,6 +27,16 @@ def test_sizes_for_people(size: int, text: str) -> None:
     assert memory.format_size(size) == text
 
 
+@pytest.mark.parametrize(("activation_bytes", "measured"), [(2, 116.8), (4, 199.5)])
+def test_encoding_bytes_cover_what_a_layer_takes(activation_bytes: int, measured: float) -> None:
+    """MiB of MLX's peak while its CPU computed a layer of Qwen3-VL's vision part for 512 x 512 pixels."""
+    vision = {"hidden_size": 1152, "num_heads": 16, "intermediate_size": 4304, "depth": 27}
+    estimate = memory.encoding_bytes(
+        {"vision_config": vision}, num_patches=1024, activation_bytes=activation_bytes
+    )
+    assert measured < estimate / 1024**2 < 1.5 * measured
+
+
 def test_page_bytes_are_the_arithmetic_of_the_design() -> None:
     # 32 layers, 8 KV heads, D = 128, 4,096 positions, 16 bits: 512 MiB.
     layers = (LayerSpec(num_kv_heads=8, head_dim=128, value_dim=128),) * 32

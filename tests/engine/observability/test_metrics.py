@@ -97,6 +97,18 @@ def test_memory_beside_the_pool_has_metrics_when_there_is_some() -> None:
     }
 
 
+def test_images_have_metrics() -> None:
+    metrics = Metrics()
+    metrics.step(replace(RECORD, gauges=Gauges(media_waits=3), encoded_s=(0.2, 0.3), image_hits=4))
+    samples = _samples(metrics.render().decode())
+    assert {name: value for name, value in samples.items() if "image" in name and "le=" not in name} == {
+        "octavo_image_encoding_seconds_count": 2,
+        "octavo_image_encoding_seconds_sum": 0.5,
+        "octavo_image_cache_hits_total": 4,
+    }
+    assert samples["octavo_requests_waiting_for_media"] == 3
+
+
 def test_tenants_have_metrics_under_a_bounded_number_of_labels() -> None:
     metrics = Metrics()
     many = {f"t{number}": TenantLoad(1, 2) for number in range(MAX_TENANTS + 5)}
