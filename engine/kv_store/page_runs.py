@@ -117,7 +117,7 @@ class PageRun:
 
     parent      digest of the page before the first page
     token_ids   token ids of all positions
-    parts       a ``PagePart`` per group of layers; then a part for recurrent states, if any
+    parts       a ``PagePart`` per group of layers, then a part for recurrent states
     salt        cache salt of the sequence, if known
     """
 

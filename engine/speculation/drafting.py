@@ -164,7 +164,7 @@ class Speculation:
         self._hold = EngineRates()
         self._untried = 0  # steps since drafts were computed
         self._try_every = _TRY_EVERY
-        self._bounds: dict[int, tuple[Ratios, float]] = {}  # number of sequences -> (ratios, acceptance rate)
+        self._bounds: dict[int, tuple[Ratios, float]] = {}
 
     def begin(
         self,

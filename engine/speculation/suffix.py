@@ -53,7 +53,7 @@ def common(text: Sequence[int], end: int, tokens: Sequence[int], last: int) -> i
     return length
 
 
-MAX_PLACES = 4  # per source of text
+MAX_PLACES = 4
 TOKENS_PER_MATCH = 2  # drafts per token of the longest match
 _LEAST_SHARE = 0.3
 

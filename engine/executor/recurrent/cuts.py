@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Cuts:
-    """Cut points of one recurrent layer."""
+    """Recurrence and convolutions of one recurrent layer."""
 
     def __init__(self, layers: RecurrentLayers, mixer: Mixer) -> None:
         self._layers, self._mixer = layers, mixer

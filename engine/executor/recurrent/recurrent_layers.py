@@ -1,7 +1,7 @@
 """Recurrent layers in mixed steps, with states in slots.
 
-Every token of a step is a row, ``[T, 1]``. A recurrent layer runs once on all rows, ``[1, T, H]``. Only
-its cut points depend on the state; they use each row's slot.
+Every token of a step is a row, ``[T, 1]``. A recurrent layer runs once on all rows, ``[1, T, H]``, and
+reads the state slot of each sequence.
 """
 
 from __future__ import annotations
