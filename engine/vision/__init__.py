@@ -1,1 +1,1 @@
-"""Images of chats: finding them in messages, decoding them in a helper process, and placing their tokens."""
+"""Images in chats: found in messages, decoded in a helper process, and placed in the prompt."""

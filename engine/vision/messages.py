@@ -25,19 +25,17 @@ def pictures_in(messages: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def has_pictures(messages: Sequence[Any]) -> bool:
-    """Whether any message has a picture."""
     return any(True for _ in pictures_in(messages))
 
 
 def num_bytes_of(part: Mapping[str, Any]) -> int:
-    """Return the bytes or characters of a picture in memory; 0 for a path or a picture of Pillow's."""
+    """Return the size of a picture in bytes or characters; 0 for a path or a Pillow image."""
     given = _given(part)
     return len(given) if isinstance(given, _IN_MEMORY) else 0
 
 
 def take_pictures(chat: ChatPrompt, *, max_bytes: int) -> tuple[ChatPrompt, list[bytes]]:
-    """Return the chat in the form of templates, and the image files in order. Raises InvalidRequest for a
-    missing or too large image."""
+    """Return the chat with image placeholders, and the image files in order. Raises InvalidRequest."""
     pictures: list[bytes] = []
     messages: list[Message] = []
     for message in chat.messages:
@@ -52,7 +50,7 @@ def take_pictures(chat: ChatPrompt, *, max_bytes: int) -> tuple[ChatPrompt, list
 
 
 def set_images(ids: Sequence[int], images: Sequence[PromptImage], rules: ImageRules) -> EncodedPrompt:
-    """Return the prompt, in which each image's single placeholder becomes one placeholder per row."""
+    """Return the prompt with a placeholder token for each row of its images."""
     if (count := ids.count(rules.token)) != len(images):
         raise InvalidRequest(
             f"a prompt must have one {rules.mark} for each of its {len(images)} images, got {count}; leave "
@@ -70,7 +68,6 @@ def set_images(ids: Sequence[int], images: Sequence[PromptImage], rules: ImageRu
 
 
 def tokens_of(image: PromptImage, rules: ImageRules) -> list[int]:
-    """Return the tokens that an image takes in a prompt."""
     if not rules.line_ends:
         return [rules.token] * image.length
     inner, last = rules.line_ends
@@ -101,8 +98,7 @@ def _given(part: Mapping[str, Any]) -> object:
 
 
 def bytes_of(part: Mapping[str, Any], max_bytes: int) -> bytes:
-    """Return an image file's bytes, from bytes, a ``Path``, a Pillow image, or a data: URL. A text is never
-    used as a path, because it may be a client's."""
+    """Return an image file's bytes. A string is never used as a path, because it may come from a client."""
     given = _given(part)
     if isinstance(given, bytes | bytearray | memoryview):
         return bytes(given)

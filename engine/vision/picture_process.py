@@ -1,12 +1,11 @@
-"""The helper process that decodes and resizes images of clients.
+"""Helper process that decodes and resizes images of clients.
 
-Started as ``python -m octavo.engine.vision.picture_process``; ``reader`` sends it lines of JSON over standard
-input and output. An image may be a decompression bomb or hit a bug of its decoder; in this process that costs
-only one answer. The process ends when its standard input is closed.
+A decoder's error or a decompression bomb costs only one answer. Messages are lines of JSON on standard
+input and output:
 
-<- {"rules": ..., "max_pixels", "memory_bytes"}   once
-<- {"size"}, and that many bytes of an image behind the line
--> {"height", "width"}, and the pixels behind the line; or {"refused": why}
+    <- {"rules": ..., "max_pixels", "memory_bytes"}   once
+    <- {"size"}, followed by the bytes of an image
+    -> {"height", "width"}, followed by the pixels; or {"refused": reason}
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from typing import IO, Any
 from ..api.image import ImageRules, Size
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-NICENESS = 5  # streams in progress have priority
+NICENESS = 5
 
 
 def main() -> None:
     source, out = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # output of libraries must not mix with answers
+    os.dup2(2, 1)  # libraries must not write among the answers
     os.nice(NICENESS)
     limits = json.loads(source.readline())
     rules, most = ImageRules(**limits["rules"]), limits["memory_bytes"]
@@ -36,7 +35,7 @@ def main() -> None:
     from PIL import Image
 
     warnings.simplefilter("ignore")
-    Image.MAX_IMAGE_PIXELS = None  # checked below, before anything is decoded
+    Image.MAX_IMAGE_PIXELS = None  # checked before decoding
     _answer(out, {"ready": True})
     while line := source.readline():
         data = source.read(json.loads(line)["size"])
@@ -45,13 +44,15 @@ def main() -> None:
             _answer(out, size._asdict(), pixels)
         except MemoryError:
             _answer(out, {"refused": "it takes too much memory"})
-        except Exception as error:  # decoders can raise anything for a client's bytes
+        except Exception as error:  # decoders may raise anything
             _answer(out, {"refused": " ".join(str(error).split())[:200] or type(error).__name__})
 
 
 def resized(data: bytes, rules: ImageRules, *, max_pixels: int) -> tuple[Size, bytes]:
-    """Decode an image, turn it upright and resize it; return its new size and its pixels. Raises ValueError
-    or InvalidRequest for an image that is too large, too long, or animated."""
+    """Decode an image, turn it upright and resize it; return its new size and its pixels.
+
+    Raises ValueError or InvalidRequest for an image that is too large, too long, or animated.
+    """
     from PIL import Image, ImageOps
 
     picture = opened(data, max_pixels=max_pixels)
@@ -59,7 +60,7 @@ def resized(data: bytes, rules: ImageRules, *, max_pixels: int) -> tuple[Size, b
     picture = picture if picture.mode == "RGB" else picture.convert("RGB")
     size = rules.size_for(Size(picture.height, picture.width))
     width, height = size.width, size.height
-    if rules.fit == "crop":  # the shorter side fits, and the longer one is cut on both ends
+    if rules.fit == "crop":
         width, height = (side * size.width // min(picture.size) for side in picture.size)
     if picture.size != (width, height):
         picture = picture.resize((width, height), Image.Resampling(rules.resample))
@@ -69,7 +70,7 @@ def resized(data: bytes, rules: ImageRules, *, max_pixels: int) -> tuple[Size, b
 
 
 def opened(data: bytes, *, max_pixels: int) -> Any:
-    """Return the image with only its header read; ValueError if it is too large or animated."""
+    """Return the image with only its header read. Raises ValueError."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -78,13 +79,13 @@ def opened(data: bytes, *, max_pixels: int) -> Any:
         raise ValueError(f"it must be one of {', '.join(FORMATS)}") from None
     if (count := picture.width * picture.height) > max_pixels:
         raise ValueError(f"it must have at most {max_pixels} pixels, got {count}; scale it down")
-    if picture.format != "MPO" and (frames := getattr(picture, "n_frames", 1)) > 1:  # MPO: JPEGs of a camera
+    if picture.format != "MPO" and (frames := getattr(picture, "n_frames", 1)) > 1:
         raise ValueError(f"it must have one frame, got {frames}; send the frame that is meant")
     return picture
 
 
 def _answer(out: IO[bytes], answer: dict[str, Any], pixels: bytes = b"") -> None:
-    with contextlib.suppress(BrokenPipeError):  # the engine's process has ended
+    with contextlib.suppress(BrokenPipeError):
         out.write(json.dumps(answer).encode() + b"\n" + pixels)
         out.flush()
 

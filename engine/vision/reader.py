@@ -1,4 +1,4 @@
-"""Images of clients, decoded for prompts by a helper process."""
+"""Images of clients, decoded in a helper process."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ..api.errors import InvalidRequest, RequestFailed
 from ..api.image import ImageRules, PromptImage, Size
 from ..structured_output.helper_process import HelperEnded, HelperLate, HelperProcess
 
-MAX_IMAGES = 64  # images of one prompt
+MAX_IMAGES = 64  # per prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PictureLimits:
-    """Limits of one image: bytes sent, pixels decoded, seconds, and memory of the helper process."""
+    """Limits of one image, and of the helper process."""
 
     max_bytes: int = 20 * 1024**2
     max_pixels: int = 36_000_000
@@ -26,7 +26,7 @@ class PictureLimits:
 
 
 class PictureReader(HelperProcess):
-    """A helper process, started at its first use and restarted after each end; any thread may call it."""
+    """Helper process that decodes images. Thread-safe."""
 
     _module = "octavo.engine.vision.picture_process"
     _patience_s = 0.0
@@ -37,8 +37,7 @@ class PictureReader(HelperProcess):
         self._lock = threading.Lock()
 
     def read(self, data: bytes) -> PromptImage:
-        """Return the image in a file's bytes. Raises InvalidRequest for an unusable file, RequestFailed
-        without a helper process."""
+        """Return a decoded image. Raises InvalidRequest for an unusable file, or RequestFailed."""
         limits = self.limits
         if not data or len(data) > limits.max_bytes:
             remedy = "scale it down" if data else "send the whole file"
@@ -59,7 +58,7 @@ class PictureReader(HelperProcess):
     def close(self) -> None:
         """End the helper process permanently."""
         self._is_closed = True
-        self.interrupt()  # a waiting read fails
+        self.interrupt()
         with self._lock:
             self._end()
 
@@ -81,12 +80,10 @@ class PictureReader(HelperProcess):
             ) from None
 
     def _ask(self, message: dict[str, Any], more: bytes, seconds: float) -> tuple[dict[str, Any], bytes]:
-        """Return the answer to a message and the pixels behind it. Raises HelperEnded or HelperLate."""
         return self._exchange(json.dumps(message).encode() + b"\n" + more, seconds, _message)
 
 
 def _message(got: bytearray) -> tuple[dict[str, Any], bytes] | None:
-    """Take a received answer and its pixels; return None while some of it is missing."""
     end = got.find(b"\n", 0, 4096)
     if end < 0:
         return None

@@ -21,14 +21,13 @@ from .reader import MAX_IMAGES
 Array: TypeAlias = npt.NDArray[Any]
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 
-_TYPES = {"uint8": "u1", "float16": "<f2", "float32": "<f4"}  # bfloat16 is too coarse for 8 bits
+_TYPES = {"uint8": "u1", "float16": "<f2", "float32": "<f4"}  # bfloat16 is too coarse for 8-bit pixels
 _WHOLE = {"int32": "<i4", "uint32": "<u4", "int64": "<i8"}
-_FAR = 0.1  # distance from a whole number; float16 rounds normalized pixels by up to 0.07
+_FAR = 0.1  # float16 rounds normalized pixels by up to 0.07
 
 
 def place_tensors(ids: list[int], given: ImageTensors, rules: ImageRules) -> EncodedPrompt:
-    """Return the prompt with its images. Raises InvalidRequest for tensors that the model cannot take, or
-    that do not fit to the placeholders."""
+    """Return the prompt with its images. Raises InvalidRequest."""
     if not 0 < len(given.places) <= MAX_IMAGES:
         raise InvalidRequest(
             f"mm_placeholders must have 1 to {MAX_IMAGES} images, got {len(given.places)}; leave some out"
@@ -80,10 +79,10 @@ def _pixels(values: Array, dtype: str, rules: ImageRules) -> Pixels:
     if dtype == "uint8":
         return values
     mean, std = np.array(rules.mean, np.float32), np.array(rules.std, np.float32)
-    with np.errstate(all="ignore"):  # infinite values
+    with np.errstate(all="ignore"):
         scaled = (values.astype(np.float32) * std + mean) * np.float32(255)
         whole = np.rint(scaled)
-        is_near = np.abs(scaled - whole) <= _FAR  # false for NaN
+        is_near = np.abs(scaled - whole) <= _FAR  # also false for NaN
     if not is_near.all() or whole.min() < 0 or whole.max() > 255:
         raise InvalidRequest(
             "pixel_values must be 8-bit pixels that were rescaled by 1/255 and normalized, got others; use "
@@ -118,8 +117,7 @@ def _planes(pixels: Array) -> list[Array]:
 
 
 def _from_patches(pixels: Array, grids: Tensor, count: int, rules: ImageRules) -> list[Array]:
-    """Return ``count`` images [height, width, 3] from patches [n, 3 temporal patch patch]. The patches of a
-    merged square are adjacent."""
+    """Return ``count`` images [height, width, 3] from patches [n, 3 temporal patch patch]."""
     grid = _array("image_grid_thw", grids, _WHOLE)
     merge, patch, temporal = rules.merge, rules.patch, rules.temporal
     is_image = grid.shape == (count, 3) and (grid[:, 0] == 1).all()
