@@ -194,7 +194,7 @@ class AsyncEngine:
                     self._open.limiter.check_sendable(request)
                 engine = self._check_open(request_id)  # the engine may have ended during encoding
                 self._open.limiter.check(request.num_prompt, params.n)
-                self._open.limiter.check_images(request)
+                self._open.limiter.check_memory(request)
                 self._shares.check_tokens(tenant, request.num_prompt)
                 stream = self._open.add(request, self._give_up, final_only=final_only)
                 engine.add(request)

@@ -25,6 +25,7 @@ MAX_UNREAD_BYTES = 64 * 1024**2  # bytes; above this limit, new requests are ref
 MAX_UNREAD_LIMITS = 2  # as a multiple of MAX_UNREAD_BYTES; above this limit, streams are ended
 MAX_PIXEL_BYTES = 512 * 2**20  # bytes of pixels in all unfinished requests
 MAX_FILE_BYTES = 512 * 2**20  # bytes of image files in all unfinished requests
+MAX_SCORE_BYTES = 128 * 2**20  # bytes of prompts' log probabilities in all requests; messages double it
 MAX_PROMPT_BYTES = 512 * 2**20  # bytes of a prompt's log probabilities
 
 
@@ -113,30 +114,31 @@ class RequestLimiter:
                 max_waiting_tokens=self._max_tokens,
             )
 
-    def check_images(self, request: EngineRequest) -> None:
-        """Raise Overloaded if the pixels of unfinished requests exceed the limit."""
-        if not request.images:
-            return
-        held = sum(len(image.pixels) for each in self._unfinished for image in each.images)
-        size = sum(len(image.pixels) for image in request.images)
-        if held and held + size > MAX_PIXEL_BYTES:
-            raise Overloaded(
-                f"images of unfinished requests take {held} bytes, with the {size} of this request there "
-                f"would be more than {MAX_PIXEL_BYTES}; try again later",
-                image_bytes=held,
-                max_image_bytes=MAX_PIXEL_BYTES,
-            )
+    def check_memory(self, request: EngineRequest) -> None:
+        """Raise Overloaded if images or log probabilities of prompts would take too much memory. A request is
+        admitted if no other has any."""
+        for bytes_of, most, what, field in (
+            (_pixel_bytes, MAX_PIXEL_BYTES, "images", "image_bytes"),
+            (_score_bytes, MAX_SCORE_BYTES, "log probabilities of prompts", "prompt_logprobs_bytes"),
+        ):
+            size = bytes_of(request)
+            held = sum(map(bytes_of, self._unfinished)) if size else 0
+            if held and held + size > most:
+                raise Overloaded(
+                    f"{what} of unfinished requests take {held} bytes, with the {size} of this request there "
+                    f"would be more than {most}; try again later",
+                    **{field: held, f"max_{field}": most},
+                )
 
     def check_sendable(self, request: EngineRequest) -> None:
         """Raise RequestTooLong if the prompt's log probabilities are too large for a message."""
-        if (num_alternatives := request.params.prompt_logprobs) is None:
-            return
-        size = prompt_logprobs_bytes(request.num_prompt, num_alternatives)
+        size = _score_bytes(request)
         most = min(MAX_UNREAD_LIMITS * self.max_unread_bytes, MAX_PROMPT_BYTES)
         if size > most:
             raise RequestTooLong(
-                f"prompt_logprobs {num_alternatives} of {request.num_prompt} tokens must take at most "
-                f"{most} bytes of memory, got {size}; request fewer alternatives, or shorten the prompt"
+                f"prompt_logprobs {request.params.prompt_logprobs} of {request.num_prompt} tokens must take "
+                f"at most {most} bytes of memory, got {size}; request fewer alternatives, or shorten the "
+                "prompt"
             )
 
     def watch(
@@ -173,6 +175,15 @@ class RequestLimiter:
                     "later, or use another server"
                 )
             )
+
+
+def _pixel_bytes(request: EngineRequest) -> int:
+    return sum(len(image.pixels) for image in request.images)
+
+
+def _score_bytes(request: EngineRequest) -> int:
+    num_alternatives = request.params.prompt_logprobs
+    return 0 if num_alternatives is None else prompt_logprobs_bytes(request.num_prompt, num_alternatives)
 
 
 def refusal_label(error: Exception) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from typing import TypeAlias
 
 from octavo.proto import generation_pb2 as pb
 from octavo.proto import generation_pb2_grpc
@@ -29,7 +30,7 @@ BATCH_CONCURRENCY = 256  # concurrent requests of one GenerateMany stream
 BATCH_BACKLOG = 16  # unread responses of one GenerateMany stream
 TEXT_LENGTHS = 4
 
-BatchItem = pb.GenerateResponse | Exception | None
+BatchItem: TypeAlias = "pb.GenerateResponse | asyncio.Future[None] | Exception | None"
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServicer):
@@ -59,6 +60,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             while (item := await output.get()) is not None:
                 if isinstance(item, Exception):
                     raise item
+                if isinstance(item, asyncio.Future):
+                    if not item.done():
+                        item.set_result(None)
+                    continue
                 await self._handler.writer.write(context, item)
         finally:
             reader.cancel()
@@ -71,6 +76,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         context: Context,
     ) -> None:
         slots, active = asyncio.Semaphore(BATCH_CONCURRENCY), _Activity()
+        large = asyncio.Lock()
 
         async def serve(request: pb.GenerateRequest) -> None:
             responses = messages.Responses()
@@ -78,7 +84,14 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
                 async with aclosing(self._serve(request, context)) as deltas:
                     async for delta in deltas:
                         make = functools.partial(responses.of, delta)
-                        await output.put(await self._handler.message_of(delta, make))
+                        if delta.prompt_logprobs is None:
+                            await output.put(await self._handler.message_of(delta, make))
+                            continue
+                        async with large:  # such a message takes half the memory of its delta
+                            await output.put(await self._handler.message_of(delta, make))
+                            written = asyncio.get_running_loop().create_future()
+                            await output.put(written)
+                            await written
             except Exception as error:
                 fatal = isinstance(error, EngineDead) and not isinstance(error, EngineStopping)
                 await output.put(error if fatal else _refusal(request, error))
