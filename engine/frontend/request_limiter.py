@@ -137,8 +137,7 @@ class RequestLimiter:
         if size > most:
             raise RequestTooLong(
                 f"prompt_logprobs {request.params.prompt_logprobs} of {request.num_prompt} tokens must take "
-                f"at most {most} bytes of memory, got {size}; request fewer alternatives, or shorten the "
-                "prompt"
+                f"at most {most} bytes, got {size}; request fewer alternatives, or shorten the prompt"
             )
 
     def watch(
