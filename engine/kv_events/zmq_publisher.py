@@ -31,6 +31,10 @@ logger = logging.getLogger(__name__)
 MEDIUM = "GPU"  # constant in vLLM's events
 REPLAY_MESSAGES = 10_000  # as buffer_steps in vLLM
 REPLAY_BYTES = 64 * 2**20
+MAX_REPLAYS = 8  # replays sent at a time; further requests wait
+REPLAY_QUEUE = 64  # messages that wait in the socket for one reader
+REPLAY_PAUSE_S = 0.01  # seconds until a full queue is tried again
+REPLAY_TIMEOUT_S = 30.0
 REPLAY_BURST = 16
 HEARTBEAT_S = 60.0
 END = (-1).to_bytes(8, "big", signed=True)
@@ -78,8 +82,11 @@ class KvEventPublisher:
 
         socket = self._context.socket(kind)
         socket.linger = 0
-        # ROUTER drops messages beyond a reader's limit, and a whole replay must fit.
-        socket.sndhwm = 2 * REPLAY_MESSAGES
+        if kind == zmq.ROUTER:
+            socket.sndhwm = REPLAY_QUEUE
+            socket.router_mandatory = 1  # sending to a full queue fails; otherwise messages are dropped
+        else:
+            socket.sndhwm = 2 * REPLAY_MESSAGES
         binds = kind == zmq.ROUTER or "*" in endpoint or endpoint.startswith("ipc://")
         try:
             (socket.bind if binds else socket.connect)(endpoint)
@@ -147,19 +154,37 @@ class KvEventPublisher:
 
     async def _serve_replays(self) -> None:
         assert self._router is not None
-        while True:
-            frames = await self._router.recv_multipart()
-            await asyncio.sleep(0)
-            if len(frames) != 3:
+        slots = asyncio.Semaphore(MAX_REPLAYS)
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await slots.acquire()
+                frames = await self._router.recv_multipart()
+                await asyncio.sleep(0)
+                if len(frames) == 3:
+                    replay = group.create_task(self._replay(frames[0], int.from_bytes(frames[2], "big")))
+                    replay.add_done_callback(lambda _: slots.release())
+                    continue
+                slots.release()
                 logger.warning("KV events: a request for a replay must have 3 frames, got %d", len(frames))
-                continue
-            reader, _, first = frames
-            for at, (sequence, payload) in enumerate(tuple(self._sent)):
-                if at % REPLAY_BURST == 0:
-                    await asyncio.sleep(0)
-                if sequence >= int.from_bytes(first, "big"):
-                    await self._router.send_multipart([reader, b"", _frame(sequence), payload])
-            await self._router.send_multipart([reader, b"", END, b""])
+
+    async def _replay(self, reader: bytes, first: int) -> None:
+        import zmq
+
+        assert self._router is not None
+        kept = [(_frame(sequence), payload) for sequence, payload in self._sent if sequence >= first]
+        try:
+            async with asyncio.timeout(REPLAY_TIMEOUT_S):
+                for at, message in enumerate([*kept, (END, b"")], 1):
+                    while True:
+                        try:
+                            await self._router.send_multipart([reader, b"", *message], flags=zmq.NOBLOCK)
+                            break
+                        except zmq.Again:
+                            await asyncio.sleep(REPLAY_PAUSE_S)
+                    if at % REPLAY_BURST == 0:
+                        await asyncio.sleep(0)
+        except (TimeoutError, zmq.ZMQError) as error:
+            logger.warning("KV events: a replay ended early: %s", error or "the reader was too slow")
 
 
 def _frame(sequence: int) -> bytes:

@@ -24,7 +24,7 @@ BUDGETS = {
     "engine/grpc": 3_700,
     "engine/http": 4_037,
     "engine/inspection": 440,
-    "engine/kv_events": 230,
+    "engine/kv_events": 240,
     "engine/kv_store": 2_101,
     "engine/memory": 1_260,
     "engine/observability": 990,
