@@ -154,7 +154,6 @@ class EngineCore:
         return step
 
     def _let_parts_work(self) -> float:
-        """Let the parts work; return the seconds that they took, which do not count as the step's."""
         began = self._clock()
         ready = self._parts.work(self._scheduler.spare_time)
         for sequence in ready or ():

@@ -1,4 +1,4 @@
-"""Step part for images in prompts: encodes them between steps, and gives steps their rows."""
+"""Step part for images in prompts. Images are encoded between steps."""
 
 from __future__ import annotations
 
@@ -31,15 +31,13 @@ sequences that wait outside of the queue, so encoded images of waiting sequences
 
 
 class ImagePart(StepPart, Resource):
-    """Adds the features of images to their rows, and positions to the rows in and after images.
+    """Encodes images between steps, and adds their features to the rows of image tokens.
 
-    Images are encoded between steps, one at a time, in portions. If all rows of an image are cached, it is
-    never encoded. A sequence whose next chunk needs an image that is not encoded is ``WAITING_FOR_MEDIA``,
-    without pages. A running sequence that reaches its next image too early keeps its pages and is left out of
-    steps. Images of running sequences come first, then those of waiting ones, then images further ahead in
-    running prompts. An encoded image is kept until its last row is computed.
+    A sequence whose next chunk needs an unencoded image waits without pages (``WAITING_FOR_MEDIA``).
+    Images of running sequences come first. An encoded image is kept until its last row is computed.
 
-    on_encoded, on_hit   called for each image that was encoded, with the seconds it took, or found encoded
+    on_encoded   called with the seconds that encoding took
+    on_hit       called for an image that was already encoded
     """
 
     def __init__(
@@ -57,12 +55,12 @@ class ImagePart(StepPart, Resource):
         self._max_step_tokens = max_step_tokens
         self._clock = clock
         self._prompts: dict[Sequence, _Prompt] = {}
-        self._waiting: dict[Sequence, PromptImage] = {}  # outside of the queue, each with the image it needs
-        self._ready: set[Sequence] = set()  # queued again with an encoded image, and not admitted since
-        self._stopped: set[Sequence] = set()  # running, before an image that is not encoded
-        self._current: PromptImage | None = None  # the image being encoded
-        self._seconds = 0.0  # that encoding it has taken so far
-        self._new: bytes | None = None  # digest of the image that was just encoded, until a sequence has it
+        self._waiting: dict[Sequence, PromptImage] = {}
+        self._ready: set[Sequence] = set()
+        self._stopped: set[Sequence] = set()
+        self._current: PromptImage | None = None
+        self._seconds = 0.0  # seconds
+        self._new: bytes | None = None
 
     @property
     def is_live(self) -> bool:
@@ -73,7 +71,6 @@ class ImagePart(StepPart, Resource):
         return bool(self._waiting)
 
     def num_waiting(self) -> int:
-        """Return the number of sequences that wait for an image."""
         return len(self._waiting) + len(self._stopped)
 
     def begin(self, request: Request) -> None:
@@ -90,7 +87,7 @@ class ImagePart(StepPart, Resource):
         self._stopped.discard(sequence)
 
     def hold(self, sequence: Sequence) -> Admission:
-        """Admit a sequence, unless the first image that its next chunk needs is not encoded."""
+        """Admit a sequence, unless its next chunk needs an unencoded image."""
         prompt = self._prompts.get(sequence)
         if prompt is None:
             return Admission.ADMITTED
@@ -108,8 +105,7 @@ class ImagePart(StepPart, Resource):
         return Admission.LACKS_MEDIA
 
     def work(self, time_left: Callable[[], float | None]) -> list[Sequence] | None:
-        """Encode the next portions of an image: one in any case, and more while there is time. Return the
-        sequences whose image is encoded now."""
+        """Encode the next portions of an image; return the sequences that may continue."""
         if (image := self._next_image()) is None:
             return None
         if self._current is None or self._current.digest != image.digest:
@@ -131,11 +127,10 @@ class ImagePart(StepPart, Resource):
         self._current = None
         self._new = image.digest
         self.on_encoded(self._seconds)
-        self._next_image()  # running sequences get theirs
+        self._next_image()
         return self._take_ready()
 
     def _take_ready(self) -> list[Sequence]:
-        """Give the waiting sequences their images that are encoded; return these sequences."""
         ready = []
         for sequence, image in list(self._waiting.items()):
             if self._missing(sequence, self._prompts[sequence], image.start) is not image:
@@ -145,7 +140,6 @@ class ImagePart(StepPart, Resource):
         return ready
 
     def _next_image(self) -> PromptImage | None:
-        """Return the image to encode next: the current one while a sequence needs it."""
         urgent, later = list[PromptImage](), list[PromptImage]()
         self._stopped.clear()
         for sequence, prompt in self._prompts.items():
@@ -165,8 +159,6 @@ class ImagePart(StepPart, Resource):
         return wanted[0] if wanted else None
 
     def _missing(self, sequence: Sequence, prompt: _Prompt, start: int) -> PromptImage | None:
-        """Hold the images, from position ``start`` on, that are encoded, up to a whole step of rows. Return
-        the first image within them that is not encoded, and let steps compute no tokens behind it."""
         num_rows = 0
         for image in prompt.images:
             if image.start + image.length <= start:
@@ -234,15 +226,12 @@ class ImagePart(StepPart, Resource):
 
 
 class _Prompt(NamedTuple):
-    """Images of a sequence's prompt. ``held``: encoded images for the next steps, by first position."""
-
     images: tuple[PromptImage, ...]
     axes: Axes | None
     held: dict[int, EncodedImage]
 
     @property
     def stop(self) -> int:
-        """The position after the last image."""
         return self.images[-1].start + self.images[-1].length
 
 

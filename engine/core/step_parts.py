@@ -55,8 +55,12 @@ class StepPart:
         """Called when a request was queued."""
 
     def work(self, time_left: Callable[[], float | None]) -> list[Served] | None:  # noqa: ARG002
-        """Do some work that is no step, before each step is planned; return sequences to try again, see
-        ``Scheduler.retry``. None: there was no work. ``time_left``: see ``Scheduler.spare_time``."""
+        """Do work between two steps; return sequences to try again, see ``Scheduler.retry``.
+
+        time_left   see ``Scheduler.spare_time``
+
+        Returns None if there was no work.
+        """
         return None
 
     def held(self) -> Set[Served]:
@@ -149,7 +153,6 @@ class StepParts:
             part.close()
 
     def work(self, time_left: Callable[[], float | None]) -> list[Served] | None:
-        """Let the live parts work; return the sequences to try again, or None if no part had work."""
         done = [ready for part in self.live if (ready := part.work(time_left)) is not None]
         return [sequence for ready in done for sequence in ready] if done else None
 

@@ -28,7 +28,6 @@ class StepStats:
         self._ended: list[RequestRecord] = []
         self._drafted: list[DraftRecord] = []
         self._tenant_outputs: Counter[str] = Counter()
-        # The next record has these, although images may be encoded while there are no steps.
         self._encoded_s: list[float] = []
         self._num_image_hits = 0
 
@@ -39,11 +38,9 @@ class StepStats:
         self._tenant_outputs.clear()
 
     def encoded(self, seconds: float) -> None:
-        """Record an image that was encoded."""
         self._encoded_s.append(seconds)
 
     def hit_image(self) -> None:
-        """Record an image that was found encoded."""
         self._num_image_hits += 1
 
     def drafted(self, num_drafts: int, num_accepted: int) -> None:

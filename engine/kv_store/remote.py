@@ -28,10 +28,10 @@ from .page_runs import PageLayoutKey, PageRun
 
 logger = logging.getLogger(__name__)
 
-TIMEOUT_S = 1.0  # seconds that one command may take
-KEPT_S = 7 * 24 * 3600  # seconds after its last use that a page expires
-MAX_NAMES = 2**18  # digests in the stream, and in each index in memory
-READ_AT_ONCE = 10_000  # entries of the stream per command
+TIMEOUT_S = 1.0  # seconds
+KEPT_S = 7 * 24 * 3600  # seconds: a page expires this long after its last use
+MAX_NAMES = 2**18  # digests
+READ_AT_ONCE = 10_000  # entries per command
 KEY_BYTES = 32
 
 
@@ -43,7 +43,7 @@ def connect(url: str) -> Any:
         from redis.retry import Retry
     except ImportError as error:
         raise InvalidConfig("remote_cache needs the package redis; pip install '.[redis]'") from error
-    # A kept connection may have ended, so it is replaced once; a timeout is not tried again.
+    # Retry once, because the server may have closed an idle connection.
     retry = Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,))
     try:
         return redis.Redis.from_url(
@@ -66,7 +66,7 @@ def _as_os_error() -> Iterator[None]:
 
 
 def shared_tenant_key(url: str) -> bytes:
-    """Return the key that all servers at ``url`` use for tenants' salts. Raises InvalidConfig."""
+    """Return the common key for tenants' salts of all servers at ``url``. Raises InvalidConfig."""
     client = connect(url)
     try:
         with _as_os_error():
@@ -91,14 +91,14 @@ def _unusable(url: str, error: OSError) -> InvalidConfig:
 
 
 class RemoteShards:
-    """Reads and writes one model's pages on a server, with the methods of ``ShardFolder``.
+    """Reads and writes one model's pages on a server. Used in place of ``ShardFolder``.
 
-    ``has`` uses an index in memory, because a step must not wait for the network. After a failed command the
-    server counts as empty until ``refresh`` reaches it.
+    ``has`` reads an index in memory. After a failed command all pages count as missing until ``refresh``
+    reaches the server.
     """
 
     place = "the remote cache"
-    refresh_s = 0.5  # seconds between readings of the stream
+    refresh_s = 0.5  # seconds
     max_bytes = sys.maxsize  # the server has its own limit
 
     def __init__(self, url: str, kind: PageLayoutKey) -> None:
@@ -119,16 +119,14 @@ class RemoteShards:
         return digest in self._names[group] and not self._is_down
 
     def has_of_other_kind(self, digest: Digest) -> bool:  # noqa: ARG002
-        return False  # only this model's streams are read
+        return False
 
     def doubt(self, digests: Sequence[Digest], group: int) -> None:
-        """Treat these pages as missing until they are written again."""
         with self._lock:
             for digest in digests:
                 self._names[group].pop(digest, None)
 
     def refresh(self) -> None:
-        """Learn of pages that other machines have written."""
         try:
             self._read_streams()
         except OSError:
@@ -143,7 +141,7 @@ class RemoteShards:
             raise OSError("the remote cache does not respond")
         data = b"".join(pack_run(run))
         with self._command():
-            pipe = self._client.pipeline()  # a transaction: the stream names stored pages only
+            pipe = self._client.pipeline()  # a transaction, so that the stream only lists stored pages
             pipe.set(self._key(digest, group), data, ex=KEPT_S)
             pipe.xadd(self._stream(group), {"page": digest}, maxlen=MAX_NAMES)
             pipe.execute()
@@ -151,9 +149,11 @@ class RemoteShards:
         return len(data)
 
     def get(self, digest: Digest, *, parent: Digest, token_ids: tuple[int, ...], group: int = 0) -> PageBytes:
-        """Return the bytes [page_bytes] of the page with this digest, parent and tokens. Raises
-        FileNotFoundError if the server lacks it, OSError if it cannot be read, and BadPages, after deleting
-        it, if it is invalid."""
+        """Return the bytes [page_bytes] of a page.
+
+        Raises FileNotFoundError if the server lacks it, and OSError if it cannot be read.
+        Removes an invalid page and raises BadPages.
+        """
         key = self._key(digest, group)
         with self._command():
             data = self._client.getex(key, ex=KEPT_S)
@@ -170,14 +170,13 @@ class RemoteShards:
             raise
 
     def touch(self, digest: Digest) -> None:
-        """Let the page expire later."""
         if not self._is_down:
             with suppress(OSError), self._command():
                 for group in range(len(self._kinds)):
                     self._client.expire(self._key(digest, group), KEPT_S)
 
     def prune(self, *, is_full: bool = False) -> Pruned:  # noqa: ARG002
-        """Return the bytes that the server has; the server itself evicts pages."""
+        """Return the bytes of the stored pages. The server itself evicts pages."""
         try:
             with self._command():
                 return Pruned(0, int(self._client.info("memory")["used_memory"]))
