@@ -26,8 +26,7 @@ AXES = ("position_t", "position_h", "position_w")
 
 
 MAX_READY = 4
-"""Sequences in the queue that keep an encoded image. While there are as many, no image is encoded for
-sequences that wait outside of the queue, so encoded images of waiting sequences take bounded memory."""
+"""Largest number of waiting sequences with an encoded image."""
 
 
 class ImagePart(StepPart, Resource):

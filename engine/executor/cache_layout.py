@@ -28,8 +28,7 @@ class StateCache:
 
 
 CachePlace = AttentionCache | StateCache | tuple["CachePlace", ...] | None
-"""Entry of a model's cache list: a tuple for several caches in one entry, None if the model never writes
-it."""
+"""Entry of a model's cache list; None if the model never writes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ CHUNK_BYTES = 8 * 1024**2
 MAX_THREADS = 8
 
 Stamp = list[int]
-"""Size, inode, mtime and ctime of a file; programs can set the mtime, but not the ctime."""
+"""Size, inode, mtime and ctime of a file."""
 
 
 def model_fingerprint(path: Path, *, weights: str, exact: bool, remembered: Path | None = None) -> str:

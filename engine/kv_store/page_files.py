@@ -49,7 +49,7 @@ _MALFORMED = (
     MemoryError,
     RecursionError,
 )
-"""Exceptions that parsing a file of unknown origin can raise."""
+"""Exceptions for a malformed file."""
 
 
 class BadPages(Exception):

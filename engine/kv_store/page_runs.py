@@ -15,7 +15,7 @@ from octavo.kernels.page_bytes import PageBytes, convert_pages
 from ..api.errors import InvalidRequest
 
 VERSION = "pages 3"
-"""Version of the metadata in page files; see page_files.py."""
+"""Version of the metadata in page files."""
 
 
 @dataclass(frozen=True, slots=True)

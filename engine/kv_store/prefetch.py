@@ -26,7 +26,7 @@ class FetchedPage:
 
 
 Parts = Sequence[KVGroupSpec | RecurrentState]
-"""Specifications of the groups of layers and of recurrent states, as ``BlockManager.parts`` has them."""
+"""Specifications as in ``BlockManager.parts``."""
 
 
 class PrefetchJob:

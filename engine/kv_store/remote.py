@@ -224,4 +224,4 @@ class RemoteShards:
 
 
 Shards = ShardFolder | RemoteShards
-"""Where a ``DiskTier`` keeps pages."""
+"""Storage of a ``DiskTier``."""

@@ -120,7 +120,7 @@ def num_drafts(hold: float, *, most: int, cost: float, others: int) -> int:
 
 
 Ratios = Sequence[tuple[int, float]]
-"""Pairs (number of drafts, time of a step with so many drafts relative to a step without), ascending."""
+"""Ascending pairs (number of drafts, relative step time)."""
 
 
 class Drafted(Protocol):
@@ -247,8 +247,7 @@ class Speculation:
 
 
 LEAST_GAIN = 1.08
-"""Smallest factor by which drafts must raise the expected tokens per second to be computed. A smaller gain is
-within the error of the estimated acceptance rates and costs."""
+"""Smallest speed-up that justifies drafts."""
 
 
 def allot(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 MODEL = 10**5
-"""In place of a match length, for drafts of a draft model, which have none."""
+"""Match length of drafts from a draft model."""
 
 FORCED = 10**6
-"""In place of a match length, for tokens that a grammar forces."""
+"""Match length of tokens that a grammar forces."""
 
 _BOUNDS = (4, 5, 6, 8, 16, MODEL, FORCED)  # smallest match lengths
 _HOLD = (0.2, 0.2, 0.3, 0.3, 0.5, 0.8, 0.5, 0.9)  # acceptance rates before any observation

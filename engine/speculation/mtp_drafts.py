@@ -22,8 +22,7 @@ from ..executor.sampling.sampler import SampleState
 from .draft_tables import Ask, BatchDrafter, Guesses, States
 
 READ_AT = 64
-"""When this many rows of a sample wait, the head reads them without drafting; fewer rows wait until drafts
-are requested."""
+"""Number of waiting rows at which the head reads them."""
 
 
 @dataclass(slots=True, eq=False)

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 NGRAM = 3
-"""Tokens per n-gram: the shortest match with the latest tokens. Matches of two tokens are often chance."""
+"""Tokens per n-gram."""
 
 SEARCHED = 4096
-"""Largest number of tokens of a text that is searched; longer texts get an index."""
+"""Tokens: longer texts get an index."""
 
 _FACTORS = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)
 _FOLD = 17

@@ -50,7 +50,6 @@ class RotaryKeys(mx.array):
 _plain_attention: Callable[..., mx.array] = base.scaled_dot_product_attention
 
 observers: list[Callable[[Any, Any], None]] = []
-"""Callbacks that get the keys and the mask of each attention call on arrays, while caches are discovered."""
 
 
 class HookError(RuntimeError):

@@ -111,8 +111,7 @@ _CHANGED: dict[str, tuple[str, str, Any]] = {
     "llama4": ("mx", "arange", _mx_arange),
     "plamo2": ("mx", "fast", Changed(_FAST, "scaled_dot_product_attention", _attend)),
 }
-"""For each model module of mlx-lm: a library's name in that module, the library's attribute to replace, and
-the replacement."""
+"""Replacements by model module: library name, attribute and new function."""
 
 
 def install_names() -> None:

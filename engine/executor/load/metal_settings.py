@@ -24,7 +24,7 @@ _OPERATIONS = 1000
 _LEAST_MEBI_ELEMENTS = 50
 _LAYERS_PER_BUFFER = 4
 LEAST_CACHE = 1 << 30
-"""Bytes of freed buffers that MLX may keep on Metal; with less, each prompt step allocates them again."""
+"""Bytes of freed buffers that MLX may keep on Metal."""
 
 
 class Device(Protocol):

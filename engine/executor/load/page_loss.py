@@ -20,7 +20,7 @@ MIN_TOKENS = 16  # tokens
 
 Scores = Sequence[TokenLogprob]
 ScoreText = Callable[[ModelRunner, EngineConfig], Scores]
-"""Function that scores a text on a runner that was built for this configuration."""
+"""Function that scores a text with a configuration."""
 
 
 def settle_format(config: EngineConfig, score: Callable[[EngineConfig], Scores]) -> EngineConfig:

@@ -32,9 +32,7 @@ from .probe_steps import probe_cache, probe_pool, step_metadata
 
 LONGEST_WINDOW = 256  # positions
 STEPS = ((4, 3, 0), (1, 1, 2), (4, 0, 1), (1, 0, 2))
-"""New tokens of each sequence in each step. The first sequence gets a chunk that crosses a page end and a
-token after it, the second ends early, and the third begins late. Each token is a row of three forwards that
-delay loading, and few tokens in several steps cost less than many tokens in fewer steps."""
+"""New tokens of each sequence in each step."""
 
 
 @dataclass(frozen=True, slots=True)

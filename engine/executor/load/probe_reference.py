@@ -22,7 +22,7 @@ STATE_CHUNK = 3  # tokens
 MAX_COLUMNS = 8192  # logits per row
 CACHE_STEP = 16  # positions
 MORE_NOISES = 4
-"""Number of additional perturbations, used if the first one does not explain a row's error."""
+"""Number of additional perturbations."""
 
 Errors = NDArray[np.float64]
 

@@ -21,7 +21,7 @@ from ..cache_layout import CacheLayout
 PAGE_SIZE = 8
 
 Work = tuple[int, int, int]
-"""Sequence index and range [start, stop) of its new positions."""
+"""Sequence index and range [start, stop) of new positions."""
 
 Floats = NDArray[np.float32]
 

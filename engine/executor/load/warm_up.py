@@ -15,10 +15,10 @@ from ..model_runner import PagedRunner
 from ..sampling.sampler import SampleState
 
 LONG = 140
-"""Number of positions that is large enough for backends to split a row's attention over its keys."""
+"""Number of positions for which backends split a row's attention."""
 
 Work = tuple[int, int, int]
-"""Sequence index (0 or 1) and range [start, stop) of its new positions."""
+"""Sequence index and range [start, stop) of new positions."""
 
 
 def warm_up(runner: PagedRunner, *, max_step_tokens: int) -> None:

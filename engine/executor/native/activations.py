@@ -17,7 +17,7 @@ from octavo.kernels import _ext
 
 FLOATS = (mx.bfloat16, mx.float16, mx.float32)
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_approx": "gelu_tanh", "gelu_fast_approx": "gelu_sigmoid"}
-"""Activation functions of ``mlx.nn`` and their names in the kernels."""
+"""Names of activations in ``mlx.nn`` and in the kernels."""
 
 
 def replace_activations() -> dict[str, Any]:

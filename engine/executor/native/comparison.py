@@ -25,8 +25,7 @@ from ...api.errors import ModelLoadError
 from .rope import NATIVE as ROPES
 
 LIMITS = {mx.float32: 1e-4, mx.float16: 3 * 2.0**-11, mx.bfloat16: 3 * 2.0**-8}
-"""Largest relative error of a value by dtype: three roundings, or in float32 that of approximated
-exponentials."""
+"""Largest relative error by dtype."""
 
 _NUM_OUTPUTS = 16  # outputs of a linear layer that are compared
 _POSITIONS = (0, 17, 2047, 300, 1)
@@ -58,7 +57,7 @@ class Call:
 
 
 Calls = Mapping[int, Sequence[Call]]
-"""Different calls of each module, by the module's id."""
+"""Different calls of each module, by module id."""
 
 
 @contextmanager

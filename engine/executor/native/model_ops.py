@@ -68,10 +68,7 @@ def map_safetensors(path: str | Path) -> dict[str, mx.array] | None:
 log = logging.getLogger(__name__)
 
 LARGEST_UNTOUCHED = 1 << 21
-"""Largest number of multiplications per row for which MLX's own linear layers compute the probe's reference,
-at 1 to 2 per ns. For a larger model that would take longer than loading. There, layers with packed weights
-are made native first, and each is compared with MLX's own layer. Then they compute the reference, together
-with MLX's own other modules."""
+"""Largest number of multiplications per row for a reference by MLX's own layers."""
 
 _QUANTIZED_HERE = ((64, 8), (64, 4))  # (group size, bits)
 

@@ -126,7 +126,7 @@ if gate is not None:
 else:
     return x.astype(hidden_states.dtype)""": NormKind(gate_first=False),
 }
-"""Kinds of norms by the body of ``__call__`` in model files, without layout and comments."""
+"""Kinds of norms by the source of ``__call__``."""
 
 
 def kind_of_norm(module: Any) -> NormKind | None:

@@ -34,22 +34,21 @@ FUNCTIONS = {
     "ssm_update": CutPoint("state", 7),
     "recurrent_gla": CutPoint("h", 5, axis=2),
 }
-"""Cut points that are functions, by the name under which model files of mlx-lm import them."""
+"""Functions that are cut points, by name."""
 
 METHODS = {("rwkv7", "_wkv7"): CutPoint("state", 6)}
-"""Cut points that are methods of a mixer, by model file and method name."""
+"""Methods that are cut points, by model file and name."""
 
 CHILDREN = {
     ("recurrent_gemma", "Conv1d"): CutPoint("cache", 1),
     ("recurrent_gemma", "RGLRU"): CutPoint("cache", 1),
 }
-"""Cut points that are submodules of a mixer, by model file and type."""
+"""Submodules that are cut points, by model file and type."""
 
 WHOLE = {("longcat_flash_ngram", "NgramEmbedding")}
-"""Mixers that are a cut point as a whole, by model file and type; called as (token ids, cache)."""
+"""Whole layers that are cut points, by model file and type."""
 
 SCAN = CutPoint("state", 6)
-"""Cut point ``mamba_scan.selective_scan`` of the mixers in ``mamba_scan.INPUTS``."""
 
 _DEFINING = ("mlx_lm.models.gated_delta", "mlx_lm.models.ssm")
 

@@ -29,7 +29,7 @@ INPUTS: dict[tuple[str, str], Inputs] = {
     ("mamba", "MambaBlock"): _of_mamba,
     ("jamba", "JambaMambaMixer"): _of_jamba,
 }
-"""Supported mixers by model file and type, with the function that normalizes their step size, B and C."""
+"""Supported layers by model file and type, with their normalization function."""
 
 
 def process_rows(module: Any, inputs: Inputs, x: mx.array, A: mx.array, scan: Callable[..., Any]) -> mx.array:

@@ -71,7 +71,7 @@ class ListShim:
 
 
 _LARGEST_ERROR = {mx.float32: 1e-3, mx.float16: 2.0**-9, mx.bfloat16: 2.0**-6}
-"""Largest difference of a kernel from mlx-lm's operations in float32, as a share of the largest value."""
+"""Largest error of a kernel, relative to the largest value."""
 
 _CUT_POINTS = {
     "conv": "convolution",
