@@ -29,7 +29,7 @@ class ImageRules:
     patch                    side of a patch, in pixels
     temporal                 copies of each patch in time
     merge                    patches along one side of a square
-    fit                      method of resizing: "area", "edge", "square" or "crop"
+    fit                      method of resizing: "area", "edge", "fill", "square" or "crop"
     edge                     longest allowed side, in pixels
     min_pixels, max_pixels   range of the resized image's area, in pixels
     resample                 number of Pillow's resampling filter
@@ -67,6 +67,14 @@ class ImageRules:
         side, area = self.side, size.height * size.width
         if self.fit in ("square", "crop"):
             return Size(self.edge, self.edge)
+        if self.fit == "fill":
+            scale, longest = math.sqrt(self.max_pixels / area), self.max_pixels // side**2
+            tall, wide = (math.floor(scale * each / side) for each in size)
+            if not tall:
+                tall, wide = 1, min(size.width // size.height, longest)
+            elif not wide:
+                tall, wide = min(size.height // size.width, longest), 1
+            return Size(tall * side, wide * side)
         if self.fit == "edge":
             scale = max(1, max(size) / self.edge, math.sqrt(area / self.max_pixels))
             return Size(*(math.ceil(max(1, math.floor(each / scale)) / side) * side for each in size))

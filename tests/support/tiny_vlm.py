@@ -25,7 +25,8 @@ VOCAB = 320
 SPECIAL = {
     "<|vision_start|>": 300, "<|vision_end|>": 301, "<|image_pad|>": 302, "<|video_pad|>": 303,
     "<|im_start|>": 304, "<|im_end|>": 305, "[IMG_BREAK]": 306, "[IMG_END]": 307, "<|image_start|>": 308,
-    "<|image_end|>": 309, "<start_of_image>": 310, "<end_of_image>": 311, "<end>": VOCAB - 1,
+    "<|image_end|>": 309, "<start_of_image>": 310, "<end_of_image>": 311, "<|image>": 312, "<image|>": 313,
+    "<end>": VOCAB - 1,
 }  # fmt: skip
 IMAGE = SPECIAL["<|image_pad|>"]
 MARKS = {
@@ -34,6 +35,7 @@ MARKS = {
     "lfm2-vl": "<image>",
     "llava": "<image>",
     "gemma3": "<start_of_image>",
+    "gemma4": "<|image|>",
 }
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"
@@ -126,6 +128,26 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "image_token_index": IMAGE, "hidden_size": 64, "pad_token_id": 0, "vocab_size": VOCAB,
         "mm_tokens_per_image": 16,
     },
+    "gemma4": {  # windows, embeddings of layers, and two layers that share keys and values
+        "text_config": _TEXT
+        | {
+            "model_type": "gemma4_text", "global_head_dim": 32, "sliding_window": 24,
+            "sliding_window_pattern": 2, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 16,
+            "vocab_size_per_layer_input": VOCAB, "use_double_wide_mlp": False, "tie_word_embeddings": True,
+            "num_hidden_layers": 6, "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "proportional", "rope_theta": 10000.0, "partial_rotary_factor": 0.25,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+            },
+        },
+        "vision_config": {
+            "model_type": "gemma4_vision", "num_hidden_layers": 2, "hidden_size": 32,
+            "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16,
+            "patch_size": 8, "pooling_kernel_size": 2, "position_embedding_size": 64,
+        },
+        "vocab_size": VOCAB,
+    },
     "lfm2-vl": {  # short convolutions, and two attention layers
         "text_config": {
             "model_type": "lfm2", "vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 4,
@@ -141,10 +163,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "min_image_tokens": 4, "max_image_tokens": 64, "projector_hidden_size": 64,
     },
 }  # fmt: skip
+CONFIGS["gemma4_whole"] = CONFIGS["gemma4"] | {
+    "text_config": CONFIGS["gemma4"]["text_config"]
+    | {
+        "use_bidirectional_attention": "vision", "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0
+    },
+}  # fmt: skip
 CONFIGS["mistral3"] = CONFIGS["pixtral"] | {"spatial_merge_size": 2}
 SIDE = {  # pixels per side of the square for one row
     "qwen3_vl": 32, "qwen3_5": 32, "qwen2_5_vl": 28, "qwen2_vl": 28, "pixtral": 16, "mistral3": 32,
-    "lfm2-vl": 32, "llava": 16, "gemma3": 16,
+    "lfm2-vl": 32, "llava": 16, "gemma3": 16, "gemma4": 16,
+    "gemma4_whole": 16,
 }  # fmt: skip
 
 
@@ -156,6 +185,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
         "crop_size": {"height": 96, "width": 96},
     },
     "gemma3": {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 64, "width": 64}},
+    "gemma4": {"do_normalize": False, "patch_size": 8, "pooling_kernel_size": 2, "max_soft_tokens": 20},
     "lfm2-vl": {"min_image_tokens": 4, "max_image_tokens": 64, "resample": 2},
 }
 
@@ -189,8 +219,9 @@ def make_vlm(folder: Path, architecture: str, *, dtype: mx.Dtype = mx.float32, s
     """Write a folder: random weights, tokenizer and image settings."""
     from mlx_vlm.utils import update_module_configs
 
+    architecture, whole = architecture.removesuffix("_whole"), architecture
     name = "".join(part.capitalize() for part in architecture.split("_"))
-    config = CONFIGS[architecture] | _IDS | {
+    config = CONFIGS[whole] | _IDS | {
         "model_type": architecture, "eos_token_id": VOCAB - 1,
         "architectures": [f"{name}ForConditionalGeneration"],
     }  # fmt: skip
@@ -201,9 +232,11 @@ def make_vlm(folder: Path, architecture: str, *, dtype: mx.Dtype = mx.float32, s
     arguments = update(package.ModelConfig.from_dict(settings), package, settings, ["text", "vision"])
     model = package.Model(arguments)
     parameters: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
-    # Gemma3 scales the embedding, which is also the head.
-    embedding = 0.1 if architecture == "gemma3" else 1.0
+    # Gemma scales the embedding, which is also the head.
+    embedding = 0.1 if architecture.startswith("gemma") else 1.0
     weights = {name: _spread(name, value, embedding).astype(dtype) for name, value in parameters.items()}
+    if architecture == "gemma4":  # its attention has no scale
+        weights |= {name: value / 2 for name, value in weights.items() if name.endswith("q_norm.weight")}
     if architecture == "gemma3":
         del weights["language_model.lm_head.weight"]
     folder.mkdir(parents=True, exist_ok=True)
@@ -236,7 +269,7 @@ def _spread(name: str, value: mx.array, embedding: float) -> mx.array:
         return value * 3
     if "embed" in name and value.ndim == 2 and value.shape[0] == VOCAB:
         return embedding * mx.random.normal(value.shape)
-    if name.endswith("mm_input_projection_weight"):
+    if name.endswith(("mm_input_projection_weight", "position_embedding_table")):
         return mx.random.normal(value.shape)
     if value.ndim == 1:
         return value + 0.3 * mx.random.normal(value.shape)
@@ -260,8 +293,8 @@ def _make_tokenizer(folder: Path, mark: str, placeholder: str) -> None:
                 "eos_token": "<end>",
                 "chat_template": TEMPLATE.replace("<|image_pad|>", mark),
                 "image_token": placeholder,
-                "boi_token": "<start_of_image>",
-                "eoi_token": "<end_of_image>",
+                "boi_token": "<|image>" if mark == "<|image|>" else "<start_of_image>",
+                "eoi_token": "<image|>" if mark == "<|image|>" else "<end_of_image>",
             }
         )
     )
@@ -340,7 +373,11 @@ def _main() -> None:
         ids = mx.array(np.array(made["input_ids"]))
         if type(model).__module__ == "mlx_vlm.models.gemma3.gemma3":
             _see_images_whole(np.array(ids)[0])
-        pixels = mx.array(np.array(made["pixel_values"])) if images else None
+        pixels: Any = made["pixel_values"] if images else None
+        if isinstance(pixels, list) and len({np.shape(each) for each in pixels}) > 1:  # as Gemma 4 takes them
+            pixels = [mx.array(np.array(each)) for each in pixels]
+        elif images:
+            pixels = mx.array(np.array(pixels))
         steps = generate_step(
             ids, model, pixels, mx.ones_like(ids), max_tokens=asked["count"], temperature=0.0,
             prefill_step_size=None, **more,

@@ -25,7 +25,7 @@ from ...api.errors import ModelLoadError
 from ...api.image import ImageRules, PromptImage
 from ...memory.model_files import read_config
 from ..row_inputs import RowInputs
-from .families import Floats, tensors_of
+from .families import FAMILIES, Floats, tensors_of
 
 IS_IMAGE = "image_rows"  # int32 [T], 1 for image rows
 FEATURES = "image_features"  # float32 [T, D], embeddings of image rows
@@ -51,6 +51,9 @@ def adapt_language(model: Module, config: Mapping[str, Any], rows: RowInputs, *,
             f"{len(embeddings)} and {len(layers)}; serve it without vision"
         )
     _adapt(embeddings[0], rows, _embedding)
+    for path, module in model.named_modules():
+        if path.endswith("embed_tokens_per_layer"):
+            _adapt(module, rows, _layer_embedding)
     for index, layer in enumerate(layers[:num_deepstack]):
         object.__setattr__(layer, "deepstack_index", index)
         _adapt(layer, rows, _layer)
@@ -110,6 +113,18 @@ def _embedding(kind: Any) -> dict[str, Any]:
         hidden: mx.array = kind.__call__(self, ids)
         features = self.image_inputs.get(FEATURES)
         return hidden if features is None else _of_images(self.image_inputs, features, hidden)
+
+    return {"__call__": __call__}
+
+
+def _layer_embedding(kind: Any) -> dict[str, Any]:
+    """Embeddings that Gemma's layers add to their inputs: rows of images have the padding token's."""
+
+    def __call__(self: Any, ids: mx.array) -> mx.array:
+        if (mask := self.image_inputs.get(IS_IMAGE)) is not None:
+            ids = mx.where(mask[:, None] > 0, 0, ids)
+        hidden: mx.array = kind.__call__(self, ids)
+        return hidden
 
     return {"__call__": __call__}
 
@@ -187,9 +202,14 @@ class Tower:
         try:
             self._model = load(path, lazy=True)
             self._model.language_model = SimpleNamespace(
-                model=SimpleNamespace(embed_tokens=lambda ids: mx.zeros((*ids.shape, width))),
+                model=SimpleNamespace(
+                    embed_tokens=lambda ids: mx.zeros((*ids.shape, width)),
+                    embed_scale=1.0,
+                    hidden_size_per_layer_input=0,  # the language model has them
+                ),
                 get_rope_index=lambda *_, **__: (None, None),  # computed elsewhere, for whole prompts
             )
+            self._model.audio_tower = self._model.embed_audio = None
             self._model.eval()
             weights = dict(tree_flatten(self._model.parameters())).values()
             mx.eval(*weights)
@@ -224,6 +244,8 @@ class Tower:
             mx.eval(outputs.pop(0))  # and forget it, so that its memory is freed after its last use
             yield
         features = np.array(found.inputs_embeds[0].astype(mx.float32))
+        if FAMILIES[self._family].scales:
+            features /= np.float32(features.shape[-1] ** 0.5)
         if image.has_ends:
             lines = features.reshape(image.rows, image.columns, -1)
             features = np.pad(lines, ((0, 0), (0, 1), (0, 0))).reshape(image.length, -1)

@@ -25,10 +25,12 @@ class Family(NamedTuple):
     fields    makes the fields of ``ImageRules`` from config.json and the image processor's settings. Raises
               KeyError for a missing setting
     tensors   makes the inputs of mlx-vlm's ``get_input_embeddings`` from normalized pixels [H, W, 3]
+    scales    the language model multiplies rows of images too by the square root of its width
     """
 
     fields: Callable[[Settings, Settings], dict[str, Any]]
     tensors: Callable[[ImageRules, Floats], tuple[Floats, dict[str, Any]]]
+    scales: bool = False
 
 
 def read_rules(path: Path, config: Settings, *, max_pixels: int) -> ImageRules:
@@ -41,10 +43,8 @@ def read_rules(path: Path, config: Settings, *, max_pixels: int) -> ImageRules:
             f"{', '.join(FAMILIES)}, where config.json has a vision_config"
         )
     settings = _settings(path)
-    if not settings.get("do_normalize", True) or settings.get("rescale_factor", 1 / 255) != 1 / 255:
-        raise ModelLoadError(
-            f"{path} must rescale pixels by 1/255 and normalize them; serve it without vision"
-        )
+    if settings.get("rescale_factor", 1 / 255) != 1 / 255:
+        raise ModelLoadError(f"{path} must rescale pixels by 1/255; serve it without vision")
     try:
         fields = FAMILIES[name].fields(config, settings)
         fields["token"] = config["image_token_id" if "image_token_id" in config else "image_token_index"]
@@ -56,7 +56,10 @@ def read_rules(path: Path, config: Settings, *, max_pixels: int) -> ImageRules:
     side = fields["patch"] * fields["merge"]
     fields["max_pixels"] = max(side * side, min(fields["max_pixels"], max_pixels))
     fields["resample"] = settings.get("resample", fields.get("resample", 3))
-    fields |= {name: tuple(settings.get(f"image_{name}", fields[name])) for name in ("mean", "std")}
+    if settings.get("do_normalize", "mean" in fields):
+        fields |= {name: tuple(settings.get(f"image_{name}", fields[name])) for name in ("mean", "std")}
+    else:
+        fields |= {"mean": (0.0,) * 3, "std": (1.0,) * 3}
     return ImageRules(**fields)
 
 
@@ -141,6 +144,26 @@ def _gemma3(config: Settings, _: Settings) -> dict[str, Any]:
     } | _HALF
 
 
+def _gemma4(config: Settings, settings: Settings) -> dict[str, Any]:
+    """Gemma 4: every picture is scaled to about the same number of rows. Its pixels are not normalized."""
+    vision, text = config["vision_config"], config["text_config"]
+    pool = settings.get("pooling_kernel_size", vision.get("pooling_kernel_size", 3))
+    patch = settings.get("patch_size", vision.get("patch_size", 16))
+    num_rows = settings.get("max_soft_tokens", 280)
+    is_whole = text.get("use_bidirectional_attention") == "vision"
+    if is_whole and text.get("sliding_window", 512) < num_rows:
+        raise KeyError("a sliding_window of a whole image")
+    return {
+        "mark": "<|image|>",
+        "text": "<|image><|image|><image|>",
+        "is_whole": is_whole,
+        "patch": patch,
+        "merge": pool,
+        "fit": "fill",
+        "max_pixels": num_rows * (pool * patch) ** 2,
+    }
+
+
 def _lfm2(config: Settings, settings: Settings) -> dict[str, Any]:
     """LFM2-VL: each picture is one view. Larger pictures are scaled down, not cut into tiles."""
     read = {**config, **settings}
@@ -201,12 +224,13 @@ FAMILIES = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _QWEN),
     **dict.fromkeys(("pixtral", "mistral3"), Family(_pixtral, _planes)),
     "gemma3": Family(_gemma3, _planes),
+    "gemma4": Family(_gemma4, _planes, scales=True),
     "llava": Family(_llava, _planes),
     "lfm2-vl": Family(_lfm2, _patch_rows),
 }
 _REFUSED = {
     **dict.fromkeys(
-        ("gemma3n", "gemma4", "gemma4_unified"),
+        ("gemma3n", "gemma4_unified"),
         ", whose image rows Octavo does not compute yet",
     ),
     **dict.fromkeys(("idefics3", "smolvlm", "paligemma"), ", for mlx-lm has no language part of them"),

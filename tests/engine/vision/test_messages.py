@@ -102,6 +102,17 @@ def test_images_are_named_by_pixels_size_and_rules() -> None:
 
 
 @given(st.integers(1, 4000), st.integers(1, 4000))
+def test_filled_sizes_are_the_largest_of_their_ratio(height: int, width: int) -> None:
+    if max(height, width) > 200 * min(height, width):
+        return
+    size = replace(RULES, fit="fill").size_for(Size(height, width))
+    tall, wide = size.height // 32, size.width // 32
+    assert (tall * 32, wide * 32) == size
+    assert 1 <= tall * wide <= 2**20 // 32**2
+    assert (tall + 1) * (wide + 1) >= 2**20 // 32**2 or min(tall, wide) == 1
+
+
+@given(st.integers(1, 4000), st.integers(1, 4000))
 def test_sizes_are_whole_squares_within_the_limits(height: int, width: int) -> None:
     if max(height, width) > 200 * min(height, width):
         with pytest.raises(InvalidRequest, match="at most 200 times"):
