@@ -1,1 +1,1 @@
-"""Vision models: mlx-vlm computes image features, which become rows of mlx-lm's language model."""
+"""Vision models: mlx-vlm computes image features for mlx-lm's language model."""

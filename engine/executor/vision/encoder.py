@@ -1,8 +1,4 @@
-"""Encoding of images for a loaded model, with a cache of encoded images.
-
-Once the language model is ready, its modules are adapted in place: an object gets a subclass of its class.
-Without image rows a step computes as before. Text rows have the same bits whether or not a step has images.
-"""
+"""Encoding of images for a loaded model, with a cache of encoded images."""
 
 from __future__ import annotations
 
@@ -41,8 +37,7 @@ POSITIONS = ("position_t", "position_h", "position_w")  # int32 [T] each, for M-
 
 
 def adapt_language(model: Module, config: Mapping[str, Any], rows: RowInputs, *, num_deepstack: int) -> bool:
-    """Let ``model`` read the inputs of ``rows``; return whether positions have three axes. Raises
-    ModelLoadError for a model that lacks the necessary modules."""
+    """Let ``model`` read image rows; return whether positions have three axes. Raises ModelLoadError."""
     embeddings = [module for path, module in model.named_modules() if path.endswith("embed_tokens")]
     layers: list[Any] = list(model.layers)
     if len(embeddings) != 1 or num_deepstack >= len(layers):
@@ -69,7 +64,6 @@ def adapt_language(model: Module, config: Mapping[str, Any], rows: RowInputs, *,
 
 
 def rope_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the settings of rotary embeddings, which checkpoints store under two names in two places."""
     for part in (config.get("text_config") or {}, config):
         for name in ("rope_parameters", "rope_scaling"):
             if part.get(name):
@@ -79,8 +73,10 @@ def rope_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def axes_of_pairs(section: list[int], *, interleaved: bool) -> list[int]:
-    """Return the axis (time, height or width) that rotates each pair of values. Qwen2-VL's sections follow
-    one another; Qwen3-VL's are interleaved (t h w t h w ... t)."""
+    """Return the axis (time, height or width) of each rotated pair of values.
+
+    Qwen2-VL's sections follow each other; Qwen3-VL's are interleaved (t h w t h w ... t).
+    """
     if not interleaved:
         return [axis for axis, count in enumerate(section) for _ in range(count)]
     axes = [0] * sum(section)
@@ -102,7 +98,6 @@ def _adapt(module: Any, state: RowInputs | list[mx.array], make: Any) -> None:
 
 
 def _of_images(rows: RowInputs, values: mx.array, others: mx.array) -> mx.array:
-    """Return ``values`` [T, D] in image rows and ``others`` [T, 1, D] in text rows."""
     mask = rows.get(IS_IMAGE)
     assert mask is not None, "a step with features says which rows they are for"
     return mx.where(mask[:, None, None] > 0, values[:, None].astype(others.dtype), others)
@@ -118,7 +113,7 @@ def _embedding(kind: Any) -> dict[str, Any]:
 
 
 def _layer_embedding(kind: Any) -> dict[str, Any]:
-    """Embeddings that Gemma's layers add to their inputs: rows of images have the padding token's."""
+    """Return changes of Gemma's per-layer embedding: image rows get the padding token's."""
 
     def __call__(self: Any, ids: mx.array) -> mx.array:
         if (mask := self.image_inputs.get(IS_IMAGE)) is not None:
@@ -147,10 +142,10 @@ def _rope(kind: Any) -> dict[str, Any]:
         if positions[0] is None:
             text: mx.array = kind.__call__(self, x, offset, **more)
             return text
-        # One rotation for each axis, computed as for text, so text rows keep their bits.
+        # Text rows are rotated as without images, so their results are bit-identical.
         t, h, w = (kind.__call__(self, x, position, **more) for position in positions)
         axis = self.axis_of_value
-        if axis.size < x.shape[-1]:  # later values are not rotated
+        if axis.size < x.shape[-1]:
             axis = mx.concatenate([axis, mx.zeros(x.shape[-1] - axis.size, mx.int32)])
         turned: mx.array = mx.where(axis == 0, t, mx.where(axis == 1, h, w))
         return turned
@@ -168,8 +163,7 @@ def _recorded(kind: Any) -> dict[str, Any]:
 
 
 def _do_not_evaluate(model: Module) -> None:
-    """Let ``mx.eval`` in the modules of mlx-vlm that define ``model`` do nothing. Qwen3-VL's code would
-    evaluate a whole image while its graph is built. The values do not change."""
+    """Turn ``mx.eval`` off in mlx-vlm's modules. Some would evaluate a whole image early."""
     lazy = ModuleType(mx.__name__)
     lazy.__dict__.update(vars(mx), eval=lambda *_: None)
     for kind in type(model).__mro__:
@@ -180,8 +174,8 @@ def _do_not_evaluate(model: Module) -> None:
 class Encoded(NamedTuple):
     """An encoded image.
 
-    features   [n, D], embeddings of its tokens; zeros at ends of lines
-    deepstack  [n, L, D], added after each of the first L layers; None: the model has none
+    features   [n, D], embeddings of its tokens
+    deepstack  [n, L, D], added after each of the first L layers, if any
     """
 
     features: Floats
@@ -193,11 +187,13 @@ class Encoded(NamedTuple):
 
 
 class Tower:
-    """Encodes images, one at a time. The language part of mlx-vlm's model is dropped before its weights are
-    read. ``width``: hidden size of the language model."""
+    """Vision part of a model. Encodes an image at a time.
+
+    width   hidden size of the language model
+    """
 
     def __init__(self, path: Path, family: str, rules: ImageRules, *, width: int) -> None:
-        """Read the weights. Raises ModelLoadError if mlx-vlm is missing or cannot load them."""
+        """Read the weights. Raises ModelLoadError."""
         load = _mlx_vlm_loader()
         try:
             self._model = load(path, lazy=True)
@@ -205,9 +201,9 @@ class Tower:
                 model=SimpleNamespace(
                     embed_tokens=lambda ids: mx.zeros((*ids.shape, width)),
                     embed_scale=1.0,
-                    hidden_size_per_layer_input=0,  # the language model has them
+                    hidden_size_per_layer_input=0,
                 ),
-                get_rope_index=lambda *_, **__: (None, None),  # computed elsewhere, for whole prompts
+                get_rope_index=lambda *_, **__: (None, None),
             )
             self._model.audio_tower = self._model.embed_audio = None
             self._model.eval()
@@ -220,16 +216,16 @@ class Tower:
                 f"mlx-vlm cannot load the vision part of {path}: {why}; serve it without vision"
             ) from error
         self._family, self._rules = family, rules
-        self._outputs: list[mx.array] = []  # of the layers, while a graph is built
+        self._outputs: list[mx.array] = []
         for layer in _longest_list(self._model):
             _adapt(layer, self._outputs, _recorded)
         self.nbytes = sum(weight.nbytes for weight in weights)
 
     def encode(self, image: PromptImage) -> Generator[None, None, Encoded]:
-        """Compute an image's rows in portions; yield after each but the last. mlx-vlm's
-        ``get_input_embeddings`` builds the graph for a prompt that consists of the image alone, because all
-        of its models share only this interface. A portion evaluates the output of one layer in that graph, so
-        the rows have the same bits as if all were evaluated at once."""
+        """Compute an image's rows in portions; yield between portions.
+
+        A portion evaluates the output of one layer, so results are bit-identical to a single evaluation.
+        """
         rules, height, width = self._rules, image.rows * self._rules.side, image.columns * self._rules.side
         pixels = np.frombuffer(image.pixels, np.uint8).reshape(height, width, 3)
         ids = mx.full((1, image.num_rows), rules.token, mx.int32)
@@ -241,7 +237,7 @@ class Tower:
         outputs = [*self._outputs, *(deepstack or ())]
         self._outputs.clear()
         while outputs:
-            mx.eval(outputs.pop(0))  # and forget it, so that its memory is freed after its last use
+            mx.eval(outputs.pop(0))  # frees its memory after its last use
             yield
         features = np.array(found.inputs_embeds[0].astype(mx.float32))
         if FAMILIES[self._family].scales:
@@ -256,7 +252,6 @@ class Tower:
 
 
 def _longest_list(model: Module) -> list[Module]:
-    """Return the longest list of modules: the layers of the vision part."""
     lists = [
         value
         for _, module in model.named_modules()
@@ -278,8 +273,10 @@ def _mlx_vlm_loader() -> Callable[..., Any]:
 
 
 class ImageEncoder:
-    """Encodes images and caches the results by digest. Beyond ``max_bytes`` it drops the least recently used.
-    Call it only on the engine's thread, between two steps. ``has_axes``: positions have three axes."""
+    """Encoder of images, with a cache of at most ``max_bytes``. Used only on the engine's thread.
+
+    has_axes   whether positions have three axes
+    """
 
     def __init__(self, tower: Tower, *, has_axes: bool, max_bytes: int) -> None:
         self._tower, self._max_bytes = tower, max_bytes
@@ -290,14 +287,12 @@ class ImageEncoder:
         self.nbytes = tower.nbytes
 
     def find(self, digest: bytes) -> Encoded | None:
-        """Return the rows of an image in the cache."""
         if (encoded := self._kept.get(digest)) is not None:
             self._kept.move_to_end(digest)
         return encoded
 
     def advance(self, image: PromptImage) -> Encoded | None:
-        """Compute the next portion of an image; after the last one, cache and return its rows. Another image
-        that was begun is given up."""
+        """Compute the next portion of an image; return its rows after the last portion."""
         if self._begun is None or self._begun[0] != image.digest:
             self._begun = image.digest, self._tower.encode(image)
         try:
@@ -317,7 +312,6 @@ class ImageEncoder:
 def load_encoder(
     config: EngineConfig, path: Path, model: Module, rows: RowInputs, rules: ImageRules
 ) -> ImageEncoder:
-    """Read the vision part of the folder ``path``, and prepare the language model for image rows."""
     raw = read_config(path)
     text = raw.get("text_config") or raw
     tower = Tower(path, raw["model_type"], rules, width=text["hidden_size"])

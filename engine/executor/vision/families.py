@@ -1,4 +1,4 @@
-"""Families of vision models: how each turns a picture into pixels, tokens and tensors."""
+"""Families of vision models: conversion of a picture to pixels, tokens and tensors."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ Settings = Mapping[str, Any]
 
 
 class Family(NamedTuple):
-    """A family of models.
+    """Family of vision models.
 
-    fields    makes the fields of ``ImageRules`` from config.json and the image processor's settings. Raises
-              KeyError for a missing setting
+    fields    makes the fields of ``ImageRules`` from config.json and the image processor's settings
     tensors   makes the inputs of mlx-vlm's ``get_input_embeddings`` from normalized pixels [H, W, 3]
-    scales    the language model multiplies rows of images too by the square root of its width
+    scales    whether the language model multiplies embeddings by the square root of its width
     """
 
     fields: Callable[[Settings, Settings], dict[str, Any]]
@@ -34,8 +33,7 @@ class Family(NamedTuple):
 
 
 def read_rules(path: Path, config: Settings, *, max_pixels: int) -> ImageRules:
-    """Return the image rules of the model folder ``path``. Raises InvalidConfig for a model whose images
-    cannot be served, ModelLoadError for missing or unknown settings."""
+    """Return the image rules of a model folder. Raises InvalidConfig or ModelLoadError."""
     name = config["model_type"]
     if name not in FAMILIES or "vision_config" not in config:
         raise InvalidConfig(
@@ -64,7 +62,6 @@ def read_rules(path: Path, config: Settings, *, max_pixels: int) -> ImageRules:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, empty if there is none."""
     try:
         read: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     except (OSError, ValueError) as error:
@@ -73,7 +70,6 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _settings(path: Path) -> Settings:
-    """Return the image processor's settings."""
     found = _read(path / "preprocessor_config.json")
     processor = _read(path / "processor_config.json")
     found |= processor.get("image_processor") or {}
@@ -83,7 +79,7 @@ def _settings(path: Path) -> Settings:
 def tensors_of(
     family: str, rules: ImageRules, pixels: npt.NDArray[np.uint8]
 ) -> tuple[Floats, dict[str, Any]]:
-    """Return inputs of mlx-vlm's ``get_input_embeddings`` for pixels [H, W, 3]."""
+    """Return the inputs of mlx-vlm's ``get_input_embeddings`` for pixels [H, W, 3]."""
     scaled = pixels.astype(np.float32) * np.float32(1 / 255)
     values = (scaled - np.array(rules.mean, np.float32)) / np.array(rules.std, np.float32)
     return FAMILIES[family].tensors(rules, np.asarray(values, np.float32))
@@ -110,7 +106,7 @@ def _qwen(config: Settings, settings: Settings) -> dict[str, Any]:
 
 
 def _pixtral(config: Settings, settings: Settings) -> dict[str, Any]:
-    """Pixtral: image rows in lines. A special token ends each line."""
+    """Pixtral: a special token ends each line of image rows."""
     vision = config["vision_config"]
     edge = min(settings.get("size", {}).get("longest_edge", 1024), vision["image_size"])
     return {
@@ -125,9 +121,9 @@ def _pixtral(config: Settings, settings: Settings) -> dict[str, Any]:
 
 
 def _gemma3(config: Settings, _: Settings) -> dict[str, Any]:
-    """Gemma 3: every picture is scaled to one size, and its rows see each other."""
+    """Gemma 3: every picture has a fixed size."""
     vision, text = config["vision_config"], config["text_config"]
-    num_rows = text.get("mm_tokens_per_image", 256)  # as mlx-vlm reads it
+    num_rows = text.get("mm_tokens_per_image", 256)  # mlx-vlm's default
     if text.get("sliding_window", 1024) < num_rows:
         raise KeyError("a sliding_window of a whole image")
     side = vision["image_size"] // math.isqrt(num_rows)
@@ -145,7 +141,7 @@ def _gemma3(config: Settings, _: Settings) -> dict[str, Any]:
 
 
 def _gemma4(config: Settings, settings: Settings) -> dict[str, Any]:
-    """Gemma 4: every picture is scaled to about the same number of rows. Its pixels are not normalized."""
+    """Gemma 4: every picture is scaled to about an equal number of rows."""
     vision, text = config["vision_config"], config["text_config"]
     pool = settings.get("pooling_kernel_size", vision.get("pooling_kernel_size", 3))
     patch = settings.get("patch_size", vision.get("patch_size", 16))
@@ -165,7 +161,7 @@ def _gemma4(config: Settings, settings: Settings) -> dict[str, Any]:
 
 
 def _lfm2(config: Settings, settings: Settings) -> dict[str, Any]:
-    """LFM2-VL: each picture is one view. Larger pictures are scaled down, not cut into tiles."""
+    """LFM2-VL: larger pictures are scaled down, not cut into tiles."""
     read = {**config, **settings}
     side = read.get("encoder_patch_size", 16) * read.get("downsample_factor", 2)
     return {
@@ -179,7 +175,7 @@ def _lfm2(config: Settings, settings: Settings) -> dict[str, Any]:
 
 
 def _llava(config: Settings, settings: Settings) -> dict[str, Any]:
-    """LLaVA 1.5: the middle square of a picture. CLIP's class token is no row."""
+    """LLaVA 1.5: the middle square of a picture."""
     vision = config["vision_config"]
     if config.get("vision_feature_select_strategy", "default") != "default":
         raise KeyError('vision_feature_select_strategy "default"')
@@ -195,8 +191,7 @@ def _llava(config: Settings, settings: Settings) -> dict[str, Any]:
 
 
 def _merged_patches(rules: ImageRules, values: Floats) -> tuple[Floats, dict[str, Any]]:
-    """Return patches [(H / patch) (W / patch), 3 temporal patch patch] in the order of Qwen's processors:
-    those of a merged square are adjacent."""
+    """Return patches [(H / patch) (W / patch), 3 temporal patch patch] in Qwen's order."""
     patch, merge = rules.patch, rules.merge
     height, width = values.shape[0] // rules.side, values.shape[1] // rules.side
     squares = values.reshape(height, merge, patch, width, merge, patch, 3).transpose(0, 3, 1, 4, 6, 2, 5)
@@ -206,7 +201,6 @@ def _merged_patches(rules: ImageRules, values: Floats) -> tuple[Floats, dict[str
 
 
 def _planes(_: ImageRules, values: Floats) -> tuple[Floats, dict[str, Any]]:
-    """Return the picture [1, 3, H, W]."""
     return np.ascontiguousarray(values.transpose(2, 0, 1)[None]), {"image_sizes": [values.shape[:2]]}
 
 
