@@ -196,7 +196,6 @@ def assemble(
 
 
 def drafts_by(config: EngineConfig, info: EngineInfo) -> Speculate:
-    """Return the default of ``speculate``."""
     if config.speculate == "auto":
         # Drafts are on by default only if they cost almost nothing and change no result.
         return "ngram" if info.batch_invariant and info.states is None else "off"

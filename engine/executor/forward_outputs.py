@@ -1,4 +1,4 @@
-"""Outputs of a forward, and the form that identifies its graph."""
+"""Inputs and outputs of a model's graph."""
 
 from __future__ import annotations
 

@@ -112,7 +112,10 @@ def read_run(path: Path) -> PageRun:
 
 
 def unpack_run(file: BufferedIOBase, size: int, name: str) -> PageRun:
-    """Read and check a file of ``size`` bytes; error messages call it ``name``. Raises BadPages."""
+    """Read and check a file of ``size`` bytes. Raises BadPages.
+
+    name   name of the file in error messages
+    """
     try:
         metadata, parts = _read(file, size)
     except _MALFORMED as error:
@@ -132,7 +135,7 @@ def unpack_run(file: BufferedIOBase, size: int, name: str) -> PageRun:
 def only_page(
     run: PageRun, kind: PageLayoutKey, parent: Digest, token_ids: tuple[int, ...], name: str
 ) -> PageBytes:
-    """Return the bytes [page_bytes] of a run with one page. Raises BadPages if it is another page."""
+    """Return the page of a run with a single page, as bytes [page_bytes]. Raises BadPages."""
     if not run.kind.matches(kind) or run.parts[0].indices != (0,):
         raise BadPages("foreign", f"{name} holds pages of another model or page format")
     if run.parent != parent or run.token_ids != token_ids:

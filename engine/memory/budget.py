@@ -62,8 +62,7 @@ def workspace_bytes(
 
 
 def encoding_bytes(config: Mapping[str, Any], *, num_patches: int, activation_bytes: int) -> int:
-    """Return an estimate of the largest arrays while an image is encoded: a layer's activations, and three
-    times its attention scores, which MLX's kernels for some shapes do not need."""
+    """Return an estimate of the largest arrays during the encoding of an image, in bytes."""
     vision = config["vision_config"]
     hidden = int(vision.get("embed_dim") or vision["hidden_size"])
     inner = int(vision.get("intermediate_size") or 4 * hidden)
