@@ -54,11 +54,11 @@ class ImagePart(StepPart, Resource):
         self._max_step_tokens = max_step_tokens
         self._clock = clock
         self._prompts: dict[Sequence, _Prompt] = {}
-        self._waiting: dict[Sequence, PromptImage] = {}
-        self._ready: set[Sequence] = set()
-        self._stopped: set[Sequence] = set()
+        self._waiting: dict[Sequence, PromptImage] = {}  # outside of the queue
+        self._ready: set[Sequence] = set()  # queued again, with their image
+        self._stopped: set[Sequence] = set()  # running, before an image
         self._current: PromptImage | None = None
-        self._seconds = 0.0  # seconds
+        self._portions_s: list[float] = []  # seconds of the current image's portions
         self._new: bytes | None = None
 
     @property
@@ -108,24 +108,21 @@ class ImagePart(StepPart, Resource):
         if (image := self._next_image()) is None:
             return None
         if self._current is None or self._current.digest != image.digest:
-            self._current, self._seconds = image, 0.0
-        left_s, spent_s = 0.0, 0.0
-        encoded = None
-        while encoded is None:
+            self._current, self._portions_s = image, []
+        portions_s, first = self._portions_s, len(self._portions_s)
+        left_s = time_left() or 0.0
+        while True:
             began = self._clock()
             encoded = self._images.advance(image)
-            portion_s = self._clock() - began
-            if not spent_s:
-                left_s = time_left() or 0.0
-            spent_s += portion_s
-            if spent_s + portion_s > left_s:
+            portions_s.append(self._clock() - began)
+            # The first portion only prepares pixels, so its time says nothing about the next.
+            if encoded is not None or not first or sum(portions_s[first:]) + max(portions_s) > left_s:
                 break
-        self._seconds += spent_s
         if encoded is None:
             return []
         self._current = None
         self._new = image.digest
-        self.on_encoded(self._seconds)
+        self.on_encoded(sum(portions_s))
         self._next_image()
         return self._take_ready()
 
