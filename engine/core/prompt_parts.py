@@ -65,7 +65,8 @@ class PromptScores(_PromptPart):
         return PartRows(scored=scored)
 
     def deliver(self, results: PartResults) -> None:
-        for (request, position), score in zip(self._owners, results.scores, strict=True):
+        owners, self._owners = self._owners, []  # an idle engine keeps no request
+        for (request, position), score in zip(owners, results.scores, strict=True):
             request.prompt_scores[position] = score
             if position == request.num_prompt - 1:
                 self._finish(request)
