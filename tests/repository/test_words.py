@@ -26,8 +26,8 @@ PEOPLE = re.compile(r"\b(who|whoever|whom|nobody|somebody|everybody)\b", re.IGNO
 POINTING_HELP = re.compile(r"(of|and|what|which|its|these|those|the same|likewise|\()(?=\W|$)")
 
 
-def python_files() -> Iterator[Path]:
-    for folder in PRODUCT:
+def python_files(folders: tuple[str, ...] = PRODUCT) -> Iterator[Path]:
+    for folder in folders:
         for path in sorted((ROOT / folder).rglob("*.py")):
             if not path.name.endswith(("_pb2.py", "_pb2_grpc.py")):
                 yield path
@@ -85,6 +85,13 @@ def test_people_words_are_kept_for_people() -> None:
     assert found <= MOST_PEOPLE_WORDS, f"{found} people words in docstrings and comments"
 
 
+@pytest.mark.parametrize("part", ["product", "tests"])
+def test_docstrings_and_comments_get_fewer(part: str) -> None:
+    files = python_files(PRODUCT if part == "product" else ("tests",))
+    found = sum(len([*docstrings(path), *comments(path)]) for path in files)
+    assert found <= MOST_TEXTS[part], f"{found} docstrings and comments: delete one for each new one"
+
+
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
 def test_documents_have_no_people_words_for_data(path: Path) -> None:
     assert PEOPLE.findall(prose(path)) == PEOPLE_OF_DOCUMENTS.get(path.name, [])
@@ -111,6 +118,7 @@ LAST_LONG_SUBJECT = "4a5509eb"
 MOST_OPENERS = 8
 MOST_PEOPLE_WORDS = 4
 MOST_POINTING_HELP = 0
+MOST_TEXTS = {"product": 3_092, "tests": 1_417}
 PEOPLE_OF_DOCUMENTS = {
     "CONTRIBUTING.md": ["who", "nobody"],
     "README.md": ["Nobody"],

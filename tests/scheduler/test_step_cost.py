@@ -94,7 +94,7 @@ def test_rows_are_not_held_dear_where_every_step_has_as_many(rows: int) -> None:
     )
 )
 def test_the_fit_is_that_of_recursive_least_squares(steps: list[tuple[int, int, float]]) -> None:
-    """The reference uses matrices; the code writes the terms out."""
+    """The reference is the matrix form of the formula."""
     cost = StepCost()
     weights, covariance = np.zeros(5), np.eye(5) / _PRIOR
     for decodes, chunk, seconds in steps:

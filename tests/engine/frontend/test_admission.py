@@ -118,7 +118,7 @@ async def test_reflection_can_be_left_out_and_large_messages_are_not_read() -> N
         async with grpc.aio.insecure_channel(address) as channel:
             mirror: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await mirror.ServerReflectionInfo().read()  # a write may fail with another code
+                await mirror.ServerReflectionInfo().read()  # a write may fail with another status
             assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
             stub: Any = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
             with pytest.raises(grpc.aio.AioRpcError, match="larger than max") as refused:

@@ -1,6 +1,6 @@
 """Gains and costs of drafting, with a fixed time for each number of rows.
 
-The times were measured with Qwen3-0.6B's shape, on AMX and on AVX2 (AMD Zen 1)."""
+The times are close to measurements with Qwen3-0.6B's shape, on AMX and on AVX2 (AMD Zen 1)."""
 
 from __future__ import annotations
 

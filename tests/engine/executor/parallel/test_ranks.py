@@ -26,7 +26,7 @@ SPLIT = {
     "minimax_m3_vl": False, "mistral4": False, "qwen2": True, "qwen3_5": False, "qwen3_moe": True,
     "step3p5": True,
 }  # fmt: skip
-"""Architectures that mlx-lm can split; True: ranks also split the pages, which latents do not allow."""
+"""Architectures that mlx-lm can split; True: each rank has a part of the pages."""
 
 
 def tiny(folder: Path, name: str) -> Path:
