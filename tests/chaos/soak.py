@@ -64,9 +64,9 @@ SCHEMA = '{"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enu
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Anonymous memory of the server and of its largest helper process, which is 0 without helpers. Pages of
-    files are left out, because processes share them and the system drops them. ``at``: seconds since the
-    start."""
+    """Memory of the server and of its largest helper process, without pages of files.
+
+    ``at``: seconds since the start; the helper's memory is 0 without helpers."""
 
     at: float
     server: int
@@ -108,12 +108,12 @@ def sample_of(pid: int, at: float) -> Sample:
 
 
 def anonymous(process: psutil.Process) -> int:
-    """Return a process's memory that no file backs, in bytes."""
+    """Return the bytes of a process's memory that no file backs."""
     if sys.platform != "linux":
         return int(process.memory_full_info().uss)
     status = Path(f"/proc/{process.pid}/status").read_text()
     found = re.search(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE)
-    return 0 if found is None else int(found[1]) * 1024  # a process that has ended has none
+    return 0 if found is None else int(found[1]) * 1024
 
 
 async def ask(client: Client, rng: random.Random, seen: Counter[str]) -> None:

@@ -218,7 +218,7 @@ def test_growth_is_that_of_a_process_after_warm_up() -> None:
         return [soak.Run("demo", memory=samples).growth_mib(each, 100.0) for each in soak.PROCESSES]
 
     assert grown(lambda at: 100 + min(at, 30) * 2, lambda _: 0) == [0.0, 0.0]
-    assert grown(lambda _: 100, lambda at: 13 * (at % 3 == 0)) == [0.0, 0.0]  # helpers come and go
+    assert grown(lambda _: 100, lambda at: 13 * (at % 3 == 0)) == [0.0, 0.0]
     server, helper = grown(lambda at: 100 + at, lambda at: 200 + 2 * at)
     assert 50 < server < 70
     assert 100 < helper < 140

@@ -1,5 +1,3 @@
-"""Pictures of OpenAI's chats through the SMG router to a worker with a tiny model."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -74,7 +74,7 @@ def png(colour: str, width: int = 96, height: int = 64) -> bytes:
 
 
 def bomb(side: int) -> bytes:
-    """A PNG of a few kilobytes whose header names so many pixels each way."""
+    """Return a small PNG with a header that claims side x side pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -85,7 +85,7 @@ def bomb(side: int) -> bytes:
 
 
 def patches_of(pixels: npt.NDArray[Any], rules: ImageRules) -> npt.NDArray[Any]:
-    """The patches of an image in the order of Qwen's processors, computed one by one."""
+    """Return the patches of an image in the order of Qwen's processors, one by one."""
     merge, patch, side = rules.merge, rules.patch, rules.side
     squares = [
         pixels[top : top + side, left : left + side]
@@ -104,7 +104,7 @@ def patches_of(pixels: npt.NDArray[Any], rules: ImageRules) -> npt.NDArray[Any]:
 
 
 def grid_of(rules: ImageRules, *images: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Their image_grid_thw."""
+    """Return the images' image_grid_thw."""
     return np.array([(1, each.shape[0] // rules.patch, each.shape[1] // rules.patch) for each in images])
 
 

@@ -1,5 +1,3 @@
-"""Images from the tensors of routers: the pixels that were sent, and what is refused."""
-
 from __future__ import annotations
 
 from dataclasses import replace

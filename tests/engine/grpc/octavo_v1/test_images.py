@@ -1,5 +1,3 @@
-"""Pictures in chats over gRPC: bytes and URLs, what is cached, and what is refused."""
-
 from __future__ import annotations
 
 import asyncio
@@ -125,7 +123,7 @@ async def test_a_text_model_refuses_pictures_and_large_messages() -> None:
     async with served(core(None), config=small_config()) as its:
         with pytest.raises(InvalidRequest, match="reads only text"):
             await generate(its, asked(CAT))
-        with pytest.raises(Overloaded, match="larger than max"):  # gRPC's own refusal, before it is read
+        with pytest.raises(Overloaded, match="larger than max"):
             await generate(its, asked(bytes(2**21)))
 
 

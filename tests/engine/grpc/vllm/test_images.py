@@ -1,5 +1,3 @@
-"""Pictures of routers over vLLM's service: tensors and URLs, what is cached, and what is refused."""
-
 from __future__ import annotations
 
 import io
@@ -31,7 +29,6 @@ def core(images: FakeImages | None = None) -> FakeCore:
 
 
 def tensors(*files: bytes) -> pb.MultimodalInputs:
-    """What a router makes of pictures behind ``TEXT``, with equal hashes for all."""
     from PIL import Image
 
     images = [np.array(Image.open(io.BytesIO(file))) for file in files]
