@@ -174,7 +174,7 @@ def test_no_hold_and_no_page_is_lost_under_random_load(queue: str, seed: int) ->
 
 
 class Media(Resource):
-    """A resource that sequences whose id begins with ``m`` lack until it has ``come``."""
+    """A resource that sequences with an ID that starts with ``m`` lack until ``come`` is set."""
 
     def __init__(self) -> None:
         self.has_come = False

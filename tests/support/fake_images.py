@@ -41,7 +41,7 @@ class FakeImages:
     max_kept: int = 99
     portion: Callable[[bytes], None] = lambda _: None
     kept: dict[bytes, EncodedImage] = field(default_factory=dict)
-    done: Counter[bytes] = field(default_factory=Counter)  # portions of images that are not encoded
+    done: Counter[bytes] = field(default_factory=Counter)
 
     def find(self, digest: bytes) -> EncodedImage | None:
         return self.kept.get(digest)

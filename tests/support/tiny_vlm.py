@@ -235,7 +235,7 @@ def make_vlm(folder: Path, architecture: str, *, dtype: mx.Dtype = mx.float32, s
     # Gemma scales the embedding, which is also the head.
     embedding = 0.1 if architecture.startswith("gemma") else 1.0
     weights = {name: _spread(name, value, embedding).astype(dtype) for name, value in parameters.items()}
-    if architecture == "gemma4":  # its attention has no scale
+    if architecture == "gemma4":
         weights |= {name: value / 2 for name, value in weights.items() if name.endswith("q_norm.weight")}
     if architecture == "gemma3":
         del weights["language_model.lm_head.weight"]

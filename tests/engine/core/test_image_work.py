@@ -1,5 +1,3 @@
-"""Encoding of images between steps: which requests wait, and what others get meanwhile."""
-
 from __future__ import annotations
 
 import time
@@ -20,13 +18,11 @@ from octavo.engine.core.image_part import ImagePart
 from octavo.engine.core.request import Request
 from octavo.scheduler import Status
 
-ROWS = 8  # of each image
+ROWS = 8  # rows of each image
 
 
 @dataclass
 class Served:
-    """A core whose time passes only in steps and in portions of images."""
-
     images: FakeImages
     config: EngineConfig
     step_s: float = 0.01
@@ -48,7 +44,6 @@ class Served:
         self.num_portions += seconds == self.portion_s
 
     def add(self, name: str, *parts: int | bytes, tokens: int = 3, n: int = 1) -> Request:
-        """Queue a prompt of numbers of text tokens, and of digests of images, in turn."""
         ids: list[int] = []
         images = []
         for part in parts:
@@ -118,7 +113,7 @@ def test_a_request_waits_for_its_image_without_pages(serve: Serve) -> None:
     text = served.add("text", 5, tokens=30)
     served.step()
     waits = served.add("waits", 3, digest(1), 2)
-    served.step()  # tries to admit it
+    served.step()
     held = served.core.gauges.pages_held
     for portion in range(1, 5):
         before = text.num_generated
@@ -272,7 +267,7 @@ def test_few_encoded_images_wait_in_the_queue(serve: Serve) -> None:
 def test_streams_keep_their_target_beside_images(
     serve: Serve, target: str | int, fewest: int, most: int
 ) -> None:
-    """A step of decodes takes 10 ms and a portion 8 ms: 50 ms leave room for two to four portions."""
+    """A decode step takes 10 ms and a portion 8 ms: 50 ms are enough for two to four portions."""
     served = serve(num_portions=28, target_itl=target, num_pages=400, max_step_tokens=32)
     served.portion_s = 0.008
     texts = [served.add(f"text {n}", 5, tokens=200) for n in range(3)]
@@ -295,7 +290,7 @@ def test_streams_keep_their_target_beside_images(
 
 
 def test_prompts_get_less_of_a_step_after_a_portion(serve: Serve) -> None:
-    """A prompt token takes 1 ms here, so a portion of 15 ms takes the time of 15 of them."""
+    """A prompt token takes 1 ms, so a portion of 15 ms takes as long as 15 tokens."""
     served = serve(num_portions=40, target_itl=50, num_pages=400, max_step_tokens=64)
     served.portion_s = 0.015
     runner = served.core._runner

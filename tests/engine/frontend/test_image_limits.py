@@ -42,7 +42,7 @@ def test_prompt_scores_of_unfinished_requests_are_bounded(monkeypatch: pytest.Mo
     monkeypatch.setattr(request_limiter, "MAX_SCORE_BYTES", 2 * size)
     unfinished: list[EngineRequest] = []
     limiter = RequestLimiter(small_config(), unfinished, UnreadOutput(), Gauges)
-    scored = request_with(0, SamplingParams(prompt_logprobs=20, n=64))  # samples share them
+    scored = request_with(0, SamplingParams(prompt_logprobs=20, n=64))
     limiter.check_memory(scored)
     unfinished += [scored, request_with(0)]
     limiter.check_memory(scored)

@@ -98,7 +98,7 @@ def test_it_answers_through_its_own_template(llm: LLM) -> None:
 
 
 def in_float32(file: Path, copy: Path) -> None:
-    """Write the checkpoint with every weight as float32: llama.cpp then rounds no activation to 8 bits."""
+    """Write the checkpoint in float32, because llama.cpp then rounds no activation to 8 bits."""
     reader = GGUFReader(file)
     writer = GGUFWriter(copy, arch="llama")
     for name, field in reader.fields.items():
@@ -127,7 +127,7 @@ def llama_cpp(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[di
     params.cache_type_k = params.cache_type_v = package.ggml_type.GGML_TYPE_F32
     params.flash_attn_type = package.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     server = package.Server(params)
-    copy.unlink()  # half a gigabyte, which stays mapped
+    copy.unlink()  # half a gigabyte
 
     def complete(prompt: list[int], count: int, **options: Any) -> list[dict[str, Any]]:
         asked = {"prompt": prompt, "max_tokens": count, "temperature": 0, "n_probs": 2, "ignore_eos": True}
@@ -158,7 +158,7 @@ def test_its_perplexity_is_that_of_llama_cpp(
 def test_its_greedy_text_is_that_of_llama_cpp(
     llm: LLM, llama_cpp: Callable[..., list[dict[str, Any]]], prompt: str
 ) -> None:
-    """Either of two close tokens is right. The answer then goes on after llama.cpp's."""
+    """Either of two close tokens is correct; both engines continue after llama.cpp's token."""
     ids, start = llm.tokenizer.encode(prompt), 0
     answer = llama_cpp(ids, NUM_TOKENS)
     while start < NUM_TOKENS:
@@ -170,5 +170,5 @@ def test_its_greedy_text_is_that_of_llama_cpp(
             likeliest, second = theirs["top_logprobs"]
             is_close = likeliest["logprob"] - second["logprob"] < CLOSE
             assert mine == likeliest["id"] or is_close, (start, mine, theirs)
-            if mine != theirs["id"]:  # close, or an end, which llama.cpp passes over
+            if mine != theirs["id"]:
                 break

@@ -201,7 +201,7 @@ async def test_a_replay_sends_what_is_kept_and_survives_nonsense(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with published(tmp_path) as (its, index, publisher):
-        # Only now: the subscription may come late, and the reader then needs a replay from the start.
+        # Set only now, because a late subscriber needs a replay from the start.
         monkeypatch.setattr(zmq_publisher, "REPLAY_MESSAGES", 2)
         await say(its, [1] * 10)
         await index.agrees(its)

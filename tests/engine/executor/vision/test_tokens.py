@@ -146,7 +146,7 @@ def test_portions_have_the_bits_of_encoding_at_once(case: Case, monkeypatch: pyt
     finally:
         reader.close()
     work = Tower(case.model, case.family, rules, width=64).encode(image)
-    lefts: list[int] = []  # portions left that have something to compute, after each portion
+    lefts: list[int] = []
     try:
         while True:
             next(work)
@@ -167,7 +167,6 @@ def test_portions_have_the_bits_of_encoding_at_once(case: Case, monkeypatch: pyt
 
 
 def is_left(array: mx.array) -> bool:
-    """Whether an array is not evaluated yet."""
     file = io.StringIO()
     mx.export_to_dot(file, array)
     return "->" in file.getvalue()
