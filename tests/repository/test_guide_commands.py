@@ -28,6 +28,7 @@ PLACEHOLDERS = {
     r"(?<=--policy )NAME\b": "lru",
     r"--batch 1,8$": "--batch 1 --prompt-tokens 32 --output-tokens 4",
     r"(?<=--iters )\d+": "4",
+    r" --compare$": "",  # 46 s of synthetic traffic; tests/lab/cache_sim runs it
     r"(?<=--text )FILE --model MODEL .*": f"{ROOT / 'README.md'} --model demo {FEW}",
 }
 BIN = Path(sys.executable).parent
