@@ -71,6 +71,7 @@ class Lengths {
 struct Input {
   enum Kind {
     rows,       // rows of any float type, with strides
+    whole,      // of any float type, without strides
     gates,      // rows whose last axis may be missing; its length is then 1
     parameter,  // read as float32
     values,     // a parameter of any shape with the right number of values (of its last axis, if another is
@@ -150,7 +151,7 @@ const Recurrence kRecurrences[] = {
      }},
     {"octavo.causal_conv",
      {"N", "K - 1", "C"},
-     {{"x", {"T", "C"}}, {"weight", {"K", "C"}}, {"bias", {"C"}}},
+     {{"x", {"T", "C"}}, {"weight", {"K", "C"}, Input::whole}, {"bias", {"C"}, Input::whole}},
      2,
      0,
      {{"K", 1, 64}},
@@ -247,10 +248,10 @@ const Recurrence kRecurrences[] = {
      }},
 };
 
-// Returns an input's rows along its first axis; copies them only if rows are not contiguous.
-Rows rows_of(const mx::array& input, Encoder& encoder) {
+// Returns an input's rows along its first axis; copies them if they, or a whole input, are not contiguous.
+Rows rows_of(const mx::array& input, Input::Kind kind, Encoder& encoder) {
   int64_t expected = 1;
-  bool dense = true;
+  bool dense = kind != Input::whole || input.flags().row_contiguous;
   for (int i = static_cast<int>(input.ndim()) - 1; i > 0; expected *= input.shape(i--))
     dense = dense && (input.shape(i) == 1 || input.strides(i) == expected);
   if (dense) return {input.data<void>(), input.strides(0), float_of(input.dtype())};
@@ -281,7 +282,7 @@ class RecurrenceNode : public CpuPrimitive {
                         lengths_,
                         outputs[1].data<void>()};
     for (std::size_t i = kFirstInput; i < inputs.size(); ++i)
-      arguments.rows[i - kFirstInput] = rows_of(inputs[i], encoder);
+      arguments.rows[i - kFirstInput] = rows_of(inputs[i], kind_.inputs[i - kFirstInput].kind, encoder);
     encoder.dispatch(kind_.task(arguments));
   }
 
@@ -303,7 +304,7 @@ mx::array checked(const Input& input, const mx::array& x, Lengths& lengths, mx::
   for (const int length : shape) size *= length;
   const bool is_right = size == x.size() && lengths.take(input.axes, shape);
   require_floats(input.name, x, is_right, lengths.text(input.axes));
-  if (input.kind == Input::rows || input.kind == Input::gates) return x;
+  if (input.kind != Input::parameter && input.kind != Input::values) return x;
   return mx::contiguous(mx::reshape(mx::astype(x, mx::float32, stream), shape, stream), false, stream);
 }
 

@@ -61,6 +61,15 @@ def test_inputs_may_be_parts_of_wider_rows() -> None:
     assert mx.array_equal(y, wanted)
 
 
+def test_a_convolution_may_have_strided_weights() -> None:
+    x, wide = mx.random.normal((5, 32)), mx.random.normal((3, 96))
+    weight, bias = wide[::-1, 32:64], wide[0, ::3]
+    _, y = recurrent.causal_conv(mx.zeros((1, 2, 32)), new_arrays([5]), x, weight, bias)
+    whole = mx.contiguous(weight), mx.contiguous(bias)
+    _, wanted = recurrent.causal_conv(mx.zeros((1, 2, 32)), new_arrays([5]), x, *whole)
+    assert mx.array_equal(y, wanted)
+
+
 def test_a_pool_is_written_in_place() -> None:
     pool = mx.zeros((3, 2, 8))
     mx.eval(pool)
