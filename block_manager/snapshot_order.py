@@ -66,7 +66,7 @@ class _Record:
         self.num_new = 0  # new pages since the conversation was last continued
         self.is_junction = False
         self.is_stepped_down = False
-        self.num_hits = 0  # hits, including those missed because of its eviction
+        self.num_hits = 0  # hits, plus lookups that missed because it was evicted
         self.slot: PageId | None = None  # its slot, while it may be evicted
         self.seen: AgeHistogram | None = None
         self.is_awaited = False  # whether it was released, and not hit since

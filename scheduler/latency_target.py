@@ -137,7 +137,7 @@ class StepTime:
         return self._limit_s - self._cost.predict(self._shape)
 
     def most(self, start: int, wanted: int) -> int:
-        """Return for how many prompt tokens from position ``start`` on there is time, up to ``wanted``."""
+        """Return the largest chunk at position ``start`` that fits the target, at most ``wanted`` tokens."""
         least = max(0, min(wanted, MIN_CHUNK - self._shape.num_chunk_tokens))
         if not self._taught:
             return min(wanted, max(least, UNTAUGHT_CHUNK - self._shape.num_chunk_tokens))

@@ -1,14 +1,8 @@
-"""Rules for submitting a step before the previous step is resolved.
+"""Rules for submitting a step before the results of the previous step are known.
 
-Steps overlap if every sequence computes one token and sampling needs nothing that is still unknown.
-Otherwise the step in flight is resolved first, because of:
-
-- grammars, penalties, drafts, sequences that wait for images, and prompts with log-probabilities or
-  embeddings (``may_overlap``)
-- prompt chunks, samples that fork, waiting sequences, preemption, disk stores and recurrent states
-  (``Scheduler.plan_ahead``)
-- tokens that the next step cannot read on the device (``Pending.feeds``)
-- commands, which may read or write pages (``EngineCore.settle``)
+Every sequence must compute one token, and sampling must need nothing that is still unknown. Otherwise the
+previous step is finished first. The rules are in ``may_overlap``, ``Scheduler.plan_ahead``,
+``Pending.feeds`` and ``EngineCore.settle``.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class FairQueue(WaitingQueue):
         self._output_cost: dict[str, float] = {}
 
     def service_of(self, tenant: str, priority: int = 0) -> float:
-        """Return the counter of a tenant, lifts included."""
+        """Return the tenant's service counter."""
         self._settle()
         found = self._classes.get(priority)
         return found.service.get(tenant, 0.0) if found is not None else 0.0

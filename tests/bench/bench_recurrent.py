@@ -1,9 +1,9 @@
-"""Speed of native recurrences, compared with mlx-lm's operations and with memory.
+"""Time native recurrences against mlx-lm's operations and against the memory bandwidth.
 
     python tests/bench/bench_recurrent.py [--threads N] [--kernels delta,conv] [--sizes 1x1,1x64]
 
-Shapes are those of published models. Each call has other states, so that no cache holds them.
-The best of short interleaved bursts counts. The last line is JSON."""
+Shapes come from published models. Each call uses new states, so the CPU cache never has them.
+Reports the fastest of several short runs. The last line is JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paths in ARCHITECTURE.md: requests call the functions that it names."""
+"""A request calls the functions that ARCHITECTURE.md lists."""
 
 from __future__ import annotations
 

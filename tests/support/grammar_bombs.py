@@ -50,7 +50,7 @@ def chains(length: int) -> dict[str, StructuredOutput]:
 
 
 def hidden_chain(length: int) -> StructuredOutput:
-    """Return a schema inside a grammar, so that counts of rules and keys miss the chain."""
+    """Return a grammar with a long chain of rules inside a schema, which limits on rules do not count."""
     return StructuredOutput(grammar=f"start: x\nx: %json {json.dumps(schema_chain(length, items))}")
 
 

@@ -30,7 +30,7 @@ MAX_MESSAGE = 16 << 20
 
 
 class LoopMeter:
-    """Longest callback of all event loops, in CPU seconds of its thread."""
+    """The longest callback of any event loop, in CPU seconds."""
 
     def __init__(self) -> None:
         self.longest = 0.0

@@ -37,7 +37,7 @@ def next_token(tokens: Iterable[int], seed: str) -> int:
 
 
 def served_alone(prompt: list[int], max_tokens: int, seed: str) -> list[int]:
-    """Return the tokens of a sequence alone; in any batch they must be equal."""
+    """Return the tokens of a sequence that is served alone."""
     tokens = list(prompt)
     while len(tokens) - len(prompt) < max_tokens:
         tokens.append(next_token(tokens, seed))

@@ -29,7 +29,7 @@ def strip_comments(source: str) -> str:
 
 
 def rewrite(source: str) -> str:
-    """Return a header or body as C++ that clang compiles after the shim."""
+    """Return Metal source as C++ for clang."""
     source = strip_comments(source)
     source = re.sub(r"\[\[\s*threadgroup\(\d+\)\s*\]\]", "", source)
     source = re.sub(r"\btemplate\s*\[\[host_name[^;]*;", "", source)

@@ -75,7 +75,7 @@ class SelectingHead(Module):
 
 
 def select_rows(model: Module, *, vocab_size: int, take: TakeRows = operator.getitem) -> RowSelection:
-    """Put a row selection before the output head. Call it before layers are made native."""
+    """Let the output head compute only the selected rows. Call this before native layers replace MLX's."""
     selection = RowSelection(take)
     for path, module in list(model.named_modules()):
         parent_path, _, name = path.rpartition(".")

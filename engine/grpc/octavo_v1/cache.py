@@ -241,7 +241,7 @@ class ReuseReports:
         self._drawing = asyncio.Lock()
 
     async def best(self, salt_prefix: bytes, most: int) -> list[pb.PrefixStats]:
-        """Return the ``most`` prefixes that saved the most tokens."""
+        """Return the prefixes with the most saved prefill tokens, at most ``most`` of them."""
         report = await self._report(salt_prefix)
         return [
             messages.prefix_message(node, self._text(report, node.tokens)) for node in report.tree.best(most)

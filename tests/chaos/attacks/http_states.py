@@ -1,4 +1,4 @@
-"""HTTP streams of a recurrent model in a small pool, dropped at random."""
+"""Clients stream from a recurrent model with a small pool and disconnect at random."""
 
 from __future__ import annotations
 

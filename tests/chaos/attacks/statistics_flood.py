@@ -1,4 +1,4 @@
-"""GetStats, GetLoads and Explain in loops, which scan the cache or all requests."""
+"""A client that calls GetStats, GetLoads and Explain in loops. Each call scans the cache or all requests."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_splits_depend_on_the_row_alone() -> None:
 
 @pytest.mark.parametrize(("length", "threadgroups"), [(512, 32), (2048, 128), (8192, 256), (32_768, 1024)])
 def test_one_sequence_fills_a_gpu(length: int, threadgroups: int) -> None:
-    """8 KV heads: one threadgroup of at least 8 simdgroups for each split and head."""
+    """Each KV head and split is a threadgroup of at least 8 simdgroups."""
     assert 8 * len(plan_decode(step((length - 1, 1)), None, 0).items) >= threadgroups
 
 
