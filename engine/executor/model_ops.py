@@ -85,6 +85,10 @@ class ModelOps(Protocol):
         """
         ...
 
+    def prepare_tower(self, tower: Module, *, exact: bool) -> None:
+        """Make the vision part of a model compute with these operations, in place."""
+        ...
+
     def weight_bytes(self, model: Module) -> int:
         """Return the bytes of the weights. Call it after the first forward."""
         ...
@@ -117,6 +121,9 @@ class MLXOps:
             mx.eval(parameter)
         reference()
         return None
+
+    def prepare_tower(self, tower: Module, *, exact: bool) -> None:
+        del tower, exact
 
     def weight_bytes(self, model: Module) -> int:
         return parameter_bytes(model)

@@ -159,7 +159,7 @@ def load_paged_runner(
     adapters = None if is_draft else (load_adapters(config, loaded.model, model.row_inputs, choice.backend))
     images = None
     if rules is not None:
-        images = load_encoder(config, path, loaded.model, model.row_inputs, rules)
+        images = load_encoder(config, path, loaded.model, model.row_inputs, rules, ops)
     budget = MemoryBudget(
         weights=ops.weight_bytes(loaded.model),
         unread=ops.unread_weight_bytes(loaded.model),

@@ -141,6 +141,9 @@ class NativeOps:
         model.update(tree_map(_ext.copy_of, model.parameters()))
         return report
 
+    def prepare_tower(self, tower: Module, *, exact: bool) -> None:
+        replace_modules(tower, exact=exact, fuse=False)
+
     def weight_bytes(self, model: Module) -> int:
         return parameter_bytes(model) + packed_bytes(model)
 

@@ -20,6 +20,7 @@ from ...api.config import EngineConfig
 from ...api.errors import ModelLoadError
 from ...api.image import ImageRules, PromptImage
 from ...memory.model_files import read_config
+from ..model_ops import ModelOps
 from ..row_inputs import RowInputs
 from .families import FAMILIES, Floats, tensors_of
 
@@ -196,8 +197,8 @@ class Tower:
         """Read the weights. Raises ModelLoadError."""
         load = _mlx_vlm_loader()
         try:
-            self._model = load(path, lazy=True)
-            self._model.language_model = SimpleNamespace(
+            self.model = load(path, lazy=True)
+            self.model.language_model = SimpleNamespace(
                 model=SimpleNamespace(
                     embed_tokens=lambda ids: mx.zeros((*ids.shape, width)),
                     embed_scale=1.0,
@@ -205,11 +206,11 @@ class Tower:
                 ),
                 get_rope_index=lambda *_, **__: (None, None),
             )
-            self._model.audio_tower = self._model.embed_audio = None
-            self._model.eval()
-            weights = dict(tree_flatten(self._model.parameters())).values()
+            self.model.audio_tower = self.model.embed_audio = None
+            self.model.eval()
+            weights = dict(tree_flatten(self.model.parameters())).values()
             mx.eval(*weights)
-            _do_not_evaluate(self._model)
+            _do_not_evaluate(self.model)
         except Exception as error:  # mlx-vlm's code can raise anything
             why = " ".join(str(error).split())[:300] or type(error).__name__
             raise ModelLoadError(
@@ -217,7 +218,7 @@ class Tower:
             ) from error
         self._family, self._rules = family, rules
         self._outputs: list[mx.array] = []
-        for layer in _longest_list(self._model):
+        for layer in _longest_list(self.model):
             _adapt(layer, self._outputs, _recorded)
         self.nbytes = sum(weight.nbytes for weight in weights)
 
@@ -232,7 +233,7 @@ class Tower:
         values, tensors = tensors_of(self._family, rules, pixels)
         yield
         self._outputs.clear()
-        found = self._model.get_input_embeddings(ids, mx.array(values), mask=mx.ones_like(ids), **tensors)
+        found = self.model.get_input_embeddings(ids, mx.array(values), mask=mx.ones_like(ids), **tensors)
         deepstack = found.deepstack_visual_embeds
         outputs = [*self._outputs, *(deepstack or ())]
         self._outputs.clear()
@@ -310,11 +311,12 @@ class ImageEncoder:
 
 
 def load_encoder(
-    config: EngineConfig, path: Path, model: Module, rows: RowInputs, rules: ImageRules
+    config: EngineConfig, path: Path, model: Module, rows: RowInputs, rules: ImageRules, ops: ModelOps
 ) -> ImageEncoder:
     raw = read_config(path)
     text = raw.get("text_config") or raw
     tower = Tower(path, raw["model_type"], rules, width=text["hidden_size"])
+    ops.prepare_tower(tower.model, exact=config.exact)
     num_deepstack = len(raw["vision_config"].get("deepstack_visual_indexes") or ())
     has_axes = adapt_language(model, raw, rows, num_deepstack=num_deepstack)
     return ImageEncoder(tower, has_axes=has_axes, max_bytes=config.vision_cache)

@@ -127,6 +127,9 @@ def test_a_cached_prefix_ends_where_another_picture_begins(case: Case) -> None:
         whole = (first.prompt_tokens - 1) // 16 * 16
         assert again.cached_tokens >= whole or case.family in ("qwen3_5", "lfm2-vl")
         assert encoder.num_encoded == 2
+        kinds = {type(module).__name__ for module in encoder._tower.model.modules()}
+        assert "NativeLinear" in kinds
+        assert "Linear" not in kinds
 
 
 def test_a_prompt_has_the_same_bits_alone_and_in_a_batch(case: Case) -> None:
