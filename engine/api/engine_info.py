@@ -17,7 +17,7 @@ class MemoryBudget:
 
     residual   16-bit pages in addition to quantized pages
     drafts     KV pages of the draft model
-    unread     weights that no step reads
+    unread     part of ``weights`` that forwards do not read
     adapters   limit on memory for LoRA adapters
     vision     weights of the image encoder, its cache, and the arrays of one encoding
     """

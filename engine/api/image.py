@@ -27,8 +27,8 @@ class ImageRules:
 
     token                    id of the placeholder token in prompts
     patch                    side of a patch, in pixels
-    temporal                 copies of each patch in time
-    merge                    patches along one side of a square
+    temporal                 frames per patch; a still image is repeated for each
+    merge                    patches along each side of an image token
     fit                      method of resizing: "area", "edge", "fill", "square" or "crop"
     edge                     longest allowed side, in pixels
     min_pixels, max_pixels   range of the resized image's area, in pixels
@@ -99,9 +99,9 @@ class Tensor(NamedTuple):
 class ImageTensors(NamedTuple):
     """Images that a router has resized, with the positions of their tokens.
 
-    pixels   8-bit pixels, or these normalized: patches in the order of Qwen's processors, or
+    pixels   8-bit pixels, raw or normalized: patches in the order of Qwen's processors, or an array
              [images, 3, height, width]
-    grids    [images, 3], patches of each image by time, height and width; None: no patches
+    grids    [images, 3], number of patches in time, height and width; None if ``pixels`` is an array
     places   position of the first token and number of tokens, for each image
     """
 

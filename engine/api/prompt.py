@@ -52,8 +52,8 @@ class EncodedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ImagePrompt:
-    """Token ids and images, as routers send them. The ids have one placeholder for each of ``urls`` (data:
-    URLs), or those of all rows of ``tensors``."""
+    """Token ids and images, as routers send them. ``ids`` has one placeholder per data: URL in ``urls``, or
+    one per image token of ``tensors``."""
 
     ids: Sequence[int]
     urls: Sequence[str] = ()

@@ -34,10 +34,10 @@ class Setting:
     choices    allowed values (empty: any)
     low, high  inclusive range of a number (None: unbounded)
     above      whether ``low`` itself is excluded
-    remedy     last words of the error message
+    remedy     end of the error message, which tells the user what to do
     aliases    alternative option names, mostly vLLM's
     exclusive  name of a group of mutually exclusive settings
-    needs      setting that must be set, too
+    needs      another setting that must be set if this one is
     optional   whether None is allowed
     """
 

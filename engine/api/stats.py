@@ -101,8 +101,8 @@ class StepRecord:
     drafts           one entry per sequence with draft tokens
     tenant_tokens    tokens of each named tenant
     predicted_s      predicted step time; None without a latency target
-    encoded_s        times to encode an image, since the last record, in seconds
-    image_hits       images that were found encoded, since the last record
+    encoded_s        encoding times of the images encoded since the last record, in seconds
+    image_hits       images since the last record whose features were cached
     """
 
     seconds: float

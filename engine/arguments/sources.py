@@ -53,7 +53,7 @@ class _Name:
 class Found:
     """Options from the environment or a file.
 
-    words    the options as command-line words
+    words    the options as command-line arguments
     origins  source of each option, for error messages
     """
 

@@ -1,4 +1,4 @@
-"""The laboratory's benchmarks (``octavo_lab.bench``) under the name that scripts import."""
+"""Alias of the package ``octavo_lab.bench``, for scripts that import ``octavo.engine.bench``."""
 
 import importlib.util
 

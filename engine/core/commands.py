@@ -87,8 +87,8 @@ class EventLogState:
 class CachedContents:
     """Cached pages with known tokens.
 
-    number    number of the last event included
-    unknown   number of earlier events, without tokens
+    number    number of the latest event that the contents include
+    unknown   number of the last event whose tokens were not recorded
     """
 
     number: int
@@ -118,7 +118,7 @@ class ListReusedPrefixes(Command[list[ReusedPrefix]]):
 
 @dataclass(frozen=True, slots=True)
 class ExplainRequest(Command[LookupRecord]):
-    """Return the look-up of a request. Raises NotFound for older requests."""
+    """Return a request's prefix-cache look-up. Raises NotFound if the history lacks the request."""
 
     request_id: str
 
@@ -128,7 +128,7 @@ class ExplainRequest(Command[LookupRecord]):
 
 @dataclass(frozen=True, slots=True)
 class GetRequestTokens(Command[RequestTokens]):
-    """Return a request's tokens so far. Raises NotFound for older requests."""
+    """Return a request's tokens so far. Raises NotFound if the history lacks the request."""
 
     request_id: str
 

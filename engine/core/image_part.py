@@ -54,11 +54,11 @@ class ImagePart(StepPart, Resource):
         self._max_step_tokens = max_step_tokens
         self._clock = clock
         self._prompts: dict[Sequence, _Prompt] = {}
-        self._waiting: dict[Sequence, PromptImage] = {}  # outside of the queue
-        self._ready: set[Sequence] = set()  # queued again, with their image
-        self._stopped: set[Sequence] = set()  # running, before an image
+        self._waiting: dict[Sequence, PromptImage] = {}  # not queued, with their missing image
+        self._ready: set[Sequence] = set()  # queued again, because their image is encoded
+        self._stopped: set[Sequence] = set()  # running, but their next image is not encoded
         self._current: PromptImage | None = None
-        self._portions_s: list[float] = []  # seconds of the current image's portions
+        self._portions_s: list[float] = []  # time of each encoded portion of the current image
         self._new: bytes | None = None
 
     @property
@@ -115,7 +115,7 @@ class ImagePart(StepPart, Resource):
             began = self._clock()
             encoded = self._images.advance(image)
             portions_s.append(self._clock() - began)
-            # The first portion only prepares pixels, so its time says nothing about the next.
+            # The first portion only prepares pixels, so its time does not predict the others.
             if encoded is not None or not first or sum(portions_s[first:]) + max(portions_s) > left_s:
                 break
         if encoded is None:

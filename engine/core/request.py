@@ -237,7 +237,7 @@ class Sample:
 
 
 class Update(NamedTuple):
-    """Update of a request."""
+    """New output of a request, as a delta of one sample."""
 
     request: Request
     delta: Delta

@@ -26,7 +26,7 @@ from .commands import AnswerT, Command, FindPrefix, GetPageLayout, InsertPages, 
 
 MAX_NAME_BYTES = 200  # file systems allow 255; temporary files have longer names
 PART_BYTES = 64 * 1024**2  # bytes of pages copied between two steps
-PART_PAGES = 65_536  # pages between two steps, for a model without attention
+PART_PAGES = 65_536  # pages copied between two steps if pages have no bytes (no attention)
 MOST_TRIES = 3  # attempts to read a prompt
 
 

@@ -1,4 +1,4 @@
-"""Interface of step parts: optional features of a step, such as adapters or prompt scores."""
+"""Interface of step parts, and the set of an engine's parts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ States = npt.NDArray[np.float32]
 
 
 class PartRows(NamedTuple):
-    """Additions of one part to a step.
+    """Rows and inputs that one part adds to a step.
 
     scored   prompt tokens to be scored
     hidden   [P] ascending rows for which the part needs hidden states
@@ -44,7 +44,7 @@ class PartResults(NamedTuple):
 
 
 class StepPart:
-    """Feature that some requests use."""
+    """Optional feature of a step, such as adapters or prompt scores."""
 
     @property
     def is_live(self) -> bool:
@@ -67,7 +67,7 @@ class StepPart:
         return frozenset()
 
     def rows(self, step: SchedulerOutput) -> PartRows | None:  # noqa: ARG002
-        """Return the part's additions to a step, if any."""
+        """Return the rows and inputs that the part adds to a step, if any."""
         return None
 
     def deliver(self, results: PartResults) -> None:
@@ -88,7 +88,7 @@ class StepPart:
 
 
 class AskedRows(NamedTuple):
-    """Additions of all parts to one step."""
+    """Rows and inputs that all parts add to one step."""
 
     parts: tuple[tuple[StepPart, PartRows], ...]
 

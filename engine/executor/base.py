@@ -122,7 +122,7 @@ class Adapters(Protocol):
 
 
 class EncodedImage(Protocol):
-    """Encoded image."""
+    """Features of an image's tokens."""
 
     @property
     def features(self) -> npt.NDArray[np.float32]: ...

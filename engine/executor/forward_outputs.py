@@ -12,7 +12,7 @@ from .adapt.output_head import RowSelection
 
 
 class Form(NamedTuple):
-    """Kinds of a graph's inputs and outputs."""
+    """Inputs that a graph takes, and outputs that it returns."""
 
     takes_rows: bool
     logits: bool

@@ -110,7 +110,7 @@ class PagedRunner:
     fused_argmax         the output head chooses greedy tokens
     sampling             sampler on the host, by default in NumPy
     on_device            sample in the step's graph
-    feeds                the next step may read tokens on the device
+    feeds                the next step may read sampled tokens on the device
     head                 the model's MTP head
     """
 

@@ -11,7 +11,7 @@ from octavo.block_manager import Miss
 from octavo.scheduler import Lookup, Sequence, Status
 
 MOST_REQUESTS = 1024
-MOST_TOKENS = 1_000_000  # 4 MB
+MOST_TOKENS = 1_000_000  # total tokens of the recorded requests (4 MB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class HistoryEntry:
 
 
 class LookupHistory:
-    """Latest requests by id."""
+    """Look-ups of the latest requests, by request id."""
 
     def __init__(self, *, most_requests: int = MOST_REQUESTS, most_tokens: int = MOST_TOKENS) -> None:
         self._most_requests = most_requests

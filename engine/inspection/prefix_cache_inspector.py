@@ -34,7 +34,7 @@ class CacheTotals:
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """Result of a pin."""
+    """Tokens that a new pin keeps, and the pages that all pins keep."""
 
     num_tokens: int
     pinned_pages: int
@@ -85,7 +85,7 @@ class PrefixCacheInspector:
         return [prefix for prefix in self.reused if prefix.salt.startswith(salt_prefix)]
 
     def remembered(self, request_id: str) -> HistoryEntry:
-        """Return a request's look-up and tokens. Raises NotFound for older requests."""
+        """Return a request's look-up and tokens. Raises NotFound if the history lacks the request."""
         remembered = self.lookups.get(request_id)
         if remembered is None:
             raise NotFound(

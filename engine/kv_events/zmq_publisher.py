@@ -29,11 +29,11 @@ from ..grpc.page_events import PageEventHub
 logger = logging.getLogger(__name__)
 
 MEDIUM = "GPU"  # constant in vLLM's events
-REPLAY_MESSAGES = 10_000  # as buffer_steps in vLLM
+REPLAY_MESSAGES = 10_000  # messages kept for replays; vLLM calls this buffer_steps
 REPLAY_BYTES = 64 * 2**20
 MAX_REPLAYS = 8  # concurrent replays
-REPLAY_QUEUE = 64  # messages per reader
-REPLAY_PAUSE_S = 0.01  # seconds
+REPLAY_QUEUE = 64  # unsent messages per reader of a replay
+REPLAY_PAUSE_S = 0.01  # seconds between attempts to send to a full queue
 REPLAY_TIMEOUT_S = 30.0
 REPLAY_BURST = 16
 HEARTBEAT_S = 60.0

@@ -19,9 +19,9 @@ from .remote import Shards
 from .transfer import PageAccess, PageTransfer
 from .writer import ShardWriter
 
-QUEUE_BYTES = 256 * 1024**2  # limits of queued writes and of pages read ahead
-STEP_BYTES = 64 * 1024**2  # bytes per step
-CLOSE_S = 10.0  # seconds
+QUEUE_BYTES = 256 * 1024**2  # bytes: limit of queued writes, and of prefetched pages
+STEP_BYTES = 64 * 1024**2  # bytes of prefetched pages that one step inserts
+CLOSE_S = 10.0  # seconds to write queued pages at the end
 
 
 class DiskTier:

@@ -26,7 +26,7 @@ from .page_runs import PageLayoutKey, PageRun
 
 KIND = re.compile(r"[0-9a-f]{32}")
 SHARD = re.compile(r"([0-9a-f]{64})\.safetensors")
-SETTLED_NS = 2 * 10**9  # ns
+SETTLED_NS = 2 * 10**9  # a folder that changed more recently is read again
 
 _Part = tuple[Path, str]
 
@@ -119,7 +119,7 @@ def entries(path: Path) -> list[os.DirEntry[str]]:
         return []
 
 
-STALE_S = 600.0  # seconds
+STALE_S = 600.0  # older unfinished files are removed
 KEPT_SHARE = 0.9
 _UNFINISHED = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{16}\.tmp")
 

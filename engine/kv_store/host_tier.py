@@ -17,7 +17,7 @@ from ..memory.budget import available_memory, format_size
 from .prefetch import FetchedPage, PrefetchJob, Rate, adopt
 from .transfer import PageAccess, PageTransfer
 
-STEP_BYTES = 64 * 1024**2  # bytes per step
+STEP_BYTES = 64 * 1024**2  # bytes of pages that one step copies back
 
 
 @dataclass(slots=True)

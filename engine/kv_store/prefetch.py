@@ -35,7 +35,7 @@ class PrefetchJob:
     tokens     tokens of the prompt
     media      images of the prompt
     digests    digests of the prompt's pages
-    root       digest before the first page
+    root       digest that precedes the first page's digest
     known      for each group, whether each page is in memory
     found      number of prefix pages in memory
     needed     function that returns the pages that a prefix needs

@@ -17,9 +17,9 @@ from .remote import Shards
 
 logger = logging.getLogger(__name__)
 
-STALL_S = 1.0  # seconds to read one page
+STALL_S = 1.0  # seconds; a longer read of one page counts as hanging
 WAIT_S = 10.0  # seconds that a prompt waits for its pages
-MAX_STUCK = 2  # hanging threads
+MAX_STUCK = 2  # limit of hanging threads
 CHECK_S = 0.1
 CLOSE_S = 1.0
 
@@ -39,7 +39,7 @@ class ShardReader:
     A read that hangs for ``STALL_S`` seconds is abandoned, and another thread continues.
 
     rate     speed of reading
-    groups   specifications, as ``BlockManager.parts``
+    groups   specification of each group, from ``BlockManager.parts``
     wake     called when pages are available
     """
 

@@ -28,10 +28,10 @@ from .page_runs import PageLayoutKey, PageRun
 
 logger = logging.getLogger(__name__)
 
-TIMEOUT_S = 1.0  # seconds
+TIMEOUT_S = 1.0
 KEPT_S = 7 * 24 * 3600  # seconds: a page expires this long after its last use
-MAX_NAMES = 2**18  # digests
-READ_AT_ONCE = 10_000  # entries per command
+MAX_NAMES = 2**18  # digests in the index of one group of layers
+READ_AT_ONCE = 10_000  # stream entries per command
 KEY_BYTES = 32
 
 
@@ -98,7 +98,7 @@ class RemoteShards:
     """
 
     place = "the remote cache"
-    refresh_s = 0.5  # seconds
+    refresh_s = 0.5  # seconds between reads of new digests
     max_bytes = sys.maxsize  # the server has its own limit
 
     def __init__(self, url: str, kind: PageLayoutKey) -> None:

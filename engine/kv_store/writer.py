@@ -48,7 +48,7 @@ class ShardWriter:
         self._failing = False
         self._next_prune = 0.0
         self._num_done = 0  # pages
-        self._uncounted = 0  # bytes
+        self._uncounted = 0  # bytes written since the folder was measured
         self.num_bytes = 0
         self._thread = threading.Thread(target=self._main, name="octavo-store-writer", daemon=True)
         self._thread.start()

@@ -17,7 +17,7 @@ from .weight_files import weight_files
 
 DEFAULT_KV_MEMORY = 2 * 1024**3
 DEFAULT_SEQUENCE_TOKENS = 2048
-SHORT_SEQUENCE_TOKENS = 256  # tokens assumed per sequence
+SHORT_SEQUENCE_TOKENS = 256  # tokens assumed per sequence if num_pages is set
 
 
 def format_size(size: int) -> str:

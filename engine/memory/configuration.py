@@ -141,7 +141,7 @@ def sliding_windows(config: Mapping[str, Any]) -> list[int | None]:
 def lengths_of(config: Mapping[str, Any]) -> tuple[int, int] | None:
     """Return the model's default and largest length in positions, if configured.
 
-    With dynamic scaling, both are ``max_position_embeddings``: scaling would change earlier K.
+    Dynamic RoPE scaling does not extend the length, because it would change cached K.
     """
     flat = text_config(config)
     limit = next((flat[key] for key in _LENGTH_KEYS if isinstance(flat.get(key), int)), None)

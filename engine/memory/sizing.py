@@ -30,8 +30,8 @@ class Sizing:
     residual      groups of 16-bit residual windows, if any
     specs         specification of each group
     group_bytes   bytes of a page in each group
-    needs         function of the first group's pages to the pages of a residual window
-    beside        function of the first group's pages to the bytes of the draft model
+    needs         returns the pages of a residual window, given the pages of the first group
+    beside        returns the bytes of the draft model, given the pages of the first group
     """
 
     groups: tuple[LayerGroup, ...]

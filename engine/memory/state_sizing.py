@@ -9,9 +9,9 @@ from ..api.errors import InvalidConfig
 from .budget import DEFAULT_KV_MEMORY, format_size
 
 MIN_SLOTS = 2
-NUM_DRAFTING = 8  # sequences
-NUM_GUESSED_FOR = 4  # sequences
-TOKENS_OF_A_TURN = 512  # tokens
+NUM_DRAFTING = 8  # sequences whose drafts get state slots
+NUM_GUESSED_FOR = 4  # sequences with state slots in the draft model
+TOKENS_OF_A_TURN = 512  # tokens of a short turn of a conversation
 TOKENS_PER_SNAPSHOT = 16_384  # tokens of K and V per snapshot
 
 

@@ -13,9 +13,9 @@ from .ngram_index import NGRAM, NgramIndex, TextIndex
 from .recent_outputs import Histories, RecentOutputs
 from .suffix import NgramDrafter, SuffixDrafter
 
-_TRY_EVERY = 64  # steps between trials, at first
-_TRY_SELDOM = 4096  # steps between trials, at most
-_TRY_TOKENS = 32  # tokens
+_TRY_EVERY = 64  # steps between trials of drafts, at first
+_TRY_SELDOM = 4096  # steps between trials of drafts, at most
+_TRY_TOKENS = 32  # tokens of one sequence between trials of the draft model
 _CHEAP = 0.1
 _TRY_GAIN = 1.3
 
@@ -131,7 +131,7 @@ class Drafted(Protocol):
 
 
 class Drafts(Protocol):
-    """Sample that has not ended."""
+    """Unfinished sample that may have drafts."""
 
     drafting: Drafting | None
 

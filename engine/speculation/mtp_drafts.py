@@ -99,7 +99,7 @@ class MTPDrafts(BatchDrafter):
                     reader.add(position, own)
 
     def guess(self, asks: Iterable[Ask]) -> list[tuple[int, ...]]:
-        """Return drafts. ``asks`` must have every sample that got tokens from the last step."""
+        """Return drafts. ``asks`` must include every sample that got tokens from the last step."""
         asks = list(asks)
         for ask in asks:
             self._readers[ask.guesses.sequence].keep(len(ask.tokens) - 1)

@@ -32,8 +32,8 @@ class NgramIndex:
 
     def __init__(self, start: int = 0) -> None:
         self._start = start
-        self._heads = array("i", [-1]) * _LEAST_SIZE  # latest position by hash
-        self._before = array("i")  # earlier position
+        self._heads = array("i", [-1]) * _LEAST_SIZE  # latest position of each hash
+        self._before = array("i")  # for each position, the previous position with its hash
 
     def __len__(self) -> int:
         return len(self._before)

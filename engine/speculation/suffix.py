@@ -14,8 +14,8 @@ from .drafter import Proposal
 from .ngram_index import NGRAM, TextIndex
 from .recent_outputs import BETWEEN, RecentOutputs
 
-MAX_SEARCHED = 8  # earlier positions
-MAX_MATCH = 32  # tokens
+MAX_SEARCHED = 8  # earlier positions that are compared
+MAX_MATCH = 32  # tokens of the longest match
 
 
 class NgramDrafter:
@@ -61,7 +61,7 @@ _Place = tuple[int, int]  # (end position, length)
 
 
 class SuffixDrafter:
-    """Drafts the continuation of most of the longest earlier matches."""
+    """Drafts the most common continuation of the longest earlier matches."""
 
     def __init__(self, index: TextIndex | None = None, recent: RecentOutputs | None = None) -> None:
         self._index = index or TextIndex()

@@ -101,7 +101,7 @@ class Constraint:
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def completed(self, drafts: Sequence[int], most: int) -> tuple[int, ...]:
-        """Return at most ``most`` draft tokens that the grammar allows."""
+        """Return ``drafts`` up to the first forbidden token, then forced tokens: ``most`` tokens at most."""
         if self._is_lost or self.is_stuck or most <= 0 or not self._budget.has_drafts:
             return ()
         assert self._job is None, "the matcher is busy"

@@ -34,7 +34,7 @@ class MaskBudget:
             self._left_for_drafts -= seconds
 
     def note_token(self) -> None:
-        """Add the CPU seconds for one generated token."""
+        """Refill the buckets for one generated token."""
         with self._lock:
             self._left = min(BURST_S, self._left + self._per_token)
             self._left_for_drafts = min(BURST_S, self._left_for_drafts + self._per_token)

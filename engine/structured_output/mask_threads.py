@@ -28,7 +28,7 @@ SLOW_MASK_S = 0.005  # CPU seconds; after a slower mask, no masks for draft toke
 MAX_WAITS_S = 0.25
 SPENT_SHARE = 0.1  # largest share of one CPU for requests over their budget
 WAITS_SHARE = 0.25
-_LOOK_S = 0.005  # seconds
+_LOOK_S = 0.005
 
 _HAS_THREAD_CLOCKS = hasattr(time, "pthread_getcpuclockid")  # not on macOS
 

@@ -25,7 +25,7 @@ class Vetted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A refused source and the reason. ``keeps``: whether a retry is pointless."""
+    """A refused source and the reason. ``keeps``: whether a retry would also be refused."""
 
     reason: str
     keeps: bool = True

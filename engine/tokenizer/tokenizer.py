@@ -25,7 +25,7 @@ from .detokenizer import Detokenizer, StopChecker
 from .folder_files import find_eos_ids, load_backend, tokenizer_settings
 
 LONG_TEXT = 100_000  # characters; longer texts need much memory
-# encode on the calling thread
+# Encode on the calling thread only.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 

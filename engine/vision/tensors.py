@@ -23,7 +23,7 @@ Pixels: TypeAlias = npt.NDArray[np.uint8]
 
 _TYPES = {"uint8": "u1", "float16": "<f2", "float32": "<f4"}  # bfloat16 is too coarse for 8-bit pixels
 _WHOLE = {"int32": "<i4", "uint32": "<u4", "int64": "<i8"}
-_FAR = 0.1  # float16 rounds normalized pixels by up to 0.07
+_FAR = 0.1  # distance from a whole number; float16 pixels are up to 0.07 away
 
 
 def place_tensors(ids: list[int], given: ImageTensors, rules: ImageRules) -> EncodedPrompt:

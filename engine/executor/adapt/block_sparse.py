@@ -1,10 +1,9 @@
 """Block-sparse attention through pages, for phi3small and minimax_m3.
 
-mlx-lm's code masks dense arrays. With paged caches the kernels get equal masks, bool [T, Hq, L].
-minimax_m3's index keys are stored half as K and half as V. Among blocks with equal scores the earliest
-is chosen.
+The kernels get the masks that mlx-lm applies to dense arrays, as bool [T, Hq, L]. minimax_m3's index keys
+are stored half as K and half as V. Among blocks with equal scores the earliest is selected.
 
-One error of mlx-lm is corrected: phi3small adds its boolean causal mask to the scores of a prompt.
+An error of mlx-lm is corrected: phi3small adds its boolean causal mask to the scores of a prompt.
 """
 
 from __future__ import annotations

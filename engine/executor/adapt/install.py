@@ -2,7 +2,7 @@
 
 llama4 trims its caches and masks chunks; paged attention handles chunks itself.
 plamo repeats K and V to its number of heads; here query heads are reordered.
-gpt_bigcode and llama4 count positions from the cache's offset; here each row has its own.
+gpt_bigcode and llama4 count positions from the cache's offset; here each row has its own offset.
 gemma2 and gear compute a softcap in Python; the kernels have one. plamo2 calls MLX's attention directly.
 """
 

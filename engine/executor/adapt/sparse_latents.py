@@ -4,7 +4,7 @@ A layer caches latents with rotary keys, and an index key for each position. A r
 ``index_topk`` positions with the best index scores. Index keys are stored half as K and half as V.
 
 Among equal scores the earliest position is selected, so that a row depends only on its sequence.
-mlx-lm selects any of them, so results differ for sequences longer than ``index_topk``.
+mlx-lm may select another position, so results may differ for sequences longer than ``index_topk``.
 """
 
 from __future__ import annotations

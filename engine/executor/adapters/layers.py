@@ -18,7 +18,7 @@ from ..adapt.output_head import SelectingHead
 from ..row_inputs import RowInputs
 from .files import Factors
 
-SLOTS = "adapters"  # int32 [T, 1, 1]
+SLOTS = "adapters"  # row input: adapter slot of each row, int32 [T, 1, 1]
 _LINEAR = (Linear, QuantizedLinear)
 _SWITCH = (SwitchLinear, QuantizedSwitchLinear)
 _ROUTED = (SwitchGLU, SwitchMLP)
@@ -77,7 +77,7 @@ class MakeTable(Protocol):
 
 
 class Together:
-    """Layers with a common input, adapted together."""
+    """Layers with a common input, whose adapters are computed in one call."""
 
     def __init__(self, members: Sequence[Any], table: Table) -> None:
         self.table = table

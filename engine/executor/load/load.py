@@ -52,11 +52,11 @@ from .warm_up import try_adapters, warm_up
 
 log = logging.getLogger(__name__)
 
-SCORED_AT_ONCE = 32  # positions per step
+SCORED_AT_ONCE = 32  # positions per step while the loss of page formats is measured
 
 
 class ModelPart(Protocol):
-    """Process of a tensor-parallel group."""
+    """This process as a rank of a tensor-parallel group."""
 
     def shard(self, model: Module) -> None: ...
 
@@ -72,7 +72,7 @@ def load_paged_runner(
 ) -> PagedRunner:
     """Load a runner; see ``load_runner``.
 
-    part   this rank's part of the model; None: the whole model
+    part   rank that keeps only its part of the model; None: the whole model
     """
     path = resolve_model(config.model, config.revision)
     max_model_len = model_length(read_config(path), config.max_model_len, max_kv_size=config.max_kv_size)

@@ -66,8 +66,8 @@ def load_model(
 ) -> LoadedModel:
     """Load the model of ``path`` with patched attention. Its weights are read later, by ``materialize``.
 
-    ops      None: MLX's own operations
-    change   applied before weights are converted
+    ops      operations that compute the model; None: MLX's own
+    change   function that changes the model before its weights are converted
 
     Raises ModelLoadError or InvalidConfig.
     """

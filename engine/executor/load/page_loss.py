@@ -13,10 +13,10 @@ from ..base import ModelRunner
 
 log = logging.getLogger(__name__)
 
-MOST_CHOSEN = 0.01  # nats per token
-MOST_UNWARNED = 0.05  # nats per token
+MOST_CHOSEN = 0.01  # nats per token; "auto" rejects page formats above this loss
+MOST_UNWARNED = 0.05  # nats per token; a larger loss is logged as a warning
 MAX_TEXT = 257  # positions
-MIN_TOKENS = 16  # tokens
+MIN_TOKENS = 16  # in shorter texts the loss is not measured
 
 Scores = Sequence[TokenLogprob]
 ScoreText = Callable[[ModelRunner, EngineConfig], Scores]

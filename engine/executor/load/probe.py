@@ -30,7 +30,7 @@ from .probe_reference import Errors, Reference, evaluated, make_reference, row_e
 from .probe_run import ComputedRows, TracedCache, compute_steps, find_dependence, find_dependence_in
 from .probe_steps import probe_cache, probe_pool, step_metadata
 
-LONGEST_WINDOW = 256  # positions
+LONGEST_WINDOW = 256  # positions; longer attention windows are not tested
 STEPS = ((4, 3, 0), (1, 1, 2), (4, 0, 1), (1, 0, 2))
 """New tokens of each sequence in each step."""
 

@@ -18,9 +18,9 @@ from ..mlx_lm_import import cache as caches_of_mlx_lm
 from ..recurrent.bending import bend
 from .discover import map_leaves
 
-STATE_CHUNK = 3  # tokens
-MAX_COLUMNS = 8192  # logits per row
-CACHE_STEP = 16  # positions
+STATE_CHUNK = 3  # tokens per forward, for models with recurrent states
+MAX_COLUMNS = 8192  # logits compared per row
+CACHE_STEP = 16  # positions by which a dense cache grows
 MORE_NOISES = 4
 """Number of additional perturbations."""
 
@@ -31,9 +31,9 @@ Errors = NDArray[np.float64]
 class Reference:
     """Logits of mlx-lm, and the effect of rounding on them.
 
-    noise       effect on each row
-    worst       largest effect on any row
-    precision   relative rounding error
+    noise       effect of rounding on each row
+    worst       largest effect of rounding on any row
+    precision   relative error of one rounding
     chunk       tokens per forward
     """
 

@@ -20,7 +20,7 @@ from .probe_steps import Floats, Work, step_metadata
 
 @dataclass(frozen=True, slots=True)
 class ComputedRows:
-    """Results of steps.
+    """Results of the probe's steps.
 
     logits  [L, V] of each sequence
     traced  [L, ...] arrays of the last sequence
@@ -82,12 +82,12 @@ def compute_steps(
     )
 
 
-LENGTH = 7  # tokens
+LENGTH = 7  # tokens of the observed sequence
 COUNTS = (
     ((2, 4, 3), (1, 1, 1), (1, 2, 3)),
     ((5, 1, 3), (1, 1, 1), (2, 1, 3)),
 )
-LONGEST = 8  # positions
+LONGEST = 8  # positions of the longest sequence
 
 
 def find_dependence(paged: PagedModel, vocab_size: int) -> str | None:

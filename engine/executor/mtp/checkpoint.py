@@ -1,4 +1,4 @@
-"""Heads for multi-token prediction in checkpoints, which mlx-lm leaves out.
+"""Reading of MTP heads from checkpoints. mlx-lm does not load them.
 
 Two layouts are known, as in vLLM and SGLang. N is ``num_hidden_layers``. Only the first head is read:
 

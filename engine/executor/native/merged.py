@@ -28,7 +28,7 @@ _TABLES = (Embedding, QuantizedEmbedding)
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Observations of a forward."""
+    """Layers with a common input, output heads, and calls, as observed in a forward."""
 
     groups: tuple[tuple[Any, ...], ...] = ()
     heads: tuple[Any, ...] = ()

@@ -51,7 +51,7 @@ def replace_modules(
     exact     refuse kernels that round activations
     fuse      fuse norms with the addition before them, and rotary embeddings with norms
     observed  layers with a common input, which are merged
-    between   called when layers with packed weights are native and the others are not yet
+    between   called after layers with packed weights are replaced, before all others
 
     Raises ModelLoadError if a native module gives other results.
     """

@@ -1,4 +1,4 @@
-"""Cut points of a recurrent layer; see cut_points.py."""
+"""Computation of a recurrent layer's cut points; see cut_points.py."""
 
 from __future__ import annotations
 

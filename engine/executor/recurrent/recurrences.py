@@ -1,4 +1,4 @@
-"""Kernels that replace mlx-lm's recurrence functions, run on the slots of a state pool.
+"""Kernels that replace mlx-lm's recurrence functions and use the slots of a state pool.
 
 A function takes the arguments of mlx-lm's function, with all rows of a step as ``[1, T, ..]``. It returns
 None if no kernel fits. States have mlx-lm's layout.

@@ -51,7 +51,7 @@ class StatePool:
         self._sums: list[tuple[SegmentGroup, mx.array]] = []
         self._failed: list[int] = []
         self._advanced: dict[str, mx.array] = {}
-        self._flags: mx.array | None = None  # int32 [T]
+        self._flags: mx.array | None = None  # int32 [T], marks rows that are not finite
         self._bound: Any = None
         self.stays = False
 

@@ -3,8 +3,8 @@
 The tokens equal those of ``sampler.sample`` with equal logits and random numbers. A device may round
 differently. If rounding could change the token, the row is UNSURE and the host samples it again.
 
-A sum of weights has an error of at most ``_sum_error``, relative to the total: blocks are summed first, so
-no sum chains more than BLOCK + V / BLOCK additions with an error of 2**-24 each.
+``_sum_error`` bounds the relative error of a sum of weights. Blocks are summed first, so at most
+BLOCK + V / BLOCK additions depend on each other, each with an error of 2**-24.
 """
 
 from __future__ import annotations

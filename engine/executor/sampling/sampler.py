@@ -27,7 +27,7 @@ from ...structured_output.reasoning_gate import AnyConstraint, ReasoningGate
 from .logits_processors import LogitAdjustments, LogitsProcessors
 from .truncation import Floats, truncate
 
-GREEDY_BELOW = 1e-5  # as in vLLM
+GREEDY_BELOW = 1e-5  # temperature, as in vLLM
 NOT_FINITE = "the model's logits are not finite (NaN or infinity)"
 
 
@@ -136,7 +136,7 @@ class SampleState:
     def guessing(self, tokens: Sequence[int]) -> SampleState:
         """Return the state after ``tokens`` for a draft model.
 
-        It uses the target's random number, so that similar models mostly sample equal tokens.
+        Both models use the target's random number, so similar models mostly sample equal tokens.
         """
         ahead = copy.copy(self)
         ahead.num_generated += len(tokens)

@@ -114,7 +114,7 @@ def _embedding(kind: Any) -> dict[str, Any]:
 
 
 def _layer_embedding(kind: Any) -> dict[str, Any]:
-    """Return changes of Gemma's per-layer embedding: image rows get the padding token's."""
+    """Return methods for Gemma's per-layer embedding, which treat image rows as padding tokens."""
 
     def __call__(self: Any, ids: mx.array) -> mx.array:
         if (mask := self.image_inputs.get(IS_IMAGE)) is not None:

@@ -141,7 +141,7 @@ def _gemma3(config: Settings, _: Settings) -> dict[str, Any]:
 
 
 def _gemma4(config: Settings, settings: Settings) -> dict[str, Any]:
-    """Gemma 4: every picture is scaled to about an equal number of rows."""
+    """Gemma 4: every picture is scaled to about ``max_soft_tokens`` image rows."""
     vision, text = config["vision_config"], config["text_config"]
     pool = settings.get("pooling_kernel_size", vision.get("pooling_kernel_size", 3))
     patch = settings.get("patch_size", vision.get("patch_size", 16))

@@ -87,7 +87,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
                         if delta.prompt_logprobs is None:
                             await output.put(await self._handler.message_of(delta, make))
                             continue
-                        async with large:  # such a message takes half the memory of its delta
+                        async with large:  # one at a time: the message needs half as much memory as the delta
                             await output.put(await self._handler.message_of(delta, make))
                             written = asyncio.get_running_loop().create_future()
                             await output.put(written)
@@ -141,7 +141,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
                 )
             case "chat":
                 chat = messages.chat_prompt(request.chat, max_messages=self._longest)
-                if has_pictures(chat.messages):  # each becomes as many tokens as its size needs
+                if has_pictures(chat.messages):  # a picture's size decides its number of tokens
                     return pb.TokenizeResponse(token_ids=await self._engine.encode(chat))
                 encode = functools.partial(tokenizer.apply_chat_template, chat, max_tokens=self._longest)
             case _:

@@ -120,12 +120,12 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     ) -> pb.GetServerInfoResponse:
         info, handler = self._engine.info, self._handler
         rules = info.images
-        # A router passes data: URLs on, and resizes pictures of other URLs itself.
+        # Routers forward data: URLs, and resize pictures of other URLs themselves.
         media = {} if rules is None else {
             "mm_processor": "inprocess",
             "mm_processor_source": "default",
             "mm_media_ref_schemes": "data",
-            "mm_device_do_normalize": True,  # it then sends 8-bit pixels
+            "mm_device_do_normalize": True,  # the router then sends 8-bit pixels
             "mm_item_limits": f"image={MAX_IMAGES}",
             "mm_encoder_budget": rules.max_pixels // rules.side**2,
         }  # fmt: skip
@@ -146,7 +146,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
 
     @errors_as_status
     async def GetLoads(self, request: pb.GetLoadsRequest, _context: Context) -> pb.GetLoadsResponse:
-        loads = [self._load()] if not request.dp_rank else []  # there is one rank, 0
+        loads = [self._load()] if not request.dp_rank else []  # rank 0 is the only rank
         return pb.GetLoadsResponse(
             timestamp=datetime.now(UTC).isoformat(),
             version=octavo.__version__,
