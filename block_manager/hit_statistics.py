@@ -26,10 +26,10 @@ HALF_LIFE = 8192  # releases after which an observation counts half
 
 
 def kind_of(*, uses: int, num_new: int, gap: int) -> int:
-    """Return the number of a class of pages with similar use.
+    """Return the class, as a number, of pages with similar use.
 
     uses      number of uses of the page
-    num_new   number of pages of its sequence without a use yet
+    num_new   number of pages of its sequence that were not used before
     gap       class of the time between uses, as in ``GAPS``; 0 after a single use
     """
     size = min(num_new.bit_length(), NUM_NEW - 1)
@@ -37,7 +37,7 @@ def kind_of(*, uses: int, num_new: int, gap: int) -> int:
 
 
 class AgeHistogram:
-    """Hit counts by age.
+    """Hit counts by age. A batch is one snapshot, or the pages that were released together.
 
     reached   number of batches that reached the age without a hit
     used      number of these batches with a hit at this age

@@ -110,7 +110,7 @@ class SnapshotOrder:
     def add(
         self, digest: Digest, num_pages: int, *, turns: int = 0, num_new: int = 0, is_junction: bool = False
     ) -> None:
-        """Record a new snapshot after ``num_pages`` pages; ``digest`` is the last page's.
+        """Record a new snapshot after ``num_pages`` pages, the last of which has this ``digest``.
 
         turns     how often its conversation was continued before
         num_new   new pages since then, in units of ``RecurrentState.turn_pages``

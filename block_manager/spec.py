@@ -261,7 +261,7 @@ class RecurrentState:
     tail, junction   whether to take snapshots of this kind (``snapshot_order.py``)
     step_down        whether to evict a snapshot early if its sequence has a longer one
     page_bytes       bytes of a page of K/V
-    turn_pages       new pages of a short turn of a conversation
+    turn_pages       number of pages that a short turn adds to a conversation
     num_drafted      most slots for states after draft tokens (0: half of all slots)
     """
 

@@ -20,7 +20,7 @@ _REQUIREMENT = re.compile(r"mlx(?:\[cpu\])?\s*==\s*([\w.]+)")
 
 
 def wrong_mlx() -> str | None:
-    """Return one line that names a wrong version of MLX and the remedy; None if it is right or unknown."""
+    """Return a line about a wrong version of MLX, with a remedy; None if it is correct or unknown."""
     try:
         pinned = pinned_version(importlib.metadata.requires("octavo") or ())
         installed = importlib.metadata.version("mlx")
@@ -35,7 +35,7 @@ def wrong_mlx() -> str | None:
 
 
 def pinned_version(requirements: Iterable[str]) -> str | None:
-    """Return the version of MLX that a package's requirements pin; None if none does."""
+    """Return the version of MLX that a package's requirements pin; None without a pin."""
     found = (match for text in requirements if (match := _REQUIREMENT.match(text)) is not None)
     match = next(found, None)
     return None if match is None else match.group(1)

@@ -29,7 +29,7 @@ class LayerGroup:
 
 
 def without_unreached_windows(layers: Sequence[LayerSpec], max_model_len: int) -> tuple[LayerSpec, ...]:
-    """Return the layers, as full attention if their window covers ``max_model_len`` positions."""
+    """Replace windows that cover ``max_model_len`` positions by full attention."""
     return tuple(
         layer
         if layer.window is None or layer.window < max_model_len

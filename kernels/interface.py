@@ -156,7 +156,7 @@ class PagedKVCache(Protocol):
         ...
 
     def flags(self) -> list[mx.array]:
-        """Return the unevaluated arrays [T] that ``nonfinite_tokens`` reads; a bad row is not 0.
+        """Return the unevaluated arrays [T] that ``nonfinite_tokens`` reads; nonzero marks a bad row.
 
         The arrays stay valid after the step.
         """

@@ -1,6 +1,6 @@
 """Interface to capture a step of a KV cache as a program and replay it.
 
-Decode steps repeat with equal shapes and other values.
+Decode steps repeat with equal shapes and new values.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Programs(Protocol):
 
 
 class ReplayablePool(Protocol):
-    """Pool of a KV cache whose operations depend on the step only through arrays."""
+    """Pool of a KV cache that reads all facts about a step from arrays, so that steps can be replayed."""
 
     def step_values(self) -> list[Ints]: ...
 

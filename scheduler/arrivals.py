@@ -16,7 +16,7 @@ from .waiting import LOOK_AHEAD, MAX_PASSED
 SHARES_LOOK_AHEAD = LOOK_AHEAD // 16
 """A prompt that waits for a page computed in this step counts as this many of ``LOOK_AHEAD`` sequences."""
 
-SLOT_REST = 32  # steps for which a tenant that lost a slot to another tenant leaves one slot free
+SLOT_REST = 32  # steps: how long a tenant leaves one slot free after it lost a slot to another tenant
 
 
 class Arrivals:

@@ -33,7 +33,7 @@ class TokenBudget:
 
     @property
     def long_ones_have_theirs(self) -> bool:
-        """Whether another long prompt would get no tokens."""
+        """Whether the tokens of this step that long prompts may get are spent."""
         return self._left_for_long is not None and self._left_for_long <= 0
 
     def is_long(self, sequence: Sequence) -> bool:

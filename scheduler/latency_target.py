@@ -96,7 +96,7 @@ class LatencyTarget:
         return max(AUTO_LEAST_S, min(AUTO_FACTOR * alone, max(AUTO_MOST_S, AUTO_ROOM * alone)))
 
     def has_time_for(self, decodes: StepShape, tightest: float | None = None) -> bool:
-        """Return whether these decodes leave enough time for prompts, if all of them run.
+        """Return whether a step with all these decodes leaves enough time for prompts.
 
         tightest   shortest target of a decoding sequence, in seconds
         """
@@ -151,7 +151,7 @@ class StepTime:
         return low
 
     def most_drafts(self, stop: int, wanted: int) -> int:
-        """Return for how many drafts of a sequence of ``stop`` tokens there is time, up to ``wanted``."""
+        """Return how many drafts of a sequence of ``stop`` tokens fit the target, at most ``wanted``."""
         most = 0
         while most < wanted:
             if self._cost.predict(with_drafts(self._shape, stop, most + 1)) > self._limit_s:

@@ -1,4 +1,4 @@
-"""Limits of a step, and the refusal of sequences beyond them."""
+"""Limits of a step, and the error for a sequence that can never fit the page pool."""
 
 from __future__ import annotations
 

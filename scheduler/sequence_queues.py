@@ -101,7 +101,7 @@ class SequenceQueues:
     loading       sequences whose pages a connector loads, or whose image is being encoded
     waiting       sequences to admit, in order; see WaitingQueue
     running       sequences by priority, then by admission; each holds every resource
-    successors    parallel sample that replaced an aborted sequence, by this sequence
+    successors    by aborted sequence: the parallel sample that replaced it
     max_running   most sequences that may run; forks beyond it wait
     shares        division of the slots among tenants
     """
@@ -129,7 +129,7 @@ class SequenceQueues:
         self.shares.count_waiting(sequence, 1)
 
     def resume(self, sequence: Sequence) -> None:
-        """Queue a sequence, whose pages or image are there now, before those that never ran."""
+        """Queue a sequence whose pages or image have arrived, before those that never ran."""
         self.loading.remove(sequence)
         self._put_back(sequence)
 

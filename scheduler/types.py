@@ -72,7 +72,7 @@ class Sequence:
     tenant       tenant of the request, if several share a server
     media        images among the prompt's tokens, by position
     drafts       draft tokens to verify after ``tokens``; replaced whenever a token is appended
-    num_ready    number of tokens that steps may compute now: an image after them is not encoded
+    num_ready    number of tokens that steps may compute now; the image after them is not encoded yet
     """
 
     sequence_id: str

@@ -1,7 +1,7 @@
 """Check the dashboards in deploy/grafana against Grafana's schema, with the TypeScript compiler.
 
-npm install --prefix build/grafana @grafana/schema@11.6.0 typescript@7.0.2 python tools/check_dashboards.py
-build/grafana
+npm install --prefix build/grafana @grafana/schema@11.6.0 typescript@7.0.2
+python tools/check_dashboards.py build/grafana
 """
 
 from __future__ import annotations

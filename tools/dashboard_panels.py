@@ -18,10 +18,10 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """A panel.
+    """A panel of a dashboard.
 
-    unit    Grafana's name
-    series  expressions by legend
+    unit    name of the unit in Grafana
+    series  Prometheus expressions by legend
     width   number of columns, of 24
     """
 

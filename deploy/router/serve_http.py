@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def serve(args: argparse.Namespace, worker_flags: Sequence[str]) -> int:
-    """Serve until a signal (0). Raises EngineDead if the router ends by itself."""
+    """Serve until a signal arrives; return 0. Raises EngineDead if the router ends by itself."""
     smg = find_router()
     listen, metrics = (
         _real_port(args.listen, "--listen"),

@@ -92,7 +92,7 @@ def format_source(name: str) -> FormatSource:
 
 
 def lane_dim(dim: int) -> int:
-    """Return the values of a row per lane; rows are padded to a power of two."""
+    """Return how many values of a row each lane holds, after padding to a power of two."""
     return int(max(32, 1 << (dim - 1).bit_length())) // 32
 
 

@@ -36,7 +36,7 @@ class EqualRows:
 
 @dataclass(frozen=True, slots=True)
 class Bias:
-    """Applies a mask [T, 1 or Hq, L] or, without one, visibility."""
+    """Hides positions from rows: by a mask [T, 1 or Hq, L] or, without a mask, by causality and window."""
 
     mask: mx.array | None = None
 

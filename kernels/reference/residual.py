@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ReferenceResidualCache(ResidualCache["ReferencePool"]):
-    """Reads each position from quantized or residual pages, as its query does."""
+    """Reads both kinds of pages, and selects one kind for each pair of query and position."""
 
     _starts: mx.array  # [T]
 

@@ -121,7 +121,7 @@ _LATENTS: dict[str, Any] = {
     "qk_nope_head_dim": 16,
     "v_head_dim": 16,
     "index_head_dim": 16,
-    "index_n_heads": 8,  # with fewer, scores would often be equal
+    "index_n_heads": 8,  # with fewer heads, index scores would often be equal
     "index_topk": 8,
     "attention_method": "MLA",
     "mla_scale_q_lora": True,

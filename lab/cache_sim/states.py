@@ -49,7 +49,7 @@ class StateRow:
     num_bytes   bytes of pages and slots together
     share       share of ``num_bytes`` that slots get
     num_slots   number of slots: one for the running sequence, the others for snapshots
-    of_attention   hits divided by the hits of attention alone in equal memory
+    of_attention   hits divided by those of a model with attention alone in equal memory
     """
 
     snapshots: str

@@ -82,7 +82,7 @@ class FairQueue(WaitingQueue):
         return islice(chain.from_iterable(behind), LOOK_AHEAD)
 
     def in_turn(self, running: list[Sequence]) -> list[Sequence]:
-        """Return running prompts, ordered by the counters of their tenants at the end of the prompts.
+        """Return running prompts, ordered by the counter that their tenant will have at the prompt's end.
 
         This is weighted fair queueing.
         """

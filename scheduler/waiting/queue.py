@@ -106,7 +106,7 @@ class WaitingQueue:
         return islice(self, LOOK_AHEAD)
 
     def first_claims(self, _running: Sequence) -> Iterable[Sequence]:
-        """Return waiting sequences that get their tokens of a step before a running prompt."""
+        """Return waiting sequences whose tokens a step reserves before a running prompt gets any."""
         return ()
 
     def ends_step(

@@ -302,7 +302,7 @@ def together(run: Run) -> Callable[[int], None]:
 
 
 def seconds(subject: Subject, rounds: int, clock: Callable[[], float]) -> list[float]:
-    """Return seconds per call of (native, plain, bound)."""
+    """Return the shortest seconds per layer: native kernel, mlx-lm, and moving the states if measured."""
     calls = [(together(subject.native), LAYERS), (together(subject.plain), LAYERS)]
     if subject.bound is not None:
         calls.append((subject.bound, 1))

@@ -55,7 +55,7 @@ class Round:
     seconds: float = 0.0
 
     def quantile(self, q: float) -> float:
-        """Return milliseconds."""
+        """Return a quantile of the gaps, in milliseconds."""
         return sorted(self.gaps)[min(len(self.gaps) - 1, int(q * len(self.gaps)))] * 1e3
 
 

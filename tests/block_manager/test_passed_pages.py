@@ -50,7 +50,7 @@ def test_every_prompt_is_found_again_at_its_end(group: KVGroupSpec, policy: str)
     blocks = BlockManager((FULL, group), SIZE, max_chunk=2 * SIZE, policy=policy)
     prompts = [prompt(number) for number in range(4)]
     assert [serve(blocks, tokens) for tokens in prompts] == [0, 0, 0, 0]
-    # Forty pages passed through a pool of fourteen: two pages at each end are left.
+    # Forty pages passed through a pool of fourteen; the last two pages of each prompt are left.
     assert [serve(blocks, tokens) for tokens in prompts] == [40, 40, 40, 40]
 
 

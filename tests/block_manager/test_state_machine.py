@@ -26,7 +26,7 @@ salts = st.sampled_from([b"", b"other tenant"])
 
 
 class Machine(RuleBasedStateMachine):
-    """Sequences have two different tokens, so that many share a prefix."""
+    """Token IDs are only 1 and 2, so that many sequences share a prefix."""
 
     spec = RecurrentState(num_slots=7, slot_bytes=1)
     tables = Bundle("tables")

@@ -16,7 +16,7 @@ from router import http_server, metrics_of, needs_router, openai_client
 pytestmark = [pytest.mark.server, pytest.mark.slow, needs_router]
 
 FLAGS = ["--num-pages", "256", "--max-running", "32", "--max-step-tokens", "128", "--page-size", "16"]
-# Odd, because with an even number each second worker gets the same prefixes every time.
+# Odd, because round robin would send each of an even number of prefixes to one worker only.
 NUM_PREFIXES, NUM_QUESTIONS = 11, 4
 
 

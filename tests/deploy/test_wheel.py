@@ -1,4 +1,4 @@
-"""The wheel is built where nothing can be compiled, which takes seconds."""
+"""The wheel, built without a compiler, so that it takes only seconds."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class Engine:
         blocks = BlockManager(num_pages, config.page_size, max_chunk=config.max_step_tokens)
         transfer = PageTransfer(runner, blocks)
         self.connector = HostMemory(blocks, transfer, runner, store, delay)
-        connector: KVConnector = self.connector  # mypy: it is one
+        connector: KVConnector = self.connector  # mypy checks the protocol here
         limits = Limits(config.max_step_tokens, config.max_running)
         self.scheduler = Scheduler(blocks, limits, connector)
         self.blocks = blocks

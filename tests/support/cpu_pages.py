@@ -31,8 +31,7 @@ def write_step(slots: NDArray[np.int32], page_size: int) -> AttentionMetadata:
 
 
 def hard_rows(count: int, heads: int, dim: int, seed: int) -> Floats:
-    """[count, heads, dim]: Gaussian, outlier, denormal, huge, tiny and zero rows; ties of codes and
-    scales."""
+    """Return rows [count, heads, dim]: Gaussian, outlier, subnormal, huge, tiny, zero and ties."""
     rng = np.random.default_rng(seed)
     rows = rng.standard_normal((count, heads, dim)).astype(np.float32)
     kind = np.arange(count) % 11
@@ -54,7 +53,7 @@ def hard_rows(count: int, heads: int, dim: int, seed: int) -> Floats:
 
 
 def any_rows(count: int, heads: int, dim: int, seed: int) -> Floats:
-    """[count, heads, dim]: any finite floats; each of the last quarter has a NaN or an infinity."""
+    """Return rows [count, heads, dim] of finite floats; the last quarter has one NaN or infinity each."""
     rng = np.random.default_rng(seed)
     bits = rng.integers(0, 2**32, (count, heads, dim), dtype=np.uint32)
     size = rng.integers(0, 251, (count, heads, 1), dtype=np.uint32)
@@ -70,7 +69,7 @@ def any_rows(count: int, heads: int, dim: int, seed: int) -> Floats:
 
 
 def expected_pages(spec: PoolSpec, slots: NDArray[np.int32], keys: Floats, values: Floats) -> Bytes:
-    """Return pages [num_pages, Hkv, bytes] by the NumPy formats, after writing into zeros."""
+    """Return pages [num_pages, Hkv, bytes] as NumPy formats write them into a pool of zeros."""
     heads = spec.layers[0].num_kv_heads
     parts = []
     for name, rows in ((spec.k_format, keys), (spec.v_format, values)):

@@ -63,7 +63,7 @@ class Cores:
 
 
 def random_prompts(rng: random.Random, count: int) -> list[list[int]]:
-    """Some prompts share beginnings; most repeat themselves."""
+    """Return prompts that repeat a short piece; some share a beginning."""
     shared = [rng.randrange(250) for _ in range(20)]
     prompts = []
     for _ in range(count):

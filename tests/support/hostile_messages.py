@@ -20,7 +20,6 @@ MAX_DEPTH = 3
 
 
 def varint(number: int) -> bytes:
-    """Encode a protobuf varint."""
     found = bytearray()
     while number > 127:
         found.append(number & 127 | 128)

@@ -68,7 +68,7 @@ def refuse_everything() -> None:
 
 
 def answer(meter: LoopMeter) -> None:
-    """Must not run on the event loop, which is measured."""
+    """Answer input lines with reports, outside of the event loop, which is measured."""
     before, reset_most, most = 0, counter("octavo_reset_most"), counter("octavo_most")
     for line in sys.stdin:
         if line.strip() == "begin":

@@ -114,7 +114,7 @@ async def http_served(
     security: Security | None = None,
     **options: Any,
 ) -> AsyncIterator[HttpServed]:
-    """``options``: of HttpServer."""
+    """``options``: keyword arguments of HttpServer."""
     async with (
         served(core, gate=gate, config=config, security=security) as below,
         beside(below.server, **options) as (server, address),

@@ -43,7 +43,7 @@ def rounded(groups: Floats, exponents: Floats) -> Codes:
 
 
 def weight_codes(weight: Floats) -> Codes:
-    """The smallest steps with sum|q| < 2^17 and |q| < 2^15."""
+    """Return codes in the smallest steps with sum|q| < 2^17 and |q| < 2^15."""
     groups = grouped(weight)
     with np.errstate(divide="ignore"):
         most = np.minimum(130944 / np.abs(groups).sum(-1), 32767 / np.abs(groups).max(-1))
@@ -51,7 +51,7 @@ def weight_codes(weight: Floats) -> Codes:
 
 
 def activation_codes(x: Floats) -> Codes:
-    """Steps with 2^13 <= max|xq| < 2^14."""
+    """Return codes in steps with 2^13 <= max|xq| < 2^14."""
     groups = grouped(x)
     with np.errstate(divide="ignore"):
         return rounded(groups, 13 - np.floor(np.log2(np.abs(groups).max(-1))))
@@ -94,7 +94,7 @@ def same_bits(one: mx.array, other: mx.array) -> bool:
 
 
 def spreads(rng: np.random.Generator, shape: tuple[int, int]) -> list[Floats]:
-    """Uniform values, heavy tails, outliers, mostly zeros, tiny and large values, subnormals."""
+    """Return normal values, heavy tails, outliers, mostly zeros, tiny and large values, subnormals."""
     plain = rng.standard_normal(shape)
     outlier = np.where(np.arange(shape[1]) % 50 == 7, 100.0, 1.0)
     rare = np.where(rng.random(shape) < 0.02, plain, 0)

@@ -77,7 +77,7 @@ class Context:
 
 
 def differences(name: str, group: int, kind: str) -> list[tuple[int, int]]:
-    """Return (chunk size, first row) of chunks with other bits than a single call."""
+    """Return (chunk size, first row) of chunks that are not bit-identical to a single call."""
     context = Context(name, group, latents="latents" in kind, residual="residual" in kind)
     window, keep = (1500, 20) if "window" in kind else (0, 0)
 

@@ -139,7 +139,7 @@ def whole_grid() -> Iterator[tuple[Case, tuple[str, str], mx.Dtype]]:
 
 
 class WatchedPool(MetalPool):
-    """Tells the emulator the rows that attention may read: those that a query of the step sees."""
+    """Tells the emulator that attention may read only rows that a query of the step sees."""
 
     def __init__(self, spec: PoolSpec, emulator: Emulator) -> None:
         super().__init__(spec, emulator.backend().library)
@@ -173,8 +173,7 @@ def run_watched(
     *,
     emulator: Emulator | None = None,
 ) -> tuple[Outcome, Emulator]:
-    """Run the last step after a step that only writes, in a pool of NaN; reads of unseen rows are
-    reported."""
+    """Run the last step in a pool of NaN, after a step that only writes; unseen rows must not be read."""
     emulator, rng = emulator or Emulator(), np.random.default_rng(0)
     pool = WatchedPool(case.spec(*formats), emulator)
     poison(pool)

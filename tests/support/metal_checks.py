@@ -27,7 +27,7 @@ def pages_read(result: Result, *names: str) -> Count:
 
 
 def minimum_bytes(case: Case, formats: tuple[str, str]) -> int:
-    """Count each row that a decode row sees, once per KV head: codes and scales of K and V."""
+    """Return the bytes of all K and V that decode rows see, if each KV head is read once."""
     total = 0
     for old, _ in case.sequences:
         position = np.array([old], np.int32)

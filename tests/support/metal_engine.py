@@ -19,7 +19,6 @@ from octavo.kernels.metal.launch import KernelLibrary
 
 
 def writing_backend(device: WritingDevice) -> MetalBackend:
-    """Return a backend that writes pages in place."""
     backend = MetalBackend(KernelLibrary(device.compile))
     backend._writes_in_place = True
     return backend

@@ -18,7 +18,7 @@ from residual_cases import residual_spec
 def watched_cache(
     emulator: Emulator, backend: MetalBackend, case: Case, formats: tuple[str, str], *, window: int, keep: int
 ) -> MetalResidualCache:
-    """Return pools of NaN; reads of rows that no query reads are reported."""
+    """Return a cache full of NaN; the emulator reports reads of rows that no query needs."""
     spec = case.spec(*formats)
     cache = backend.create_residual_pool(spec, residual_spec(case, spec, window=window, keep=keep))
     assert isinstance(cache, MetalResidualCache)
@@ -43,7 +43,7 @@ def _watch(emulator: Emulator, cache: MetalResidualCache, pool: MetalPool, kind:
 
 
 def read_rows(cache: MetalResidualCache, pool: MetalPool, kind: int, layer: int) -> NDArray[np.bool_]:
-    """Return a mask of pool rows [num_pages * Hkv * page_size] that a query reads.
+    """Return a mask of pool rows [num_pages * Hkv * page_size] that a query needs.
 
     kind: 0 for quantized pages, 1 for residual pages."""
     step, spec, size = cache._metadata, pool.spec.layers[layer], pool.spec.page_size

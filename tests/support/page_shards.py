@@ -1,4 +1,4 @@
-"""Pages with bytes that follow from their digest."""
+"""Pages whose bytes are a function of their digest."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ NEVER = 1 << 60
 
 
 def lru_hits(prompts: Prompts, num_pages: int) -> int:
-    """Evict the tail of a prompt before its head."""
+    """Return the hits of LRU, which evicts the tail of a prompt before its head."""
     kept: OrderedDict[tuple[int, ...], None] = OrderedDict()
     hits = 0
     for pages in _named(prompts, num_pages):
@@ -44,7 +44,7 @@ def best_hits(prompts: Prompts, num_pages: int) -> int:
 
 
 def min_hits(prompts: Prompts, num_pages: int, *, tails_first: bool = True) -> int:
-    """Belady's MIN: evict the page with the latest next use.
+    """Return the hits of Belady's MIN, which evicts the page with the latest next use.
 
     tails_first: order of pages with equal next use."""
     chains = _numbered(prompts, num_pages)

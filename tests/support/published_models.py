@@ -70,7 +70,7 @@ def _small(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _num_layers(config: dict[str, Any]) -> int:
-    """Return the least number of layers with each kind."""
+    """Return the smallest number of layers that includes every kind."""
     found = [NUM_LAYERS, _PATTERNS.get(config["model_type"], 0)]
     found += [
         len(value["repeat"]) for value in config.values() if isinstance(value, dict) and "repeat" in value

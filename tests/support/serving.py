@@ -266,7 +266,7 @@ def check_step(
 ) -> None:
     """Check the budget, fairness of decoding, progress and preemption.
 
-    before, backlogs: running sequences before the step, oldest first."""
+    before: running sequences, oldest first; backlogs: number of tokens that each must compute."""
     limits = scheduler.limits
     planned = [item.sequence for item in step.work]
     assert 0 < step.num_tokens <= limits.max_step_tokens

@@ -111,7 +111,7 @@ def page_groups(
 def residual_windows(
     draw: st.DrawFn, index: int, of: KVGroupSpec, need: int, page_size: int, max_chunk: int
 ) -> KVGroupSpec:
-    """16-bit pages of a group, barely enough for one sequence."""
+    """The residual window of a group, with hardly more pages than one sequence needs."""
     window = min(draw(st.sampled_from([1, 1, 1, 2, page_size + 1])), of.window or need * page_size)
     keep = draw(st.sampled_from([0, 1, 5])) if of.window is None else of.keep
     after = draw(st.sampled_from([0, 0, 4, 7, 11]))

@@ -87,7 +87,7 @@ def lint(
 def lint_text(header: str, body: str) -> list[str]:
     """Return messages about the kernel's text, as "header:line: ..." or "body:line: ..."."""
     findings = []
-    for where, text in (("header", header), ("body", body)):  # also comments must be ASCII for MLX
+    for where, text in (("header", header), ("body", body)):  # MLX needs ASCII, also in comments
         for match in re.finditer(r"[^\x00-\x7F]", text):
             findings.append(f"{where}:{_line(text, match.start())}: {match[0]!r} is not ASCII")
     for position, name in _members_without_space(strip_comments(header)):

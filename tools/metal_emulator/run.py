@@ -52,7 +52,7 @@ class Stats:
     accesses: int
     gathers: int  # lanes that reached a simdgroup operation or simdgroup_barrier
     barriers: int  # threads that reached a threadgroup_barrier
-    operations: Mapping[str, int]  # executions by simdgroup; by threadgroup for threadgroup_barrier
+    operations: Mapping[str, int]  # executions per simdgroup (threadgroup_barrier: per threadgroup)
     threadgroup_bytes: int  # the most threadgroup memory that a threadgroup used
     warnings: str
 

@@ -46,7 +46,7 @@ class Gittins:
     A page's value is its Gittins index: the most hits per time that keeping it for a while can give (J.
     Gittins, "Bandit processes and dynamic allocation indices", J. R. Statist. Soc. B 41, 1979; compare LHD of
     Beckmann, Chen and Cidon, NSDI 2018). Evicted pages are remembered for a while, so that misses are
-    counted, too. While LRU would find more (``ShadowLRU``), the policy evicts older pages first. All
+    counted, too. While LRU would have more hits (``ShadowLRU``), the policy evicts like LRU. All
     operations take O(1) per page.
 
     num_ghosts   number of evicted pages to remember

@@ -11,7 +11,7 @@ from ..attack import Attack, Seen, Target, count, request_of
 
 
 def joined_terminals(number: int) -> str:
-    """Return intersections of terminals: the automaton has a state for each combination."""
+    """Return a grammar that intersects terminals, so that its automaton has exponentially many states."""
     terminals = "\n".join(f"T{index}: /(.|\\n)*[a-z]{{{index + 2}}}(.|\\n)*/" for index in range(number))
     return f"start: {' & '.join(f'T{index}' for index in range(number))}\n{terminals}\n"
 

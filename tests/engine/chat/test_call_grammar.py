@@ -58,7 +58,7 @@ def written(shape: CallShape, calls: list[tuple[str, dict[str, Any]]]) -> str:
 
 
 def followed(constraint: Constraint, text: str) -> int:
-    """Return the number of bytes that the grammar accepts, or -1 for a complete text."""
+    """Return how many bytes the grammar accepts; -1 if the text is complete."""
     data = text.encode()
     for position, byte in enumerate(data):
         if constraint.is_complete or not constraint.allowed()[byte]:

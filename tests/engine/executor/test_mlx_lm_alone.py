@@ -26,7 +26,7 @@ ALIKE = {
     "mlx-community/Qwen3-0.6B-4bit",
 }  # fmt: skip
 """Configurations that differ from another one only in the numbers of heads."""
-WORST = 0.01  # of a log probability: float32 weights, and K and V rounded alike on both sides
+WORST = 0.01  # largest error of a log probability; both sides round K and V alike
 NEMOTRON_H: dict[str, Any] = {
     "model_type": "nemotron_h", "vocab_size": 320, "hidden_size": 128, "intermediate_size": 128,
     "max_position_embeddings": 1000, "num_attention_heads": 8, "num_key_value_heads": 4,

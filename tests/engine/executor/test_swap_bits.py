@@ -1,6 +1,6 @@
 """The demo model in a pool that is too small.
 
-Preempted sequences have the tokens and log probabilities of a large pool."""
+Preempted sequences must get the tokens and log probabilities that they get in a large pool."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from mlx_lm.models import llama
 from octavo.engine import LLM, EngineConfig, SamplingParams
 
 NUM_TOKENS = 16  # of each greedy answer
-CLOSE = 0.1  # nats between the two most likely tokens: log probabilities differ by up to 0.041
+CLOSE = 0.1  # nats between the two likeliest tokens that count as a tie; engines differ by up to 0.041
 PROMPTS = (
     "The capital of France is", "Once upon a time there was a", "Water boils at", "def fibonacci(n):",
     "In 1969, humans first", "A triangle has three sides, and a square", "1, 2, 3, 4, 5,",

@@ -17,7 +17,7 @@ from octavo.scheduler.draft_times import DraftTimes
 from octavo_lab.bench.draft_texts import TEXTS
 
 PROMPT, OUTPUT, VOCABULARY = 192, 96, 4000
-# (rows, step time as a multiple of one row's).
+# (rows, step time divided by the step time of one row).
 AMX = [(1, 1.0), (2, 1.12), (4, 1.2), (9, 1.5), (16, 2.0), (72, 6.0)]
 AVX2 = [(1, 1.0), (2, 1.6), (4, 2.6), (9, 5.4), (16, 9.0), (72, 36.0)]
 

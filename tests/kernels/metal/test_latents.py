@@ -139,7 +139,7 @@ def test_latents_are_read_once_for_a_tile_of_heads() -> None:
 
 
 def test_tiles_of_a_step() -> None:
-    """Rows 0 and 4 decode, the last over 20 tiles of keys; rows 1 to 3 are a chunk."""
+    """Rows 0 and 4 decode, row 4 over 20 tiles of keys; rows 1 to 3 are a chunk."""
     tables = [np.arange(-(-n // 16), dtype=np.int32) for n in (10, 33, 636)]
     step = build_metadata(((9, 1), (30, 3), (635, 1)), tables, 16)
     layer = LayerSpec(num_kv_heads=1, head_dim=64, value_dim=16)

@@ -17,7 +17,6 @@ pytestmark = [pytest.mark.parity, needs_compiler, pytest.mark.timeout(300)]
 
 @pytest.mark.parametrize("head_dim", [8, 64, 80, 96, 192])
 def test_fp4_pages_are_bit_equal(head_dim: int) -> None:
-    """All rows for head_dim 64, fewer rows for other values."""
     check_bytes("fp4", head_dim, Emulator(ftz=False), limit=None if head_dim == 64 else 700)
 
 
@@ -30,7 +29,6 @@ def test_16_bit_pages_are_bit_equal(name: str, head_dim: int) -> None:
 @pytest.mark.parametrize("head_dim", [64, 128, 192])
 @pytest.mark.parametrize("name", PACKED)
 def test_pages_of_the_other_formats_are_bit_equal(name: str, head_dim: int) -> None:
-    """All rows for head_dim 64, fewer rows for other values."""
     flags = NO_CONTRACTION if head_dim == 128 else ()
     check_bytes(
         name,

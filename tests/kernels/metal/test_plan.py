@@ -82,7 +82,7 @@ def test_simdgroups_share_query_heads_and_tiles(group: int) -> None:
 
 
 def test_decode_rows_chunk_rows_and_their_order() -> None:
-    """Rows 0, 5 and 4 decode, the last over 20 tiles; rows 1 to 3 are a chunk."""
+    """Rows 0, 4 and 5 decode, row 4 over 20 tiles; rows 1 to 3 are a chunk."""
     metadata = step((9, 1), (30, 3), (635, 1), (40, 1))
     decode, chunks = plan_decode(metadata, None, 0), plan_chunks(metadata, 2)
     parts = [[4, 2, first, first + 4] for first in range(0, 20, 4)]

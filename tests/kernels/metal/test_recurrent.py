@@ -230,7 +230,7 @@ def test_all_rows_of_a_mixed_step_are_one_launch() -> None:
 
 
 def test_a_decoded_token_moves_its_state_once_in_whole_lines() -> None:
-    """128 x 128 per head, as in models: 64 KB are read once and written once."""
+    """A state has 128 x 128 values per head, so 64 KB are read once and written once."""
     device = WritingDevice()
     kernels = MetalRecurrences(KernelLibrary(device.compile))
     H, D = 2, 128

@@ -77,7 +77,7 @@ def test_logits_and_weights_of_a_chunk_stay_in_registers() -> None:
 
 
 def test_products_are_summed_transposed() -> None:
-    """32 keys of 2 heads over 16 lanes: 15 shuffles per head instead of 64."""
+    """Sums for 32 keys over 16 lanes take 15 shuffles per head instead of 64."""
     loops = examine("fp4", 128, 4)["decode"].loops
     assert max(loop["shuffle"] for loop in loops) == 2 * (15 + 5)
     assert max(loop["load"] for loop in loops) <= 2 * 16 + 2 + 2  # K and V, their scales, a page, a parameter

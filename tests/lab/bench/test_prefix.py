@@ -74,7 +74,7 @@ def test_a_model_with_recurrent_layers(
 
 
 def test_an_interval_of_pairs() -> None:
-    """Ten pairs: P(at most 1 below the median) is 0.011, at most 2 is 0.055."""
+    """Of ten pairs, at most 1 is below the median with probability 0.011, at most 2 with 0.055."""
     times = [1.10, 0.90, 1.02, 1.03, 1.04, 1.05, 1.06, 1.07, 1.08, 1.09]
     found = share([2 * time for time in times], [2.0] * 10)
     assert (found.low, found.median, found.high) == pytest.approx((0.02, 0.055, 0.09))

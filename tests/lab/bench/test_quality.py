@@ -75,7 +75,7 @@ def test_the_error_of_a_difference_counts_documents_not_questions() -> None:
     yes, no = np.array([True, True]), np.array([False, False])
     change = paired_difference([(yes, no), (np.array([True, False]), np.array([False, True]))])
     assert change.mean == -0.5
-    # Each is 1 off the mean of -1: the deviation is sqrt(2), of a sum sqrt(2) times that, over 4 questions.
+    # The changes -2 and 0 deviate by sqrt(2), and their sum by 2; divided by 4 questions, that is 0.5.
     assert change.standard_error == pytest.approx(0.5)
     assert paired_difference([(yes, yes), (no, no)]).standard_error == 0
     assert paired_difference([(yes, no)]).standard_error is None

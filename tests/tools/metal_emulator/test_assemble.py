@@ -1,4 +1,4 @@
-"""The assembled text against MLX's, which MLX's CPU build prints while it traces a kernel."""
+"""The assembled text, compared with the text that MLX prints while it traces a kernel on a CPU."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from octavo.engine.executor.sampling.truncation import Candidates, Floats, nucle
 
 pytestmark = pytest.mark.property
 
-CLOSE = 1e-5  # float32 weights against float64: close to a boundary, either answer is right
+CLOSE = 1e-5  # distance from a boundary within which float32 and float64 may differ
 
 
 def naive(
