@@ -64,8 +64,8 @@ NO_PROMPTS: Mapping[int, int | None] = MappingProxyType({})
 class Gauges(NamedTuple):
     """Gauges of the engine after a step.
 
-    states        state slots of recurrent layers
-    store, swap   pages on disk and in swap memory
+    states        counts of state slots of recurrent layers
+    store, swap   counts of pages on disk, and of pages swapped to host memory
     tenants       loads of named tenants, at most a second old
     prompts_left  uncomputed prompt tokens by request number; None after preemption
     adapters      LoRA adapters in use

@@ -11,7 +11,7 @@ from octavo.scheduler import Scheduler
 from ..api.stats import NO_PROMPTS, AdapterLoad, Gauges, TenantLoad
 from ..api.store_counters import StoreCounts, SwapCounts
 
-MEASURED_EVERY_S = 1.0  # seconds
+MEASURED_EVERY_S = 1.0
 
 
 class TenantLoads:

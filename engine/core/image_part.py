@@ -258,7 +258,7 @@ def _laid_out(count: int, parts: list[tuple[int, _Part]]) -> dict[str, RowInput]
 class Axes:
     """Positions of a sequence's tokens in time, height and width (M-RoPE).
 
-    The three positions of a text token are equal. All tokens of an image have an equal time.
+    The three positions of a text token are equal. All tokens of an image have the same time position.
     """
 
     def __init__(self, num_prompt: int, images: tuple[PromptImage, ...]) -> None:

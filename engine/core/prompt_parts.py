@@ -111,7 +111,7 @@ class PromptEmbeddings(_PromptPart):
 
 
 class Grammars(StepPart):
-    """Computes grammar masks between steps."""
+    """Starts computing grammar masks after a step, and holds sequences whose masks are late."""
 
     def __init__(self, *, may_be_late: bool) -> None:
         self._samples: set[Sample] = set()

@@ -40,7 +40,7 @@ class CacheLayout:
     dtype       dtype of K
     vocab_size  width of the logits
     mixers      modules with recurrent states, if any
-    entries     state arrays of one sequence, in the widest observed form
+    entries     state arrays of one sequence, with the largest observed shapes and dtypes
     """
 
     layers: tuple[LayerSpec, ...]

@@ -22,7 +22,7 @@ _OWN_NAMES = ("__version__", "__all__")
 
 
 class Absent:
-    """Placeholder of a missing name."""
+    """Placeholder for a name from a module that is not imported. Calling it raises TypeError."""
 
     def __new__(cls, *_: object, **__: object) -> Absent:
         raise TypeError("this copy of an mlx-lm module cannot load tokenizers or download models")

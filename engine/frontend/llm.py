@@ -321,7 +321,7 @@ class LLM:
 
 
 class _Events:
-    """Queue of events from the engine's thread."""
+    """Listener that queues the engine's messages for the calling thread."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[bool | list[News] | None] = queue.SimpleQueue()

@@ -12,7 +12,7 @@ from .exchange import ABORT
 
 MAX_HEADER_BYTES = 64 * 2**10  # bytes of a request's headers and path
 MAX_PIPELINED = 8  # requests waiting for an earlier response
-MAX_PIECES = 1024  # small chunks of one body
+MAX_PIECES = 1024  # chunks of less than PIECE_BYTES in one body
 PIECE_BYTES = 64
 HEADER_TIMEOUT_S = 10.0  # seconds to receive all headers
 IDLE_TIMEOUT_S = 120.0  # seconds between requests, and before the first

@@ -138,7 +138,7 @@ def _unsized(kind: PageLayoutKey) -> list[PoolSpec]:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Consecutive pages of a sequence.
+    """Consecutive cached pages of a sequence, with their tokens.
 
     parent    digest of the page before the first page, if any
     tokens    tokens of these pages
@@ -184,7 +184,7 @@ class Segment:
 
 
 def segments(run: PageRun, kind: PageLayoutKey, start: int) -> Iterator[Segment]:
-    """Yield the pages of a run, grouped for pools of layout ``kind``. Raises InvalidRequest."""
+    """Yield the pages of a run, converted to layout ``kind``. Raises InvalidRequest."""
     same, old, new = run.kind.matches(kind), run.kind.page_size, kind.page_size
     end = start + len(run.token_ids)
     num_groups = len(run.kind.specs)

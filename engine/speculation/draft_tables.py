@@ -129,7 +129,7 @@ class Guessed(Protocol):
 
 
 class ModelGuesses:
-    """Requests for drafts from ``model``, if there is a model."""
+    """Drafting with ``model`` for all samples that use it; None: no sample does."""
 
     def __init__(self, model: BatchDrafter | None, clock: Callable[[], float]) -> None:
         self._model = model

@@ -28,7 +28,7 @@ _TEXT_MODELS = ("model.language_model.", "language_model.model.", "model.")
 
 
 class NativeTable:
-    """Factors as pointers, for native kernels."""
+    """``Table`` with pointers to factors, for the native CPU kernels."""
 
     def __init__(self, shapes: list[Shape], dtype: mx.Dtype, num_slots: int) -> None:
         from octavo.kernels import _ext
@@ -60,7 +60,7 @@ class NativeTable:
 
 
 class KernelTable:
-    """Factors for the kernels of other backends."""
+    """``Table`` for the adapter kernels of other backends."""
 
     def __init__(self, table: AdapterTable, dtype: mx.Dtype) -> None:
         self._table, self._dtype = table, dtype
@@ -88,7 +88,7 @@ class KernelTable:
 
 
 class MLXTable:
-    """Factors as MLX arrays, for backends without kernels."""
+    """``Table`` with MLX arrays, for backends without adapter kernels."""
 
     def __init__(self, shapes: list[Shape], num_slots: int, max_rank: int) -> None:
         (shape,) = shapes
@@ -96,7 +96,7 @@ class MLXTable:
         places = (num_slots + 1) * shape.experts
         self._a = mx.zeros((places, shape.inputs, max_rank), mx.float32)
         self._b = mx.zeros((places, max_rank, shape.outputs), mx.float32)
-        self._gain: mx.array | None = None  # [slots + 1, outputs]
+        self._gain: mx.array | None = None  # DoRA's factors on outputs, [slots + 1, outputs]
         self._bias = mx.zeros(shape.outputs, mx.float32)
         self._num_slots, self._used = num_slots, set[int]()
 

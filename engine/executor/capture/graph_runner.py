@@ -29,9 +29,9 @@ Build = Callable[[Sequence[mx.array], bool], list[mx.array]]
 
 
 class GraphRunner:
-    """Runner of captured programs.
+    """Runs captured steps, and captures the first step of each shape.
 
-    strict   raise CannotCapture instead of running the graph
+    strict   raise CannotCapture instead of using an ``EagerStep``
     """
 
     def __init__(self, pools: Sequence[ReplayablePool]) -> None:

@@ -1,6 +1,6 @@
 """Settings of a process for Apple GPUs: command buffers and memory limits.
 
-By default MLX commits a command buffer after 40 or 50 operations or Mi elements
+By default MLX commits a command buffer after 40 or 50 operations, or as many Mi elements
 (mlx/backend/metal/device.cpp). Attention binds whole page pools, so each call would need its own
 command buffer. Variables that the user has set are left unchanged.
 """

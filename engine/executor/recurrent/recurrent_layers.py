@@ -24,12 +24,12 @@ from .state_pool import StatePool
 
 
 class StateShim(caches_of_mlx_lm.ArraysCache):
-    """Placeholder of a recurrent cache."""
+    """Placeholder of a recurrent cache. Unexpected access raises MixerError."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
         self._size = size
-        self.mute = False  # reads return None, writes are dropped
+        self.mute = False  # if true, reads return None and writes are dropped
 
     def __getitem__(self, entry: int) -> None:
         if not -self._size <= entry < self._size:
@@ -61,7 +61,7 @@ class StateShim(caches_of_mlx_lm.ArraysCache):
 
 
 class ListShim:
-    """Placeholder of several caches of one layer."""
+    """Placeholder of a layer's list of caches."""
 
     def __init__(self, caches: Sequence[Any]) -> None:
         self.caches = tuple(caches)

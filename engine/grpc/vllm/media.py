@@ -1,6 +1,7 @@
 """Images in requests of routers: resized by the router (mm_inputs), or as URLs (media_refs).
 
-Hashes in the messages are not used, because a client must not name cached pages: digests are made of pixels.
+Hashes in the messages are ignored, because a client could name cached pages of other images. Digests are
+computed from pixels.
 """
 
 from __future__ import annotations
