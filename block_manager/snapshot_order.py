@@ -1,4 +1,4 @@
-"""When to take snapshots of recurrent state, and which to evict first.
+"""Rules for taking snapshots of recurrent state, and their eviction policy.
 
 A snapshot may be as large as the K/V of hundreds of tokens, so each sequence takes only two kinds:
 

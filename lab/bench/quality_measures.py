@@ -104,7 +104,7 @@ def decode_rate(llm: LLM, documents: Sequence[Document]) -> float:
     longest = max(document.length for document in documents)
     prompts = [d.token_ids for d in documents if d.length == longest][:DECODE_SEQUENCES]
     params = SamplingParams(max_tokens=DECODE_TOKENS, ignore_eos=True)
-    llm.generate(prompts, replace(params, max_tokens=2), progress=False)  # fills the prefix cache
+    llm.generate(prompts, replace(params, max_tokens=2), progress=False)  # untimed, to fill the prefix cache
     outputs = _checked(llm.generate(prompts, params, progress=False))
     began, ended = min(o.ttft_s for o in outputs), max(o.latency_s for o in outputs)
     return len(prompts) * (DECODE_TOKENS - 1) / max(ended - began, 1e-9)

@@ -130,13 +130,13 @@ class WaitingQueue:
         return True
 
     def let_in(self, sequence: Sequence) -> None:
-        """Called when a sequence was admitted; its table has the cached prefix."""
+        """Record that a sequence was admitted; its table has the cached prefix."""
 
     def planned(self, item: ScheduledChunk) -> None:
-        """Called when a chunk of a prompt was added to the step."""
+        """Record that a chunk of a prompt was added to the step."""
 
     def computed(self, work: abc.Sequence[ScheduledChunk]) -> None:
-        """Called when a step is committed and its tokens have been appended."""
+        """Record that a step is committed and its tokens are appended."""
 
     def _lane_name(self, _sequence: Sequence) -> str:
         return ""

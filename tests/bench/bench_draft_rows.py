@@ -3,7 +3,7 @@
     python tests/bench/bench_draft_rows.py MODEL [--rounds 5] [--tokens 320]
 
 Each draft is one more row of its sequence.
-"gain at most": tokens per second of processor time if all drafts are accepted."""
+"gain at most": factor on tokens per second of processor time, if all drafts are accepted."""
 
 from __future__ import annotations
 

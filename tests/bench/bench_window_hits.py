@@ -2,7 +2,7 @@
 
     python tests/bench/bench_window_hits.py [--pages 2000] [--residual 276] [--seed 1]
 
-No model runs. Eight sequences at a time, chunks of 512 tokens, pools as planned for 2,000 pages.
+No model runs. Up to 8 sequences run at once, in chunks of 512 tokens, with pools as planned for 2,000 pages.
 "unbounded": residual pages for all tokens. The last line is JSON."""
 
 from __future__ import annotations

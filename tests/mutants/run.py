@@ -113,7 +113,7 @@ def attempt(edit: Edit | None, suite: tuple[str, ...]) -> str | None:
 
 
 def check_is_imported(folder: Path) -> None:
-    """Raise SystemExit unless tests import the copy."""
+    """Raise SystemExit unless tests import the copy of the package."""
     command = [sys.executable, "-c", "import octavo.scheduler as found; print(found.__file__)"]
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

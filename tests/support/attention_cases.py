@@ -36,7 +36,7 @@ class Case:
     keep: int = 0
     sinks: bool = False
     softcap: float | None = None
-    whole: tuple[int, int] = (0, 0)  # rows of each chunk of the last step that see each other
+    whole: tuple[int, int] = (0, 0)  # rows [start, stop) of each chunk of the last step, which see each other
     mask: str = ""  # "seen" or "added"; with "per head", each head has its own mask
 
     @property

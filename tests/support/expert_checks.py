@@ -11,7 +11,7 @@ from linear_checks import FLOATS, ROUNDING, random, relative_error, truth_of
 from octavo.kernels import _ext
 
 NUM_EXPERTS = 5
-# (shape of x without inputs, shape of ids).
+# (shape of x without its last axis, shape of expert IDs).
 SHAPES = (
     ((3, 1, 1), (3, 2)),
     ((40, 1), (40,)),

@@ -118,7 +118,7 @@ def test_nonsense_does_not_hold_back_text_for_ever() -> None:
 
 
 def first_stop(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """Reference: feed single characters, and stop at the first end that is a stop string."""
+    """Return the text before the stop string that ends first, and this stop string (None: no stop)."""
     for end in range(len(text) + 1):
         matches = [stop for stop in stops if text[:end].endswith(stop)]
         if matches:

@@ -45,7 +45,7 @@ class FakeDevice:
     [
         (8 * GIB, 0, 28, 586),
         (8 * GIB, 4 * GIB, 28, 878),
-        (1 << 20, 0, 28, 50),  # never less than MLX's own limit
+        (1 << 20, 0, 28, 50),  # the limit is never below MLX's own
         (GIB, 0, 0, 2048),
     ],
 )

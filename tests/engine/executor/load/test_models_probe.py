@@ -209,7 +209,7 @@ def test_a_window_of_the_masks_alone_is_a_window(tmp_path: Path, backend: Attent
 def test_softcapped_attention_is_paged_with_its_cap(
     tmp_path: Path, backend: AttentionBackend, name: str, num_kv_heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Logits go far beyond the cap, so leaving it out is no rounding error."""
+    """Logits far exceed the cap, so attention without the cap differs by more than rounding errors."""
     settings = {"num_key_value_heads": num_kv_heads, "dtype": mx.float32}
     run_probe(tmp_path / "capped", name, backend, **settings)
     attend = hook.LayerCache.attend
