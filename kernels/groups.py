@@ -29,7 +29,7 @@ class LayerGroup:
 
 
 def without_unreached_windows(layers: Sequence[LayerSpec], max_model_len: int) -> tuple[LayerSpec, ...]:
-    """Replace windows that cover ``max_model_len`` positions by full attention."""
+    """Return the layers, with full attention instead of windows of ``max_model_len`` or more positions."""
     return tuple(
         layer
         if layer.window is None or layer.window < max_model_len

@@ -82,7 +82,7 @@ class RecurrentKernels(Protocol):
         ...
 
     def rows_behind(self, window: mx.array, keep: int) -> mx.array:
-        """Return ``window[0, keep:]``, [T, C], for a ``window`` that concatenates two arrays."""
+        """Return ``window[0, keep:]``, [T, C]; ``window`` [1, keep + T, C] concatenates two arrays."""
         ...
 
     def state_capture(self) -> StateCapture | None:
