@@ -159,7 +159,7 @@ class Client:
         return str((await self.unary(self.stub.Detokenize, pb.DetokenizeRequest(token_ids=token_ids))).text)
 
     async def abort(self, *request_ids: str) -> list[str]:
-        """Abort requests and return the ids of those that were running."""
+        """Abort requests and return the ids of the requests that were running."""
         reply = await self.unary(self.stub.Abort, pb.AbortRequest(request_ids=request_ids))
         return list(reply.request_ids)
 

@@ -96,7 +96,7 @@ def as_dtype(array: Array, dtype: str) -> Array:
 log = logging.getLogger(__name__)
 
 _VERSION = 2
-_SHARD = 1 << 30  # bytes per file
+_SHARD = 1 << 30  # bytes per file of the converted model
 
 
 def model_folder(file: Path) -> Path:

@@ -41,7 +41,7 @@ class EarlierCall(RequestModel):
     type: str | None = None
     function: CalledFunction | None = None
     index: int | None = None
-    provider_specific_fields: dict[str, Any] | None = None  # copies of other fields by LiteLLM
+    provider_specific_fields: dict[str, Any] | None = None  # LiteLLM copies other fields to it
 
     allowed: ClassVar = {"type": ("function",)}
 
@@ -57,7 +57,7 @@ class ChatMessage(RequestModel):
     tool_calls: list[EarlierCall] | None = None
     tool_call_id: str | None = None
     annotations: list[Any] | None = None
-    provider_specific_fields: dict[str, Any] | None = None  # copies of other fields by LiteLLM
+    provider_specific_fields: dict[str, Any] | None = None  # LiteLLM copies other fields to it
 
     allowed: ClassVar = {"annotations": ([],)}
 

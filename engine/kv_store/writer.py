@@ -18,7 +18,7 @@ from .remote import Shards
 
 logger = logging.getLogger(__name__)
 
-MAX_QUEUED = 65_536  # pages
+MAX_QUEUED = 65_536  # pages in the queue
 MAX_USES = 65_536
 FULL_DISK_S = 1.0  # seconds between prunings of a full disk
 STALL_S = 2.0
@@ -43,11 +43,11 @@ class ShardWriter:
         self._pages: deque[_Page] = deque()
         self._uses: deque[Digest] = deque()
         self._queued: set[tuple[Digest, int]] = set()
-        self._num_queued = 0  # bytes
+        self._num_queued = 0  # bytes in the queue
         self._closing = False
         self._failing = False
         self._next_prune = 0.0
-        self._num_done = 0  # pages
+        self._num_done = 0  # pages that left the queue
         self._uncounted = 0  # bytes written since the folder was measured
         self.num_bytes = 0
         self._thread = threading.Thread(target=self._main, name="octavo-store-writer", daemon=True)

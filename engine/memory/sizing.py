@@ -131,7 +131,7 @@ def sizing(
     after = 0 if residual is None else residual.quantize_after
     specs += [_residual_spec(own, index, specs[index], after) for index, own in enumerate(beside)]
     bounded = groups[0].window is None
-    formats = [(k_format, v_format)] * len(groups) + [("bf16", "bf16")] * len(beside)  # same size as fp16
+    formats = [(k_format, v_format)] * len(groups) + [("bf16", "bf16")] * len(beside)  # also for fp16
 
     def sized(spec: KVGroupSpec) -> KVGroupSpec:
         if not bounded or isinstance(spec, ResidualWindow):

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 GROUP_SIZE = 64
 _MODELOPT = "hf_quant_config.json"  # written by NVIDIA's ModelOpt
-_MAX_NAMED = 5  # names in a message
+_MAX_NAMED = 5  # largest number of tensors named in an error message
 _BITS = {"int8": 8, "int4": 4, **CHANNEL_BITS}
 
 

@@ -53,7 +53,7 @@ def replace_modules(
     observed  layers with a common input, which are merged
     between   called after layers with packed weights are replaced, before all others
 
-    Raises ModelLoadError if a native module gives other results.
+    Raises ModelLoadError if a native module's results differ from mlx-lm's.
     """
     work = _Replacement(model, exact, Comparison(observed.calls))
     work.pack_heads(observed.heads)
