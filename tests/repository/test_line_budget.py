@@ -21,7 +21,7 @@ BUDGETS = {
     "engine/executor": 11_321,
     "engine/frontend": 1_860,
     "engine/gguf": 775,
-    "engine/grpc": 3_624,
+    "engine/grpc": 3_625,
     "engine/http": 3_957,
     "engine/inspection": 402,
     "engine/kv_events": 238,

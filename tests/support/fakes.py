@@ -21,6 +21,7 @@ from octavo.engine.core.build import assemble
 from octavo.engine.core.engine_core import EngineCore
 from octavo.engine.executor.base import Adapters
 from octavo.engine.kv_store.disk_tier import DiskTier
+from octavo.engine.kv_store.folder import ShardFolder
 from octavo.engine.tokenizer.chat_template import ChatTemplate
 from octavo.engine.tokenizer.tokenizer import Tokenizer
 
@@ -144,6 +145,12 @@ def disk_tier(core: EngineCore) -> DiskTier:
     connector = core._scheduler._connector
     assert isinstance(connector, DiskTier)
     return connector
+
+
+def shard_folder(core: EngineCore) -> ShardFolder:
+    folder = disk_tier(core)._folder
+    assert isinstance(folder, ShardFolder)
+    return folder
 
 
 def small_config(**changes: object) -> EngineConfig:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fakes import VOCAB_SIZE, FakeCore, Recording, byte_tokenizer, disk_tier, small_config
+from fakes import VOCAB_SIZE, FakeCore, Recording, byte_tokenizer, shard_folder, small_config
 from octavo.block_manager import Digest
 from octavo.engine import LLM, AsyncEngine, SamplingParams
 from octavo.engine.api.config import EngineConfig
@@ -102,7 +102,7 @@ def test_a_shard_that_was_altered_is_dropped_and_computed(tmp_path: Path) -> Non
     folder = None
     with LLM(config, core_factory=core):
         assert core.core is not None
-        folder = disk_tier(core.core)._folder
+        folder = shard_folder(core.core)
     digests = core.core._blocks.name_pages(PROMPT, [])
     bad = folder.path(digests[10])
     raw = bytearray(bad.read_bytes())

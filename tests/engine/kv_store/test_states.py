@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes import FakeCore, disk_tier, small_config
+from fakes import FakeCore, shard_folder, small_config
 from octavo.block_manager import (
     BlockManager,
     Digest,
@@ -65,7 +65,7 @@ def generate(
 
 
 def snapshots(core: EngineCore, groups: int = 1) -> list[Path]:
-    return sorted(disk_tier(core)._folder._folders[groups].rglob("*.safetensors"))
+    return sorted(shard_folder(core)._folders[groups].rglob("*.safetensors"))
 
 
 @pytest.mark.parametrize("groups", [GROUPS, MIXED], ids=["full", "windows"])
@@ -95,7 +95,7 @@ def test_where_a_state_is_no_bigger_than_a_page_all_are_kept(tmp_path: Path) -> 
 def test_a_damaged_state_is_dropped_and_computed_again(change: str, reason: str, tmp_path: Path) -> None:
     (cold,), _, core = generate(tmp_path, [PROMPT])
     digests = core._blocks.name_pages([*PROMPT, *cold.outputs[0].token_ids], [])
-    folder = disk_tier(core)._folder
+    folder = shard_folder(core)
     path, other = (folder.path(digests[index], 1) for index in (24, 27))
     raw = bytearray(path.read_bytes())
     if change == "bit":

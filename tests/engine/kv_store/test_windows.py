@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes import FakeCore, disk_tier, small_config
+from fakes import FakeCore, shard_folder, small_config
 from octavo.block_manager import (
     BlockManager,
     Digest,
@@ -55,7 +55,7 @@ def generate(
 
 
 def shard(core: EngineCore, index: int, group: int) -> Path:
-    return disk_tier(core)._folder.path(core._blocks.name_pages(PROMPT, [])[index], group)
+    return shard_folder(core).path(core._blocks.name_pages(PROMPT, [])[index], group)
 
 
 @pytest.mark.parametrize(
@@ -117,14 +117,14 @@ def test_groups_do_not_take_one_another_s_pages(tmp_path: Path) -> None:
 
 def test_the_other_group_s_shard_is_no_other_format(tmp_path: Path) -> None:
     _, _, core = generate(tmp_path, MIXED, [PROMPT])
-    folder, digest = disk_tier(core)._folder, core._blocks.name_pages(PROMPT, [])[0]
+    folder, digest = shard_folder(core), core._blocks.name_pages(PROMPT, [])[0]
     assert not folder.has_of_other_kind(digest)
     with LLM(small_config(cache_dir=tmp_path), core_factory=FakeCore(groups=WINDOW_ONLY)):
         pass
     shard(core, 0, 1).unlink()
     other = FakeCore(groups=(FULL, SlidingWindow(num_pages=40, window=11)))
     with LLM(small_config(cache_dir=tmp_path), core_factory=other):
-        assert disk_tier(core_of(other))._folder.has_of_other_kind(digest)
+        assert shard_folder(core_of(other)).has_of_other_kind(digest)
 
 
 @settings(max_examples=40, deadline=None)
