@@ -67,8 +67,8 @@ class EngineConfig:
         "activations too, with one scale per token.",
     )  # fmt: skip
     exact: bool = setting(
-        False, "refuse kernels and formats that round weights or activations further than the checkpoint "
-        "does", shown="", kind="switch",
+        False, "refuse kernels and formats with less precision than the number format of the checkpoint",
+        shown="", kind="switch",
     )  # fmt: skip
     reasoning_parser: str = setting(
         "auto", "parser that separates reasoning from the answer, such as qwen3, deepseek_r1 or gpt_oss; "
@@ -83,7 +83,8 @@ class EngineConfig:
         metavar="N", low=1, aliases=("--tensor-parallel-size",),
     )  # fmt: skip
     kv_format: str = setting(
-        "bf16", f"format of the KV pages, or K's and V's as K/V: {', '.join(FORMAT_NAMES)}; auto chooses",
+        "bf16", "format of the KV pages, or one for keys and one for values, written K/V: "
+        f"{', '.join(FORMAT_NAMES)}; auto chooses",
         kind="formats", metavar="F|K/V|auto",
         more=f"auto measures {', '.join(CHOSEN_FROM)} on a short text at load. It takes the first, and so "
         "smallest, that changes predictions by less than 1 %, or else bf16.", aliases=("--kv-cache-dtype",),
@@ -101,8 +102,8 @@ class EngineConfig:
         "quantize_after is set, and 0 for models without KV pages.",
     )  # fmt: skip
     quantize_after: int = setting(
-        0, "number of tokens up to which a sequence is kept in 16 bits only", kind="int", metavar="TOKENS",
-        low=0, remedy="0 keeps no 16-bit pages",
+        0, "length in tokens up to which a sequence keeps all of its KV in 16 bits", kind="int",
+        metavar="TOKENS", low=0, remedy="0 keeps no 16-bit pages",
     )  # fmt: skip
     page_size: int = setting(
         32, "number of positions per page", kind="int", metavar="N", low=1, aliases=("--block-size",)

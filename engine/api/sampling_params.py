@@ -91,13 +91,13 @@ class SamplingParams:
         kind="switch", flag="--include-stop",
     )  # fmt: skip
     bad_words: tuple[str, ...] = parameter(
-        (), "text that must not be generated, alone or behind a space; repeatable", shown="none",
+        (), "text that must not be generated, with or without a leading space; repeatable", shown="none",
         kind="texts", metavar="S", flag="--bad-word",
         more="The last token of its spelling is forbidden behind the others, as in vLLM: other tokens may "
         "spell the same.",
     )  # fmt: skip
     allowed_token_ids: tuple[int, ...] = parameter(
-        (), "token id that may be generated, and no other; repeatable", shown="all",
+        (), "token id to allow; all ids that are not listed are forbidden; repeatable", shown="all",
         kind="ints", metavar="N", flag="--allowed-id",
         more="End tokens are no exception: without one, the output ends with max_tokens.",
     )  # fmt: skip

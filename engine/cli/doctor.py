@@ -31,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "its parts run on native kernels")  # fmt: skip
     add("--weights", choices=get_args(Weights), help="number format to which the model's weights are "
         "quantized while loading")  # fmt: skip
-    add("--exact", action="store_const", const=True, help="refuse kernels and formats that round more "
-        "than the checkpoint does")  # fmt: skip
+    add("--exact", action="store_const", const=True, help="refuse kernels and formats with less "
+        "precision than the number format of the checkpoint")  # fmt: skip
     add_json_argument(parser)
 
 

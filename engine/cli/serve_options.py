@@ -98,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine-process", action="store_true",
         help="run the engine in its own process, apart from network and tokenization")  # fmt: skip
     parser.add_argument("--drain-timeout", type=seconds, metavar="SECONDS", default=30.0,
-        help="time that running requests have to finish after SIGTERM")  # fmt: skip
+        help="time allowed for running requests to finish after SIGTERM")  # fmt: skip
     parser.add_argument("--no-reflection", dest="reflection", action="store_false",
         help="turn off gRPC server reflection, which describes services and messages to clients")  # fmt: skip
     parser.add_argument("--max-message-size", type=checked(_message_size), metavar="SIZE",
@@ -107,8 +107,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="time after which a gRPC call is ended if its client does not read the output")  # fmt: skip
     parser.add_argument("--lora-listen", type=checked(_adapter_address), nargs="+", action="extend",
         default=[], metavar="NAME=HOST:PORT",
-        help="for routers: another address of vLLM's gRPC service, whose model is the LoRA adapter NAME; the "
-        "adapter may be loaded later")  # fmt: skip
+        help="also serve vLLM's gRPC API at HOST:PORT, with the LoRA adapter NAME as its model, for routers; "
+        "the adapter may be loaded later")  # fmt: skip
     add_http_arguments(parser)
     add_kv_event_arguments(parser)
     add_security_arguments(parser)
@@ -249,9 +249,11 @@ def add_kv_event_arguments(parser: argparse.ArgumentParser) -> None:
     add("--kv-events-replay-endpoint", metavar="ADDRESS",
         help="address of a socket from which readers request events that they missed (none)")  # fmt: skip
     add("--kv-events-topic", metavar="TEXT", default="",
-        help="first frame of each event's message; llm-d expects kv@POD@MODEL (empty)")  # fmt: skip
+        help="ZMQ topic, the first frame of each message; llm-d expects kv@POD@MODEL; "
+        "default: empty")  # fmt: skip
     add("--kv-events-encoding", choices=("array", "map"), default="array",
-        help="write an event as an array, like vLLM until 2026, or as a map, like vLLM since")  # fmt: skip
+        help="encoding of an event: array, as vLLM wrote it before 2026, or map, as vLLM "
+        "writes it now")  # fmt: skip
 
 
 def kv_event_options(args: argparse.Namespace) -> KvEventOptions | None:

@@ -185,7 +185,7 @@ def _sequences(files: list[Path], kind: PageLayoutKey) -> Iterator[tuple[list[in
         before = [] if run.parent == root(salt) else ends.get((run.parent, salt))
         if before is None:
             raise InvalidRequest(
-                f"{file.name} must follow a file with its preceding pages, but no earlier file has them; "
+                f"the save is incomplete: no file before {file.name} has the pages that precede its own; "
                 "save again"
             )
         tokens = [*before, *run.token_ids]
@@ -218,8 +218,8 @@ def _read(file: Path, kind: PageLayoutKey) -> PageRun:
     layers = [[spec.layers for spec in some.specs] for some in (run.kind, kind)]
     if layers[0] != layers[1] or run.kind.context != kind.context:
         raise InvalidRequest(
-            f"nothing was loaded: the pages in {file.name} are of an engine with other attention windows; "
-            "start the server with the --max-model-len and 16-bit pages of that engine"
+            f"nothing was loaded: {file.name} was saved with other attention windows; start the server with "
+            "the same --max-model-len, --sink-pages and --residual-pages"
         )
     return run
 

@@ -76,8 +76,8 @@ def _check_fields(data: bytes, descriptor: Descriptor) -> int | None:
                 at += _FIXED.get(kind, 0)
             if count > MAX_FIELDS:
                 raise InvalidRequest(
-                    f"a message must have at most {MAX_FIELDS} fields, got more in its {len(data)} bytes; "
-                    "send less at once, and token ids as one packed list"
+                    f"a message must have at most {MAX_FIELDS} fields, got more in {len(data)} bytes; split "
+                    "it, or send token ids as one packed field"
                 )
     return found
 

@@ -215,7 +215,10 @@ class RequestHandler:
         InvalidRequest."""
         self.check_operator(context, "load adapters")
         if (below := self.engine.config.lora_dir) is None:
-            raise NotConfigured("adapters are loaded from the folder of --lora-dir; start the server with it")
+            raise NotConfigured(
+                "this server cannot load adapters, because it was started without --lora-dir; restart it "
+                "with that option"
+            )
         try:
             folder = (below / path).resolve()
             folder.relative_to(below.resolve())

@@ -88,4 +88,6 @@ async def _judged(
             if delta.finish_reason is FinishReason.ABORT:
                 break
             return delta
-    raise EngineStopping("the request was ended before its document was judged; send it again")
+    raise EngineStopping(
+        "the server ended the request before its document was scored; send the request again"
+    )

@@ -111,7 +111,7 @@ def _planes(pixels: Array) -> list[Array]:
     if pixels.ndim != 4 or pixels.shape[1] != 3:
         raise InvalidRequest(
             "pixel_values must be [images, 3, height, width], or patches with image_grid_thw, got "
-            f"{list(pixels.shape)}; leave out tiles"
+            f"{list(pixels.shape)}; send whole images, not tiles"
         )
     return list(pixels.transpose(0, 2, 3, 1))
 

@@ -104,8 +104,8 @@ def _read(file: Path, max_bytes: int) -> bytes:
     try:
         if not file.is_file():
             raise InvalidRequest(
-                f"an adapter must be a folder with {file.name}, got {file.parent} without it; files of "
-                "pickles (.bin, .pt) and NumPy's (.npz) are not read, save it as safetensors"
+                f"an adapter must be a folder with {file.name}, got {file.parent} without it; .bin, .pt and "
+                ".npz files are not read: save the adapter as safetensors"
             )
         if (size := file.stat().st_size) > max_bytes:
             raise InvalidRequest(

@@ -98,7 +98,10 @@ def discover_layout(model: Module, architecture: str) -> CacheLayout:
     places = tuple(found.place(cache, layers) for cache in found.caches)
     entries = found.entries()
     if not layers and not entries:
-        raise ModelLoadError(f"model type {architecture!r} wrote nothing to its cache")
+        raise ModelLoadError(
+            f"model type {architecture!r} stored neither KV nor recurrent state in a trial run, so it cannot "
+            "be served; choose another model"
+        )
     return CacheLayout(
         layers=tuple(layers),
         caches=places,
@@ -179,9 +182,8 @@ class _Caches:
         if type(cache) in _ATTENTION:
             return record_kv(cache, self.observed)
         raise ModelLoadError(
-            f"model type {self.architecture!r} keeps its state in {type(cache).__name__}, which neither "
-            "pages nor slots can hold; models with full or sliding-window attention and recurrent layers "
-            "can be served"
+            f"model type {self.architecture!r} uses the cache {type(cache).__name__}, which Octavo cannot "
+            "store; supported are full attention, sliding-window attention and recurrent layers"
         )
 
 

@@ -293,8 +293,9 @@ def _as_written(
         fitting = _plan_states(planned, result.entries, size, states.nbytes)
     except InvalidConfig:
         raise InvalidConfig(
-            f"the recurrent state of one sequence takes {format_size(slot_bytes(result.entries))}, and "
-            f"{format_size(states.nbytes)} is too little for one state and a snapshot; raise state_memory"
+            "state_memory must hold the recurrent state of one sequence "
+            f"({format_size(slot_bytes(result.entries))}) and a snapshot of it, got "
+            f"{format_size(states.nbytes)}; raise it"
         ) from None
     assert fitting is not None
     log.info(

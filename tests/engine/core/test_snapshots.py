@@ -212,7 +212,7 @@ def test_a_file_without_what_comes_before_it(
     ask_one(first, PROMPT)
     save_all(first._ask, tmp_path / "cache")
     (tmp_path / "cache" / "000001.safetensors").unlink()
-    with pytest.raises(InvalidRequest, match=r"000002.* must follow a file"):
+    with pytest.raises(InvalidRequest, match=r"no file before 000002"):
         load(engine()._ask, tmp_path / "cache")
 
 

@@ -207,7 +207,7 @@ def test_pickles_are_never_read(tmp_path: Path) -> None:
     (tmp_path / "adapter_model.safetensors").write_bytes(pickle.dumps(Bomb()))
     assert "is damaged" in refusal(tmp_path)
     (tmp_path / "adapter_model.safetensors").unlink()
-    assert "files of pickles (.bin, .pt)" in refusal(tmp_path)
+    assert ".bin, .pt and .npz files are not read" in refusal(tmp_path)
     assert not (tmp_path / "exploded").exists()
 
 
