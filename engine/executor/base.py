@@ -23,10 +23,8 @@ from .sampling.sampler import Sampled, SampleState
 class RunOutput(NamedTuple):
     """Results of one step.
 
-    samples      one per entry of ``batch.sample_rows``
     failed_rows  rows with NaN or infinity in K or V; their sequences must end
     hidden       [P, D] inputs of the output head for the rows in ``batch.hidden``
-    scores       one per row of ``batch.scored``
     void         indices of samples that must be computed again
     """
 
@@ -45,14 +43,10 @@ class Pending(Protocol):
         """Whether the next step may use this step's tokens before ``resolve``."""
         ...
 
-    def resolve(self) -> RunOutput:
-        """Wait for the step; return its results."""
-        ...
+    def resolve(self) -> RunOutput: ...
 
 
 class Resolved(NamedTuple):
-    """A ``Pending`` of a finished step."""
-
     output: RunOutput
     feeds: bool = False
 
@@ -76,11 +70,7 @@ class ModelRunner(Protocol):
     def images(self) -> Images | None: ...
 
     def submit(self, batch: Batch, states: Sequence[SampleState], after: Pending | None = None) -> Pending:
-        """Copy pages, run one forward, and sample one token per entry of ``batch.sample_rows``.
-
-        states   sampling states, one per entry of ``batch.sample_rows``; the caller records sampled tokens
-        after    previous step, if it is not resolved yet; its ``feeds`` must be true
-        """
+        """Copy pages, run one forward, and sample one token per entry of ``batch.sample_rows``."""
         ...
 
     def run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput: ...
@@ -98,14 +88,10 @@ class ModelRunner(Protocol):
         """Write bytes from ``read_pages`` to these pages. No step may be in flight."""
         ...
 
-    def close(self) -> None:
-        """Free the weights and the pool."""
-        ...
+    def close(self) -> None: ...
 
 
 class Adapters(Protocol):
-    """Adapters of a loaded model; see ``AdapterSlots``."""
-
     def load(self, name: str, folder: Path, *, replace: bool = False) -> AdapterInfo: ...
 
     def unload(self, name: str) -> None: ...
@@ -122,8 +108,6 @@ class Adapters(Protocol):
 
 
 class EncodedImage(Protocol):
-    """Features of an image's tokens."""
-
     @property
     def features(self) -> npt.NDArray[np.float32]: ...
 
@@ -132,8 +116,6 @@ class EncodedImage(Protocol):
 
 
 class Images(Protocol):
-    """Vision part of a loaded model."""
-
     @property
     def has_axes(self) -> bool: ...
 
@@ -143,11 +125,7 @@ class Images(Protocol):
 
 
 class HeadRunner(Protocol):
-    """MTP head of a model, with a page pool. Call it only on the runner's thread.
-
-    num_pages      number of pages, of ``page_size`` positions each
-    max_model_len  largest number of positions of a sequence
-    """
+    """MTP head of a model, with a page pool. Call it only on the runner's thread."""
 
     @property
     def num_pages(self) -> int: ...
@@ -161,7 +139,7 @@ class HeadRunner(Protocol):
     def run(self, batch: Batch, hidden: npt.NDArray[np.float32], states: Sequence[SampleState]) -> RunOutput:
         """Compute one forward and sample one token per entry of ``batch.sample_rows``.
 
-        hidden   [T, D] hidden state of the position before each token
+        ``hidden`` [T, D] is the hidden state of the position before each token.
         """
         ...
 

@@ -43,9 +43,8 @@ class ScoredRows:
 class Wanted(NamedTuple):
     """Requested outputs of a forward.
 
-    rows    [R]  rows whose logits are wanted, ascending, without repeats; None: all rows
-    greedy       whether only the largest logit of each row and its index are wanted
-    hidden  [P]  rows whose hidden states are wanted, ascending; None: no rows
+    rows    [R]  ascending rows whose logits are wanted; None: all rows
+    hidden  [P]  ascending rows whose hidden states are wanted; None: no rows
     """
 
     rows: Ints | None = None
@@ -58,11 +57,7 @@ class Batch(NamedTuple):
 
     token_ids    [T]  input tokens; 0 where ``sources`` gives the token
     sample_rows  [S]  rows whose logits become tokens; repeated for n > 1
-    attention         where each row's K and V are written, and its visible positions
-    copies            pages to copy before the step
-    scored            prompt tokens whose log-probability is requested
-    hidden       [P]  rows whose hidden states are requested, ascending
-    inputs            further inputs of the rows by name, [T, ...] each
+    hidden       [P]  ascending rows whose hidden states are requested
     sources      [T]  index of the previous step's sample that is the row's token; None: tokens are known
     """
 
@@ -104,15 +99,12 @@ class Batch(NamedTuple):
 
 
 class BatchSlice(NamedTuple):
-    """Rows of a batch from row ``first`` on."""
-
     first: int
     samples: list[int]
     batch: Batch
 
 
 def build_batch(step: SchedulerOutput, page_size: int, groups: Specs = ()) -> Batch:
-    """Return a planned step as a batch."""
     if step.plain or all(map(_is_decode, step.work)):
         return _decode_batch(step, page_size, groups)
     return _mixed_batch(step, page_size, groups)

@@ -1,5 +1,3 @@
-"""Layout of a model's caches: attention layers, recurrent states, and their shapes."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -14,15 +12,11 @@ from .recurrent.mixers import Mixer
 
 @dataclass(frozen=True, slots=True)
 class AttentionCache:
-    """Entry of the model's cache list that holds K and V."""
-
     layer: int
 
 
 @dataclass(frozen=True, slots=True)
 class StateCache:
-    """Cache of recurrent states with ``size`` entries."""
-
     index: int
     size: int
 
@@ -33,15 +27,7 @@ CachePlace = AttentionCache | StateCache | tuple["CachePlace", ...] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheLayout:
-    """Caches of a model, as observed during a forward.
-
-    layers      attention layers in order of their pool index
-    caches      kind of each entry in the model's cache list
-    dtype       dtype of K
-    vocab_size  width of the logits
-    mixers      modules with recurrent states, if any
-    entries     state arrays of one sequence, with the largest observed shapes and dtypes
-    """
+    """Caches of a model, as observed during a forward."""
 
     layers: tuple[LayerSpec, ...]
     caches: tuple[CachePlace, ...]

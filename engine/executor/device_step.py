@@ -1,5 +1,3 @@
-"""A step that is computed while the host does other work."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -18,14 +16,6 @@ from .sampling.sampler import NOT_FINITE, Sampled, SampleState
 
 
 class DeviceStep:
-    """Submitted step with its unevaluated results.
-
-    logits   [R, V]; ``places[i]`` is the row of ``states[i]``
-    flags    arrays [T]: rows with NaN or infinity in K or V
-    after    previous step, if it is also in flight
-    feeds    whether the next step may use this step's tokens
-    """
-
     def __init__(
         self,
         batch: Batch,

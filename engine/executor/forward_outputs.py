@@ -1,5 +1,3 @@
-"""Inputs and outputs of a model's graph."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -12,8 +10,6 @@ from .adapt.output_head import RowSelection
 
 
 class Form(NamedTuple):
-    """Inputs that a graph takes, and outputs that it returns."""
-
     takes_rows: bool
     logits: bool
     greedy: bool
@@ -22,12 +18,7 @@ class Form(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """Outputs of a forward, not evaluated.
-
-    logits   [R, V]
-    choice   greedy ids, int32 [R], and their logits, float32 [R]; replaces ``logits``
-    hidden   float32 [P, D], inputs of the output head
-    """
+    """Outputs of a forward, not evaluated."""
 
     logits: mx.array | None = None
     choice: tuple[mx.array, mx.array] | None = None

@@ -1,5 +1,3 @@
-"""Return of freed memory to the system after loading."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -20,16 +20,12 @@ from .sampling.logit_rows import NumpySampler, Sampler
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """Switch for fused modules."""
-
     set_fused: Callable[[Module, bool], None]
     unfuse: Callable[[Module], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Module that is not replaced, and the reason."""
-
     name: str
     type: str
     reason: str
@@ -39,12 +35,7 @@ class Kept:
 class Report:
     """Replacements of a model's modules.
 
-    replaced   number of replaced modules, by MLX type
-    kept       modules that are not replaced
-    functions  names of replaced functions of mlx and mlx-lm
-    merged     number of groups of merged linear layers, by name
-    apart      groups that were not merged, and the reasons
-    num_bytes  bytes of packed weights, which are not in ``model.parameters()``
+    ``num_bytes`` counts packed weights, which are not in ``model.parameters()``.
     """
 
     replaced: dict[str, int]
@@ -56,8 +47,6 @@ class Report:
 
 
 class ModelOps(Protocol):
-    """Loading of a model's weights and computing of its modules."""
-
     @property
     def fusion(self) -> Fusion | None: ...
 
@@ -70,24 +59,18 @@ class ModelOps(Protocol):
 
     def quantizing(self) -> AbstractContextManager[None]: ...
 
-    def quantize_channels(self, kind: str, arrays: Sequence[mx.array], group_size: int) -> Quantized:
-        """Return the result of ``kernels.channel_weights.quantize_as``, bit for bit."""
-        ...
+    def quantize_channels(self, kind: str, arrays: Sequence[mx.array], group_size: int) -> Quantized: ...
 
     def prepare_model(
         self, model: Module, *, exact: bool, fuse: bool, reference: Callable[[], None]
     ) -> Report | None:
         """Make the loaded model compute with these operations, in place.
 
-        exact       refuse operations that round activations
-        fuse        allow merging of modules
-        reference   called once, while most modules are still mlx-lm's own
+        With ``exact``, refuse operations that round activations.
         """
         ...
 
-    def prepare_tower(self, tower: Module, *, exact: bool) -> None:
-        """Make the vision part of a model compute with these operations, in place."""
-        ...
+    def prepare_tower(self, tower: Module, *, exact: bool) -> None: ...
 
     def weight_bytes(self, model: Module) -> int:
         """Return the bytes of the weights. Call it after the first forward."""
@@ -99,8 +82,6 @@ class ModelOps(Protocol):
 
 
 class MLXOps:
-    """``ModelOps`` of MLX's own modules."""
-
     fusion: Fusion | None = None
     take_rows: TakeRows = operator.getitem
 
@@ -137,6 +118,5 @@ class MLXOps:
 
 
 def parameter_bytes(model: Module) -> int:
-    """Return the bytes of the model's parameter arrays."""
     arrays: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
     return sum(array.nbytes for array in arrays.values())

@@ -1,5 +1,3 @@
-"""The model runner: a loaded model and its page pool."""
-
 from __future__ import annotations
 
 import functools
@@ -32,8 +30,6 @@ from .vision.encoder import ImageEncoder
 
 
 class StoredPages:
-    """Pages of each KV group. Slots of recurrent states count as one more group."""
-
     def __init__(
         self, kv_cache: PagedKVCache, states: StatePool | None, info: EngineInfo, *, exact: bool = False
     ) -> None:
@@ -44,7 +40,6 @@ class StoredPages:
 
     @property
     def storages(self) -> tuple[PageStorage, ...]:
-        """Pages of each group, then of each residual window."""
         return self._kv_cache.storages
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
@@ -100,20 +95,10 @@ class StoredPages:
 
 
 LOGIT_BYTES = 64 * 1024**2  # bytes of float32 logits
-GATHER_BYTES = 256 * 1024**2  # bytes of index keys per forward
+GATHER_BYTES = 256 * 1024**2
 
 
 class PagedRunner:
-    """``ModelRunner`` over a paged KV cache.
-
-    gathered_row_bytes   bytes that a row gathers per visible position; None: no layer gathers index keys
-    fused_argmax         the output head chooses greedy tokens
-    sampling             sampler on the host, by default in NumPy
-    on_device            sample in the step's graph
-    feeds                the next step may read sampled tokens on the device
-    head                 the model's MTP head
-    """
-
     def __init__(
         self,
         model: PagedModel,
@@ -251,7 +236,6 @@ class PagedRunner:
         self._pages.write(pages, data, group)
 
     def close(self) -> None:
-        """Free the weights and the pool."""
         del self._model, self._pages, self.head, self.adapters, self.images
         mx.clear_cache()
         release_kept_memory(self._info.backend)

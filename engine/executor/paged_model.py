@@ -1,5 +1,3 @@
-"""Forward of a model through a page pool."""
-
 from __future__ import annotations
 
 import functools
@@ -30,22 +28,11 @@ ALL_ROWS = Wanted()
 
 
 class UnusedShim:
-    """Placeholder of a cache that the model never uses."""
-
     def __getattr__(self, name: str) -> object:
         raise HookError(f"the model uses {name!r} of a cache that it did not write when probed")
 
 
 class PagedModel:
-    """Model with its KV cache.
-
-    selection    None: the head computes every row
-    replay       replay graphs of repeated steps
-    recurrent    recurrent layers, if any
-    states       slots of the recurrent layers
-    row_inputs   further inputs of the rows, for the model's modules
-    """
-
     def __init__(
         self,
         model: Module,
@@ -102,8 +89,6 @@ class PagedModel:
         """Build the graph of a step, or run its captured program. Raises HookError.
 
         Call ``evaluate`` on the outputs exactly once before the next call.
-
-        token_ids   replaces the batch's tokens
         """
         step = batch.attention
         self.kv_cache.begin_step(step)
@@ -151,7 +136,6 @@ class PagedModel:
         return next(shim for shim in self._layer_shims if shim.layer == layer)
 
     def evaluate(self, out: Sequence[mx.array]) -> None:
-        """Evaluate the last step's outputs and cache writes, and commit states."""
         if not self._is_computed:
             states = self.states.pending() if self.states is not None else ()
             mx.eval(*out, *self.kv_cache.pending(), *states)

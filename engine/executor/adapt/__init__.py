@@ -1,1 +1,0 @@
-"""Adaptation of mlx-lm models to paged attention."""

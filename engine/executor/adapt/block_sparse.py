@@ -1,7 +1,6 @@
 """Block-sparse attention through pages, for phi3small and minimax_m3.
 
-The kernels get the masks that mlx-lm applies to dense arrays, as bool [T, Hq, L]. minimax_m3's index keys
-are stored half as K and half as V. Among blocks with equal scores the earliest is selected.
+Among blocks with equal scores the earliest is selected.
 
 An error of mlx-lm is corrected: phi3small adds its boolean causal mask to the scores of a prompt.
 """
@@ -133,5 +132,4 @@ def best_blocks(
 
 
 def _heads(x: mx.array, count: int) -> mx.array:
-    """Return rows [T, 1, count * D] as [T, count, 1, D]."""
     return x.reshape(*x.shape[:2], count, -1).transpose(0, 2, 1, 3)

@@ -37,8 +37,6 @@ class RotaryScores:
 
 
 class RotaryKeys(mx.array):
-    """Placeholder for a layer's transposed rotary keys."""
-
     def __init__(self, shim: LayerCache) -> None:
         super().__init__(0.0)
         self._shim = shim
@@ -57,8 +55,6 @@ class HookError(RuntimeError):
 
 
 class StepContext:
-    """Current step of a model, shared by its caches."""
-
     def __init__(self, kv_cache: PagedKVCache) -> None:
         self.kv_cache = kv_cache
         self.positions = mx.array([0])  # int32 [T]
@@ -159,7 +155,7 @@ class LayerCache:
             )
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        """Write K [T, Hkv, 1, D] and V of the step's rows; return handles for attention."""
+        """Write K [T, Hkv, 1, D] and V of the step's rows."""
         if keys.ndim != 4 or keys.shape[2] != 1 or keys.shape[0] != self.context.step.num_tokens:
             raise HookError(f"the model caches keys of shape {keys.shape}, not one position per row")
         self.context.kv_cache.write(self.layer, keys.squeeze(2), values.squeeze(2))
@@ -186,7 +182,6 @@ class LayerCache:
 
 
 def attention(queries: Any, keys: Any, values: Any, *args: Any, **kwargs: Any) -> mx.array:
-    """Replacement of mlx-lm's ``scaled_dot_product_attention``."""
     if isinstance(keys, PagedKV):
         return _paged_attention(queries, keys, values, *args, **kwargs)
     for observe in observers:

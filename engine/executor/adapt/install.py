@@ -1,10 +1,4 @@
-"""Changes to mlx-lm's model modules that paged attention needs.
-
-llama4 trims its caches and masks chunks; paged attention handles chunks itself.
-plamo repeats K and V to its number of heads; here query heads are reordered.
-gpt_bigcode and llama4 count positions from the cache's offset; here each row has its own offset.
-gemma2 and gear compute a softcap in Python; the kernels have one. plamo2 calls MLX's attention directly.
-"""
+"""Changes to mlx-lm's model modules that paged attention needs."""
 
 from __future__ import annotations
 
@@ -64,13 +58,10 @@ def _attend_paged(layer: Any, x: mx.array, mask: mx.array | None, cache: LayerCa
 
 
 def _heads(x: mx.array, count: int) -> mx.array:
-    """Return rows [T, 1, count * D] as [T, count, 1, D]."""
     return x.reshape(*x.shape[:2], count, -1).transpose(0, 2, 1, 3)
 
 
 class Changed:
-    """Module with one replaced attribute."""
-
     def __init__(self, plain: ModuleType, name: str, replacement: Callable[..., Any] | Changed) -> None:
         self.plain = plain
         setattr(self, name, replacement)

@@ -1,5 +1,3 @@
-"""Computation of the output head for sampled rows only."""
-
 from __future__ import annotations
 
 import contextlib
@@ -18,16 +16,12 @@ HEAD_NAMES = frozenset({"lm_head", "embed_out", "output", "head", "output_layer"
 
 @dataclass(frozen=True, slots=True)
 class GreedyHeadOutput:
-    """Greedy token ids and their logits."""
-
     of: mx.array
     ids: mx.array
     logits: mx.array
 
 
 class RowSelection:
-    """Rows of the batch for which the output head computes logits; None: all rows."""
-
     def __init__(self, take: TakeRows = operator.getitem) -> None:
         self._take = take
         self.rows: mx.array | None = None

@@ -1,5 +1,3 @@
-"""Replacement of functions and methods in mlx-lm's model modules."""
-
 from __future__ import annotations
 
 import functools

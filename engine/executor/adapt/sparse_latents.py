@@ -1,7 +1,6 @@
 """Sparse latent attention through pages: deepseek_v32 and models derived from it.
 
-A layer caches latents with rotary keys, and an index key for each position. A row attends to the
-``index_topk`` positions with the best index scores. Index keys are stored half as K and half as V.
+A row attends to the ``index_topk`` positions with the best index scores.
 
 Among equal scores the earliest position is selected, so that a row depends only on its sequence.
 mlx-lm may select another position, so results may differ for sequences longer than ``index_topk``.

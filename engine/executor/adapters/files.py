@@ -118,7 +118,6 @@ def _read(file: Path, max_bytes: int) -> bytes:
 
 
 def _parts(file: Path, data: bytes, *, peft: bool) -> dict[str, dict[str, mx.array]]:
-    """Return the tensors of each layer."""
     try:
         tensors: list[tuple[str, dict[str, Any]]] = deserialize(data)  # type: ignore[no-untyped-call]
     except SafetensorError as error:

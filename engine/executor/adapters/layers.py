@@ -1,5 +1,3 @@
-"""Adaptation of the layers of a loaded model, in place."""
-
 from __future__ import annotations
 
 import copy
@@ -25,8 +23,6 @@ _ROUTED = (SwitchGLU, SwitchMLP)
 
 
 class Table(Protocol):
-    """Storage of the factors of several adapters."""
-
     def made(self, factors: Factors, gain: mx.array | None, bias: mx.array | None) -> tuple[Any, int]: ...
 
     def put(self, slot: int, part: int, made: Any) -> None: ...
@@ -37,16 +33,12 @@ class Table(Protocol):
 
 
 class Shape(NamedTuple):
-    """Size of one layer's matrices."""
-
     experts: int
     outputs: int
     inputs: int
 
 
 class Layer(NamedTuple):
-    """Adaptable layer of a model."""
-
     module: Any
     shape: Shape
     table: Table
@@ -71,14 +63,10 @@ class Layer(NamedTuple):
 
 
 class MakeTable(Protocol):
-    """Factory of empty tables."""
-
     def __call__(self, shapes: list[Shape], dtype: mx.Dtype) -> Table: ...
 
 
 class Together:
-    """Layers with a common input, whose adapters are computed in one call."""
-
     def __init__(self, members: Sequence[Any], table: Table) -> None:
         self.table = table
         self._compute = [partial(type(module).__call__, module) for module in members]
@@ -185,7 +173,6 @@ def _dtype(module: Any) -> mx.Dtype:
 
 
 def dequantized(module: Any) -> mx.array:
-    """Return the dequantized weight of a linear layer."""
     if not isinstance(module, QuantizedLinear):
         weight: mx.array = module.weight
         return weight

@@ -28,8 +28,6 @@ _TEXT_MODELS = ("model.language_model.", "language_model.model.", "model.")
 
 
 class NativeTable:
-    """``Table`` with pointers to factors, for the native CPU kernels."""
-
     def __init__(self, shapes: list[Shape], dtype: mx.Dtype, num_slots: int) -> None:
         from octavo.kernels import _ext
 
@@ -60,8 +58,6 @@ class NativeTable:
 
 
 class KernelTable:
-    """``Table`` for the adapter kernels of other backends."""
-
     def __init__(self, table: AdapterTable, dtype: mx.Dtype) -> None:
         self._table, self._dtype = table, dtype
 
@@ -88,15 +84,13 @@ class KernelTable:
 
 
 class MLXTable:
-    """``Table`` with MLX arrays, for backends without adapter kernels."""
-
     def __init__(self, shapes: list[Shape], num_slots: int, max_rank: int) -> None:
         (shape,) = shapes
         self._experts, self._outputs = shape.experts, shape.outputs
         places = (num_slots + 1) * shape.experts
         self._a = mx.zeros((places, shape.inputs, max_rank), mx.float32)
         self._b = mx.zeros((places, max_rank, shape.outputs), mx.float32)
-        self._gain: mx.array | None = None  # DoRA's factors on outputs, [slots + 1, outputs]
+        self._gain: mx.array | None = None
         self._bias = mx.zeros(shape.outputs, mx.float32)
         self._num_slots, self._used = num_slots, set[int]()
 
@@ -168,12 +162,7 @@ class _Loaded:
 
 
 class AdapterSlots:
-    """Adapters by name. Call it only on the engine's thread, between two steps.
-
-    layers      adaptable layers by name
-    max_rank    largest rank of an adapter
-    max_bytes   memory limit of all adapters together
-    """
+    """Adapters by name. Call it only on the engine's thread, between two steps."""
 
     def __init__(self, layers: Mapping[str, Layer], *, num_slots: int, max_rank: int, max_bytes: int) -> None:
         self._layers, self._max_rank, self._max_bytes = layers, max_rank, max_bytes
@@ -181,15 +170,12 @@ class AdapterSlots:
         self._by_tail = {_tail(path): layer for path, layer in layers.items()}
         self._loaded: dict[str, _Loaded] = {}
         self._free = list(range(num_slots, 0, -1))
-        self._slots: OrderedDict[str, int] = OrderedDict()  # least recently used first
+        self._slots: OrderedDict[str, int] = OrderedDict()
         self._holders: Counter[str] = Counter()
         self.num_swaps = 0
 
     def load(self, name: str, folder: Path, *, replace: bool = False) -> AdapterInfo:
-        """Load an adapter. Raises InvalidRequest if it is not supported.
-
-        replace   allow replacing an unused adapter of this name
-        """
+        """Load an adapter. Raises InvalidRequest if it is not supported."""
         old = self._loaded.get(name)
         if old is not None and not replace:
             raise InvalidRequest(f"adapter names must differ, got {name!r} twice; unload the other one first")

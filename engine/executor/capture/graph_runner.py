@@ -29,11 +29,6 @@ Build = Callable[[Sequence[mx.array], bool], list[mx.array]]
 
 
 class GraphRunner:
-    """Runs captured steps, and captures the first step of each shape.
-
-    strict   raise CannotCapture instead of using an ``EagerStep``
-    """
-
     def __init__(self, pools: Sequence[ReplayablePool]) -> None:
         self._pools = pools
         self.strict = False
@@ -102,8 +97,6 @@ def values_unread() -> Iterator[None]:
 
 
 class CapturedStep:
-    """Captured graph with fixed input arrays."""
-
     def __init__(
         self, pools: Sequence[ReplayablePool], programs: Programs, build: Build, values: Sequence[Ints]
     ) -> None:
@@ -145,8 +138,6 @@ class CapturedStep:
 
 
 class EagerStep:
-    """Graph that cannot be captured and is built for every step."""
-
     def __init__(self, build: Build, num_values: int) -> None:
         self._build = build
         self._num_values = num_values

@@ -1,5 +1,3 @@
-"""Discovery of a model's caches: a LayerSpec per attention cache, and recurrent states."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +22,6 @@ class _MarkedMask(str):
 
 
 class MaskWindows:
-    """Attention window of each cache, as observed."""
-
     def __init__(self, caches: Sequence[Any]) -> None:
         self._by_cache: dict[int, int] = {}
         self._windows: dict[int, int] = {}

@@ -1,5 +1,3 @@
-"""Loading of the model's own MTP head, and the memory that drafters need."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -26,8 +26,6 @@ NUM_PAGES = 1 + 2 * NUM_ROWS * NUM_STEPS
 
 @dataclass(frozen=True, slots=True)
 class FusionResult:
-    """Reasons why an optimization is off; "" if it is on."""
-
     not_fused: str = ""
     not_replayed: str = ""
     stores_logits: str = ""

@@ -1,5 +1,3 @@
-"""Loading of a runner from a configuration."""
-
 from __future__ import annotations
 
 import logging
@@ -52,12 +50,10 @@ from .warm_up import try_adapters, warm_up
 
 log = logging.getLogger(__name__)
 
-SCORED_AT_ONCE = 32  # positions per step while the loss of page formats is measured
+SCORED_AT_ONCE = 32
 
 
 class ModelPart(Protocol):
-    """This process as a rank of a tensor-parallel group."""
-
     def shard(self, model: Module) -> None: ...
 
     def smallest(self, value: int) -> int: ...
@@ -70,10 +66,6 @@ def load_paged_runner(
     score: ScoreText | None = None,
     part: ModelPart | None = None,
 ) -> PagedRunner:
-    """Load a runner; see ``load_runner``.
-
-    part   rank that keeps only its part of the model; None: the whole model
-    """
     path = resolve_model(config.model, config.revision)
     max_model_len = model_length(read_config(path), config.max_model_len, max_kv_size=config.max_kv_size)
     weight_bytes = weights_bytes(path)

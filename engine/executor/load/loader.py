@@ -44,14 +44,12 @@ log = logging.getLogger(__name__)
 
 GROUP_SIZE = 64
 _MODELOPT = "hf_quant_config.json"  # written by NVIDIA's ModelOpt
-_MAX_NAMED = 5  # largest number of tensors named in an error message
+_MAX_NAMED = 5
 _BITS = {"int8": 8, "int4": 4, **CHANNEL_BITS}
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """Model with patched attention."""
-
     model: Module
     architecture: str
     weights: str
@@ -65,9 +63,6 @@ def load_model(
     change: Callable[[Module], None] | None = None,
 ) -> LoadedModel:
     """Load the model of ``path`` with patched attention. Its weights are read later, by ``materialize``.
-
-    ops      operations that compute the model; None: MLX's own
-    change   function that changes the model before its weights are converted
 
     Raises ModelLoadError or InvalidConfig.
     """

@@ -1,8 +1,8 @@
 """Settings of a process for Apple GPUs: command buffers and memory limits.
 
-By default MLX commits a command buffer after 40 or 50 operations, or as many Mi elements
-(mlx/backend/metal/device.cpp). Attention binds whole page pools, so each call would need its own
-command buffer. Variables that the user has set are left unchanged.
+By default MLX commits a command buffer after 40 or 50 operations, or earlier if arrays are large
+(mlx/backend/metal/device.cpp). Attention binds whole page pools, so each call would need its own command
+buffer. Variables that the user has set are left unchanged.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ LEAST_CACHE = 1 << 30
 
 
 class Device(Protocol):
-    """The platform and MLX, replaceable in tests."""
-
     def is_metal(self) -> bool: ...
 
     def working_set(self) -> int:
@@ -41,8 +39,6 @@ class Device(Protocol):
 
 
 class MLXDevice:
-    """The machine's Metal device."""
-
     def is_metal(self) -> bool:
         return sys.platform == "darwin" and mx.metal.is_available()
 

@@ -1,5 +1,3 @@
-"""Preparation of a loaded model: native modules, parity probe, fusion."""
-
 from __future__ import annotations
 
 import gc
@@ -36,12 +34,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReadyModel:
-    """Model that is ready to serve.
-
-    report   replacements of modules; None if all modules are MLX's
-    fusion   result of the fusion check; None if fusion was not requested
-    """
-
     selection: RowSelection
     report: Report | None
     result: ProbeResult

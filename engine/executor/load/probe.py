@@ -1,7 +1,6 @@
 """Parity probe at load: a model must give equal logits with pages and in plain mlx-lm.
 
-Steps of three sequences run through a small pool of 16-bit pages. attention_check.py and probe_run.py
-have further checks.
+Steps of three sequences run through a small pool of 16-bit pages.
 """
 
 from __future__ import annotations
@@ -37,16 +36,6 @@ STEPS = ((4, 3, 0), (1, 1, 2), (4, 0, 1), (1, 0, 2))
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """Findings of the probe.
-
-    latents        whether layers attend over latents (MLA)
-    gathers        whether layers gather index keys of whole sequences
-    selects_rows   whether the head can compute only sampled rows
-    error, limit   largest relative error of a row, and its limit
-    recurrent      recurrent layers, if any
-    entries        state arrays of a slot, by name
-    """
-
     latents: bool
     gathers: bool
     selects_rows: bool

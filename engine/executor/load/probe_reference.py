@@ -20,7 +20,7 @@ from .discover import map_leaves
 
 STATE_CHUNK = 3  # tokens per forward, for models with recurrent states
 MAX_COLUMNS = 8192  # logits compared per row
-CACHE_STEP = 16  # positions by which a dense cache grows
+CACHE_STEP = 16
 MORE_NOISES = 4
 """Number of additional perturbations."""
 
@@ -29,14 +29,6 @@ Errors = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Logits of mlx-lm, and the effect of rounding on them.
-
-    noise       effect of rounding on each row
-    worst       largest effect of rounding on any row
-    precision   relative error of one rounding
-    chunk       tokens per forward
-    """
-
     sequences: list[list[int]]
     logits: list[NDArray[np.float32]]
     noise: Errors

@@ -20,22 +20,14 @@ from .probe_steps import Floats, Work, step_metadata
 
 @dataclass(frozen=True, slots=True)
 class ComputedRows:
-    """Results of the probe's steps.
-
-    logits  [L, V] of each sequence
-    traced  [L, ...] arrays of the last sequence
-    """
-
     logits: list[Floats]
     traced: list[Floats]
 
 
 class TracedCache:
-    """A ``PagedKVCache`` that records the arrays of the current step."""
-
     def __init__(self, cache: PagedKVCache) -> None:
         self._cache = cache
-        self.rows: list[mx.array] = []  # arrays [T, ...]
+        self.rows: list[mx.array] = []
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
         self.rows = []

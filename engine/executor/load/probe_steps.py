@@ -1,5 +1,3 @@
-"""Steps of the parity probe."""
-
 from __future__ import annotations
 
 import sys

@@ -37,8 +37,6 @@ Doubles = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Angles and scale of a rotary embedding."""
-
     frequencies: Doubles
     factor: float
 

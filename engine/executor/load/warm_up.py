@@ -1,5 +1,3 @@
-"""Steps before the first request: they compile kernels and test layers with adapters."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -24,11 +24,6 @@ from ...memory.weight_files import weight_files
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Tensor names of a head.
-
-    shifted   whether the checkpoint stores norm weights minus one
-    """
-
     prefix: str
     embedding_norm: str
     hidden_norm: str
@@ -43,10 +38,7 @@ class Layout:
 class HeadWeights:
     """Weights of a head for multi-token prediction.
 
-    embedding_norm, hidden_norm, norm  [D]
-    projection  [D, 2 D], of the embedding followed by the hidden state
-    layer       tensors of the decoder layer without norms, named as in layer 0 of a model
-    layer_norms norm weights of the decoder layer
+    ``projection`` [D, 2 D] applies to the embedding followed by the hidden state.
     """
 
     embedding_norm: mx.array

@@ -47,8 +47,6 @@ _ONE_LAYER = {
 
 
 class MTPLayer(Module):
-    """MTP head without output layer."""
-
     def __init__(self, layer: Module, weights: HeadWeights, *, eps: float, embed: _Rows) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.embedding_norm = _norm(weights.embedding_norm, eps)
@@ -75,8 +73,6 @@ class MTPLayer(Module):
 
 
 class MTPModel(Module):
-    """MTP head with the output layer of the model."""
-
     def __init__(self, body: MTPLayer, output: _Rows) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.body = body
@@ -146,8 +142,6 @@ def _norm(weight: mx.array, eps: float) -> RMSNorm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MTPRunner:
-    """``HeadRunner`` of an MTP head."""
-
     head: MTPModel
     paged: PagedModel
     sampling: Sampler

@@ -60,8 +60,6 @@ def _swiglu(original: Callable[[mx.array, mx.array], mx.array]) -> Any:
 
 
 def _precise_swiglu(original: Callable[[mx.array, mx.array, mx.array], mx.array]) -> Any:
-    """Return a SwiGLU that computes in float32 and rounds once."""
-
     def precise_swiglu(h: mx.array, gate: mx.array, x: mx.array) -> mx.array:
         if gate.shape == x.shape and h.dtype == gate.dtype == x.dtype and h.dtype in FLOATS and on_cpu():
             return _ext.gated(gate, x, "silu")
@@ -103,7 +101,6 @@ def _constant(size: int, value: float) -> mx.array:
 
 
 def on_cpu() -> bool:
-    """Whether operations run on native CPU kernels."""
     return _native and bool(mx.default_device().type == mx.DeviceType.cpu)
 
 

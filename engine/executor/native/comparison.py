@@ -27,7 +27,7 @@ from .rope import NATIVE as ROPES
 LIMITS = {mx.float32: 1e-4, mx.float16: 3 * 2.0**-11, mx.bfloat16: 3 * 2.0**-8}
 """Largest relative error by dtype."""
 
-_NUM_OUTPUTS = 16  # outputs of a linear layer that are compared
+_NUM_OUTPUTS = 16
 _POSITIONS = (0, 17, 2047, 300, 1)
 _MANY = 40
 _FAR = 100_000
@@ -37,8 +37,6 @@ _EXPERTS = (SwitchLinear, QuantizedSwitchLinear)
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Shape and dtype of an array."""
-
     shape: tuple[int, ...]
     dtype: mx.Dtype
 
@@ -49,8 +47,6 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Call of a module's method; arrays are replaced by their forms."""
-
     method: str
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...] = ()
@@ -109,8 +105,6 @@ class _Case:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Expected outputs of a module before its replacement."""
-
     name: str
     type: str
     cases: tuple[_Case, ...]
@@ -118,8 +112,6 @@ class Expected:
 
 @dataclass(slots=True)
 class Comparison:
-    """Comparison of native modules with MLX's modules."""
-
     calls: Calls = field(default_factory=dict)
     _shapes: set[Any] = field(default_factory=set)
     _found: list[tuple[str, mx.array, _Case]] = field(default_factory=list)

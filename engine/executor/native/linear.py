@@ -132,22 +132,16 @@ class _Quantized(_Packed):
 
 
 class NativeLinear(_Packed, Linear):
-    """``nn.Linear`` with bf16, fp16 or fp32 weights."""
-
     def __call__(self, x: mx.array) -> mx.array:
         return self.multiply(x)
 
 
 class NativeQuantizedLinear(_Quantized, QuantizedLinear):
-    """``nn.QuantizedLinear`` with affine, mxfp4 or nvfp4 weights."""
-
     def __call__(self, x: mx.array) -> mx.array:
         return self.multiply(x)
 
 
 class NativeEmbedding(_Packed, Embedding):
-    """``nn.Embedding`` with a native ``as_linear``."""
-
     def __call__(self, x: mx.array) -> mx.array:
         if self.packed is None:
             return _ext.select_rows(self["weight"], x)
@@ -158,8 +152,6 @@ class NativeEmbedding(_Packed, Embedding):
 
 
 class NativeQuantizedEmbedding(_Quantized, QuantizedEmbedding):
-    """``nn.QuantizedEmbedding`` with affine, mxfp4 or nvfp4 weights."""
-
     def __call__(self, x: mx.array) -> mx.array:
         if self.packed is None:
             self.pack()
@@ -207,13 +199,10 @@ class _Experts(_Packed):
         return _ext.gather_linear(x, self.packed, indices, exact=self.exact)
 
 
-class NativeSwitchLinear(_Experts, SwitchLinear):
-    """mlx-lm's ``SwitchLinear`` with bf16, fp16 or fp32 weights."""
+class NativeSwitchLinear(_Experts, SwitchLinear): ...
 
 
 class NativeQuantizedSwitchLinear(_Experts, _Quantized, QuantizedSwitchLinear):
-    """mlx-lm's ``QuantizedSwitchLinear`` with affine, mxfp4 or nvfp4 weights."""
-
     def pack_expert(self: Any, expert: int, bias: mx.array | None) -> _ext.PackedWeight:
         packed: _ext.PackedWeight
         packed = self.pack_arrays([[self[name][expert]] for name in self.names], bias)

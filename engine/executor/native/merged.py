@@ -1,7 +1,7 @@
 """Merging of linear layers with a common input: q, k and v; gate and up.
 
 The outputs of a group are adjacent in one packed matrix. The first layer that is called computes all
-outputs. A layer with another input computes a new product.
+outputs.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ _TABLES = (Embedding, QuantizedEmbedding)
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Layers with a common input, output heads, and calls, as observed in a forward."""
-
     groups: tuple[tuple[Any, ...], ...] = ()
     heads: tuple[Any, ...] = ()
     calls: Calls = field(default_factory=dict)
@@ -88,8 +86,6 @@ def _calls(kinds: Sequence[Any], name: str) -> Iterator[list[tuple[Any, mx.array
 
 
 class Merged:
-    """Native layers merged into one."""
-
     def __init__(self, members: Sequence[Any]) -> None:
         self.members = list(members)
         first = self.members[0]
@@ -159,12 +155,10 @@ class _Member:
         return f"outputs {start} to {stop} of {self.merged.whole._extra_repr()}"
 
 
-class MergedLinear(_Member, NativeLinear):
-    """A ``NativeLinear`` that is merged with others."""
+class MergedLinear(_Member, NativeLinear): ...
 
 
-class MergedQuantizedLinear(_Member, NativeQuantizedLinear):
-    """A ``NativeQuantizedLinear`` that is merged with others."""
+class MergedQuantizedLinear(_Member, NativeQuantizedLinear): ...
 
 
 _MEMBERS: dict[Any, Any] = {NativeLinear: MergedLinear, NativeQuantizedLinear: MergedQuantizedLinear}

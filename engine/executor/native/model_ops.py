@@ -1,5 +1,3 @@
-"""``ModelOps`` of the native CPU kernels."""
-
 from __future__ import annotations
 
 import json
@@ -74,8 +72,6 @@ _QUANTIZED_HERE = ((64, 8), (64, 4))  # (group size, bits)
 
 
 class NativeOps:
-    """``ModelOps`` of the native CPU kernels."""
-
     fusion: Fusion | None = Fusion(set_fused, unfuse)
 
     @property

@@ -1,5 +1,3 @@
-"""Native kernels for a loaded model, chosen by the types of its modules."""
-
 from __future__ import annotations
 
 import math
@@ -48,11 +46,7 @@ def replace_modules(
 
     Weights are packed layer by layer. Call it on the thread that evaluates the model.
 
-    exact     refuse kernels that round activations
-    fuse      fuse norms with the addition before them, and rotary embeddings with norms
-    observed  layers with a common input, which are merged
-    between   called after layers with packed weights are replaced, before all others
-
+    With ``exact``, refuse kernels that round activations.
     Raises ModelLoadError if a native module's results differ from mlx-lm's.
     """
     work = _Replacement(model, exact, Comparison(observed.calls))

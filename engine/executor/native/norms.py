@@ -1,5 +1,3 @@
-"""MLX norms as single native operations."""
-
 from __future__ import annotations
 
 import ast
@@ -19,8 +17,6 @@ from .activations import FLOATS
 
 
 class NativeRMSNorm(RMSNorm):
-    """Native ``nn.RMSNorm``."""
-
     fuse: bool
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -32,8 +28,6 @@ class NativeRMSNorm(RMSNorm):
 
 
 class NativeLayerNorm(LayerNorm):
-    """Native ``nn.LayerNorm``, with or without weight and bias."""
-
     fuse: bool
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -95,12 +89,6 @@ class NativeGatedRMSNorm(Module):
 
 @dataclass(frozen=True, slots=True)
 class NormKind:
-    """Norm that model code defines itself: gated, or with the stored weight plus one.
-
-    gate_first  whether the gate is applied before the norm; None: not gated
-    grouped     groups of the module's ``group_size`` values are normalized separately
-    """
-
     gate_first: bool | None = None
     grouped: bool = False
 

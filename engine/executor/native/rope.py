@@ -21,13 +21,10 @@ from octavo.kernels import _ext
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Parameters of a rotary embedding.
+    """Rotary embedding of the first ``dims`` values of a head.
 
-    dims                 rotated values of a head, from the first on
     interleaved          whether the two values of a pair are neighbours; otherwise they lie dims / 2 apart
     inverse_frequencies  float32 [dims / 2]
-    position_scale       factor on positions
-    value_scale          factor on the rotated values, applied first
     """
 
     dims: int
@@ -58,24 +55,20 @@ class _Native:
         )
 
 
-class NativeRoPE(_Native, RoPE):
-    """Native ``nn.RoPE``: plain, linearly scaled, or over part of the dimensions."""
+class NativeRoPE(_Native, RoPE): ...
 
 
-class NativeLlama3RoPE(_Native, rope_utils.Llama3RoPE):
-    """Native version of mlx-lm's ``Llama3RoPE``."""
+class NativeLlama3RoPE(_Native, rope_utils.Llama3RoPE): ...
 
 
-class NativeSuScaledRoPE(_Native, rope_utils.SuScaledRoPE):
-    """Native version of mlx-lm's ``SuScaledRoPE`` (longrope)."""
+class NativeSuScaledRoPE(_Native, rope_utils.SuScaledRoPE): ...
 
 
 class NativeYarnRoPE(_Native, rope_utils.YarnRoPE):  # type: ignore[misc]
-    """Native version of mlx-lm's ``YarnRoPE``."""
+    ...
 
 
-class NativeProportionalRoPE(_Native, rope_utils.ProportionalRoPE):
-    """Native version of mlx-lm's ``ProportionalRoPE``."""
+class NativeProportionalRoPE(_Native, rope_utils.ProportionalRoPE): ...
 
 
 def rotation_of(module: Any) -> Rotation:

@@ -134,11 +134,6 @@ _started = False  # MLX makes only one group per process
 
 
 class RankGroup:
-    """This process as a rank of the group.
-
-    steps   connections to ranks 1, 2, ... on rank 0; connection to rank 0 elsewhere
-    """
-
     def __init__(self, variables: Mapping[str, str], steps: Sequence[Connection[Any, Any]]) -> None:
         with _environment(variables):
             self._mlx = mx.distributed.init(strict=True, backend="ring")

@@ -1,5 +1,3 @@
-"""Rank 0's runner, which sends every step to the other ranks, and their loop."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -33,8 +31,6 @@ def load_leading_runner(config: EngineConfig) -> LeadingRunner:
 
 
 class LeadingRunner:
-    """``ModelRunner`` of rank 0."""
-
     head: HeadRunner | None = None
     adapters: Adapters | None = None
     images: Images | None = None

@@ -1,5 +1,3 @@
-"""Replacement of ``__call__`` and methods of a single module."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator

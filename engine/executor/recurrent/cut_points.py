@@ -19,9 +19,7 @@ from typing import Any, Protocol
 class CutPoint:
     """A callable (rows, .., state) -> (y, new state).
 
-    state     name of its state argument
-    position  index of the state, if it is a positional argument
-    axis      axis of the tokens: 1 for [B, S, ..], 2 for [B, H, S, D]
+    ``axis`` is the axis of the tokens: 1 for [B, S, ..], 2 for [B, H, S, D].
     """
 
     state: str
@@ -54,8 +52,6 @@ _DEFINING = ("mlx_lm.models.gated_delta", "mlx_lm.models.ssm")
 
 
 class Catcher(Protocol):
-    """Receiver of intercepted calls."""
-
     def catch(
         self, name: str, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any: ...

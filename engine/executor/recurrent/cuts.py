@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 
 class Cuts:
-    """Recurrence and convolutions of one recurrent layer."""
-
     def __init__(self, layers: RecurrentLayers, mixer: Mixer) -> None:
         self._layers, self._mixer = layers, mixer
         self.is_active = False

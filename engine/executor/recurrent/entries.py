@@ -1,5 +1,3 @@
-"""Shapes and dtypes of the arrays of a recurrent state."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -14,8 +12,6 @@ from .mixers import MixerError
 
 @dataclass(frozen=True, slots=True)
 class EntrySpec:
-    """State array of a slot."""
-
     shape: tuple[int, ...]
     dtype: mx.Dtype
 

@@ -1,5 +1,3 @@
-"""Mamba-1's layers over all rows of a step."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -22,20 +22,7 @@ class MixerError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixer:
-    """Module that uses one recurrent cache, and its replaceable parts.
-
-    name            its path in the model
-    state           index of its cache among the model's recurrent caches
-    entries         indices of the cache's entries that it uses
-    touches_kv      whether it also writes K and V
-    functions       names of ``FUNCTIONS`` that it calls
-    convs           depthwise convolutions over [window, rows]
-    shifts          modules that read the previous row (rwkv7)
-    children        submodules that are cut points
-    methods         methods that are cut points
-    ropes           rotary embeddings
-    scan_inputs     Mamba-1: norms before the scan
-    """
+    """Module that uses one recurrent cache, and its replaceable parts."""
 
     name: str
     module: Module
@@ -71,14 +58,6 @@ class Mixer:
 
 @dataclass(slots=True)
 class Observed:
-    """Observations made during forwards.
-
-    stack      modules being called
-    states     (cache, entry, modules) for each access to a recurrent cache
-    kv         modules being called at each write of K and V
-    functions  names of cut points by module id
-    """
-
     stack: list[Module] = field(default_factory=list)
     states: list[tuple[int, int, list[Module]]] = field(default_factory=list)
     kv: list[list[Module]] = field(default_factory=list)
@@ -92,8 +71,6 @@ class Observed:
 
 
 class RecordingState(caches_of_mlx_lm.ArraysCache):
-    """Recurrent cache that records which modules read and write its entries."""
-
     def __init__(self, size: int, index: int, observed: Observed) -> None:
         super().__init__(size)
         self.index = index
@@ -180,7 +157,6 @@ def is_depthwise(module: Module) -> bool:
 
 
 def describe_mixers(mixers: Sequence[Mixer]) -> str:
-    """Return the number of mixers of each name, such as "3 linear_attn"."""
     counts: dict[str, int] = {}
     for mixer in mixers:
         last = mixer.name.rsplit(".", 1)[-1]

@@ -42,24 +42,18 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Shape and dtype of a state."""
-
     shape: tuple[int, ...]
     dtype: mx.Dtype
 
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Kernel call for all rows of a step."""
-
     entry: Entry
     run: Callable[[mx.array, Any], tuple[mx.array, mx.array]]
     finish: Callable[[mx.array], mx.array]
 
 
 class Recurrences:
-    """Kernels for recurrence functions. A method returns None if no kernel fits."""
-
     def __init__(self, kernels: RecurrentKernels, rare: RareRecurrence | None = None) -> None:
         self.kernels = kernels
         self._rare = rare

@@ -61,8 +61,6 @@ class StateShim(caches_of_mlx_lm.ArraysCache):
 
 
 class ListShim:
-    """Placeholder of a layer's list of caches."""
-
     def __init__(self, caches: Sequence[Any]) -> None:
         self.caches = tuple(caches)
 
@@ -220,7 +218,6 @@ def _shims_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[StateShim]:
 
 
 def _turned(value: Any, rows: int) -> Any:
-    """Swap axes [T, 1, ..] to [1, T, ..] or back."""
     if isinstance(value, tuple):
         return tuple(_turned(part, rows) for part in value)
     if isinstance(value, mx.array) and value.ndim >= 2 and sorted(value.shape[:2]) == sorted((1, rows)):

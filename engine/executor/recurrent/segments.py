@@ -19,11 +19,8 @@ from octavo.kernels.state_segments import NO_STATE, StateSegments
 class Segment:
     """Adjacent rows of one sequence. A snapshot inside a chunk splits the chunk.
 
-    sequence    index in the step
-    slot        slot of the sequence's state
     position    tokens of the sequence before the segment
     stop        tokens of the sequence including the segment
-    is_last     whether it is the sequence's last segment in the step
     copies      slots that get a copy of the state after the segment
     """
 
@@ -40,8 +37,6 @@ class Segment:
 
 
 class SegmentGroup:
-    """Segments of equal length."""
-
     def __init__(self, segments: list[Segment], rows: Ints, *, wave: int, fresh: bool) -> None:
         self.segments = segments
         self.length = segments[0].stop - segments[0].position

@@ -26,11 +26,6 @@ NOTHING = -1  # position of an empty slot
 
 
 class StatePool:
-    """Pool of ``num_slots`` slots for recurrent states.
-
-    entries   arrays of a slot by name; None: made when the model writes them
-    """
-
     def __init__(
         self,
         num_slots: int,
@@ -51,7 +46,7 @@ class StatePool:
         self._sums: list[tuple[SegmentGroup, mx.array]] = []
         self._failed: list[int] = []
         self._advanced: dict[str, mx.array] = {}
-        self._flags: mx.array | None = None  # int32 [T], marks rows that are not finite
+        self._flags: mx.array | None = None
         self._bound: Any = None
         self.stays = False
 
@@ -61,7 +56,6 @@ class StatePool:
 
     @property
     def snapshot_bytes(self) -> int:
-        """Bytes of a slot's state outside the pool, including its number of tokens."""
         return slot_bytes(self.entries) + 8
 
     @property
@@ -174,7 +168,6 @@ class StatePool:
         return [*flags, *states, *self._advanced.values(), *(total for _, total in self._sums)]
 
     def commit(self) -> None:
-        """Write the new states into their slots."""
         step, self._step = self.step, None
         written, self._written = self._written, {}
         self._failed = []
@@ -283,8 +276,6 @@ NO_CHECKPOINT = (-1, 0)
 
 
 class StateReplay:
-    """``ReplayablePool`` for recurrent states."""
-
     def __init__(self, pool: StatePool, capture: StateCapture) -> None:
         self._pool, self._capture = pool, capture
         self._of: StateStep | None = None
@@ -292,7 +283,6 @@ class StateReplay:
         pool.stays = True
 
     def step_values(self) -> list[Ints]:
-        """Segments [B, 4], checkpoints [C, 2] and flags [T]."""
         step = self._pool.step
         if step is not self._of:
             segments = step.segments()

@@ -2,9 +2,6 @@
 
 The tokens equal those of ``sampler.sample`` with equal logits and random numbers. A device may round
 differently. If rounding could change the token, the row is UNSURE and the host samples it again.
-
-``_sum_error`` bounds the relative error of a sum of weights. Blocks are summed first, so at most
-BLOCK + V / BLOCK additions depend on each other, each with an error of 2**-24.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from .sampler import SampleState
 
 SURE, UNSURE, FAILED = 0, 1, 2
 
-BLOCK = 512  # weights in a block
+BLOCK = 512
 ROUNDING = 2.0**-24  # relative error of one float32 operation
 WEIGHT_ERROR = 2.0**-13  # largest relative difference between two computations of a weight
 UNLIMITED = np.iinfo(np.int32).max
@@ -31,8 +28,6 @@ Floats32 = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Sampling parameters of S rows."""
-
     greedy: npt.NDArray[np.bool_]
     temperature: Floats32
     uniform: Floats32

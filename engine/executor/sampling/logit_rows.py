@@ -1,5 +1,3 @@
-"""Rows of a step's evaluated logits, and the samplers that read them."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -14,8 +12,6 @@ from .truncation import Floats
 
 
 class Target(NamedTuple):
-    """Request for a token's log-probability, and for the likeliest tokens."""
-
     row: int
     token: int
     num_top: int
@@ -44,7 +40,6 @@ class NumpySampler:
 
 
 def float_row(logits: mx.array, row: int) -> Floats:
-    """Copy one row of evaluated logits [S, V] as float32."""
     if logits.dtype != mx.bfloat16:
         floats: Floats = np.array(logits, copy=False)[row].astype(np.float32)
         return floats

@@ -18,14 +18,7 @@ _NO_VALUES: Floats = np.empty(0, np.float32)
 
 
 class LogitAdjustments(NamedTuple):
-    """Changes of logits, applied in the order of the fields.
-
-    bias                [B] is added to the logits of ``bias_ids``
-    repetition_penalty  divides positive logits of ``seen_ids`` and multiplies the others
-    frequency_penalty   times ``output_counts`` [O] is subtracted from the logits of ``output_ids``
-    presence_penalty    is then subtracted from the logits of ``output_ids``
-    suppressed_ids      get minus infinity
-    """
+    """Changes of logits, applied in the order of the fields."""
 
     bias_ids: Ids
     bias: Floats
@@ -50,12 +43,6 @@ class LogitAdjustments(NamedTuple):
 
 
 class LogitsProcessors:
-    """Changes of logits for one sample.
-
-    any       whether there are changes besides ``params.min_tokens``
-    follows   whether the changes depend on earlier tokens
-    """
-
     def __init__(
         self,
         params: SamplingParams,
@@ -65,7 +52,6 @@ class LogitsProcessors:
         end_ids: Collection[int],
         bad_ids: Sequence[Sequence[int]] = (),
     ) -> None:
-        """``bad_ids``: token sequences that must not appear."""
         suppressed = {token for token in end_ids if 0 <= token < vocab_size} if params.min_tokens else ()
         self.suppressed_ids: Ids = np.array(sorted(suppressed), np.intp)
         counts = params.presence_penalty != 0 or params.frequency_penalty != 0
@@ -100,10 +86,7 @@ class LogitsProcessors:
         return ahead
 
     def changes(self, *, suppress: bool) -> LogitAdjustments:
-        """Return the changes for the next token, valid until ``record``.
-
-        suppress   exclude end tokens
-        """
+        """Return the changes for the next token, valid until ``record``."""
         seen, output, params = self._seen, self._output, self._params
         return LogitAdjustments(
             self._bias_ids,

@@ -37,11 +37,7 @@ NO_TOKEN_LEFT = (
 
 
 class Sampled(NamedTuple):
-    """Sampled token; None if the row failed.
-
-    error     reason of the failure
-    invalid   whether the request's own parameters are the reason
-    """
+    """Sampled token; None if the row failed."""
 
     token: int | None
     logprob: TokenLogprob | None = None
@@ -70,12 +66,7 @@ class SampleState:
         bad_ids: Sequence[Sequence[int]] = (),
         constraint: AnyConstraint | None = None,
     ) -> None:
-        """Raises InvalidRequest if the logit bias names a token outside the vocabulary.
-
-        end_ids      excluded for the first ``params.min_tokens`` tokens
-        bad_ids      token sequences that must not appear
-        constraint   constraint on the output, not shared with another sample
-        """
+        """Raises InvalidRequest if the logit bias names a token outside the vocabulary."""
         outside = [token for token in params.logit_bias if not 0 <= token < vocab_size]
         if outside:
             raise InvalidRequest(
@@ -115,7 +106,6 @@ class SampleState:
 
     @property
     def may_end(self) -> bool:
-        """Whether an end token is allowed next."""
         return not self.params.ignore_eos and self.num_generated >= self.params.min_tokens
 
     def record(self, token: int) -> None:
@@ -146,7 +136,6 @@ class SampleState:
 
     @property
     def changes(self) -> LogitAdjustments | None:
-        """Return the logit changes for the next token, without structured output."""
         suppress = self._suppresses_end and self.constraint is None
         return self._processors.changes(suppress=suppress) if suppress or self._processors.any else None
 
@@ -240,7 +229,6 @@ def logprob_of(logits: Floats, token: int, num_top: int) -> TokenLogprob:
 
 
 def greedy_samples(tokens: Any, logits: Any) -> list[Sampled]:
-    """Return samples of greedy rows, from their largest logits."""
     rows = zip(tokens, logits, strict=True)
     return [
         Sampled(token) if math.isfinite(logit) else Sampled(None, error=NOT_FINITE) for token, logit in rows

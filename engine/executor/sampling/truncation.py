@@ -12,16 +12,13 @@ Floats = NDArray[np.float32]
 Ids = NDArray[np.intp]
 
 _SMALL = 4096
-_BLOCK = 512  # weights in a block, which is summed first
+_BLOCK = 512
 _STRIDE_SAMPLE = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Tokens that may be sampled, with weights.
-
-    ids   ascending; None stands for every token
-    """
+    """Tokens that may be sampled, with weights. If ``ids`` is None, every token may be sampled."""
 
     ids: Ids | None
     weights: Floats

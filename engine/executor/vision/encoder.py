@@ -1,5 +1,3 @@
-"""Encoding of images for a loaded model, with a cache of encoded images."""
-
 from __future__ import annotations
 
 import sys
@@ -188,10 +186,7 @@ class Encoded(NamedTuple):
 
 
 class Tower:
-    """Vision part of a model. Encodes an image at a time.
-
-    width   hidden size of the language model
-    """
+    """Vision part of a model. Encodes an image at a time."""
 
     def __init__(self, path: Path, family: str, rules: ImageRules, *, width: int) -> None:
         """Read the weights. Raises ModelLoadError."""
@@ -274,10 +269,7 @@ def _mlx_vlm_loader() -> Callable[..., Any]:
 
 
 class ImageEncoder:
-    """Encoder of images, with a cache of at most ``max_bytes``. Used only on the engine's thread.
-
-    has_axes   whether positions have three axes
-    """
+    """Encoder of images, with a cache of at most ``max_bytes``. Used only on the engine's thread."""
 
     def __init__(self, tower: Tower, *, has_axes: bool, max_bytes: int) -> None:
         self._tower, self._max_bytes = tower, max_bytes

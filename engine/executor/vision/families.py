@@ -20,13 +20,6 @@ Settings = Mapping[str, Any]
 
 
 class Family(NamedTuple):
-    """Family of vision models.
-
-    fields    makes the fields of ``ImageRules`` from config.json and the image processor's settings
-    tensors   makes the inputs of mlx-vlm's ``get_input_embeddings`` from normalized pixels [H, W, 3]
-    scales    whether the language model multiplies embeddings by the square root of its width
-    """
-
     fields: Callable[[Settings, Settings], dict[str, Any]]
     tensors: Callable[[ImageRules, Floats], tuple[Floats, dict[str, Any]]]
     scales: bool = False
@@ -191,7 +184,6 @@ def _llava(config: Settings, settings: Settings) -> dict[str, Any]:
 
 
 def _merged_patches(rules: ImageRules, values: Floats) -> tuple[Floats, dict[str, Any]]:
-    """Return patches [(H / patch) (W / patch), 3 temporal patch patch] in Qwen's order."""
     patch, merge = rules.patch, rules.merge
     height, width = values.shape[0] // rules.side, values.shape[1] // rules.side
     squares = values.reshape(height, merge, patch, width, merge, patch, 3).transpose(0, 3, 1, 4, 6, 2, 5)
@@ -205,7 +197,6 @@ def _planes(_: ImageRules, values: Floats) -> tuple[Floats, dict[str, Any]]:
 
 
 def _patch_rows(rules: ImageRules, values: Floats) -> tuple[Floats, dict[str, Any]]:
-    """Return patches [1, (H / patch) (W / patch), patch patch 3], line by line."""
     patch = rules.patch
     height, width = values.shape[0] // patch, values.shape[1] // patch
     rows = values.reshape(height, patch, width, patch, 3).swapaxes(1, 2).reshape(1, height * width, -1)
