@@ -1,5 +1,3 @@
-"""Step part for LoRA adapters."""
-
 from __future__ import annotations
 
 from collections import Counter
@@ -37,7 +35,6 @@ class AdapterPart(StepPart, Resource):
         return self._adapters.load(name, folder, replace=replace)
 
     def unload(self, name: str) -> None:
-        """Unload an adapter. Raises NotFound for an unknown name, InvalidRequest while requests use it."""
         self._adapters.info(name)
         self._check_unused(name)
         self._adapters.unload(name)

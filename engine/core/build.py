@@ -1,5 +1,3 @@
-"""Construction of an engine from its configuration."""
-
 from __future__ import annotations
 
 import functools
@@ -265,7 +263,6 @@ def text_ids(tokenizer: Tokenizer, *, vocab_size: int, max_model_len: int) -> li
 
 
 def score_tokens(core: EngineCore, tokenizer: Tokenizer, token_ids: list[int]) -> list[TokenLogprob]:
-    """Return the likeliest tokens at each position of a prompt."""
     params = SamplingParams(max_tokens=1, prompt_logprobs=MAX_LOGPROBS, ignore_eos=True)
     request = Request(
         "text", token_ids, params, max_tokens=1, tokenizer=tokenizer, vocab_size=core.info.vocab_size,

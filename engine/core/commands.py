@@ -31,8 +31,6 @@ AnswerT_co = TypeVar("AnswerT_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class CommandTarget:
-    """Parts of the core that commands may use."""
-
     cache: PrefixCacheInspector
     transfer: PageTransfer
     adapters: AdapterPart | None = None
@@ -40,30 +38,22 @@ class CommandTarget:
 
 @dataclass(frozen=True, slots=True)
 class Command(ABC, Generic[AnswerT_co]):
-    """Work for the engine's thread between two steps.
-
-    changes_pages   whether gauges must be measured again before the answer is returned
-    """
+    """Work for the engine's thread between two steps."""
 
     changes_pages: ClassVar[bool] = False
 
     @abstractmethod
-    def execute(self, core: CommandTarget) -> AnswerT_co:
-        """Execute the command on the engine's thread."""
+    def execute(self, core: CommandTarget) -> AnswerT_co: ...
 
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """Statistics of the prefix cache, and the tokens that each pin keeps."""
-
     totals: CacheTotals
     pins: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class RequestTokens:
-    """Tokens of a request so far, and its cache salt."""
-
     tokens: tuple[int, ...]
     salt: bytes
 
@@ -85,11 +75,7 @@ class EventLogState:
 
 @dataclass(frozen=True, slots=True)
 class CachedContents:
-    """Cached pages with known tokens.
-
-    number    number of the latest event that the contents include
-    unknown   number of the last event whose tokens were not recorded
-    """
+    """Cached pages with known tokens. ``number`` is the latest event that they include."""
 
     number: int
     unknown: int
@@ -141,8 +127,7 @@ class GetRequestTokens(Command[RequestTokens]):
 class PinPrefix(Command[Pinned]):
     """Pin the cached pages of these tokens. Raises NotConfigured, Overloaded or NotFound.
 
-    owner      owner of the pin
-    max_pages  limit for all pins of this owner; None: only the total limit
+    ``max_pages`` limits all pins of this owner. If it is None, only the total limit applies.
     """
 
     changes_pages: ClassVar[bool] = True
@@ -183,10 +168,7 @@ class FlushCache(Command[int]):
 
 @dataclass(frozen=True, slots=True)
 class SubscribeEvents(Command[EventLogState]):
-    """Start announcing page events.
-
-    tokens   keep the tokens of pages that are published from now on
-    """
+    """Start announcing page events. With ``tokens``, record the tokens of new pages."""
 
     tokens: bool = False
 
@@ -199,8 +181,6 @@ class SubscribeEvents(Command[EventLogState]):
 
 @dataclass(frozen=True, slots=True)
 class UnsubscribeEvents(Command[None]):
-    """Stop announcing page events."""
-
     def execute(self, core: CommandTarget) -> None:
         core.cache.is_watched = False
 
@@ -251,8 +231,7 @@ class FindPrefix(Command[CachedPrefix]):
 class ReadPages(Command[tuple[PagePart, ...]]):
     """Return copies of cached pages: one ``PagePart`` per group of layers, then one for states.
 
-    digests   digests of pages
-    wanted    for each part, ascending indices into ``digests``; None: all
+    ``wanted`` has ascending indices into ``digests`` for each part; None: all pages.
     """
 
     digests: tuple[Digest, ...]
@@ -264,10 +243,7 @@ class ReadPages(Command[tuple[PagePart, ...]]):
 
 @dataclass(frozen=True, slots=True)
 class InsertPages(Command[Inserted]):
-    """Cache pages ``first``, ``first + 1``, ... of a sequence in one group of layers.
-
-    tokens   tokens of the sequence up to the end of the last page
-    """
+    """Cache pages ``first``, ``first + 1``, ... of a sequence in one group of layers."""
 
     changes_pages: ClassVar[bool] = True
 

@@ -1,5 +1,3 @@
-"""Step part for speculative decoding."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -14,10 +12,7 @@ from .step_parts import PartResults, PartRows, StepPart
 
 
 class DraftPart(StepPart):
-    """Gives samples the drafts that their next step verifies.
-
-    model   draft model or MTP head, used by requests without another source of drafts
-    """
+    """Gives samples the drafts that their next step verifies."""
 
     def __init__(
         self,

@@ -32,8 +32,6 @@ class Listener(Protocol):
 
 
 class GrammarCompiler(Protocol):
-    """Compiler of grammars for requests."""
-
     def begin(self, structured: StructuredOutput, tenant: str = "") -> Future[int]: ...
 
     def drop(self, ticket: int | None) -> None: ...
@@ -47,7 +45,6 @@ class EngineClient(Protocol):
     """Engine that sends messages to a ``Listener``. All methods are thread-safe and return at once.
 
     capacity      positions that the page pool has for one sequence
-    gauges        gauges after the last step
     step_seconds  seconds that the current step has taken
     """
 
@@ -69,9 +66,7 @@ class EngineClient(Protocol):
     @property
     def step_seconds(self) -> float: ...
 
-    def start(self) -> None:
-        """Start loading the model."""
-        ...
+    def start(self) -> None: ...
 
     def add(self, request: EngineRequest) -> None: ...
 
@@ -87,6 +82,4 @@ class EngineClient(Protocol):
         """Abort all running requests and end the engine after the current step."""
         ...
 
-    def join(self) -> None:
-        """Wait until the engine has ended."""
-        ...
+    def join(self) -> None: ...

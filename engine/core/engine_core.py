@@ -1,5 +1,3 @@
-"""The engine's loop: plan, build batch, submit, commit, publish."""
-
 from __future__ import annotations
 
 import time
@@ -41,11 +39,6 @@ class EngineCore:
     """Serves requests on one thread. Not thread-safe, except for ``gauges`` and ``step_seconds``.
 
     An error of one request ends that request. After an exception of ``step`` the core must not be used.
-
-    parts      additional step parts
-    adapters   step part for LoRA adapters, if any
-    images     step part for images in prompts, if any
-    overlaps   whether steps overlap, see overlap.py
     """
 
     def __init__(

@@ -99,8 +99,6 @@ class _Pipe:
 
 
 class EngineProcess:
-    """An ``EngineClient`` for an engine in a child process."""
-
     def __init__(self, config: EngineConfig, listener: Listener, observer: Observer | None = None) -> None:
         self._config = config
         self._listener = listener

@@ -1,5 +1,3 @@
-"""The engine's thread: loads the model and runs the loop."""
-
 from __future__ import annotations
 
 import atexit
@@ -27,7 +25,7 @@ from .request import Request, Update
 logger = logging.getLogger(__name__)
 
 EXIT_TIMEOUT_S = 10.0
-COMMANDS_PER_STEP = 16  # commands between two steps
+COMMANDS_PER_STEP = 16
 
 
 @dataclass(frozen=True, slots=True)

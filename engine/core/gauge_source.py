@@ -1,5 +1,3 @@
-"""Measurement of the engine's gauges between steps."""
-
 from __future__ import annotations
 
 import time
@@ -34,8 +32,6 @@ class TenantLoads:
 
 
 class GaugeSource:
-    """Measures the gauges of a core."""
-
     def __init__(
         self,
         blocks: BlockManager,

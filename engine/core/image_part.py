@@ -1,5 +1,3 @@
-"""Step part for images in prompts. Images are encoded between steps."""
-
 from __future__ import annotations
 
 import sys
@@ -34,9 +32,6 @@ class ImagePart(StepPart, Resource):
 
     A sequence whose next chunk needs an unencoded image waits without pages (``WAITING_FOR_MEDIA``).
     Images of running sequences come first. An encoded image is kept until its last row is computed.
-
-    on_encoded   called with the seconds that encoding took
-    on_hit       called for an image that was already encoded
     """
 
     def __init__(
@@ -54,11 +49,11 @@ class ImagePart(StepPart, Resource):
         self._max_step_tokens = max_step_tokens
         self._clock = clock
         self._prompts: dict[Sequence, _Prompt] = {}
-        self._waiting: dict[Sequence, PromptImage] = {}  # not queued, with their missing image
-        self._ready: set[Sequence] = set()  # queued again, because their image is encoded
-        self._stopped: set[Sequence] = set()  # running, but their next image is not encoded
+        self._waiting: dict[Sequence, PromptImage] = {}
+        self._ready: set[Sequence] = set()
+        self._stopped: set[Sequence] = set()
         self._current: PromptImage | None = None
-        self._portions_s: list[float] = []  # time of each encoded portion of the current image
+        self._portions_s: list[float] = []
         self._new: bytes | None = None
 
     @property

@@ -1,5 +1,3 @@
-"""Samples that have not ended, and the updates of their requests."""
-
 from __future__ import annotations
 
 import logging
@@ -17,8 +15,6 @@ from .step_stats import StepStats
 
 
 class PromptProgress:
-    """Remaining prompt tokens of every admitted request."""
-
     def __init__(self) -> None:
         self._begun: dict[Request, None] = {}
         self._in_prompt: dict[Request, None] = {}
@@ -59,11 +55,7 @@ Draws = list[tuple[Sequence, tuple[int, ...]]]
 
 
 class LiveSamples:
-    """Unfinished samples. An error of one request ends only that request.
-
-    updates       updates that the core has not collected yet
-    progress      remaining prompt tokens of unfinished requests
-    """
+    """Unfinished samples. An error of one request ends only that request."""
 
     def __init__(
         self, scheduler: Scheduler, parts: StepParts, stats: StepStats, clock: Callable[[], float]
@@ -78,7 +70,6 @@ class LiveSamples:
         self._clock = clock
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises SequenceTooLong if the request can never fit the page pool."""
         first, *others = request.samples
         first.sequence.parallel_samples.extend(sample.sequence for sample in others)
         self._scheduler.add(first.sequence)
@@ -86,7 +77,6 @@ class LiveSamples:
         self._parts.begin(request)
 
     def abort(self, request: Request) -> None:
-        """End the remaining samples of a request and release its pages."""
         self._end(request, Sample.abort)
 
     def requests(self) -> list[Request]:

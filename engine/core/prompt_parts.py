@@ -1,5 +1,3 @@
-"""Step parts for log-probabilities of prompts, embeddings of prompts, and grammar masks."""
-
 from __future__ import annotations
 
 from collections import abc
@@ -73,8 +71,6 @@ class PromptScores(_PromptPart):
 
 
 class PromptEmbeddings(_PromptPart):
-    """Computes embeddings of prompts."""
-
     _param = "pooling"
 
     def __init__(self) -> None:

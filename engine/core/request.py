@@ -27,13 +27,7 @@ if TYPE_CHECKING:
 class Request:
     """A prompt, its sampling parameters, and its ``params.n`` samples.
 
-    number       number of the ``EngineRequest``
-    adapter      name of the adapter
-    images       images of the prompt
-    max_tokens   number of tokens that each sample may generate
-    end_ids      tokens that end a sample
-    arrived_at   seconds of the engine's clock
-    started_at   seconds of the engine's clock at the first step of the prompt
+    ``max_tokens`` limits each sample. Times are in seconds of the engine's clock.
     """
 
     def __init__(
@@ -173,7 +167,6 @@ class Sample:
         return self.request.max_tokens - self.num_tokens
 
     def accept(self, sampled: Sampled) -> Delta:
-        """Append the next token and return the new output."""
         token = sampled.token
         if token is None:
             error = sampled.error or "the model's results for this request are not finite numbers"

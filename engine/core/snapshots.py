@@ -31,17 +31,12 @@ MOST_TRIES = 3  # attempts to read a prompt
 
 
 class Ask(Protocol):
-    """Function that sends a command to the engine's thread and waits for the answer."""
-
     def __call__(self, command: Command[AnswerT], /) -> AnswerT: ...
 
 
 @dataclass(frozen=True, slots=True)
 class SavedPages:
-    """Number of saved pages.
-
-    num_missing_pages   pages that were evicted before they could be read
-    """
+    """Number of saved pages. Missing pages were evicted before they could be read."""
 
     num_pages: int
     num_tokens: int

@@ -1,5 +1,3 @@
-"""Interface of step parts, and the set of an engine's parts."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -24,9 +22,7 @@ States = npt.NDArray[np.float32]
 class PartRows(NamedTuple):
     """Rows and inputs that one part adds to a step.
 
-    scored   prompt tokens to be scored
     hidden   [P] ascending rows for which the part needs hidden states
-    inputs   named inputs of all rows, see ``Batch.inputs``
     last     [T] last position that each row attends to
     """
 
@@ -37,8 +33,6 @@ class PartRows(NamedTuple):
 
 
 class PartResults(NamedTuple):
-    """Results of the rows that one part requested, in the order of the rows."""
-
     scores: tuple[TokenLogprob, ...] = ()
     hidden: States | None = None
 
@@ -48,19 +42,13 @@ class StepPart:
 
     @property
     def is_live(self) -> bool:
-        """Whether some request needs the part now."""
         return False
 
     def begin(self, request: Request) -> None:
         """Called when a request was queued."""
 
     def work(self, time_left: Callable[[], float | None]) -> list[Served] | None:  # noqa: ARG002
-        """Do work between two steps; return sequences to try again, see ``Scheduler.retry``.
-
-        time_left   see ``Scheduler.spare_time``
-
-        Returns None if there was no work.
-        """
+        """Do work between two steps; return sequences to try again. Returns None if there was no work."""
         return None
 
     def held(self) -> Set[Served]:
@@ -80,16 +68,12 @@ class StepPart:
     def prepare(self, going_on: Sequence[Sample]) -> None:
         """Called after a step, to prepare the next token of these samples."""
 
-    def end(self, sample: Sample) -> None:
-        """Called when a sample has ended."""
+    def end(self, sample: Sample) -> None: ...
 
-    def close(self) -> None:
-        """Free all resources."""
+    def close(self) -> None: ...
 
 
 class AskedRows(NamedTuple):
-    """Rows and inputs that all parts add to one step."""
-
     parts: tuple[tuple[StepPart, PartRows], ...]
 
     @property
@@ -129,8 +113,6 @@ NONE_HELD: Set[Served] = frozenset()
 
 
 class StepParts:
-    """All step parts of an engine core."""
-
     def __init__(self, parts: Iterable[StepPart]) -> None:
         self._parts = tuple(parts)
         self.live: list[StepPart] = []

@@ -1,5 +1,3 @@
-"""Statistics of a step."""
-
 from __future__ import annotations
 
 import logging
