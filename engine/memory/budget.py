@@ -1,5 +1,3 @@
-"""Bytes of pages, of weights on disk, and of the machine."""
-
 from __future__ import annotations
 
 import json

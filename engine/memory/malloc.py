@@ -1,5 +1,3 @@
-"""Return of freed memory to the operating system."""
-
 from __future__ import annotations
 
 import contextlib

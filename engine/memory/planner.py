@@ -1,5 +1,3 @@
-"""Computation of the pages and sequences that fit into a memory budget."""
-
 from __future__ import annotations
 
 import sys
@@ -24,16 +22,12 @@ from .model_files import model_length, read_config, resolve_model
 from .sizing import Sizing, head_layer, sizing, with_max_kv_size, with_windows
 from .state_sizing import draft_state_bytes, plan_states
 
-ADAPTER_VALUE_BYTES = 2  # in 16-bit models
+ADAPTER_VALUE_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedCaches:
-    """Observed caches of a model.
-
-    slot_bytes       bytes of one sequence's recurrent state
-    adapter_values   values of an adapter of rank 1, over all layers
-    """
+    """Observed caches of a model. ``slot_bytes`` is the size of one sequence's recurrent state."""
 
     layers: tuple[LayerSpec, ...]
     slot_bytes: int = 0
@@ -57,7 +51,6 @@ def plan(
 
     memory     bytes for weights, workspace and pages
     context    positions per sequence; None: the model's length
-    observe    function that observes the caches of a model folder
 
     Other settings are as in EngineConfig. Raises InvalidConfig or ModelLoadError.
     """
@@ -314,12 +307,6 @@ _BYTES = 2  # bytes of a 16-bit value
 
 @dataclass(frozen=True, slots=True)
 class LatentCaches:
-    """Layers that cache MLA latents.
-
-    bytes_per_token         bytes of the latents
-    dense_bytes_per_token   bytes of K and V without latents
-    """
-
     layers: int
     bytes_per_token: int
     dense_bytes_per_token: int

@@ -24,16 +24,6 @@ from .budget import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
-    """Groups of layers with their page bytes.
-
-    groups        groups of layers
-    residual      groups of 16-bit residual windows, if any
-    specs         specification of each group
-    group_bytes   bytes of a page in each group
-    needs         returns the pages of a residual window, given the pages of the first group
-    beside        returns the bytes of the draft model, given the pages of the first group
-    """
-
     groups: tuple[LayerGroup, ...]
     specs: tuple[KVGroupSpec, ...]
     residual: tuple[LayerGroup, ...] = ()
@@ -48,7 +38,6 @@ class Sizing:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page of every group."""
         return sum(self.group_bytes[: len(self.groups)])
 
     def pages(self, num_pages: int) -> tuple[int, ...]:
@@ -131,7 +120,7 @@ def sizing(
     after = 0 if residual is None else residual.quantize_after
     specs += [_residual_spec(own, index, specs[index], after) for index, own in enumerate(beside)]
     bounded = groups[0].window is None
-    formats = [(k_format, v_format)] * len(groups) + [("bf16", "bf16")] * len(beside)  # also for fp16
+    formats = [(k_format, v_format)] * len(groups) + [("bf16", "bf16")] * len(beside)
 
     def sized(spec: KVGroupSpec) -> KVGroupSpec:
         if not bounded or isinstance(spec, ResidualWindow):

@@ -1,5 +1,3 @@
-"""Number of slots for recurrent states."""
-
 from __future__ import annotations
 
 from octavo.block_manager import RecurrentState

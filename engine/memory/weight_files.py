@@ -1,5 +1,3 @@
-"""Safetensors files that hold a model's weights."""
-
 from __future__ import annotations
 
 import json
