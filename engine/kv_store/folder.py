@@ -111,7 +111,6 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def entries(path: Path) -> list[os.DirEntry[str]]:
-    """Return the entries of a folder; none if it cannot be read."""
     try:
         with os.scandir(path) as found:
             return list(found)
@@ -133,8 +132,6 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """Number of removed shards, and bytes of the remaining shards."""
-
     num_removed: int
     num_bytes: int
 

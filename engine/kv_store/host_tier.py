@@ -1,5 +1,3 @@
-"""A ``KVConnector`` that keeps copies of preempted sequences' pages in host memory."""
-
 from __future__ import annotations
 
 import time
@@ -27,11 +25,7 @@ class _Return:
 
 
 class HostTier:
-    """Copies of pages in host memory, found by digest.
-
-    max_bytes   limit of the copies; the least recently used are evicted
-    behind      second connector, for pages that are not in host memory
-    """
+    """Copies of pages in host memory, found by digest. The least recently used are evicted."""
 
     def __init__(
         self,

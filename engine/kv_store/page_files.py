@@ -72,7 +72,6 @@ def write_run(path: Path, run: PageRun) -> None:
 
 
 def pack_run(run: PageRun) -> list[bytes | memoryview]:
-    """Return the contents of a page file, in parts."""
     metadata = run.kind.metadata() | {
         "indices": json.dumps([part.indices for part in run.parts]),
         "parent": run.parent.hex(),
@@ -112,10 +111,7 @@ def read_run(path: Path) -> PageRun:
 
 
 def unpack_run(file: BufferedIOBase, size: int, name: str) -> PageRun:
-    """Read and check a file of ``size`` bytes. Raises BadPages.
-
-    name   name of the file in error messages
-    """
+    """Read and check a file of ``size`` bytes. Raises BadPages."""
     try:
         metadata, parts = _read(file, size)
     except _MALFORMED as error:

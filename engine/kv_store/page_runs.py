@@ -1,5 +1,3 @@
-"""Pages that are not in a pool: their layout, tokens and bytes."""
-
 from __future__ import annotations
 
 import hashlib
@@ -20,12 +18,7 @@ VERSION = "pages 3"
 
 @dataclass(frozen=True, slots=True)
 class StateKind:
-    """Layout of recurrent states.
-
-    page_size   positions between snapshots
-    entries     name, shape and dtype of each array, in the order of a snapshot's bytes
-    nbytes      bytes of a snapshot
-    """
+    """Layout of recurrent states. ``page_size`` is the number of positions between snapshots."""
 
     page_size: int
     entries: tuple[tuple[str, tuple[int, ...], str], ...]
@@ -34,13 +27,7 @@ class StateKind:
 
 @dataclass(frozen=True, slots=True)
 class PageLayoutKey:
-    """Layout of pages. Pages are exchanged unchanged only between equal layouts.
-
-    model     fingerprint of the model
-    specs     specification of each group's pool
-    context   other settings on which K and V depend
-    states    layout of recurrent states, if any
-    """
+    """Layout of pages. Pages are exchanged unchanged only between equal layouts."""
 
     model: str
     specs: tuple[PoolSpec, ...]
@@ -116,9 +103,7 @@ class PageRun:
     """Consecutive full pages of one sequence.
 
     parent      digest of the page before the first page
-    token_ids   token ids of all positions
     parts       a ``PagePart`` per group of layers, then a part for recurrent states
-    salt        cache salt of the sequence, if known
     """
 
     kind: PageLayoutKey
@@ -138,12 +123,6 @@ def _unsized(kind: PageLayoutKey) -> list[PoolSpec]:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Consecutive cached pages of a sequence, with their tokens.
-
-    parent    digest of the page before the first page, if any
-    tokens    tokens of these pages
-    """
-
     digests: tuple[Digest, ...]
     parent: Digest | None
     tokens: tuple[int, ...]
@@ -176,8 +155,6 @@ def chains(entries: Mapping[Digest, PageContents], max_pages: int, *, page_size:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Consecutive pages of a sequence in one group of layers."""
-
     group: int
     first: int
     pages: PageBytes

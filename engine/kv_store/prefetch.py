@@ -1,5 +1,3 @@
-"""Loading of one prompt's pages from disk."""
-
 from __future__ import annotations
 
 from collections import deque
@@ -18,8 +16,6 @@ from .transfer import PageTransfer
 
 @dataclass(frozen=True, slots=True)
 class FetchedPage:
-    """Page ``index`` of the prompt in one group of layers."""
-
     group: int
     index: int
     data: PageBytes
@@ -30,16 +26,7 @@ Parts = Sequence[KVGroupSpec | RecurrentState]
 
 
 class PrefetchJob:
-    """Pages of one prompt to be read from disk.
-
-    tokens     tokens of the prompt
-    media      images of the prompt
-    digests    digests of the prompt's pages
-    root       digest that precedes the first page's digest
-    known      for each group, whether each page is in memory
-    found      number of prefix pages in memory
-    needed     function that returns the pages that a prefix needs
-    """
+    """Pages of one prompt to be read from disk."""
 
     def __init__(
         self,

@@ -1,5 +1,3 @@
-"""Thread that reads and checks shards, the page files of the cache folder."""
-
 from __future__ import annotations
 
 import logging
@@ -19,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 STALL_S = 1.0  # seconds; a longer read of one page counts as hanging
 WAIT_S = 10.0  # seconds that a prompt waits for its pages
-MAX_STUCK = 2  # limit of hanging threads
+MAX_STUCK = 2
 CHECK_S = 0.1
 CLOSE_S = 1.0
 
@@ -37,10 +35,6 @@ class ShardReader:
     """Reader of pages, on its own threads.
 
     A read that hangs for ``STALL_S`` seconds is abandoned, and another thread continues.
-
-    rate     speed of reading
-    groups   specification of each group, from ``BlockManager.parts``
-    wake     called when pages are available
     """
 
     def __init__(

@@ -136,7 +136,6 @@ class RemoteShards:
             logger.warning("the remote cache responds again")
 
     def put(self, digest: Digest, run: PageRun, group: int = 0) -> int:
-        """Store one page; return its size in bytes. Raises OSError."""
         if self._is_down:
             raise OSError("the remote cache does not respond")
         data = b"".join(pack_run(run))
@@ -149,11 +148,6 @@ class RemoteShards:
         return len(data)
 
     def get(self, digest: Digest, *, parent: Digest, token_ids: tuple[int, ...], group: int = 0) -> PageBytes:
-        """Return the bytes [page_bytes] of a page.
-
-        Raises FileNotFoundError if the server lacks it, and OSError if it cannot be read.
-        Removes an invalid page and raises BadPages.
-        """
         key = self._key(digest, group)
         with self._command():
             data = self._client.getex(key, ex=KEPT_S)

@@ -1,5 +1,3 @@
-"""Copies of pages into and out of the page pools."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -26,8 +24,6 @@ class PageAccess(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Inserted:
-    """Numbers of pages by result."""
-
     num_new: int
     num_known: int
     num_skipped: int
@@ -35,22 +31,13 @@ class Inserted:
 
 @dataclass(frozen=True, slots=True)
 class CachedPrefix:
-    """Longest cached prefix of a sequence. Its pages may be evicted.
-
-    num_pages   number of full pages
-    needed      page indices to read, per group of layers, then for states
-    """
+    """Longest cached prefix of a sequence. Its pages may be evicted."""
 
     num_pages: int
     needed: tuple[tuple[int, ...], ...]
 
 
 class PageTransfer:
-    """Reader and writer of a pool's cached pages.
-
-    remember   keep the tokens of published pages for ``list_pages``
-    """
-
     def __init__(self, access: PageAccess, blocks: BlockManager, *, remember: bool = False) -> None:
         self._access = access
         self._blocks = blocks
@@ -85,7 +72,7 @@ class PageTransfer:
     ) -> tuple[PagePart, ...]:
         """Return copies of cached pages: one ``PagePart`` per group, then a part for states.
 
-        wanted   indices into ``digests`` for each part; None: all
+        ``wanted`` has indices into ``digests`` for each part; None: all pages.
         """
         parts = []
         for group in range(len(self._blocks.parts)):
@@ -106,10 +93,7 @@ class PageTransfer:
         digests: list[Digest] | None = None,
         media: tuple[MediaSpan, ...] = (),
     ) -> Inserted:
-        """Insert pages ``first``, ``first + 1``, ... of a sequence into the cache: all or none.
-
-        digests   digests of the sequence's pages, if known
-        """
+        """Insert pages ``first``, ``first + 1``, ... of a sequence into the cache: all or none."""
         blocks, count = self._blocks, len(pages)
         end = first + count
         tokens = tokens[: end * blocks.page_size]

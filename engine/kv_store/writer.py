@@ -18,7 +18,7 @@ from .remote import Shards
 
 logger = logging.getLogger(__name__)
 
-MAX_QUEUED = 65_536  # pages in the queue
+MAX_QUEUED = 65_536
 MAX_USES = 65_536
 FULL_DISK_S = 1.0  # seconds between prunings of a full disk
 STALL_S = 2.0
@@ -33,8 +33,6 @@ class _Page:
 
 
 class ShardWriter:
-    """Bounded queue of pages, and the thread that writes them."""
-
     def __init__(self, folder: Shards, counters: StoreCounters, *, queue_bytes: int) -> None:
         self._folder = folder
         self._counters = counters
@@ -47,8 +45,8 @@ class ShardWriter:
         self._closing = False
         self._failing = False
         self._next_prune = 0.0
-        self._num_done = 0  # pages that left the queue
-        self._uncounted = 0  # bytes written since the folder was measured
+        self._num_done = 0
+        self._uncounted = 0
         self.num_bytes = 0
         self._thread = threading.Thread(target=self._main, name="octavo-store-writer", daemon=True)
         self._thread.start()
