@@ -22,11 +22,7 @@ class _Row(NamedTuple):
 
 
 class DraftModel(BatchDrafter):
-    """Drafter with a small model. Used only on the engine's thread.
-
-    max_tokens   maximum number of rows in a forward pass
-    vocab_size   vocabulary of the target model
-    """
+    """Drafter with a small model. Used only on the engine's thread."""
 
     def __init__(
         self,

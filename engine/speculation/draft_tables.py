@@ -1,5 +1,3 @@
-"""Drafters that have their own pages, and the page tables of their samples."""
-
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -24,8 +22,6 @@ States = npt.NDArray[np.float32]
 
 @dataclass(slots=True, eq=False)
 class Guesses:
-    """State of one sample in a drafter."""
-
     sequence: Served
     served: Served | None = None
     failed: bool = False
@@ -43,8 +39,6 @@ class Ask:
 
 
 class Average:
-    """Exponential moving average of times."""
-
     def __init__(self) -> None:
         self.value = 0.0
 
@@ -53,11 +47,7 @@ class Average:
 
 
 class BatchDrafter(ABC):
-    """Drafter for many samples at once, with its own pages. Used only on the engine's thread.
-
-    blocks    block manager of the drafter's pages
-    round_s   mean seconds of a forward pass
-    """
+    """Drafter for many samples at once, with its own pages. Used only on the engine's thread."""
 
     def __init__(self, blocks: BlockManager) -> None:
         self.blocks = blocks
@@ -114,8 +104,6 @@ class BatchDrafter(ABC):
 
 
 class Guessed(Protocol):
-    """Sample for which a model may draft."""
-
     drafting: Drafting | None
 
     @property
@@ -129,8 +117,6 @@ class Guessed(Protocol):
 
 
 class ModelGuesses:
-    """Drafting with ``model`` for all samples that use it; None: no sample does."""
-
     def __init__(self, model: BatchDrafter | None, clock: Callable[[], float]) -> None:
         self._model = model
         self._clock = clock

@@ -1,5 +1,3 @@
-"""Interface of drafters."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -24,8 +22,6 @@ class Drafter(Protocol):
 
 
 class ModelDrafter:
-    """A ``Drafter`` whose drafts come from a draft model."""
-
     def __init__(self) -> None:
         self.guesses: tuple[int, ...] = ()
 

@@ -21,16 +21,12 @@ _TRY_GAIN = 1.3
 
 
 class Grammar(Protocol):
-    """Constraint on a sample's output."""
-
     def completed(self, drafts: Sequence[int], most: int) -> tuple[int, ...]:
         """Return ``drafts`` up to the first forbidden token, and then forced tokens."""
         ...
 
 
 class Drafting:
-    """Drafting for one sample."""
-
     __slots__ = (
         "_drafter",
         "_grammar",
@@ -124,15 +120,11 @@ Ratios = Sequence[tuple[int, float]]
 
 
 class Drafted(Protocol):
-    """Sequence that may have draft tokens."""
-
     tokens: list[int]
     drafts: tuple[int, ...]
 
 
 class Drafts(Protocol):
-    """Unfinished sample that may have drafts."""
-
     drafting: Drafting | None
 
     @property
@@ -143,26 +135,16 @@ class Drafts(Protocol):
 
 
 class StepTimes(Protocol):
-    """Measured step times by number of sequences."""
-
-    def ratios(self, num_sequences: int) -> Ratios:
-        """Return numbers of drafts, each with the relative step time."""
-        ...
+    def ratios(self, num_sequences: int) -> Ratios: ...
 
 
 class Speculation:
-    """Drafting for all samples of an engine.
-
-    speculate   default source of drafts
-    most        largest number of drafts of a sequence in one step
-    """
-
     def __init__(self, speculate: Speculate | Literal["draft"], *, most: int) -> None:
         self._speculate = speculate
         self._most = most
         self._histories = Histories()
         self._hold = EngineRates()
-        self._untried = 0  # steps since drafts were computed
+        self._untried = 0
         self._try_every = _TRY_EVERY
         self._bounds: dict[int, tuple[Ratios, float]] = {}
 
@@ -259,10 +241,7 @@ def allot(
 ) -> list[int]:
     """Return the number of drafts to compute for each sequence.
 
-    wishes   acceptance probabilities of each sequence's drafts
-    plain    number of sequences in the step
-    ratios   ascending numbers of drafts, each with the relative step time
-    least    smallest speed-up that justifies drafts
+    ``wishes`` are the acceptance probabilities of each sequence's drafts.
     """
     heap = [(-holds[0], index, 1) for index, holds in enumerate(wishes) if holds and holds[0] > 0]
     heapq.heapify(heap)

@@ -22,8 +22,6 @@ def kind_of(match: int) -> int:
 
 
 class EngineRates:
-    """Recent acceptance rates of all samples' drafts."""
-
     def __init__(self) -> None:
         self.rates: list[float] = list(_HOLD)
         self._counts = [3.0] * len(_HOLD)

@@ -53,11 +53,6 @@ class _Reader:
 
 
 class MTPDrafts(BatchDrafter):
-    """Drafter with an MTP head.
-
-    max_tokens   maximum number of rows in a forward pass
-    """
-
     def __init__(self, head: HeadRunner, blocks: BlockManager, *, max_tokens: int) -> None:
         super().__init__(blocks)
         self._head = head

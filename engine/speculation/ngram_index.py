@@ -28,12 +28,10 @@ _BULK = 64  # number of tokens above which NumPy is faster
 
 
 class NgramIndex:
-    """Positions of n-grams in a growing list of tokens."""
-
     def __init__(self, start: int = 0) -> None:
         self._start = start
-        self._heads = array("i", [-1]) * _LEAST_SIZE  # latest position of each hash
-        self._before = array("i")  # for each position, the previous position with its hash
+        self._heads = array("i", [-1]) * _LEAST_SIZE
+        self._before = array("i")
 
     def __len__(self) -> int:
         return len(self._before)
@@ -97,8 +95,6 @@ class NgramIndex:
 
 
 class TextIndex:
-    """Positions of n-grams in a sample's tokens."""
-
     def __init__(self, prompt: NgramIndex | None = None, num_prompt: int = 0) -> None:
         self._prompt = prompt
         self._num_prompt = num_prompt
@@ -106,7 +102,6 @@ class TextIndex:
         self._own: NgramIndex | None = None
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Add the new tokens at the end of ``tokens``."""
         if len(tokens) <= SEARCHED:
             self._text += array("i", tokens[len(self._text) // _BYTES :])
             return
@@ -117,7 +112,6 @@ class TextIndex:
         self._own.extend(tokens)
 
     def places(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Return candidate positions of the last n-gram, latest first."""
         if self._own is None:
             return self._found(most)
         ends = self._own.places(tokens, most)

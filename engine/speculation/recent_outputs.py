@@ -14,8 +14,6 @@ BETWEEN = -1  # separator between two outputs
 
 
 class RecentOutputs:
-    """Outputs of one tenant, concatenated."""
-
     def __init__(self, capacity: int = RECENT_TOKENS) -> None:
         self.tokens = array("i")
         self.index = NgramIndex()
