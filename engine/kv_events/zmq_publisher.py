@@ -42,8 +42,6 @@ END = (-1).to_bytes(8, "big", signed=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvEventOptions:
-    """Destination of KV events."""
-
     endpoint: str
     replay: str | None = None
     topic: str = ""
