@@ -1,5 +1,3 @@
-"""History of the latest requests' prefix-cache look-ups."""
-
 from __future__ import annotations
 
 from array import array
@@ -18,10 +16,7 @@ MOST_TOKENS = 1_000_000  # total tokens of the recorded requests (4 MB)
 class LookupRecord:
     """Prefix-cache look-up of one request's prompt.
 
-    num_tokens   tokens of the prompt
-    num_hit      prompt tokens found in the cache
     misses       tokens not found, by reason
-    miss         first missing page
     at           seconds of the engine's clock
     """
 
@@ -34,8 +29,6 @@ class LookupRecord:
 
 @dataclass(slots=True)
 class HistoryEntry:
-    """Look-up and tokens of one request."""
-
     lookup: LookupRecord
     salt: bytes
     source: Sequence | array[int]

@@ -1,5 +1,3 @@
-"""Inspection of the prefix cache: look-ups of requests, pins and events."""
-
 from __future__ import annotations
 
 import secrets
@@ -19,8 +17,6 @@ from .reuse_tree import ReusedPrefix, ReusedPrefixes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheTotals:
-    """Totals of the cache since the start."""
-
     enabled: bool
     page_size: int
     policy: str
@@ -34,8 +30,6 @@ class CacheTotals:
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """Tokens that a new pin keeps, and the pages that all pins keep."""
-
     num_tokens: int
     pinned_pages: int
 
@@ -125,7 +119,6 @@ class PrefixCacheInspector:
         return Pinned(kept, self._pins.num_pages)
 
     def unpin(self, name: str, *, shown: str) -> int:
-        """Release a pin; return the number of pages that are still pinned."""
         if not self._pins.unpin(name):
             raise NotFound(f"no pin is called {shown!r}; `octavo cache stats` lists the pins")
         return self._pins.num_pages
@@ -137,7 +130,6 @@ class PrefixCacheInspector:
         return self.blocks.flush()
 
     def watch(self, *, tokens: bool = False) -> int:
-        """Start recording page events; return the number of the next event."""
         self.is_watched = True
         if tokens:
             self.blocks.keep_tokens()

@@ -15,16 +15,12 @@ MOST_PAGES = 16_384  # pages of all prefixes
 
 @dataclass(slots=True)
 class ReusedPrefix:
-    """Prefix found in the cache, with its number of hits."""
-
     salt: bytes
     tokens: array[int]
     num_hits: int = 0
 
 
 class ReusedPrefixes:
-    """Record of the latest prefix-cache hits."""
-
     def __init__(self, page_size: int, *, most_pages: int = MOST_PAGES) -> None:
         self._page_size = page_size
         self._most_tokens = most_pages * page_size
@@ -51,12 +47,7 @@ class ReusedPrefixes:
 
 @dataclass(frozen=True, slots=True)
 class ReuseNode:
-    """Tokens ``[start, end)`` that several prefixes share.
-
-    parent     index of the parent in ``ReuseTree.best``; None for a root
-    tokens     first tokens of the node
-    num_hits   cache hits that include all tokens of the node
-    """
+    """Tokens ``[start, end)`` that several prefixes share."""
 
     parent: int | None
     start: int
@@ -84,11 +75,6 @@ class _Node:
 
 
 class ReuseTree:
-    """Tree of shared prefixes.
-
-    preview   number of tokens per node
-    """
-
     def __init__(self, prefixes: list[ReusedPrefix], page_size: int, *, preview: int) -> None:
         self._preview = preview
         nodes = [node for root in _grow(prefixes, page_size) for node in _compressed(root, preview)]
