@@ -39,8 +39,6 @@ _KNOWN_KEYS = {
 
 
 class Metadata:
-    """Metadata of one GGUF file."""
-
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = values
         self.architecture = str(values.get("general.architecture"))
@@ -66,8 +64,6 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """Conversion of one GGUF architecture to a model of mlx-lm."""
-
     model_type: str
     names: Mapping[str, str] = field(default_factory=lambda: _LLAMA_NAMES)
     extra: Callable[[Metadata], dict[str, Any]] = lambda _: {}
