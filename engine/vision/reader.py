@@ -1,5 +1,3 @@
-"""Images of clients, decoded in a helper process."""
-
 from __future__ import annotations
 
 import json
@@ -16,8 +14,6 @@ MAX_IMAGES = 64  # per prompt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PictureLimits:
-    """Limits of one image, and of the helper process."""
-
     max_bytes: int = 20 * 1024**2
     max_pixels: int = 36_000_000
     seconds: float = 10.0
@@ -56,7 +52,6 @@ class PictureReader(HelperProcess):
         return PromptImage.of(self.rules, Size(answer["height"], answer["width"]), pixels)
 
     def close(self) -> None:
-        """End the helper process permanently."""
         self._is_closed = True
         self.interrupt()
         with self._lock:

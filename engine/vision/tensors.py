@@ -117,7 +117,6 @@ def _planes(pixels: Array) -> list[Array]:
 
 
 def _from_patches(pixels: Array, grids: Tensor, count: int, rules: ImageRules) -> list[Array]:
-    """Return ``count`` images [height, width, 3] from patches [n, 3 temporal patch patch]."""
     grid = _array("image_grid_thw", grids, _WHOLE)
     merge, patch, temporal = rules.merge, rules.patch, rules.temporal
     is_image = grid.shape == (count, 3) and (grid[:, 0] == 1).all()
