@@ -1,1 +1,0 @@
-"""Configuration, sampling parameters, outputs, errors and statistics of the engine."""

@@ -14,8 +14,6 @@ EVERYWHERE = {"0.0.0.0", "::", ""}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Host (name, IPv4, or IPv6 without brackets) and TCP port."""
-
     host: str
     port: int
 
@@ -77,5 +75,4 @@ def bound_socket(address: Address, flag: str) -> socket.socket:
 
 
 def check_free(address: Address, flag: str) -> None:
-    """Raise InvalidConfig if the address is in use."""
     bound_socket(address, flag).close()

@@ -1,5 +1,3 @@
-"""Engine configuration: frozen, keyword-only, and validated when created."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -21,7 +19,7 @@ CHOSEN_FROM = (
     "fp5/fp4",
     "int8/fp4",
     "int8",
-)  # page formats that "auto" tries, smallest first
+)
 Backend = Literal["auto", "metal", "cpu", "reference"]
 Weights = Literal["keep", "bf16", "int8", "w8a8", "int4", "w4a8"]
 SchedulePolicy = Literal["fcfs", "lpm", "vtc", "dlpm"]
@@ -354,7 +352,6 @@ class EngineConfig:
 
     @property
     def lora_tenants_by_name(self) -> dict[str, tuple[str, ...]]:
-        """Map each adapter in ``lora_tenants`` to its tenants."""
         tenants: dict[str, tuple[str, ...]] = {}
         for name, tenant in map(split_pair, self.lora_tenants):
             tenants[name] = (*tenants.get(name, ()), tenant)

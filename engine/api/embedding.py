@@ -1,5 +1,3 @@
-"""Truncation and normalization of embeddings."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""Facts about a running engine for the server, the command line and the metrics."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -13,14 +11,7 @@ from .image import ImageRules
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBudget:
-    """Memory of the engine in bytes, by use.
-
-    residual   16-bit pages in addition to quantized pages
-    drafts     KV pages of the draft model
-    unread     part of ``weights`` that forwards do not read
-    adapters   limit on memory for LoRA adapters
-    vision     weights of the image encoder, its cache, and the arrays of one encoding
-    """
+    """Memory of the engine in bytes. ``adapters`` is a limit; ``unread`` is a part of ``weights``."""
 
     weights: int
     pages: int
@@ -51,15 +42,11 @@ class AdapterInfo(NamedTuple):
 class EngineInfo:
     """Facts about a running engine.
 
-    embeds           whether embeddings are available
     aliases          alternative model names for clients
-    backend_reason   why this backend was chosen
     kv_format        page formats of K and V: "fp4", or "int8/fp4" if they differ
     weights          number format of linear layers: "bf16", "int4", ...
-    num_pages        pages in the pool
     residual_pages   pages per sequence that are kept in 16 bits
     batch_invariant  whether results are bit-identical in any batch
-    adapters         LoRA adapters that were loaded at start
     images           preprocessing of images; None if the model takes only text
     """
 

@@ -1,5 +1,3 @@
-"""Messages between front end and engine: requests and their outputs."""
-
 from __future__ import annotations
 
 import itertools
@@ -16,12 +14,7 @@ _VARIANT = b"\xff"  # invalid in UTF-8, so clients cannot send it
 
 
 class CacheNamespace(NamedTuple):
-    """Requests share cached pages only if their namespaces are equal.
-
-    tenant    name of the tenant
-    salt      bytes that separate requests of one tenant
-    variant   anything else that changes K and V, such as an adapter
-    """
+    """Requests share cached pages only if their namespaces are equal."""
 
     tenant: str = ""
     salt: bytes = b""
@@ -42,14 +35,7 @@ def salt_and_variant(own: bytes) -> tuple[bytes, bytes]:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class EngineRequest:
-    """A validated request, ready for the queue. It can be pickled.
-
-    number       unique in one front end; request ids may be reused
-    max_tokens   maximum number of tokens per sample
-    arrived_at   seconds of the monotonic clock
-    grammar      number of the compiled grammar
-    adapter      name of the LoRA adapter
-    """
+    """A validated request. ``number`` is unique; request ids may be reused."""
 
     request_id: str
     prompt_ids: Sequence[int]
@@ -69,7 +55,5 @@ class EngineRequest:
 
 
 class News(NamedTuple):
-    """New output of one request."""
-
     number: int
     delta: Delta

@@ -1,5 +1,3 @@
-"""Images of a prompt, as the front end passes them to the engine."""
-
 from __future__ import annotations
 
 import hashlib
@@ -27,13 +25,11 @@ class ImageRules:
 
     token                    id of the placeholder token in prompts
     patch                    side of a patch, in pixels
-    temporal                 frames per patch; a still image is repeated for each
     merge                    patches along each side of an image token
     fit                      method of resizing: "area", "edge", "fill", "square" or "crop"
     edge                     longest allowed side, in pixels
     min_pixels, max_pixels   range of the resized image's area, in pixels
     resample                 number of Pillow's resampling filter
-    mean, std                normalization of each channel, from 0 to 1
     """
 
     token: int
@@ -89,19 +85,15 @@ class ImageRules:
 
 
 class Tensor(NamedTuple):
-    """An array of numbers: little-endian values, shape, and the name of their type, such as "float32"."""
-
     values: bytes
     shape: tuple[int, ...]
     dtype: str
 
 
 class ImageTensors(NamedTuple):
-    """Images that a router has resized, with the positions of their tokens.
+    """Images that a router has resized.
 
-    pixels   8-bit pixels, raw or normalized: patches in the order of Qwen's processors, or an array
-             [images, 3, height, width]
-    grids    [images, 3], number of patches in time, height and width; None if ``pixels`` is an array
+    grids    [images, 3], number of patches in time, height and width
     places   position of the first token and number of tokens, for each image
     """
 
@@ -113,7 +105,6 @@ class ImageTensors(NamedTuple):
 class PromptImage(NamedTuple):
     """An image of a prompt.
 
-    start          prompt position of the first image token
     rows, columns  number of image tokens in each direction
     digest         SHA-256 of the pixels, their size and the preprocessing
     pixels         RGB, 8 bits per channel, line by line
@@ -135,7 +126,6 @@ class PromptImage(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Number of prompt tokens of the image."""
         return self.rows * (self.columns + self.has_ends)
 
     @property

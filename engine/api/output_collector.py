@@ -1,13 +1,11 @@
-"""Merging of consecutive output deltas of one sample."""
-
 from __future__ import annotations
 
 from .outputs import Completion, Delta, PromptLogprobs, TokenLogprob
 
 _DELTA_BYTES = 200  # bytes of an empty delta in CPython
-_NUMBER_BYTES = 32  # bytes of a float in a tuple
+_NUMBER_BYTES = 32
 _TOKEN_BYTES = 40
-_LOGPROB_BYTES = 160  # bytes of a TokenLogprob
+_LOGPROB_BYTES = 160
 
 
 class OutputCollector:
@@ -109,7 +107,6 @@ def delta_bytes(delta: Delta, *, counts_prompt: bool = True) -> int:
 
 
 def prompt_logprobs_bytes(num_prompt: int, num_alternatives: int) -> int:
-    """Return the estimated memory of a prompt's log probabilities in bytes."""
     return _LOGPROB_BYTES * num_prompt * (1 + num_alternatives)
 
 

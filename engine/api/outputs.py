@@ -1,5 +1,3 @@
-"""Outputs of a request: deltas during generation, and complete outputs."""
-
 from __future__ import annotations
 
 import enum
@@ -11,8 +9,8 @@ class FinishReason(enum.StrEnum):
 
     STOP = "stop"  # a stop string, a stop id or the model's end token
     LENGTH = "length"  # max_tokens, or the model's length
-    ABORT = "abort"  # the caller aborted the request
-    ERROR = "error"  # the request failed; see the error message
+    ABORT = "abort"
+    ERROR = "error"
 
 
 @dataclass(frozen=True, slots=True)

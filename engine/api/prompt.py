@@ -1,5 +1,3 @@
-"""Prompts: text, token ids or chat messages."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +7,6 @@ from typing import Any, TypeAlias
 from .errors import InvalidRequest
 from .image import ImageTensors, PromptImage
 
-# template variables that ``ChatPrompt.variables`` cannot set
 TAKEN = ("messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template")
 Message: TypeAlias = Mapping[str, Any]  # {"role": ..., "content": ...}
 
@@ -22,7 +19,6 @@ class ChatPrompt:
     variables               further template variables, such as enable_thinking
     open_turn               end the prompt with the start of the assistant's turn
     continue_final_message  end the prompt inside the last message, so the model continues it
-    has_images              whether messages may contain {"type": "image"} parts
     """
 
     messages: Sequence[Message]
@@ -44,16 +40,13 @@ def check_variables(field: str, variables: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A validated prompt: token ids and images."""
-
     ids: list[int]
     images: tuple[PromptImage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ImagePrompt:
-    """Token ids and images, as routers send them. ``ids`` has one placeholder per data: URL in ``urls``, or
-    one per image token of ``tensors``."""
+    """Token ids and images, as routers send them."""
 
     ids: Sequence[int]
     urls: Sequence[str] = ()

@@ -13,7 +13,7 @@ from .outputs import TokenLogprob
 from .sampling_params import SamplingParams
 from .setting_types import check_count
 
-MAX_DOCUMENTS = 1000  # documents per call
+MAX_DOCUMENTS = 1000
 MAX_ANSWER = 256  # characters per answer token
 PLACES = ("{instruction}", "{query}", "{document}")
 _PLACE = re.compile("|".join(map(re.escape, PLACES)))
@@ -87,13 +87,10 @@ class RerankPrompt:
 
 @dataclass(frozen=True, slots=True)
 class RerankAnswers:
-    """Token ids of the two answers."""
-
     yes: int
     no: int
 
     def params(self) -> SamplingParams:
-        """Sampling parameters that return the log probabilities of both answers."""
         bias = {self.yes: BIAS, self.no: BIAS}
         return SamplingParams(max_tokens=1, ignore_eos=True, logprobs=2, logit_bias=bias)
 

@@ -1,5 +1,3 @@
-"""The sampling parameters of a request: declaration and checks."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -20,7 +18,7 @@ MAX_BAD_WORDS = 128
 MAX_BAD_WORD_LENGTH = 128
 MAX_SAMPLES = 64
 MIN_REPETITION_PENALTY = 0.01  # logits are divided by the penalty and must stay finite in float32
-_FLOAT32_EPSILON = 2.0**-23  # relative spacing of float32 numbers
+_FLOAT32_EPSILON = 2.0**-23
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,5 +178,5 @@ PARAMETERS: Mapping[str, tuple[Parameter, Any]] = settings_of(SamplingParams)
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:  # also rejects NaN
+    if not low <= value <= high:
         raise InvalidRequest(f"{name} must be between {low} and {high}, got {value}")

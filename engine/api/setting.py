@@ -1,5 +1,3 @@
-"""Declarations of engine settings and sampling parameters."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -19,26 +17,20 @@ _UNSET = (None, False, "off")
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 100
 _quoted = _REPR.repr
-_UNITS = {"SECONDS": " seconds", "MS": " milliseconds"}  # units in error messages
+_UNITS = {"SECONDS": " seconds", "MS": " milliseconds"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """Declaration of one setting.
 
-    help       text for ``--help``
     shown      default as shown in ``--help`` (None: the value itself)
     more       additional sentences for the reference page
     kind       type of the value; "switch" has the options --x and --no-x
-    metavar    placeholder of the value in ``--help``
-    choices    allowed values (empty: any)
     low, high  inclusive range of a number (None: unbounded)
-    above      whether ``low`` itself is excluded
     remedy     end of the error message, which tells the user what to do
     aliases    alternative option names, mostly vLLM's
-    exclusive  name of a group of mutually exclusive settings
     needs      another setting that must be set if this one is
-    optional   whether None is allowed
     """
 
     help: str
@@ -92,7 +84,6 @@ class Setting:
         return f"above {low} and at most {high}" if self.above else f"between {low} and {high}"
 
     def explained(self, default: Any) -> str:
-        """Return the help text with the default."""
         shown = self.shown
         if shown is None:
             shown = f"{default:g}" if isinstance(default, float) else str(default)
@@ -130,7 +121,6 @@ def _field(default: Any, declared: Setting) -> Any:
 
 @functools.cache
 def settings_of(config: type) -> dict[str, tuple[Any, Any]]:
-    """Return each setting with its default, by name, in order of declaration."""
     hints = typing.get_type_hints(config)
     return {
         field.name: (

@@ -1,5 +1,3 @@
-"""Parsing of sizes in bytes, such as "2GiB"."""
-
 from __future__ import annotations
 
 import re

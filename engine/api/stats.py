@@ -1,5 +1,3 @@
-"""Statistics of requests and steps, for metrics and progress bars."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -29,15 +27,11 @@ class RequestRecord:
 
 
 class DraftRecord(NamedTuple):
-    """Draft tokens of one sequence in one step: proposed and accepted."""
-
     num_drafts: int
     num_accepted: int
 
 
 class TenantLoad(NamedTuple):
-    """Running and waiting sequences of one tenant."""
-
     running: int
     waiting: int
 
@@ -50,8 +44,6 @@ class TenantTokens(NamedTuple):
 
 
 class AdapterLoad(NamedTuple):
-    """LoRA adapters in use in a step."""
-
     max_loras: int
     running: tuple[str, ...]
     waiting: tuple[str, ...]
@@ -62,15 +54,7 @@ NO_PROMPTS: Mapping[int, int | None] = MappingProxyType({})
 
 
 class Gauges(NamedTuple):
-    """Gauges of the engine after a step.
-
-    states        counts of state slots of recurrent layers
-    store, swap   counts of pages on disk, and of pages swapped to host memory
-    tenants       loads of named tenants, at most a second old
-    prompts_left  uncomputed prompt tokens by request number; None after preemption
-    adapters      LoRA adapters in use
-    media_waits   sequences that wait until an image is encoded
-    """
+    """Gauges of the engine after a step. ``tenants`` may be a second old."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -90,20 +74,7 @@ class Gauges(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """Statistics of one step.
-
-    hit_tokens       prompt tokens that were found in the prefix cache
-    query_tokens     prompt tokens that were looked up
-    miss_tokens      prompt tokens that were not found, by reason
-    ttft_s           times to first token, in seconds
-    inter_token_s    times between two tokens of one sequence, in seconds
-    queue_s          times in the queue, in seconds
-    drafts           one entry per sequence with draft tokens
-    tenant_tokens    tokens of each named tenant
-    predicted_s      predicted step time; None without a latency target
-    encoded_s        encoding times of the images encoded since the last record, in seconds
-    image_hits       images since the last record whose features were cached
-    """
+    """Statistics of one step. ``predicted_s`` is None without a latency target."""
 
     seconds: float
     prefill_tokens: int
@@ -131,6 +102,4 @@ class Observer(Protocol):
 
     def step(self, record: StepRecord) -> None: ...
 
-    def rejected(self, reason: str) -> None:
-        """A request was refused on arrival: "too_long", "invalid", "overloaded", ..."""
-        ...
+    def rejected(self, reason: str) -> None: ...

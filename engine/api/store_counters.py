@@ -1,5 +1,3 @@
-"""Counters of a page store on disk, for metrics."""
-
 from __future__ import annotations
 
 import threading
@@ -19,12 +17,7 @@ budget                     it was evicted, because other pages were used more re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreCounts:
-    """Counters of the page store since the start.
-
-    loaded, written  pages read from and written to disk
-    dropped          pages by reason, see DROP_REASONS
-    num_bytes        bytes of all pages on disk
-    """
+    """Counters of the page store since the start. DROP_REASONS lists the keys of ``dropped``."""
 
     hits: int = 0
     misses: int = 0
@@ -35,8 +28,6 @@ class StoreCounts:
 
 
 class StoreCounters:
-    """Thread-safe counters of a page store."""
-
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()

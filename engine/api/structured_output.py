@@ -1,5 +1,3 @@
-"""Constraints on the output of a request."""
-
 from __future__ import annotations
 
 import json
@@ -43,7 +41,7 @@ class StructuredOutput:
                 f"structured must have exactly one of {', '.join(f.name for f in fields(self))}, "
                 f"got {' and '.join(given) or 'none'}; give one"
             )
-        if isinstance(self.choice, str):  # a string would be read as one choice per letter
+        if isinstance(self.choice, str):
             raise InvalidRequest(
                 f"choice must be a tuple of strings, got {self.choice!r}; write ({self.choice!r},)"
             )
@@ -70,7 +68,6 @@ class StructuredOutput:
 
     @property
     def source(self) -> str:
-        """Return the schema or grammar as text; empty for json_object."""
         if self.json_object:
             return ""
         return json.dumps(self.choice) if self.choice else str(getattr(self, self.kind))

@@ -1,5 +1,3 @@
-"""Tenants: clients that share a server."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -7,11 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A tenant of the server.
-
-    name    empty on a server without tenants
-    share   largest fraction of a shared resource that the tenant may use
-    """
+    """``share`` is the largest fraction of a shared resource that the tenant may use."""
 
     name: str = ""
     share: float = 1.0
