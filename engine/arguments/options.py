@@ -1,5 +1,3 @@
-"""Options for engine settings and sampling parameters."""
-
 from __future__ import annotations
 
 import argparse
@@ -25,7 +23,7 @@ from .usage import checked, number, whole_number
 
 DEFAULTS = EngineConfig()
 _SETTINGS = settings_of(EngineConfig)
-_GROUPS = {  # first setting and heading of each group
+_GROUPS = {
     "model": "model",
     "kv_format": "KV cache",
     "max_model_len": "lengths",
@@ -66,7 +64,7 @@ def add_settings(group: argparse._ActionsContainer, names: Iterable[str]) -> Non
 
 
 def add_sampling_arguments(group: argparse._ActionsContainer, **defaults: Any) -> None:
-    """Add one option per sampling parameter. All defaults are None; the help shows ``defaults``."""
+    """Add one option per sampling parameter. All defaults are None."""
     for name, (declared, default) in _PARAMETERS.items():
         told = dataclasses.replace(declared, shown=str(defaults[name])) if name in defaults else declared
         _add_option(group, declared.flag or _flag(name), name, told, default)
@@ -105,8 +103,6 @@ def _add_option(
 
 
 class _Several(argparse.Action):
-    """Collects the values of an option that may be repeated."""
-
     def __call__(
         self,
         _parser: argparse.ArgumentParser,
@@ -175,7 +171,6 @@ def given_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def engine_flags(settings: Mapping[str, Any]) -> list[str]:
-    """Return command-line options for the given settings."""
     flags = []
     for name, value in settings.items():
         flag = "--" + name.replace("_", "-")
@@ -244,7 +239,6 @@ def _drafts(info: EngineInfo) -> str:
 
 
 def budget_lines(info: EngineInfo) -> list[str]:
-    """Return lines about the engine's memory."""
     from ..memory.budget import format_size
 
     memory = info.memory

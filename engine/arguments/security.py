@@ -1,5 +1,3 @@
-"""Options for TLS and bearer tokens, for servers and clients."""
-
 from __future__ import annotations
 
 import argparse

@@ -25,7 +25,7 @@ EPILOG = (
     "Every option can also be set by an environment variable (--kv-format: OCTAVO_KV_FORMAT) or in the "
     'file of --config (kv-format = "fp4"). The command line overrides variables, which override the file.'
 )
-DELETED = {  # removed options and their replacements
+DELETED = {
     "k-format": "give both formats as --kv-format K/V",
     "v-format": "give both formats as --kv-format K/V",
     "max-waiting-tokens": "leave it out; the queue holds at most 1048576 prompt tokens",
@@ -43,19 +43,13 @@ _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off", ""}
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """An option. ``negated``: a true value turns the option off."""
-
     action: argparse.Action
     negated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Options from the environment or a file.
-
-    words    the options as command-line arguments
-    origins  source of each option, for error messages
-    """
+    """Options from the environment or a file, as arguments of a command line."""
 
     words: list[str]
     origins: dict[str, str]
@@ -88,7 +82,6 @@ def found_options(parser: argparse.ArgumentParser, argv: Sequence[str], environ:
 
 
 def option_names(parser: argparse.ArgumentParser) -> dict[str, _Name]:
-    """Return all long options by name, without leading dashes."""
     names: dict[str, _Name] = {}
     for action in parser._actions:
         if isinstance(action, argparse._HelpAction):
@@ -159,7 +152,7 @@ def _read_file(path: Path, names: Mapping[str, _Name]) -> dict[str, Any]:
         raise InvalidConfig(
             f"{CONFIG_FLAG} {path} must not nest values that deep; write each option at the top level"
         ) from error
-    except ValueError as error:  # invalid TOML or invalid UTF-8
+    except ValueError as error:
         raise InvalidConfig(f"{CONFIG_FLAG} {path} is not TOML: {error}") from error
     values: dict[str, Any] = {}
     for key, value in content.items():

@@ -1,5 +1,3 @@
-"""Command-line parser with one-line errors."""
-
 from __future__ import annotations
 
 import argparse
@@ -25,10 +23,9 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**settings)
         self._fill = fill
         self._reads_sources = False
-        self.origins: dict[str, str] = {}  # sources of options: variable or file
+        self.origins: dict[str, str] = {}
 
     def complete(self) -> None:
-        """Add the options of this command. A second call has no effect."""
         fill, self._fill = self._fill, None
         if fill is not None:
             fill(self)
@@ -77,8 +74,6 @@ class Parser(argparse.ArgumentParser):
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Help formatter that shows only meaningful defaults."""
-
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if action.default is True or action.default in (None, False, "", []):
             return action.help
@@ -86,7 +81,6 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
 
 
 def say_error(command: str, error: object) -> None:
-    """Print an error as one line on stderr."""
     where = f"octavo {command}".strip()
     print(f"{where}: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
 
