@@ -1,1 +1,0 @@
-"""Parsing of chat output into reasoning, content and tool calls."""

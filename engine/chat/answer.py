@@ -1,5 +1,3 @@
-"""Incremental parser of chat output: text in, events out."""
-
 from __future__ import annotations
 
 from ..api.outputs import ChatAnswer, ToolCall
@@ -22,8 +20,8 @@ from .text_source import Malformed, Steps, TextSource, Unfinished
 class AnswerReader:
     """Parses the output of one sample into events.
 
-    Call ``add`` with each new piece of text, and ``finish`` at the end. Events contain no marks such as
-    <think>. Arguments of tool calls are exactly what the model wrote, even if they are incomplete.
+    Call ``add`` with each new piece of text, and ``finish`` at the end. Arguments of tool calls are exactly
+    what the model wrote, even if they are incomplete.
     """
 
     def __init__(
@@ -45,7 +43,6 @@ class AnswerReader:
         self._steps = self._answer()
 
     def add(self, text: str) -> list[Event]:
-        """Add a piece of text and return the new events."""
         self._source.rest += text
         return self._run()
 

@@ -22,7 +22,7 @@ _WHITESPACE = r"[ \n]?"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """Notation of a tool call's arguments. ``before`` contains ``{key}`` for the parameter's name.
+    """Notation of a tool call's arguments.
 
     texts    text values: "raw" (unquoted), "json", or a quotation mark
     nested   lists and objects: "json", or "bare" (unquoted keys)
@@ -37,13 +37,6 @@ class Parameters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallShape:
-    """Notation of tool calls in a grammar.
-
-    section      text before and after all calls
-    call         text before and after the arguments of one call, with ``{name}``
-    parameters   None if the arguments are one JSON object
-    """
-
     section: tuple[str, str] = ("", "")
     call: tuple[str, str]
     between: str = ""
@@ -52,7 +45,7 @@ class CallShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat(ABC):
-    """A notation of tool calls. ``is_bare``: calls are JSON objects without marks."""
+    """A notation of tool calls."""
 
     start: str
     end: str
@@ -68,8 +61,7 @@ class ToolFormat(ABC):
         return ()
 
     @abstractmethod
-    def read(self, source: TextSource, calls: CallWriter) -> Steps[None]:
-        """Read all calls after the start mark."""
+    def read(self, source: TextSource, calls: CallWriter) -> Steps[None]: ...
 
 
 def call_grammar(
@@ -83,14 +75,7 @@ def call_grammar(
     with_text: bool = False,
     or_schema: Any = None,
 ) -> str:
-    """Return a Lark grammar for tool calls in the notation ``shape``.
-
-    start       mark before calls; empty if calls are the whole output
-    marks       all marks of the notation
-    is_many     whether several calls are allowed
-    with_text   whether text is allowed before and after calls
-    or_schema   JSON schema of output without calls
-    """
+    """Return a Lark grammar for tool calls. ``or_schema`` is the JSON schema of output without calls."""
     writer = _Writer(shape, marks, added_id)
     return writer.grammar(tools, start=start, is_many=is_many, with_text=with_text, or_schema=or_schema)
 

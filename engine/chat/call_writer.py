@@ -1,5 +1,3 @@
-"""Events of tool calls, with numbers, ids and JSON arguments."""
-
 from __future__ import annotations
 
 import json
@@ -17,8 +15,6 @@ _ALPHABET = string.ascii_letters + string.digits
 
 
 class CallWriter:
-    """Creates the events of the tool calls in one output."""
-
     def __init__(self, tools: Tools, id_style: IdStyle = "call") -> None:
         self.tools = tools
         self.name: str | None = None
@@ -35,7 +31,6 @@ class CallWriter:
         return self._index + 1
 
     def give_up(self) -> None:
-        """Drop a malformed call."""
         self.name = None
 
     def begin(self, name: str, call_id: str | None = None) -> CallBegin:
@@ -88,7 +83,7 @@ class CallWriter:
 
 
 def new_id(style: IdStyle = "call") -> str:
-    """Return a new call id. "short" has nine letters and digits, as Mistral's templates require."""
+    """Return a new call id. Mistral's templates require the style "short"."""
     if style == "short":
         return "".join(secrets.choice(_ALPHABET) for _ in range(9))
     return f"call_{secrets.token_hex(12)}"

@@ -1,5 +1,3 @@
-"""Chat formats: the marks of reasoning and tool calls for one model."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -14,7 +12,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatFormat:
-    """Marks of reasoning and tool calls in a model's output. None means that the model lacks the feature."""
+    """Marks of reasoning and tool calls in a model's output."""
 
     reasoning: Reasoning | None = None
     tools: ToolFormat | None = None

@@ -1,5 +1,3 @@
-"""Parts of a chat output, in generation order."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -8,15 +6,11 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class ReasoningText:
-    """New text of the model's reasoning."""
-
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ContentText:
-    """New text of the content."""
-
     text: str
 
 
@@ -31,7 +25,7 @@ class CallBegin:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """New JSON text of a call's arguments."""
+    """JSON text, which may be a part of a call's arguments."""
 
     index: int
     text: str
@@ -39,8 +33,6 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnd:
-    """End of a tool call: its arguments are complete."""
-
     index: int
 
 

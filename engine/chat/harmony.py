@@ -24,8 +24,6 @@ _SHAPE = CallShape(call=(f"{_CHANNEL}commentary to=functions.{{name}} {_KIND}jso
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HarmonyCalls(ToolFormat):
-    """Tool calls in Harmony messages."""
-
     start: str = f"{_CHANNEL}commentary to="
     end: str = ""
     shape: CallShape = _SHAPE
@@ -41,11 +39,7 @@ class HarmonyCalls(ToolFormat):
     def whole_grammar(
         self, tools: Tools, *, added_id: AddedId, is_forced: bool, or_schema: Any
     ) -> str | None:
-        """Return a grammar for output with a tool call; None if the vocabulary lacks the marks.
-
-        is_forced   whether a call is required
-        or_schema   JSON schema of output without a call
-        """
+        """Return a grammar for output with a tool call; None if the vocabulary lacks the marks."""
         ids = {mark: added_id(mark) for mark in self.marks}
         if None in ids.values():
             return None
@@ -100,7 +94,7 @@ def _read_head(source: TextSource, was_cut: Callable[[], bool], *, is_first: boo
     yield from source.skip_space()
     space = source.taken
     opener = yield from source.starts_with(*_OPENERS)
-    if opener is None and source.rest and is_first:  # text without messages is content
+    if opener is None and source.rest and is_first:
         if not (was_cut() and any(each.startswith(source.rest) for each in _OPENERS)):
             source.give_back(space)
             while source.rest or (yield from source.more()):

@@ -45,7 +45,6 @@ def read_call_object(source: TextSource, calls: CallWriter) -> Steps[None]:
 
 
 def read_arguments(source: TextSource, calls: CallWriter) -> Steps[None]:
-    """Read the arguments of an open call incrementally."""
     yield from source.skip_space()
     if (yield from source.starts_with('"')) is None:
         yield from source.json_value(calls.arguments)

@@ -1,5 +1,3 @@
-"""Marks around the reasoning in a model's output."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -10,13 +8,6 @@ from ..api.errors import InvalidConfig
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Marks around a model's reasoning.
-
-    header       optional text after ``start``, such as "thought" in Gemma 4
-    direct       optional mark at the start of output without reasoning
-    is_harmony   whether the output has the Harmony format
-    """
-
     start: str
     end: str
     header: str = ""
@@ -24,11 +15,11 @@ class Reasoning:
     is_harmony: bool = False
 
     def is_open(self, prompt_tail: str) -> bool:
-        """Whether a prompt with this last text ends inside the reasoning."""
+        """Return whether a prompt with this end is inside the reasoning."""
         return prompt_tail.rstrip().endswith((self.start, self.start + self.header))
 
     def is_closed(self, prompt_tail: str) -> bool:
-        """Whether a prompt with this last text has finished the reasoning."""
+        """Return whether a prompt with this end has finished the reasoning."""
         return prompt_tail.rstrip().endswith(self.end)
 
 

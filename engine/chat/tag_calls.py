@@ -33,15 +33,7 @@ def parsed_calls(parse: Parse, text: str, tools: Tools) -> list[Mapping[str, Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagCalls(ToolFormat):
-    """Tool calls with a pair of tags around each name and value.
-
-    call        tags around the call's name
-    key, value  tags around a parameter's name and value
-    call_end    tag after the last parameter
-    trim        white space to remove from values
-    null_word   whether "null" means no value, even for text parameters
-    parse       mlx-lm's parser, which converts values to their types
-    """
+    """Tool calls with a pair of tags around each name and value."""
 
     parse: Parse
     call: tuple[str, str] | None
@@ -128,8 +120,6 @@ class TagCalls(ToolFormat):
 
 
 class _TextValue:
-    """Converts a text value to a JSON string incrementally."""
-
     def __init__(self, calls: TagCalls) -> None:
         self._trim = calls.trim
         self._null_word = calls.null_word

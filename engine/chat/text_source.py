@@ -1,5 +1,3 @@
-"""Buffer of incoming text for parsers that are generators."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
@@ -21,11 +19,7 @@ class Unfinished(Exception):
 
 
 class TextSource:
-    """Buffer between incoming text and a parser.
-
-    rest       text that was not consumed yet
-    is_closed  whether the text is complete
-    """
+    """Buffer between incoming text and a parser."""
 
     def __init__(self) -> None:
         self.rest = ""
@@ -163,8 +157,6 @@ class TextSource:
 
 
 class _ValueEnd:
-    """Finds the end of a JSON value that arrives in pieces."""
-
     def __init__(self) -> None:
         self._closers: list[str] = []
         self._in_string = False

@@ -1,5 +1,3 @@
-"""Tools of a request: validation, and their effects on prompt and output."""
-
 from __future__ import annotations
 
 import json
@@ -24,19 +22,13 @@ _FORCED_FORMAT = "json_tools"  # for models without a known tool call format
 
 
 class ChatTokenizer(Protocol):
-    """Tokenizer methods that tools and reasoning need."""
-
     @property
     def chat_format(self) -> ChatFormat: ...
 
     @property
-    def shows_tools(self) -> bool:
-        """Whether the chat template shows tools to the model."""
-        ...
+    def shows_tools(self) -> bool: ...
 
-    def added_id(self, text: str) -> int | None:
-        """Return the id of the added token with this text, or None."""
-        ...
+    def added_id(self, text: str) -> int | None: ...
 
     def prompt_tail(self, prompt_ids: Sequence[int]) -> str:
         """Return the text of the last prompt tokens, including special tokens."""
@@ -45,14 +37,7 @@ class ChatTokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """Effects of a request's tools.
-
-    shown        tools in the prompt
-    structured   constraint on the output after the reasoning
-    is_whole     whether the constraint also covers the reasoning
-    form         notation of tool calls; None if calls are not parsed
-    max_calls    maximum number of calls; None for no limit
-    """
+    """Effects of a request's tools. ``is_whole``: the constraint also covers the reasoning."""
 
     shown: Tools = ()
     structured: StructuredOutput | None = None

@@ -1,5 +1,3 @@
-"""Notations of tool calls by model family, under the names of mlx-lm's parsers."""
-
 from __future__ import annotations
 
 import functools
@@ -15,7 +13,7 @@ from .harmony import HarmonyCalls
 from .json_calls import HeadedCalls, JsonCalls
 from .tag_calls import GemmaCalls, Parse, TagCalls, WholeCalls
 
-ALIASES: Mapping[str, str] = {  # names of vLLM, SGLang and the SMG router: our names
+ALIASES: Mapping[str, str] = {
     "hermes": "json_tools", "qwen": "json_tools", "qwen25": "json_tools", "json": "json_tools",
     "granite": "json_tools", "qwen3_xml": "qwen3_coder", "qwen_coder": "qwen3_coder", "qwen35": "qwen3_coder",
     "glm45": "glm47", "glm4_moe": "glm47", "glm45_moe": "glm47", "glm47_moe": "glm47", "laguna": "glm47",
