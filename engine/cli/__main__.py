@@ -1,5 +1,3 @@
-"""``python -m octavo.engine.cli``, which runs the ``octavo`` command."""
-
 import sys
 
 from . import main

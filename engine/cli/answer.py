@@ -1,5 +1,3 @@
-"""Output of ``octavo generate``: streamed text, a summary, and JSON."""
-
 from __future__ import annotations
 
 import functools
@@ -14,8 +12,6 @@ from ..client.token_times import TokenTimes
 
 
 class Drafts:
-    """Observer that counts draft tokens."""
-
     def __init__(self) -> None:
         self._records: list[DraftRecord] = []
 
@@ -83,7 +79,7 @@ class Answer:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return the answer as JSON. ``tokens_per_s`` excludes the time to the first token if possible."""
+        """Return the answer as JSON."""
         later = self.times.later_per_s
         found = {
             "outputs": [_sample_json(sample) for sample in self.samples],

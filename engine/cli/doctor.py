@@ -104,7 +104,6 @@ def _metal_lines(settings: dict[str, Any] | None) -> list[str]:
 
 
 def examine(backend_name: str, threads: int | None, *, exact: bool = False) -> dict[str, Any]:
-    """Test the kernels and return a report."""
     from octavo.kernels.backends import choose_backend, native_instructions
     from octavo.kernels.verify.selftest import run_selftest
 

@@ -31,7 +31,7 @@ from ..arguments.usage import token_ids
 from ..client.credentials import ClientCredentials
 from .answer import Answer, Drafts
 
-MAX_TOKENS = 128  # default of --max-tokens
+MAX_TOKENS = 128
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,5 +1,3 @@
-"""Report of ``octavo doctor`` on a model."""
-
 from __future__ import annotations
 
 from collections import Counter

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _observe(path: Path) -> ObservedCaches:
-    from ..executor.load.loader import observe_caches  # slow to import
+    from ..executor.load.loader import observe_caches
 
     return observe_caches(path)
 

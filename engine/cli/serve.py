@@ -42,7 +42,7 @@ __all__ = ["add_arguments", "run", "serve", "settle_interpreter"]
 
 logger = logging.getLogger(__name__)
 DEATH_LINGER_S = 10.0
-GRACE_S = 5.0  # seconds from the drain timeout to a forced exit
+GRACE_S = 5.0
 LOADING_GRACE_S = 2.0
 EXPORT_GRACE_S = 2.0
 HANG_S = 120.0  # seconds; a longer step counts as hanging
@@ -257,7 +257,7 @@ async def _load(engine: AsyncEngine, stopping: asyncio.Event, deadline: ExitDead
     if start.done():
         start.result()
         return True
-    deadline.start(LOADING_GRACE_S, 0)  # loading cannot be interrupted
+    deadline.start(LOADING_GRACE_S, 0)
     start.cancel()
     await asyncio.wait((start,))
     return False
@@ -312,8 +312,6 @@ def _signal_event(heard: Callable[[], None]) -> asyncio.Event:
 
 
 class ServerProbes:
-    """Health and metrics probes of a server, callable before the model is loaded."""
-
     def __init__(self, engine: AsyncEngine) -> None:
         self.server: GrpcServer | None = None
         self._engine = engine
@@ -361,7 +359,6 @@ class MetricsSecurity:
         return self._files is not None or self._tokens is not None
 
     def may_read(self, authorization: str) -> bool:
-        """Whether the header has a valid token, or no token is required."""
         if self._tokens is None:
             return True
         try:
@@ -371,7 +368,7 @@ class MetricsSecurity:
         return True
 
     def reload(self) -> None:
-        """Read the files again for new connections. A damaged file changes nothing."""
+        """Read the files again for new connections. Damaged files change nothing."""
         try:
             if self._files is not None and self.context is not None:
                 self._files.read()

@@ -1,5 +1,3 @@
-"""System limits of a server: file descriptors and time to exit."""
-
 from __future__ import annotations
 
 import atexit
@@ -14,11 +12,10 @@ from octavo.kernels.cpus import cpu_quota as cpu_quota
 
 logger = logging.getLogger(__name__)
 
-LAST_RESORT_S = 1.0  # seconds after the deadline before faulthandler ends the process
+LAST_RESORT_S = 1.0
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the limit of open files to the maximum that the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == hard:
         return

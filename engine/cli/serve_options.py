@@ -1,5 +1,3 @@
-"""Options of ``octavo serve`` that are not engine settings."""
-
 from __future__ import annotations
 
 import argparse
@@ -27,29 +25,12 @@ if TYPE_CHECKING:
     from ..kv_events.zmq_publisher import KvEventOptions
 
 MODEL = "model_to_serve"
-MAX_MESSAGE_SIZE = 2**31 - 1  # bytes
+MAX_MESSAGE_SIZE = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """Options of ``octavo serve`` that are not engine settings.
-
-    listen                 address of gRPC
-    metrics                address of /metrics, /healthz and /readyz
-    vllm_metrics           whether to also export gauges under vLLM's names
-    otlp_endpoint          destination of traces
-    otlp_metrics_endpoint  destination of OpenTelemetry metrics
-    reflection             whether clients may list the gRPC services
-    max_message_bytes      limit of an incoming message
-    write_timeout          seconds for which a client may leave output unread
-    tls, auth_token_file   access to gRPC and HTTP
-    metrics_tls, metrics_token_file   access to the metrics port
-    api_key                additional bearer token
-    http                   address of HTTP
-    allowed_origins        origins of web pages that may send HTTP requests
-    kv_events              destination of prefix cache events
-    lora_listen            vLLM gRPC address of each LoRA adapter
-    """
+    """Options of ``octavo serve`` that are not engine settings. Sizes are in bytes, times in seconds."""
 
     listen: Address
     metrics: Address | None
@@ -118,8 +99,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class _Model(argparse.Action):
-    """The positional argument MODEL, an alternative to --model."""
-
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, _option: Any = None
     ) -> None:
