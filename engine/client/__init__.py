@@ -1,1 +1,0 @@
-"""Clients of an Octavo server, and a server in a child process."""

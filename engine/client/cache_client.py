@@ -1,5 +1,3 @@
-"""Client of the octavo.v1.Cache service."""
-
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
@@ -22,7 +20,6 @@ class CacheCalls:
         self._client = client
 
     async def call(self, request: Message) -> Any:
-        """Call the RPC for this request type."""
         name = type(request).__name__.removesuffix("Request")
         return await self._client.unary(getattr(self.stub, name), request)
 
@@ -82,7 +79,6 @@ def prefix_of(
     request_id: str | None = None,
     cache_salt: str = "",
 ) -> pb.Prefix:
-    """Return a Prefix message from text, token ids or a request id."""
     prefix = pb.Prefix(text=text, request_id=request_id, cache_salt=cache_salt)
     if token_ids is not None:
         prefix.token_ids.ids.extend(token_ids)

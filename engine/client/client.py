@@ -1,5 +1,3 @@
-"""Asyncio client of octavo.v1."""
-
 from __future__ import annotations
 
 import json
@@ -36,15 +34,14 @@ _OPTIONS = (
     # Each client has its own connection, because shared connections distort benchmarks.
     ("grpc.use_local_subchannel_pool", 1),
 )
-_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # environment variables, in gRPC's order
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 _ERRORS = {code: kind for kind, code in reversed(CODES)}
 
 
 class Client:
-    """Client of octavo.v1. ``cache`` is the client of octavo.v1.Cache.
+    """Client of octavo.v1, as in ``async with Client("127.0.0.1:50051") as client``.
 
-    Use it as ``async with Client("127.0.0.1:50051") as client``. Server errors are raised as Octavo's
-    exceptions, such as InvalidRequest; EngineDead if no server answers.
+    Server errors are raised as Octavo's exceptions, such as InvalidRequest; EngineDead if no server answers.
     """
 
     def __init__(self, address: str, credentials: ClientCredentials | None = None) -> None:
@@ -117,7 +114,6 @@ class Client:
         salt: str = "",
         adapter: str | None = None,
     ) -> list[float]:
-        """Return the embedding of one prompt."""
         SamplingParams(pooling=pooling)
         check_dimensions(dimensions)
         request = pb.EmbedRequest(
@@ -139,7 +135,6 @@ class Client:
         top_n: int | None = None,
         salt: str = "",
     ) -> list[RankedDocument]:
-        """Rank documents by relevance to a query."""
         check_top_n(top_n)
         request = pb.RerankRequest(
             query=query,
@@ -185,7 +180,7 @@ class Client:
         return list((await self.unary(self.stub.ListAdapters, pb.ListAdaptersRequest())).adapters)
 
     async def unary(self, method: Any, request: Any) -> Any:
-        """Call an RPC with a single response. Raises Octavo's exceptions."""
+        """Call an RPC with a single response."""
         try:
             return await method(request, metadata=self.metadata)
         except grpc.aio.AioRpcError as error:

@@ -1,5 +1,3 @@
-"""Credentials of a client: TLS, client certificate and bearer token."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -14,13 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientCredentials:
-    """Credentials of a client.
-
-    tls          whether to use TLS (implied by ``ca`` and ``cert``)
-    ca           PEM file of trusted authorities (None: gRPC's defaults)
-    cert, key    PEM files of the client's certificate
-    token_file   file with a bearer token
-    """
+    """PEM files and a token file of a client. ``ca`` is None for gRPC's default authorities."""
 
     tls: bool = False
     ca: Path | None = None
@@ -47,7 +39,6 @@ class ClientCredentials:
         return grpc.ssl_channel_credentials(*files)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return the gRPC metadata of every call."""
         if self.token_file is None:
             return ()
         lines = _read(self.token_file, "--auth-token-file").decode(errors="replace").splitlines()

@@ -1,5 +1,3 @@
-"""A server in a child process, for benchmarks, demos and tests."""
-
 from __future__ import annotations
 
 import asyncio
@@ -75,7 +73,6 @@ class ServerProcess:
         self.ready = dict(word.split("=", 1) for word in line.removeprefix(READY).split())
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the server if it is running."""
         assert self._process is not None, "not started"
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)

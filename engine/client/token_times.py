@@ -1,5 +1,3 @@
-"""Arrival times of a request's tokens at its client."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -11,12 +9,7 @@ that already wait for it seem to arrive in no time."""
 
 @dataclass(slots=True)
 class TokenTimes:
-    """Arrival times of the messages of one request. A message may contain several tokens.
-
-    began       time when the request was sent
-    gaps_s      seconds between messages with tokens
-    num_later   tokens after the first message of each sample
-    """
+    """Arrival times of the messages of one request. A message may contain several tokens."""
 
     began: float
     gaps_s: list[float] = field(default_factory=list)
@@ -31,7 +24,6 @@ class TokenTimes:
         self._ended = self.began
 
     def add(self, now: float, num_tokens: int, sample: int = 0) -> None:
-        """Record a message with ``num_tokens`` tokens of one sample."""
         self._ended = now
         if not num_tokens:
             return
@@ -47,7 +39,6 @@ class TokenTimes:
 
     @property
     def ttft_s(self) -> float:
-        """Seconds until the first token."""
         return (self._ended if self._first is None else self._first) - self.began
 
     @property
