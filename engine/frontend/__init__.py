@@ -1,1 +1,0 @@
-"""Front ends of the engine: ``AsyncEngine`` for asyncio, and ``LLM`` for batches."""

@@ -1,5 +1,3 @@
-"""The engine for asyncio: each request is a stream of deltas."""
-
 from __future__ import annotations
 
 import asyncio
@@ -33,7 +31,7 @@ from .text_executor import TextExecutor, call_on_daemon
 CoreFactory: TypeAlias = Callable[[EngineConfig, Observer | None], EngineCore]
 
 ABORT_TIMEOUT_S = 10.0
-STOP_TIMEOUT_S = 10.0  # seconds to wait for the engine's thread to end
+STOP_TIMEOUT_S = 10.0
 
 
 class AsyncEngine:
@@ -127,7 +125,7 @@ class AsyncEngine:
                 await asyncio.wait_for(self._open.all_ended(), drain_timeout)
         for stream in self._open.streams():
             self._client.abort(stream.request.number)
-        with contextlib.suppress(TimeoutError):  # a step may hang
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._open.all_ended(), ABORT_TIMEOUT_S)
         for stream in self._open.streams():
             stream.fail(EngineStopping("the engine was stopped"))
@@ -341,8 +339,6 @@ class AsyncEngine:
 
 
 class LoopBridge:
-    """Forwards reports from the engine's thread to the event loop, once per step."""
-
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
@@ -371,11 +367,11 @@ class LoopBridge:
         self._call(self._ended, error)
 
     def _call(self, callback: Callable[..., None], *arguments: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the event loop is closed
+        with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, *arguments)
 
 
 def _default_core(config: EngineConfig, observer: Observer | None) -> EngineCore:
-    from ..core.build import build_core  # loads MLX
+    from ..core.build import build_core
 
     return build_core(config, observer)

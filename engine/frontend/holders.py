@@ -1,5 +1,3 @@
-"""Counts of resources that clients hold, such as calls and streams."""
-
 from __future__ import annotations
 
 import contextlib
@@ -11,12 +9,7 @@ from ..api.tenant import Tenant
 
 
 class Holders:
-    """Counts one kind of resource, with a limit for all clients and for each tenant.
-
-    total       number held now
-    num_begun   number acquired since the last reset
-    peak        largest ``total`` since the last reset
-    """
+    """Counts one kind of resource, with limits. ``peak`` is the largest ``total`` since the last reset."""
 
     def __init__(self, name: str, doing: str, most: int) -> None:
         self.name = name
@@ -39,7 +32,7 @@ class Holders:
             self.total -= 1
             self._by_tenant[tenant.name] -= 1
             if not self._by_tenant[tenant.name]:
-                del self._by_tenant[tenant.name]  # idle tenants take no memory
+                del self._by_tenant[tenant.name]
 
     def _check(self, tenant: Tenant) -> None:
         for count, most, whose in (
@@ -55,8 +48,6 @@ class Holders:
 
 
 class HolderRegistry:
-    """Counts of held resources, by kind."""
-
     def __init__(self) -> None:
         self._counts: dict[str, Callable[[], int]] = {}
 

@@ -1,5 +1,3 @@
-"""Validation of requests before they reach the engine."""
-
 from __future__ import annotations
 
 import asyncio
@@ -29,8 +27,6 @@ LONG_PROMPT = 20_000  # token ids: checking a longer prompt takes milliseconds
 
 
 class InputProcessor:
-    """Converts prompts and sampling parameters into validated requests."""
-
     def __init__(
         self,
         info: EngineInfo,
@@ -103,7 +99,6 @@ class InputProcessor:
         return [each for token in ids for each in (framed if token == rules.token else (token,))]
 
     def close(self) -> None:
-        """End the process that decodes images."""
         if self._pictures is not None:
             self._pictures.close()
 
@@ -152,11 +147,9 @@ class InputProcessor:
         return await (pictures if self._has_pictures(prompt) else texts).run("", self.encode, prompt)
 
     def compile(self, params: SamplingParams) -> int | None:
-        """Compile the output constraint and return its number. Raises InvalidRequest or Overloaded."""
         return None if params.structured is None else self.grammars.begin(params.structured).result()
 
     async def compile_beside(self, params: SamplingParams, tenant: str) -> int | None:
-        """Compile the output constraint on another thread."""
         if params.structured is None:
             return None
         ticket = self.grammars.begin(params.structured, tenant)
@@ -298,7 +291,7 @@ def file_bytes(prompt: Prompt) -> int:
         return sum(map(len, prompt.urls)) + (
             0 if prompt.tensors is None else len(prompt.tensors.pixels.values)
         )
-    if not isinstance(prompt, ChatPrompt | list | tuple):  # the first of packed ids is slow to read
+    if not isinstance(prompt, ChatPrompt | list | tuple):
         return 0
     return sum(map(num_bytes_of, pictures_in(_messages_of(prompt))))
 

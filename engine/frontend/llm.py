@@ -1,5 +1,3 @@
-"""The engine for scripts and notebooks: a list of prompts in, a list of outputs out."""
-
 from __future__ import annotations
 
 import functools
@@ -54,7 +52,7 @@ class LLM:
     ) -> None:
         """Load the model. Raises ModelLoadError or InvalidConfig."""
         if core_factory is None:
-            from ..core.build import build_core  # loads MLX
+            from ..core.build import build_core
 
             core_factory = build_core
         self._events = _Events()
@@ -321,8 +319,6 @@ class LLM:
 
 
 class _Events:
-    """Listener that queues the engine's messages for the calling thread."""
-
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[bool | list[News] | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
@@ -330,8 +326,7 @@ class _Events:
     def ready(self) -> None:
         self._queue.put(True)
 
-    def cache_changed(self) -> None:
-        """Do nothing."""
+    def cache_changed(self) -> None: ...
 
     def news(self, news: list[News]) -> None:
         self._queue.put(news)
@@ -356,8 +351,6 @@ class _Events:
 
 
 class _Collector:
-    """Merges the deltas of one request into its output."""
-
     def __init__(self, request: EngineRequest) -> None:
         self.request = request
         self._samples = [OutputCollector() for _ in range(request.params.n)]

@@ -1,5 +1,3 @@
-"""Notification of all tasks that wait on one event loop."""
-
 from __future__ import annotations
 
 import asyncio

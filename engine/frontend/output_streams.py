@@ -1,5 +1,3 @@
-"""Streams of output from the engine to readers."""
-
 from __future__ import annotations
 
 import asyncio
@@ -52,14 +50,12 @@ class OutputStreams:
 
     @property
     def num_read(self) -> int:
-        """Number of streams with a reader, including ended streams."""
         return len(self._read)
 
     def find(self, request_id: str) -> Stream | None:
         return self._by_id.get(request_id)
 
     def streams(self) -> tuple[Stream, ...]:
-        """The open streams."""
         return tuple(self._by_id.values())
 
     def push(self, news: list[News]) -> None:
@@ -123,12 +119,7 @@ class OutputStreams:
 
 
 class Stream:
-    """Unread output of a request. Unread deltas of one sample are merged.
-
-    final_only   whether to deliver one delta per sample, at its end
-    unread       counter of unread bytes in all streams
-    ended        whether all samples have ended
-    """
+    """Unread output of a request. Unread deltas of one sample are merged."""
 
     def __init__(
         self,
@@ -155,16 +146,13 @@ class Stream:
 
     @property
     def num_unread_bytes(self) -> int:
-        """Estimated bytes of unread output."""
         return self.num_pending_bytes + self._num_given_bytes
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a reader waits for output."""
         return self._reader is not None
 
     def push(self, delta: Delta) -> None:
-        """Add a delta and merge it with unread deltas of its sample."""
         if self._error is not None:
             return
         if self._final_only:

@@ -1,5 +1,3 @@
-"""Limits on unfinished requests, queued tokens and waiting time."""
-
 from __future__ import annotations
 
 import asyncio
@@ -30,8 +28,6 @@ MAX_PROMPT_BYTES = 512 * 2**20  # bytes of a prompt's log probabilities
 
 
 class UnreadOutput:
-    """Bytes of unread output."""
-
     def __init__(self) -> None:
         self.num_bytes = self.num_held_bytes = 0
 
@@ -186,7 +182,6 @@ def _score_bytes(request: EngineRequest) -> int:
 
 
 def refusal_label(error: Exception) -> str:
-    """Return the metric label for a refusal."""
     for kind, label in (
         (RequestTooLong, "too_long"),
         (InvalidRequest, "invalid"),
@@ -244,8 +239,6 @@ class TenantShares:
 
 
 class WaitingPrompts:
-    """Counts prompt tokens of requests that have not started."""
-
     def __init__(self, gauges: Callable[[], Gauges]) -> None:
         self._gauges = gauges
         self._begun: Mapping[int, int | None] = NO_PROMPTS

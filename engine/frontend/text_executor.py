@@ -1,5 +1,3 @@
-"""Threads for text work: encoding, decoding and rendering."""
-
 from __future__ import annotations
 
 import asyncio
@@ -24,11 +22,6 @@ class TextExecutor:
     def __init__(
         self, name: str, *, max_pending: int | None = None, max_tenant_share: int | None = None
     ) -> None:
-        """Create the pool; None means no limit.
-
-        max_pending        limit of calls that run or wait
-        max_tenant_share   limit of calls for one tenant
-        """
         self._name = name
         self._max_pending = max_pending
         self._max_tenant_share = max_tenant_share
@@ -37,7 +30,6 @@ class TextExecutor:
 
     @property
     def num_pending(self) -> int:
-        """Number of calls that run or wait."""
         return sum(tuple(self._pending.values()))
 
     async def run(
@@ -47,13 +39,13 @@ class TextExecutor:
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
     ) -> Answer:
-        """Run a function and return its result. Raises Overloaded if too many calls are pending."""
+        """Return the function's result. Raises Overloaded if too many calls are pending."""
         self._check(tenant)
         loop = asyncio.get_running_loop()
         self._pending[tenant] += 1
 
         def done(_: Future[Answer]) -> None:
-            with contextlib.suppress(RuntimeError):  # the event loop is closed
+            with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._forget, tenant)
 
         future = self._threads.submit(function, *args, **kwargs)
@@ -80,7 +72,7 @@ class TextExecutor:
     def _forget(self, tenant: str) -> None:
         self._pending[tenant] -= 1
         if not self._pending[tenant]:
-            del self._pending[tenant]  # idle tenants take no memory
+            del self._pending[tenant]
 
     def close(self) -> None:
         """Start no more functions. Running functions continue."""
