@@ -1,1 +1,0 @@
-"""gRPC services: octavo.v1, VllmEngine, health and reflection."""

@@ -1,5 +1,3 @@
-"""Limits on concurrent gRPC calls."""
-
 from __future__ import annotations
 
 import asyncio
@@ -52,12 +50,7 @@ def _streaming(handler: Any, behaviour: Callable[[Any, Context], Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Method:
-    """A gRPC method and the limits of its calls.
-
-    holders     counter of the method's calls
-    patience_s  seconds to wait for the first message
-    only_names  whether the messages contain only a name
-    """
+    """A gRPC method and the limits of its calls."""
 
     behaviour: Callable[[Any, Context], Any]
     parse: Parse
@@ -68,11 +61,7 @@ class _Method:
 
 
 class CallLimiter:
-    """Limits concurrent calls. A tenant may use only its share.
-
-    calls          calls in progress, except health calls
-    health_calls   streaming health calls
-    """
+    """Limits concurrent calls. A tenant may use only its share."""
 
     def __init__(self, max_calls: int, *, tenant_of: TenantOf, patience_s: float) -> None:
         self.calls = Holders("calls", "calls are being served", max_calls)
@@ -82,7 +71,6 @@ class CallLimiter:
         self._parser = TextExecutor("parse", max_pending=None)
 
     def interceptor(self) -> grpc.aio.ServerInterceptor[Any, Any]:
-        """Make the interceptor of one server."""
         return _Admission(self)
 
     def burst_is_over(self) -> bool:
@@ -170,11 +158,9 @@ class CallLimiter:
 
 
 class _Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not subscriptable at run time
-    """Lets the call limiter admit each call of a server."""
-
     def __init__(self, limiter: CallLimiter) -> None:
         self._limiter = limiter
-        self._admitting: dict[str, Any] = {}  # handlers by method
+        self._admitting: dict[str, Any] = {}
 
     async def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
         if (known := self._admitting.get(details.method)) is not None:

@@ -21,21 +21,15 @@ if TYPE_CHECKING:
 
 
 class Caller(Protocol):
-    """A client's call over gRPC or HTTP, with its metadata or headers."""
-
     def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None: ...
 
 
 class Writable(Protocol):
-    """Output of one call to its client."""
-
-    def write(self, response: Any, /) -> Awaitable[None]:
-        """Write a response, after waiting for a slow client."""
-        ...
+    def write(self, response: Any, /) -> Awaitable[None]: ...
 
 
 class Engine(Protocol):
-    """A started engine. Call its methods on its event loop."""
+    """Methods of an engine. Call them on the engine's event loop."""
 
     config: EngineConfig
 
@@ -67,14 +61,11 @@ class Engine(Protocol):
         tenant: Tenant = ...,
         adapter: str | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        """Stream the deltas of all samples. Closing the generator aborts the request. ``final_only``: one
-        delta per sample."""
+        """Stream the deltas of all samples. Closing the generator aborts the request."""
         ...
 
     @property
-    def adapters(self) -> Mapping[str, AdapterInfo]:
-        """Loaded LoRA adapters by name."""
-        ...
+    def adapters(self) -> Mapping[str, AdapterInfo]: ...
 
     async def load_adapter(self, name: str, folder: Path, *, replace: bool = False) -> AdapterInfo: ...
 
@@ -93,8 +84,6 @@ class Engine(Protocol):
         ...
 
     @property
-    def cache_changes(self) -> Notifier:
-        """The notifier of new page events."""
-        ...
+    def cache_changes(self) -> Notifier: ...
 
     async def stop(self, drain_timeout: float = 0.0) -> None: ...

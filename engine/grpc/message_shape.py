@@ -25,7 +25,7 @@ PROMPTS = frozenset(  # packed lists of token ids, which may be long
         "vllm.grpc.engine.TokenizedInput.input_ids",
     )
 )
-_FIXED = {1: 8, 5: 4}  # bytes by wire type
+_FIXED = {1: 8, 5: 4}
 
 
 def parsed(data: bytes, parse: Parse) -> Any:

@@ -13,8 +13,8 @@ from ..api.errors import InvalidRequest
 
 CARRIER = 15  # unused field number, under which the parser keeps packed ids as bytes
 NO_END = bytes(range(128, 256))
-_PIECE = 2**16  # bytes decoded at a time
-_MAX_VARINT = 10  # bytes
+_PIECE = 2**16
+_MAX_VARINT = 10
 
 
 def ids_of(owner: Any, ids: Sequence[int]) -> Sequence[int]:

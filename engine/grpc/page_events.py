@@ -1,5 +1,3 @@
-"""Distribution of page events to watchers."""
-
 from __future__ import annotations
 
 import asyncio
@@ -25,7 +23,7 @@ BATCH = 512  # most events per fetch, and per message to a watcher
 MAX_WATCHERS = 64
 PAUSE_S = 0.01  # seconds between two fetches
 PROBE_S = 1.0  # seconds between checks for new events
-_KEPT = 4096  # latest events, kept for slower watchers
+_KEPT = 4096
 
 
 class PageEventHub:
@@ -39,7 +37,7 @@ class PageEventHub:
         self._news = Notifier()
         self._left = Notifier()
         self._latest: deque[PageEvent] = deque(maxlen=_KEPT)
-        self._next = 0  # number of the next event; 0 without watchers
+        self._next = 0
 
     @property
     def num_watchers(self) -> int:
@@ -47,8 +45,7 @@ class PageEventHub:
 
     @contextlib.asynccontextmanager
     async def watching(self, tenant: Tenant, *, tokens: bool = False) -> AsyncIterator[EventLogState]:
-        """Register a watcher during an ``async with`` block. ``tokens``: include token ids. Raises Overloaded
-        if there are too many watchers."""
+        """Register a watcher during an ``async with`` block. Raises Overloaded if there are too many."""
         try:
             with self.holders.held(tenant):
                 self._follow()

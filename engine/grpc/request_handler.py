@@ -1,5 +1,3 @@
-"""Admission of requests from all services: limits, ids, tenants, and draining."""
-
 from __future__ import annotations
 
 import asyncio
@@ -46,14 +44,7 @@ WRITE_TIMEOUT_S = 30.0
 
 
 class RequestHandler:
-    """Serves requests until ``draining`` is set. Each tenant has its own request ids and cached pages.
-
-    texts               threads for tokenizing and detokenizing
-    writer              writer of streamed responses
-    page_events         page events for watchers
-    num_prompt_tokens   total prompt tokens served
-    num_cached_tokens   total prompt tokens found in the prefix cache
-    """
+    """Serves requests until ``draining`` is set. Each tenant has its own request ids and cached pages."""
 
     def __init__(
         self,
@@ -78,7 +69,7 @@ class RequestHandler:
         self.generated = Rate()
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
-        self._active: dict[tuple[str, str], str] = {}  # (tenant, client's request id): engine's request id
+        self._active: dict[tuple[str, str], str] = {}
 
     @property
     def num_active(self) -> int:
@@ -136,7 +127,6 @@ class RequestHandler:
             del self._active[name]
 
     async def message_of(self, delta: Delta, make: Callable[[], MessageT]) -> MessageT:
-        """Return the result of ``make``. Large deltas use another thread."""
         size = len(delta.logprobs) + (0 if delta.prompt_logprobs is None else len(delta.prompt_logprobs.rest))
         return await self._messages.run("", make) if size > LONG_SCORES else make()
 
@@ -154,7 +144,6 @@ class RequestHandler:
         return Tenant(name, TENANT_SHARE if is_shared else 1.0)
 
     def tenant_salt(self, context: Caller) -> bytes:
-        """Return the caller's salt; b"" on a server without tokens."""
         return self.security.salts.of(self.tenant_of(context))
 
     def salt_of(self, context: Caller, cache_salt: str) -> bytes:
@@ -204,7 +193,6 @@ class RequestHandler:
         return tenants is None or tenant in ("", OPERATOR) or tenant in tenants
 
     def adapters(self, context: Caller) -> Mapping[str, AdapterInfo]:
-        """Return the loaded adapters that the caller may use, by name."""
         loaded = self.engine.adapters
         return {name: info for name, info in loaded.items() if self._may_use(context, name)}
 
@@ -254,7 +242,6 @@ class RequestHandler:
 
 
 def own_name(tenant: str, name: str) -> str:
-    """Return the engine's name for a tenant's request or pin."""
     return f"{tenant}/{name}" if tenant else name
 
 
@@ -304,11 +291,9 @@ class _Write:
 
 
 class ResponseWriter:
-    """Writes the responses of all calls. A write over ``timeout_s`` ends its call."""
-
     def __init__(self, timeout_s: float = WRITE_TIMEOUT_S) -> None:
         self.timeout_s = timeout_s
-        self._writes: dict[_Write, None] = {}  # oldest first
+        self._writes: dict[_Write, None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     async def write(self, context: Writable, response: Any) -> None:
@@ -352,7 +337,7 @@ class Rate:
         self._window_s = window_s
         self._clock = clock
         self._began = clock()
-        self._counts: deque[tuple[float, int]] = deque()  # (time, events), oldest first
+        self._counts: deque[tuple[float, int]] = deque()
 
     def add(self, num_events: int) -> None:
         now = self._clock()

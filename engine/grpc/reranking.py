@@ -1,5 +1,3 @@
-"""Requests of one reranking call, over gRPC or HTTP."""
-
 from __future__ import annotations
 
 import asyncio

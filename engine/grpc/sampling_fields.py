@@ -1,5 +1,3 @@
-"""Conversion between sampling parameters and messages, by field name."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
@@ -17,7 +15,7 @@ MAX_ITEMS = 2048  # entries of one list or mapping
 
 
 class SamplingFields:
-    """Reads and writes the sampling parameters of a message type. Unset fields keep their defaults."""
+    """Reads and writes the sampling parameters of a message type."""
 
     def __init__(self, message: Any, *, vllm: bool = False) -> None:
         names = {

@@ -139,7 +139,7 @@ class Tokens:
 
 
 class Security:
-    """TLS and bearer tokens of a server; both are optional. Raises InvalidConfig for unusable files."""
+    """TLS and bearer tokens of a server; both are optional."""
 
     def __init__(
         self,
@@ -169,7 +169,6 @@ class Security:
         logger.info("certificates and tokens were read again")
 
     def credentials(self) -> grpc.ServerCredentials | None:
-        """Return TLS credentials with reloadable certificates, or None."""
         if self.tls is None:
             return None
         assert self._certificates is not None
@@ -205,8 +204,6 @@ class Security:
 
 
 class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not subscriptable at run time
-    """Admits health checks and calls with a valid token."""
-
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
 

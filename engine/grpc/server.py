@@ -1,5 +1,3 @@
-"""The gRPC server: listening, health and shutdown."""
-
 from __future__ import annotations
 
 import asyncio
@@ -36,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 64 * 2**20  # bytes: limit of an outgoing message
 MESSAGE_BYTES_PER_TOKEN = 8  # bytes per prompt token of an incoming message
-MESSAGE_BYTES_APART = 2**20  # bytes of an incoming message, in addition to the prompt
+MESSAGE_BYTES_APART = 2**20
 IMAGE_BYTES = 32 * 2**20  # additional bytes of a message if the model takes images
 MAX_OTHER_CALLS = 1024  # concurrent calls, in addition to the maximum number of requests
 MAX_CONNECTION_CALLS = 2048  # concurrent calls of a connection
@@ -85,12 +83,6 @@ class GrpcServer:
         write_timeout_s: float = WRITE_TIMEOUT_S,
         begin: Callable[[str, Metadata], None] | None = None,
     ) -> None:
-        """Create the server.
-
-        with_reflection    whether to turn reflection on
-        max_message_bytes  limit of an incoming message without images (None: from the model's length)
-        write_timeout_s    seconds for which a client may leave output unread
-        """
         self.security = security or Security()
         self.handler = RequestHandler(engine, self.security, begin, write_timeout_s=write_timeout_s)
         self.servicer = GenerationServicer(self.handler)

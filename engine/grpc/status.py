@@ -37,8 +37,8 @@ DOMAIN = "octavo"
 RETRY_S = 1  # seconds after which a client may retry
 INTERNAL_TEXT = "internal server error; see the server's log"
 MAX_TEXT = 2000  # characters of an error message
-LAST_WORD_S = 1.0  # seconds to send the status to a slow client
-_DETAILS_KEY = "grpc-status-details-bin"  # metadata key of a google.rpc.Status
+LAST_WORD_S = 1.0
+_DETAILS_KEY = "grpc-status-details-bin"
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Servicer = TypeVar("Servicer")
@@ -108,7 +108,6 @@ async def abort_with(context: Context, error: Exception) -> NoReturn:
 def errors_as_status(
     handler: Callable[[Servicer, Request, Context], Awaitable[Response]],
 ) -> Callable[[Servicer, Request, Context], Awaitable[Response]]:
-    """Wrap a handler so that its errors become gRPC statuses."""
 
     @functools.wraps(handler)
     async def guarded(servicer: Servicer, request: Request, context: Context) -> Response:

@@ -19,7 +19,7 @@ KEY_BYTES = 32
 
 
 class TenantSalts:
-    """Salts derived from one key, which is random by default."""
+    """Salts of tenants, derived from one key."""
 
     def __init__(self, key: bytes | None = None) -> None:
         self._key = key or secrets.token_bytes(KEY_BYTES)

@@ -1,1 +1,0 @@
-"""``octavo.v1``: generation and the prefix cache."""

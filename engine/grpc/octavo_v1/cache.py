@@ -1,5 +1,3 @@
-"""The octavo.v1.Cache service."""
-
 from __future__ import annotations
 
 import asyncio
@@ -214,34 +212,30 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         return list(found.tokens), found.salt
 
 
-KEEP_S = 1.0  # minimum seconds before a reuse tree is built again
+KEEP_S = 1.0
 REST = 10
 PREVIEW_TOKENS = 24
 
 
 @dataclass(slots=True)
 class _Report:
-    """Reuse tree of one tenant."""
-
     tree: ReuseTree
     texts: dict[tuple[int, ...], str]
 
 
 class ReuseReports:
-    """Cached reuse trees, one per tenant."""
-
     def __init__(
         self, engine: Engine, *, keep_s: float = KEEP_S, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._engine = engine
         self._keep_s = keep_s
         self._clock = clock
-        self._reports: dict[bytes, asyncio.Task[_Report]] = {}  # by salt prefix of the tenant
+        self._reports: dict[bytes, asyncio.Task[_Report]] = {}
         self._fresh_until: dict[bytes, float] = {}
         self._drawing = asyncio.Lock()
 
     async def best(self, salt_prefix: bytes, most: int) -> list[pb.PrefixStats]:
-        """Return the prefixes with the most saved prefill tokens, at most ``most`` of them."""
+        """Return at most ``most`` prefixes that save the most prefill tokens."""
         report = await self._report(salt_prefix)
         return [
             messages.prefix_message(node, self._text(report, node.tokens)) for node in report.tree.best(most)

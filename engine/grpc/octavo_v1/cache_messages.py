@@ -1,5 +1,3 @@
-"""Conversion between octavo.v1.Cache messages and engine types."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -19,7 +17,7 @@ from ..packed_ids import ids_of
 from ..request_handler import check_num_ids
 from .messages import chat_prompt
 
-MAX_NAME = 256  # characters
+MAX_NAME = 256
 MAX_PREFIXES = 1000
 DEFAULT_PREFIXES = 10
 OFF = "the prefix cache is off: the server was started with --no-prefix-cache"
@@ -37,7 +35,6 @@ REASONS: Mapping[str, pb.MissReason] = {
 
 
 def num_prefixes(request: pb.GetStatsRequest) -> int:
-    """Return the requested number of prefixes. Raises InvalidRequest if it is out of range."""
     asked = request.num_prefixes if request.HasField("num_prefixes") else DEFAULT_PREFIXES
     if not 0 <= asked <= MAX_PREFIXES:
         raise InvalidRequest(f"num_prefixes must be between 0 and {MAX_PREFIXES}, got {asked}")
@@ -62,14 +59,12 @@ def prompt_of(prefix: pb.Prefix, *, max_tokens: int) -> Prompt:
 
 
 def pin_name(name: str) -> str:
-    """Return a pin's name. Raises InvalidRequest if its length is invalid."""
     if not 0 < len(name) <= MAX_NAME:
         raise InvalidRequest(f"a pin's name must have 1 to {MAX_NAME} characters, got {len(name)}")
     return name
 
 
 def misses_message(misses: Mapping[str, int], *, hide_salts: bool) -> list[pb.MissTokens]:
-    """Convert counts of missed tokens to messages."""
     shown = dict(misses)
     if hide_salts and (hidden := shown.pop("other_salt", 0)):
         shown["new"] = shown.get("new", 0) + hidden

@@ -1,5 +1,3 @@
-"""The octavo.v1.Generation service."""
-
 from __future__ import annotations
 
 import asyncio
@@ -34,8 +32,6 @@ BatchItem: TypeAlias = "pb.GenerateResponse | asyncio.Future[None] | Exception |
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServicer):
-    """Serves octavo.v1.Generation for the engine behind ``handler``."""
-
     def __init__(self, handler: RequestHandler) -> None:
         self._handler = handler
         self._engine = handler.engine
@@ -141,7 +137,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
                 )
             case "chat":
                 chat = messages.chat_prompt(request.chat, max_messages=self._longest)
-                if has_pictures(chat.messages):  # a picture's size decides its number of tokens
+                if has_pictures(chat.messages):
                     return pb.TokenizeResponse(token_ids=await self._engine.encode(chat))
                 encode = functools.partial(tokenizer.apply_chat_template, chat, max_tokens=self._longest)
             case _:
@@ -224,8 +220,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
 
 class _Activity:
-    """Counts active requests of a stream."""
-
     def __init__(self) -> None:
         self._num_active = 0
         self._idle_since = asyncio.get_running_loop().time()

@@ -1,5 +1,3 @@
-"""Embedding and reranking calls of octavo.v1."""
-
 from __future__ import annotations
 
 import uuid

@@ -1,5 +1,3 @@
-"""Conversion between octavo.v1 messages and engine types."""
-
 from __future__ import annotations
 
 import json
@@ -113,8 +111,7 @@ def with_tools(
 
 
 def prompt_of(request: pb.GenerateRequest | pb.EmbedRequest, *, max_tokens: int) -> Prompt:
-    """Return the prompt of a request. Raises InvalidRequest if it is missing, and RequestTooLong if it is too
-    long."""
+    """Return the prompt of a request. Raises InvalidRequest or RequestTooLong."""
     match request.WhichOneof("prompt"):
         case "text":
             return request.text
@@ -158,10 +155,8 @@ def is_final_only(request: pb.GenerateRequest) -> bool:
 
 
 class Responses:
-    """Converts the deltas of one request to messages."""
-
     def __init__(self) -> None:
-        self._num_generated: Counter[int] = Counter()  # tokens by sample
+        self._num_generated: Counter[int] = Counter()
         self._prompt: pb.GenerateResponse | None = None
 
     def of(self, delta: Delta) -> pb.GenerateResponse:
@@ -195,7 +190,6 @@ class Responses:
 
 
 def error_message(error: Exception) -> pb.Error:
-    """Convert an error of one request, with the code and text of a gRPC status."""
     status = status_of(error)
     return pb.Error(code=status.code, message=status.message)
 

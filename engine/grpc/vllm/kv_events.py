@@ -32,8 +32,6 @@ _POLL_S = 0.02
 
 
 class KvEventStream:
-    """A router's subscription to KV events."""
-
     def __init__(self, handler: RequestHandler, salt: bytes, adapter: str | None) -> None:
         self._handler = handler
         self._engine = handler.engine
@@ -41,7 +39,7 @@ class KvEventStream:
         self._salt = salt
         self._adapter = adapter
         self._base = 0
-        self._sent = 0  # latest sequence number sent; 0 before the first
+        self._sent = 0
         self._num_samples = 0
         self._load: Gauges | None = None
         self._told_at = 0.0

@@ -47,8 +47,7 @@ def _unsupported(field: str) -> InvalidRequest:
 
 
 def prompt_of(request: pb.GenerateRequest, *, max_tokens: int) -> Prompt:
-    """Return the prompt of a request. Raises InvalidRequest if it is missing, and RequestTooLong if it is too
-    long."""
+    """Return the prompt of a request. Raises InvalidRequest or RequestTooLong."""
     match request.WhichOneof("input"):
         case "tokenized":
             ids = ids_of(request.tokenized, request.tokenized.input_ids)
@@ -70,7 +69,6 @@ def params_of(sampling: pb.SamplingParams, *, default_temperature: float) -> Sam
 
 
 def chunk_of(delta: Delta) -> pb.GenerateResponse:
-    """Return a chunk message with the new tokens of one sample."""
     chunk = pb.GenerateStreamChunk(
         token_ids=delta.token_ids,
         output_logprobs=_logprobs(delta),
@@ -81,7 +79,6 @@ def chunk_of(delta: Delta) -> pb.GenerateResponse:
 
 
 def complete_of(delta: Delta) -> pb.GenerateResponse:
-    """Return the final message of one sample."""
     assert delta.finish_reason is not None
     complete = pb.GenerateComplete(
         output_ids=delta.token_ids,

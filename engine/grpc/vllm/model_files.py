@@ -26,11 +26,7 @@ _ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)  # a fixed time makes archives reproducible
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """Facts from a model's files.
-
-    architectures   architectures in config.json
-    sampling        sampling parameters in generation_config.json
-    """
+    """Architectures in config.json, and sampling parameters in generation_config.json."""
 
     path: Path
     architectures: tuple[str, ...] = ()
@@ -72,8 +68,7 @@ def _first_id(value: Any) -> int:
 
 
 def tokenizer_zip(path: Path, chat_template: Path | None = None) -> bytes:
-    """Return a zip of the tokenizer files; b"" if there are none. ``chat_template`` replaces the model's
-    template."""
+    """Return a zip of the tokenizer files; b"" if there are none."""
     files = {name: path / name for name in TOKENIZER_FILES if (path / name).is_file()}
     if not files:
         return b""

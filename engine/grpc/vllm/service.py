@@ -34,11 +34,7 @@ SERVICE_NAME = pb.DESCRIPTOR.services_by_name["VllmEngine"].full_name
 
 
 class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]
-    """Serves vLLM's gRPC service."""
-
     def __init__(self, handler: RequestHandler, *, adapter: str | None = None) -> None:
-        """Read the model's folder. If ``adapter`` is set, all requests use it. Raises ModelLoadError for a
-        damaged file."""
         self._handler = handler
         self._adapter = adapter
         self._engine = handler.engine
@@ -78,7 +74,6 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
 
     @errors_as_status
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
-        """Abort requests. Unknown ids are ignored."""
         await self._handler.abort(request.request_ids, context=context)
         return pb.AbortResponse()
 
@@ -173,7 +168,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
 
     @errors_as_status
     async def GetTokenizer(self, _request: common_pb2.GetTokenizerRequest, context: Context) -> None:
-        """Stream a zip of the tokenizer files. The last chunk has its SHA-256."""
+        """Stream a zip of the tokenizer files."""
         if self._tokenizer_zip is None:
             self._tokenizer_zip = await asyncio.to_thread(
                 model_files.tokenizer_zip, self._files.path, self._engine.info.chat_template
