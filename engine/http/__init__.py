@@ -1,1 +1,0 @@
-"""HTTP APIs, served on the event loop of gRPC."""

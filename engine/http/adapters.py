@@ -8,21 +8,18 @@ from .request_model import RequestModel
 
 
 class UnloadRequest(RequestModel):
-    """Request of /v1/unload_lora_adapter."""
-
     lora_name: str
     lora_int_id: int | None = None
 
 
 class LoadRequest(UnloadRequest):
-    """Request of /v1/load_lora_adapter. ``lora_path`` is a folder below ``--lora-dir``."""
+    """``lora_path`` is a folder below ``--lora-dir``."""
 
     lora_path: str
     load_inplace: bool = False
 
 
 async def serve_load(services: Services, request: LoadRequest, exchange: Exchange) -> None:
-    """Load an adapter; ``load_inplace`` replaces a loaded adapter."""
     info = await services.handler.load_adapter(
         request.lora_name, request.lora_path, context=exchange, replace=request.load_inplace
     )

@@ -1,5 +1,3 @@
-"""Routes of the HTTP server."""
-
 from __future__ import annotations
 
 import asyncio
@@ -47,7 +45,7 @@ POSTS: dict[str, tuple[Any, Any]] = {
     "/detokenize": (DetokenizeRequest, serve_detokenize),
     "/v1/load_lora_adapter": (LoadRequest, serve_load),
     "/v1/unload_lora_adapter": (UnloadRequest, serve_unload),
-}  # path: request model and handler
+}
 
 
 def make_app(services: Services, *, check: Check, render: Render) -> Starlette:

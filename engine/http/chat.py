@@ -141,8 +141,6 @@ def _num_logprobs(request: ChatRequest) -> int | None:
 
 
 class _Answer:
-    """Writes the response to one request."""
-
     def __init__(self, services: Services, request: ChatRequest, turn: Turn, name: str, given: str) -> None:
         self._services = services
         self._request = request
@@ -245,15 +243,12 @@ def _message(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 class ReplyReader:
-    """Parses the output of one sample into a chat message."""
-
     def __init__(self, reader: AnswerReader, *, shows_reasoning: bool) -> None:
         self._reader = reader
         self._shows_reasoning = shows_reasoning
         self.has_called_tools = False
 
     def read(self, delta: Delta) -> dict[str, Any]:
-        """Return the new parts of the message."""
         events = self._reader.add(delta.text)
         if delta.finish_reason is not None:
             events += self._reader.finish(was_cut=delta.finish_reason is FinishReason.LENGTH)

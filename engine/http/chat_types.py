@@ -1,5 +1,3 @@
-"""Request models of /v1/chat/completions."""
-
 from __future__ import annotations
 
 from typing import Any, ClassVar
@@ -18,8 +16,6 @@ class ImageURL(RequestModel):
 
 
 class ContentPart(RequestModel):
-    """A part of a message's content: text or an image."""
-
     type: str
     text: str | None = None
     image_url: ImageURL | None = None
@@ -28,15 +24,11 @@ class ContentPart(RequestModel):
 
 
 class CalledFunction(RequestModel):
-    """The function of an earlier tool call, with JSON arguments."""
-
     name: str | None = None
     arguments: Any = None
 
 
 class EarlierCall(RequestModel):
-    """An earlier tool call in a message."""
-
     id: str | None = None
     type: str | None = None
     function: CalledFunction | None = None
@@ -47,8 +39,6 @@ class EarlierCall(RequestModel):
 
 
 class ChatMessage(RequestModel):
-    """A message of a conversation."""
-
     role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None
@@ -57,14 +47,12 @@ class ChatMessage(RequestModel):
     tool_calls: list[EarlierCall] | None = None
     tool_call_id: str | None = None
     annotations: list[Any] | None = None
-    provider_specific_fields: dict[str, Any] | None = None  # LiteLLM copies other fields to it
+    provider_specific_fields: dict[str, Any] | None = None
 
     allowed: ClassVar = {"annotations": ([],)}
 
 
 class ConversationFields(RequestModel):
-    """The messages and other inputs of a chat template."""
-
     messages: list[ChatMessage] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -76,8 +64,6 @@ class ConversationFields(RequestModel):
 
 
 class ChatRequest(SamplingFields, ConversationFields):
-    """Request of /v1/chat/completions."""
-
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None

@@ -27,8 +27,6 @@ PromptField = str | list[int] | list[str] | list[list[int]]
 
 
 class CompletionRequest(SamplingFields):
-    """Request of /v1/completions."""
-
     prompt: PromptField
     suffix: str | None = None
     echo: bool | None = None
@@ -130,12 +128,6 @@ async def _text_of(services: Services, prompt: Prompt) -> str:
 
 
 class _Answer:
-    """Writes the response to one request.
-
-    prompt_ids, texts   the prompts, if the response includes them
-    without_output      whether the response contains only the prompts
-    """
-
     def __init__(
         self,
         services: Services,

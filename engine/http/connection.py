@@ -1,5 +1,3 @@
-"""HTTP connection with limits on headers and pipelining, and with timeouts."""
-
 from __future__ import annotations
 
 import asyncio

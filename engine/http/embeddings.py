@@ -19,7 +19,7 @@ from .request_model import RequestModel
 
 
 class EmbeddingRequest(RequestModel):
-    """Request of /v1/embeddings. ``pooling`` and ``normalize`` are Octavo's extensions."""
+    """``pooling`` and ``normalize`` are Octavo's extensions."""
 
     input: PromptField
     model: str | None = None

@@ -1,5 +1,3 @@
-"""Common work of all endpoints: authentication, limits, request bodies and errors."""
-
 from __future__ import annotations
 
 import asyncio
@@ -23,15 +21,6 @@ RequestT = TypeVar("RequestT", bound=RequestModel)
 
 @dataclass(kw_only=True)
 class Services:
-    """Objects that endpoints need.
-
-    handler     admission of requests to the engine
-    files       settings from the model's folder
-    bodies      limit on bytes of request bodies
-    answers     limit on bytes of complete responses
-    calls       limiter of calls, shared with gRPC
-    """
-
     handler: RequestHandler
     files: ModelFiles
     bodies: ByteBudget
@@ -45,13 +34,11 @@ class Services:
         return (info.name, *info.aliases, *self.handler.adapters(exchange))
 
     def adapter(self, name: str) -> str | None:
-        """Return the name of an adapter, or None for the base model."""
         info = self.handler.engine.info
         return None if name in (info.name, *info.aliases) else name
 
     @property
     def takes_images(self) -> bool:
-        """Whether the model takes images."""
         return self.handler.engine.info.images is not None
 
     def check_model(self, name: str | None, exchange: Exchange) -> str:
@@ -78,7 +65,7 @@ class Services:
 
 
 class Route:
-    """An ASGI application for one path. Errors of ``work`` become error responses."""
+    """An ASGI application for one path."""
 
     def __init__(
         self, services: Services, work: Callable[[Exchange], Awaitable[None]], *, is_open: bool

@@ -46,8 +46,6 @@ _CLIENT_NAMES = {
 
 
 class FieldError(InvalidRequest):
-    """A request field with an unsupported value."""
-
     def __init__(self, param: str, message: str) -> None:
         super().__init__(message)
         self.param = param
@@ -71,8 +69,7 @@ def _field(request: object, path: str) -> object:
     return request
 
 
-class ModelNotServed(OctavoError, LookupError):
-    """The request names another model."""
+class ModelNotServed(OctavoError, LookupError): ...
 
 
 class HttpRefusal(OctavoError):
@@ -125,8 +122,6 @@ def message_error_body(error: Exception) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ErrorForm:
-    """Error format of an API."""
-
     body: Callable[[Exception], dict[str, Any]]
     event: str = ""
     last: bytes = b"data: [DONE]\n\n"

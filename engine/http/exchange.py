@@ -1,5 +1,3 @@
-"""An HTTP request and its response."""
-
 from __future__ import annotations
 
 import asyncio
@@ -40,24 +38,16 @@ def json_of(answer: object, **parts: bytes | None) -> bytes:
 
 
 def json_list(items: Iterable[bytes]) -> bytes:
-    """Return a JSON list of JSON objects."""
     return b"[%b]" % b",".join(items)
 
 
-class ClientGone(Exception):
-    """The client has closed the connection."""
+class ClientGone(Exception): ...
 
 
 class ByteBudget:
     """Limit on the bytes that requests hold, for all requests and for each tenant."""
 
     def __init__(self, what: str, max_one: int, max_total: int, *, status: int, remedy: str) -> None:
-        """Create an empty budget.
-
-        max_one   limit for one request; above it, the request is refused with ``status``
-        what      name of the limited object in error messages
-        remedy    last words of the error message
-        """
         self.total = 0
         self._what = what
         self._max_one = max_one
@@ -95,7 +85,7 @@ class ByteBudget:
             self.total -= size
             self._by_tenant[tenant.name] -= size
             if not self._by_tenant[tenant.name]:
-                del self._by_tenant[tenant.name]  # idle tenants take no memory
+                del self._by_tenant[tenant.name]
 
     def check(self, num_bytes: int) -> None:
         """Raise HttpRefusal if a single request may not have this size."""
@@ -108,11 +98,7 @@ class ByteBudget:
 
 
 class Exchange:
-    """An ASGI request and its response.
-
-    request_id   id from the body or the header X-Request-Id; may be empty
-    is_started   whether a part of the response was sent
-    """
+    """An ASGI request and its response."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, writer: ResponseWriter) -> None:
         self.scope = scope
@@ -190,7 +176,6 @@ class Exchange:
         task.cancel()
 
     async def answer(self, answer: object, *, status: int = 200) -> None:
-        """Send a JSON response."""
         await self.answer_bytes(json_of(answer), status=status)
 
     async def answer_bytes(
@@ -210,7 +195,6 @@ class Exchange:
             await self._write_body(body[start:end], more=end < len(body))
 
     async def start_events(self) -> None:
-        """Begin a response of server-sent events."""
         self._is_events = True
         await self._start(
             200,

@@ -1,5 +1,3 @@
-"""Engine requests of one HTTP request: one per prompt."""
-
 from __future__ import annotations
 
 import asyncio
@@ -23,8 +21,6 @@ BACKLOG = 16  # unread deltas of a request with several prompts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Engine requests of one HTTP request."""
-
     prompts: Sequence[Prompt]
     params: SamplingParams
     model: str
@@ -51,7 +47,6 @@ class Usage:
         self.completion_tokens += len(delta.token_ids)
 
     def info(self) -> dict[str, Any]:
-        """Return the counts in OpenAI's format."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,

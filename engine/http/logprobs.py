@@ -1,5 +1,3 @@
-"""Log probabilities in the formats of OpenAI and vLLM."""
-
 from __future__ import annotations
 
 import codecs
@@ -10,7 +8,7 @@ from ..api.sampling_params import SamplingParams
 from ..tokenizer.tokenizer import Tokenizer
 from .exchange import json_list, json_of
 
-MAX_KEPT = 65_536  # tokens with cached text
+MAX_KEPT = 65_536
 
 
 class TokenText(NamedTuple):
@@ -28,8 +26,6 @@ class TokenText(NamedTuple):
 
 
 class TokenTexts:
-    """Cached texts of a tokenizer's tokens."""
-
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._known: dict[int, TokenText] = {}

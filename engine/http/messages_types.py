@@ -1,5 +1,3 @@
-"""Request models of /v1/messages in the Anthropic API."""
-
 from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
@@ -19,8 +17,6 @@ class CacheControl(RequestModel):
 
 
 class Source(RequestModel):
-    """Contents of an image or a document."""
-
     type: str | None = None
     media_type: str | None = None
     data: str | None = None
@@ -35,8 +31,6 @@ class Source(RequestModel):
 
 
 class ContentBlock(RequestModel):
-    """A block of a message's content."""
-
     type: str
     text: str | None = None
     thinking: str | None = None
@@ -68,8 +62,6 @@ class ContentBlock(RequestModel):
 
 
 class InputMessage(RequestModel):
-    """A message of the conversation."""
-
     role: str
     content: str | list[ContentBlock]
 
@@ -77,8 +69,6 @@ class InputMessage(RequestModel):
 
 
 class ToolParam(RequestModel):
-    """A tool that the client executes."""
-
     name: str
     type: str | None = None
     description: str | None = None
@@ -89,8 +79,6 @@ class ToolParam(RequestModel):
 
 
 class ToolChoice(RequestModel):
-    """The field ``tool_choice``."""
-
     type: str
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
@@ -100,8 +88,6 @@ class ToolChoice(RequestModel):
 
 
 class Thinking(RequestModel):
-    """The field ``thinking``."""
-
     type: str
     budget_tokens: int | None = None
     display: str | None = None
@@ -111,8 +97,6 @@ class Thinking(RequestModel):
 
 
 class OutputFormat(RequestModel):
-    """The field ``output_config.format``."""
-
     type: str
     schema_: dict[str, Any]
 
@@ -120,8 +104,6 @@ class OutputFormat(RequestModel):
 
 
 class OutputConfig(RequestModel):
-    """The field ``output_config``."""
-
     effort: str | None = None
     format: OutputFormat | None = None
 
@@ -149,14 +131,10 @@ class ContextEdit(RequestModel):
 
 
 class ContextManagement(RequestModel):
-    """The field ``context_management``."""
-
     edits: list[ContextEdit] | None = None
 
 
 class MessageFields(RequestModel):
-    """Common fields of /v1/messages and /v1/messages/count_tokens."""
-
     model: str | None = None
     messages: list[InputMessage]
     system: str | list[ContentBlock] | None = None
@@ -171,13 +149,10 @@ class MessageFields(RequestModel):
         return path.replace(".function.parameters", ".input_schema").replace(".function", "")
 
 
-class CountRequest(MessageFields):
-    """Request of /v1/messages/count_tokens."""
+class CountRequest(MessageFields): ...
 
 
 class MessagesRequest(MessageFields):
-    """Request of /v1/messages."""
-
     max_tokens: int
     stream: bool | None = None
     temperature: float | None = None

@@ -1,5 +1,3 @@
-"""Encoding and truncation of prompts."""
-
 from __future__ import annotations
 
 import functools
@@ -18,19 +16,11 @@ TEXT_LENGTHS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptCut:
-    """Truncation of a prompt.
-
-    most      maximum number of tokens to keep; None for all
-    side      side to truncate
-    special   whether to add the model's special tokens
-    """
-
     most: int | None = None
     side: Side = "left"
     special: bool = True
 
     async def encoded(self, services: Services, exchange: Exchange, prompt: Prompt) -> Prompt:
-        """Encode and truncate the prompt if necessary."""
         if self.most is None and (self.special or not isinstance(prompt, str)):
             return prompt
         handler = services.handler
@@ -71,7 +61,7 @@ def prompt_cut(
     default_side: Side = "left",
     special: bool = True,
 ) -> PromptCut:
-    """Return the truncation that a request asks for. Raises FieldError for an invalid number."""
+    """Return the request's truncation. Raises FieldError for an invalid number."""
     if most == -1:
         longest = services.handler.engine.info.max_model_len
         most = max(longest - (max_tokens if max_tokens < longest else 1), 1)

@@ -20,7 +20,7 @@ MAX_VALUES = 32_768  # strings, keys, objects, lists, booleans and nulls in a lo
 MAX_NUMBERS = 262_144  # numbers in a long body
 MAX_DEPTH = 199  # nesting depth, as in pydantic's parser
 _NO_BRACKETS = bytes(each for each in range(256) if each not in b"[]{}")
-_SHOWN = 60  # characters of an invalid value in an error message
+_SHOWN = 60
 _MAX_RULES = 4
 _MAX_ERRORS = 100
 _RULES = {"a integer": "an integer", "a array": "a list", "a dictionary": "an object"}
@@ -31,11 +31,7 @@ def _alias(field: str) -> str:
 
 
 class RequestModel(BaseModel):
-    """Base class of request models. A null field counts as absent.
-
-    fields_of   allowed field names by ``type`` of the object
-    allowed     supported values by field
-    """
+    """Base class of request models. A null field counts as absent."""
 
     fields_of: ClassVar[Mapping[Any, str]] = {}
     allowed: ClassVar[Mapping[Any, tuple[Any, ...]]] = {}
@@ -90,7 +86,6 @@ def _check_within(value: object, where: str) -> None:
 
 
 def not_served(name: str) -> FieldError:
-    """Return the error for an unsupported field."""
     return FieldError(name, f"{name} is not served here; leave it out")
 
 

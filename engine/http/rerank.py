@@ -13,8 +13,6 @@ from .request_model import RequestModel, only
 
 
 class DocumentText(RequestModel):
-    """A document as an object."""
-
     text: str
 
 

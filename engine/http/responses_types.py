@@ -1,5 +1,3 @@
-"""Request models of /v1/responses in the OpenAI API."""
-
 from __future__ import annotations
 
 import re
@@ -12,8 +10,6 @@ from .sampling import JsonSchemaFormat
 
 
 class InputPart(RequestModel):
-    """A part of an item's content."""
-
     type: str
     text: str | None = None
     annotations: list[Any] | None = None
@@ -34,8 +30,6 @@ class InputPart(RequestModel):
 
 
 class InputItem(RequestModel):
-    """An item of the conversation."""
-
     type: str | None = None
     role: str | None = None
     content: str | list[InputPart] | None = None
@@ -59,8 +53,6 @@ class InputItem(RequestModel):
 
 
 class FunctionTool(RequestModel):
-    """A function that the client executes, or a namespace of functions."""
-
     type: str
     name: str | None = None
     description: str | None = None
@@ -93,8 +85,6 @@ def functions_of(
 
 
 class TextFormat(JsonSchemaFormat):
-    """The field ``text.format``."""
-
     type: str
 
     fields_of: ClassVar = {"text": "", "json_object": ""}
@@ -102,22 +92,16 @@ class TextFormat(JsonSchemaFormat):
 
 
 class TextConfig(RequestModel):
-    """The field ``text``."""
-
     format: TextFormat | None = None
     verbosity: str | None = None
 
 
 class ReasoningConfig(RequestModel):
-    """The field ``reasoning``."""
-
     effort: str | None = None
     summary: str | None = None
 
 
 class ResponsesStreamOptions(RequestModel):
-    """The field ``stream_options``."""
-
     include_obfuscation: bool | None = None
 
 
@@ -154,7 +138,6 @@ class ResponsesRequest(RequestModel):
         return re.sub(r"^tools\[(\d+)\]\.function", lambda found: places[int(found[1])], path)
 
     def check_served(self) -> None:
-        """Raise FieldError for unsupported values."""
         only("store", self.store, (False,), "nothing is stored")
         only("background", self.background, (False,))
         only("truncation", self.truncation, ("disabled",))

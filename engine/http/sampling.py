@@ -1,5 +1,3 @@
-"""Sampling fields of OpenAI and vLLM."""
-
 from __future__ import annotations
 
 from collections.abc import Collection
@@ -26,8 +24,6 @@ _CONSTRAINTS = {
 
 
 class JsonSchemaFormat(RequestModel):
-    """The field ``json_schema`` of a response format."""
-
     name: str | None = None
     description: str | None = None
     schema_: dict[str, Any] | bool | None = None
@@ -88,16 +84,12 @@ class StructuredOutputs(RequestModel):
 
 
 class StreamOptions(RequestModel):
-    """The field ``stream_options``."""
-
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 
 class SamplingFields(RequestModel):
-    """Common fields of chat and text completions."""
-
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -150,7 +142,6 @@ class SamplingFields(RequestModel):
     request_id: str | None = None
 
     def check_served(self) -> None:
-        """Raise FieldError for unsupported values."""
         only("best_of", self.best_of, (1 if self.n is None else self.n,), "best_of is not supported")
         only("use_beam_search", self.use_beam_search, (False,))
         only("length_penalty", self.length_penalty, (1.0,), "beams are not searched")

@@ -1,5 +1,3 @@
-"""The HTTP server, on the event loop of gRPC."""
-
 from __future__ import annotations
 
 import asyncio
@@ -58,12 +56,6 @@ class HttpServer:
         max_connections: int = MAX_CONNECTIONS,
         allowed_origins: Sequence[str] = (),
     ) -> None:
-        """Create the server.
-
-        calls             limiter of calls, shared with gRPC
-        write_timeout_s   seconds for which a client may leave its response unread
-        allowed_origins   web pages that may send requests
-        """
         engine = handler.engine
         room = 0 if engine.info.images is None else IMAGE_BYTES
         self.services = Services(
@@ -126,7 +118,6 @@ class HttpServer:
         self._sweeper = asyncio.create_task(self._sweep_always())
 
     def reload(self) -> None:
-        """Read the TLS certificates again, for new connections."""
         if self._tls is not None:
             self._tls.reload()
 

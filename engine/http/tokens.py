@@ -16,8 +16,6 @@ from .request_model import RequestModel, only
 
 
 class TokenizeRequest(ConversationFields):
-    """Request of /tokenize: a prompt or messages."""
-
     model: str | None = None
     prompt: str | None = None
     add_special_tokens: bool | None = None
@@ -25,8 +23,6 @@ class TokenizeRequest(ConversationFields):
 
 
 class DetokenizeRequest(RequestModel):
-    """Request of /detokenize."""
-
     tokens: list[int]
     model: str | None = None
 

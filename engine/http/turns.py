@@ -60,8 +60,6 @@ def sampling_of(services: Services, request: Any, *fields: str) -> dict[str, Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """Prompt and sampling parameters of a turn."""
-
     prompt: Prompt
     params: SamplingParams
     use: ToolUse
@@ -144,12 +142,6 @@ async def prepare_turn(
 
 @dataclass(slots=True)
 class Block:
-    """A part of a response: reasoning, text or a tool call.
-
-    text       the text, or the arguments of the call as JSON
-    is_whole   False for an incomplete or malformed call
-    """
-
     index: int
     kind: Kind
     text: str = ""
@@ -163,14 +155,11 @@ Step: TypeAlias = tuple[Literal["start", "delta", "stop"], Block, str]
 
 @dataclass(slots=True)
 class Blocks:
-    """Blocks of one response, in order. The last block may still grow."""
-
     all: list[Block] = field(default_factory=list)
     _open: Block | None = None
 
     @property
     def has_calls(self) -> bool:
-        """Whether there is a complete tool call."""
         return any(block.kind == "call" and block.is_whole for block in self.all)
 
     @property
