@@ -1,5 +1,3 @@
-"""OpenTelemetry metrics for generative AI servers."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -1,5 +1,3 @@
-"""Export of traces and metrics over OTLP, configured by OpenTelemetry's environment variables."""
-
 from __future__ import annotations
 
 import importlib
@@ -40,7 +38,7 @@ def endpoint_of(signal: str, variables: Mapping[str, str] = os.environ) -> str |
     return endpoint
 
 
-_EXPORTERS = {  # modules and classes of OpenTelemetry's SDK
+_EXPORTERS = {
     "traces": ("trace", "trace_exporter", "OTLPSpanExporter"),
     "metrics": ("metrics", "metric_exporter", "OTLPMetricExporter"),
 }

@@ -89,7 +89,6 @@ class Metrics:
     """Observer with Prometheus metrics in its own registry."""
 
     def __init__(self, *, with_vllm_names: bool = False) -> None:
-        """``with_vllm_names``: also export gauges under vLLM's names."""
         self._with_vllm_names = with_vllm_names
         self._info: EngineInfo | None = None
         self._gauges = Gauges()
@@ -190,7 +189,7 @@ class Metrics:
         self._swap = SwapCollector()
         registry.register(self._store)
         registry.register(self._swap)
-        ProcessCollector(registry=registry)  # descriptors, memory and start time of the process
+        ProcessCollector(registry=registry)
         # Known label values start at 0, so that rates have no gaps.
         for metric, values in (
             (self._requests, FinishReason),
@@ -202,7 +201,6 @@ class Metrics:
                 metric.labels(value)
 
     def describe(self, info: EngineInfo) -> None:
-        """Set the labels of the served model."""
         self._info = info
         versions = {"version": octavo.__version__, "backend": info.backend, "model": info.name}
         self._build_info.info(versions)
@@ -217,7 +215,6 @@ class Metrics:
         )
 
     def step(self, record: StepRecord) -> None:
-        """Record one step."""
         self.set_gauges(record.gauges)
         self._queried.inc(record.query_tokens)
         self._hits.inc(record.hit_tokens)
@@ -259,7 +256,6 @@ class Metrics:
             self._draft_counts.add(num_drafts, num_accepted)
 
     def rejected(self, reason: str) -> None:
-        """Record a refused request."""
         self._rejected.labels(reason).inc()
 
     def set_gauges(self, gauges: Gauges) -> None:
@@ -283,7 +279,6 @@ class Metrics:
         self._usage.set(gauges.pages_held / (sum(pages.values()) or 1))
 
     def set_holders(self, counts: Mapping[str, int]) -> None:
-        """Set the number of held resources by kind."""
         for kind, count in counts.items():
             self._holders.labels(kind).set(count)
 
@@ -312,9 +307,7 @@ class Probes(Protocol):
 
     def gauges(self) -> Gauges: ...
 
-    def holders(self) -> Mapping[str, int]:
-        """Return the number of held resources by kind."""
-        ...
+    def holders(self) -> Mapping[str, int]: ...
 
     def alive(self) -> str | None:
         """Return why the process should be restarted; None if it is healthy."""
@@ -357,7 +350,7 @@ class MetricsServer:
 
 
 METRICS_PATH = "/metrics"
-Route = Callable[[], tuple[int, str, bytes]]  # status, content type, body
+Route = Callable[[], tuple[int, str, bytes]]
 
 
 def _routes(metrics: Metrics, probes: Probes) -> dict[str, Route]:
@@ -419,7 +412,7 @@ class _Handler(BaseHTTPRequestHandler):
         if path == METRICS_PATH and may_read and not may_read(self.headers.get("Authorization", "")):
             route = _refuse
         status, content_type, body = route() if route else (404, "text/plain", b"not found\n")
-        with contextlib.suppress(ConnectionError):  # the client has left
+        with contextlib.suppress(ConnectionError):
             self.send_response(status)
             if status == 401:
                 self.send_header("WWW-Authenticate", "Bearer")

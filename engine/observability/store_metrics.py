@@ -1,5 +1,3 @@
-"""Prometheus metrics by tenant, and of page stores."""
-
 from __future__ import annotations
 
 from collections import Counter as Sums
@@ -46,7 +44,6 @@ class TenantMetrics:
         self._loads: Mapping[str, TenantLoad] = {}
 
     def set_loads(self, loads: Mapping[str, TenantLoad]) -> None:
-        """Set the running and waiting sequences of each tenant."""
         if loads is self._loads:
             return
         self._loads = loads

@@ -40,7 +40,7 @@ class Tracing:
         self._propagator = TraceContextTextMapPropagator()
         self._inner = inner
         self._model = model
-        self._parents: OrderedDict[str, dict[str, str]] = OrderedDict()  # trace headers by request id
+        self._parents: OrderedDict[str, dict[str, str]] = OrderedDict()
         self._lock = threading.Lock()
 
     def begin(self, request_id: str, metadata: Iterable[tuple[str, str | bytes]]) -> None:

@@ -25,8 +25,6 @@ class _Sample:
 
 @dataclass(slots=True)
 class DraftCounts:
-    """Counters of speculative decoding."""
-
     num_drafts: int = 0
     num_draft_tokens: int = 0
     accepted_at: Counter[int] = field(default_factory=Counter)  # accepted draft tokens by position
