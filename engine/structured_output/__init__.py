@@ -1,1 +1,0 @@
-"""Structured output: masks of the tokens that a schema or grammar allows."""

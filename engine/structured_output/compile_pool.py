@@ -32,7 +32,7 @@ class TenantQueue(Generic[Item]):
     def __init__(self, *, max_items: int, max_per_tenant: int) -> None:
         self._max_items = max_items
         self._max_per_tenant = max_per_tenant
-        self._waiting: OrderedDict[str, deque[Item]] = OrderedDict()  # non-empty queues by tenant
+        self._waiting: OrderedDict[str, deque[Item]] = OrderedDict()
         self._num_items = 0
         self._is_closed = False
         self._changed = threading.Condition()
@@ -103,8 +103,6 @@ _stack_size_lock = threading.Lock()  # the stack size of new threads is a global
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A compiled grammar."""
-
     matcher: LLMatcher
     first_mask: bytes
     cpu_s: float
@@ -112,8 +110,6 @@ class Compiled:
 
 @dataclass(slots=True, eq=False)
 class CompileJob:
-    """A source to compile, and its result."""
-
     kind: str
     source: str
     outcome: Future[Compiled | Refused] = field(default_factory=Future)
@@ -132,7 +128,7 @@ class CompilePool:
         )
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
-        self._num_unfinished = 0  # jobs that wait or run
+        self._num_unfinished = 0
         self._is_closed = False
         self.vetters: list[Vetter] = []
 

@@ -1,5 +1,3 @@
-"""Compilation of schemas and grammars to token constraints, with the library llguidance."""
-
 from __future__ import annotations
 
 import functools
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
 
 
-MAX_CACHED = 64  # number of compiled grammars to cache
+MAX_CACHED = 64
 MAX_CACHED_CHARACTERS = 2**17  # total characters of cached sources
 MAX_CACHED_CPU_S = 2.0  # total CPU seconds of compiling cached sources
 MAX_CACHED_REFUSALS = 1024
@@ -40,8 +38,6 @@ _Key: TypeAlias = tuple[str, str]
 
 @dataclass(slots=True, eq=False)
 class Compilation:
-    """Future constraint of one request."""
-
     constraint: Future[Constraint] = field(default_factory=Future)
 
 
@@ -53,8 +49,6 @@ class _Cached:
 
 @dataclass(slots=True, eq=False)
 class _UnderWay:
-    """A running compilation and the requests that wait for it."""
-
     job: CompileJob
     waiting: set[Compilation] = field(default_factory=set)
 
@@ -115,7 +109,6 @@ class ConstraintCompiler:
         return waits
 
     def forget(self, waits: Compilation) -> None:
-        """Stop waiting for a compilation."""
         with self._lock:
             found = next((each for each in self._under_way.values() if waits in each.waiting), None)
             if found is None:
@@ -241,7 +234,6 @@ class GrammarDesk:
         return ticket
 
     def take(self, ticket: int) -> Constraint:
-        """Return and remove a grammar."""
         with self._lock:
             return self._kept.pop(ticket)
 

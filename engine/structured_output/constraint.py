@@ -1,5 +1,3 @@
-"""Constraint of one sample, which provides the masks of allowed tokens."""
-
 from __future__ import annotations
 
 import time
@@ -92,12 +90,11 @@ class Constraint:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the mask of another sample of this request takes too long."""
+        """Return whether the mask of another sample of this request takes too long."""
         return self._lexer.num_stuck > 0
 
     @property
     def is_complete(self) -> bool:
-        """Whether the output is complete."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def completed(self, drafts: Sequence[int], most: int) -> tuple[int, ...]:
@@ -142,7 +139,6 @@ class Constraint:
             self._job.is_needed = False
 
     def after(self, drafts: Sequence[int]) -> BehindDrafts:
-        """Return the masks after these draft tokens."""
         assert tuple(drafts) == self._drafts[: len(drafts)], "the grammar has not checked these drafts"
         return BehindDrafts(self, len(drafts))
 
@@ -154,7 +150,7 @@ class Constraint:
 
     @property
     def is_late(self) -> bool:
-        """Whether the next mask takes so long that steps continue without this sample."""
+        """Return whether the next mask is slow, so that steps continue without this sample."""
         job = self._job
         return job is not None and job.is_over and self._threads.has_failed(job) is None
 
@@ -189,7 +185,6 @@ class Constraint:
         return self._bits
 
     def accept(self, token: int) -> None:
-        """Advance by the sample's next token."""
         assert self._job is None, "a token was accepted before its mask was computed"
         held = bool(self._behind) and token == self._drafts[0]
         self._bits = self._behind[0] if held else None
@@ -204,8 +199,6 @@ class Constraint:
 
 
 class BehindDrafts:
-    """Masks after accepted draft tokens, valid until the next ``accept``."""
-
     __slots__ = ("_constraint", "_num_drafts")
 
     def __init__(self, constraint: Constraint, num_drafts: int) -> None:

@@ -1,5 +1,3 @@
-"""Conversion of schemas, patterns and choices to llguidance grammars."""
-
 from __future__ import annotations
 
 import contextlib
@@ -24,7 +22,7 @@ from .schema_check import check_schema
 WHITESPACE = r"[ \n]?"
 _RULE = re.compile(r"^\s*[?!]?[\w.\-]+(?:\[[^\]\n]*\])?(?:\.\d+)?\s*(?:::=|:)", re.MULTILINE)
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*+"|/(?:[^/\\\n]|\\.)++/')
-_OPERATORS = re.compile(r"[|()\[\]{}*+?]")  # operators of a regular expression
+_OPERATORS = re.compile(r"[|()\[\]{}*+?]")
 _PROSE = {
     "title",
     "description",

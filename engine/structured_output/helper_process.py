@@ -21,8 +21,7 @@ _LENGTH = struct.Struct(">I")
 _READ = 2**20
 
 
-class HelperEnded(Exception):
-    """The helper process has ended."""
+class HelperEnded(Exception): ...
 
 
 class HelperLate(Exception):
@@ -30,10 +29,8 @@ class HelperLate(Exception):
 
 
 class HelperProcess:
-    """Base class for helper processes."""
-
     _module: str
-    _patience_s = 1.0  # seconds for the process to end by itself
+    _patience_s = 1.0
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None

@@ -1,5 +1,3 @@
-"""Configuration of llguidance for the engine and the helper processes."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

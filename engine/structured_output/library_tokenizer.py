@@ -1,5 +1,3 @@
-"""llguidance's version of the model's tokenizer."""
-
 from __future__ import annotations
 
 import threading
@@ -17,17 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerText:
-    """Tokenizer data for a helper process."""
-
-    serialized: str  # content of a tokenizer.json
+    serialized: str
     num_tokens: int
     end_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryTokenizer:
-    """llguidance's tokenizer for the model."""
-
     text: TokenizerText
     made: LLTokenizer
 

@@ -1,5 +1,3 @@
-"""Limits of a request's schema or grammar."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -27,16 +25,10 @@ MAX_GRAMMAR_SIZE = 100_000  # symbols in a compiled grammar
 class CompileLimits:
     """Limits of one compilation, and of the queue.
 
-    compile_s              CPU seconds of compiling
     first_mask_s           CPU seconds of the first mask
-    cpu_s                  CPU seconds before the system ends the helper process
     wall_s                 wall seconds before the helper process is ended
-    start_s                seconds for a helper process to start
-    memory_bytes           additional memory of the helper process
     stack_bytes            stack of the helper process
     own_stack_bytes        stack of the engine's compiling threads
-    num_helpers            number of helper processes
-    max_queued             maximum number of queued compilations
     max_queued_per_tenant  maximum number of queued compilations of one tenant
     """
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 
 BURST_S = 0.25  # CPU seconds in a full bucket
-TOKEN_S = 0.0015  # CPU seconds added per token of the first sample
+TOKEN_S = 0.0015
 LATE_S = 0.01  # CPU seconds; steps do not wait for a slower mask
 OTHER_TOKEN_S = 0.0002  # CPU seconds added per token of other samples
 
@@ -34,14 +34,12 @@ class MaskBudget:
             self._left_for_drafts -= seconds
 
     def note_token(self) -> None:
-        """Refill the buckets for one generated token."""
         with self._lock:
             self._left = min(BURST_S, self._left + self._per_token)
             self._left_for_drafts = min(BURST_S, self._left_for_drafts + self._per_token)
 
     @property
     def has_drafts(self) -> bool:
-        """Whether the budget for draft tokens has CPU seconds left."""
         return self._left_for_drafts > 0
 
     @property
@@ -58,5 +56,4 @@ class MaskBudget:
         return self._left < BURST_S / 2
 
     def is_over(self, running_s: float) -> bool:
-        """Whether a mask leaves less than half of a full bucket, or takes more than LATE_S."""
         return self._left - running_s < BURST_S / 2 or running_s > LATE_S

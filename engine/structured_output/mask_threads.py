@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 NUM_THREADS = 2
-MAX_STUCK = 4  # maximum number of threads that are stuck
+MAX_STUCK = 4
 MAX_MASK_S = 0.1  # CPU seconds of one mask
 MAX_WAIT_S = 2.0  # seconds to wait for one mask
 SLOW_MASK_S = 0.005  # CPU seconds; after a slower mask, no masks for draft tokens are computed
@@ -51,8 +51,6 @@ class SharedLexer:
 
 
 class MaskJob:
-    """Computes the next mask, and the masks after draft tokens."""
-
     __slots__ = (
         "_began",
         "_clock",
@@ -144,7 +142,7 @@ class MaskJob:
         began = self._began
         try:
             return 0.0 if began is None else _now(self._clock) - began
-        except OSError:  # the thread has ended
+        except OSError:
             return 0.0
 
 
@@ -179,7 +177,6 @@ class MaskThreads:
         return self._num_stuck
 
     def submit(self, job: MaskJob, *, may_be_put_off: bool = False) -> None:
-        """Queue a mask for computation."""
         if self._num_threads < NUM_THREADS:
             self._fill_up()
         if may_be_put_off and self._is_spent(job.budget):

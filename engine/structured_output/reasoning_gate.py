@@ -1,5 +1,3 @@
-"""A constraint that starts after the reasoning, and a budget for reasoning."""
-
 from __future__ import annotations
 
 import enum
@@ -24,8 +22,6 @@ class _Stage(enum.Enum):
 
 
 class ReasoningMarks:
-    """Token ids of a model's reasoning marks."""
-
     def __init__(self, reasoning: Reasoning, tokenizer: Tokenizer, *, vocab_size: int) -> None:
         self.reasoning = reasoning
         self.tokenizer = tokenizer
@@ -74,7 +70,6 @@ class ReasoningGate:
         self._check_budget()
 
     def copies(self, num_samples: int) -> list[ReasoningGate]:
-        """Return gates for the samples of one request."""
         constraints: Sequence[Constraint | None] = [None] * num_samples
         if self._constraint is not None:
             constraints = self._constraint.copies(num_samples)
@@ -147,7 +142,6 @@ class ReasoningGate:
         return mask
 
     def accept(self, token: int) -> None:
-        """Advance by the sample's next token."""
         match self._stage:
             case _Stage.ANSWERING:
                 if self._constraint is not None:

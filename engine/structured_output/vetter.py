@@ -1,5 +1,3 @@
-"""Control of the helper process that test-compiles schemas and grammars."""
-
 from __future__ import annotations
 
 import signal
@@ -19,13 +17,13 @@ _CRASH_SIGNALS = {-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGI
 class Vetted:
     """A source that compiles within its limits."""
 
-    grammar: str  # in llguidance's syntax
+    grammar: str
     cpu_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A refused source and the reason. ``keeps``: whether a retry would also be refused."""
+    """A refused source and the reason."""
 
     reason: str
     keeps: bool = True
