@@ -1,1 +1,0 @@
-"""Tokenizer, chat templates and incremental detokenization."""

@@ -26,8 +26,6 @@ log = logging.getLogger(__name__)
 
 
 class ChatTemplate:
-    """A compiled chat template with the model's special tokens."""
-
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]

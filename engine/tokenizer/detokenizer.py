@@ -1,12 +1,10 @@
-"""Incremental detokenization and stop strings."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # decoders return it for invalid UTF-8
-CONTEXT_TOKENS = 5  # prompt tokens that decide about a leading space
+CONTEXT_TOKENS = 5
 MAX_UNDECIDED_TOKENS = 8  # a character has at most 4 bytes
 MAX_WINDOW = 32
 
@@ -25,13 +23,6 @@ class Detokenizer:
         silent_ids: frozenset[int] = frozenset(),
         shown: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
-        """Create a detokenizer.
-
-        decode       returns the text of token ids
-        context      token ids before the stream
-        silent_ids   ids without text, such as special tokens
-        shown        exceptions from ``silent_ids``
-        """
         self._decode = decode
         self._silent_ids = silent_ids
         self._shown = shown

@@ -1,5 +1,3 @@
-"""Tokenizer files of a model folder, read like in transformers."""
-
 from __future__ import annotations
 
 import json
@@ -56,7 +54,6 @@ def _added_tokens(path: Path) -> dict[str, int]:
 
 
 def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return special tokens by name: ``bos_token``, ``image_token`` and so on."""
     named = {name: value for name, value in settings.items() if name.endswith("_token")}
     for several in map(settings.get, _LISTS):
         named |= several if isinstance(several, dict) else {}
@@ -88,7 +85,7 @@ def _convert_backend(path: Path) -> tokenizers.Tokenizer:
         from transformers import AutoTokenizer
 
         backend: object = AutoTokenizer.from_pretrained(str(path)).backend_tokenizer
-    except Exception as error:  # the loaders may raise any error
+    except Exception as error:
         reason = str(error).strip().split("\n")[0]
         raise ModelLoadError(
             f"no usable tokenizer in {path}: it has no tokenizer.json, and converting failed ({reason})"

@@ -81,7 +81,6 @@ class Tokenizer:
         return None
 
     def serialized(self) -> str:
-        """Return the content of a ``tokenizer.json``."""
         return str(self._backend.to_str())
 
     def encode(
@@ -117,7 +116,6 @@ class Tokenizer:
         return self._backend.id_to_token(token_id) or ""
 
     def bytes_of(self, token_id: int) -> bytes | None:
-        """Return the bytes of a token; None for special tokens."""
         if token_id in self._special_ids or not (piece := self.piece(token_id)):
             return None
         return self._piece_bytes(piece)
@@ -153,11 +151,10 @@ class Tokenizer:
         return token_id in self._added
 
     def added_id(self, text: str) -> int | None:
-        """Return the id of the added token with this text, or None."""
         return next((token_id for token_id, token in self._added.items() if token == text), None)
 
     def detokenizer(self, context: Sequence[int] = (), *, shows_special: bool = False) -> Detokenizer:
-        """Return a detokenizer for output after ``context``. ``shows_special``: special tokens have text."""
+        """Return a detokenizer for output after ``context``."""
         return Detokenizer(
             functools.partial(self._backend.decode, skip_special_tokens=True),
             context=context,
@@ -178,7 +175,7 @@ class Tokenizer:
         return tuple(filter(None, found))
 
     def stop_checker(self, stops: Sequence[str], *, shows_match: bool = False) -> StopChecker:
-        """Return a checker for stop strings. ``shows_match``: whether the output includes the stop string."""
+        """Return a checker for stop strings."""
         markers: dict[int, str] = {}
 
         def marked(found: re.Match[str]) -> str:
