@@ -25,7 +25,7 @@ Weights = Literal["keep", "bf16", "int8", "w8a8", "int4", "w4a8"]
 SchedulePolicy = Literal["fcfs", "lpm", "vtc", "dlpm"]
 
 MAX_WAITING_TOKENS = 2**20  # limit on prompt tokens in the queue
-KEPT_TOKENS = 4  # first positions that stay visible under max_kv_size (attention sinks)
+KEPT_TOKENS = 4
 DEFAULT_LORA_MEMORY = 1 << 30  # bytes
 MIN_TENANT_WEIGHT = 1e-12
 

@@ -49,8 +49,6 @@ class StoreCounters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapCounts:
-    """Pages copied to host memory and back, and the bytes of the copies."""
-
     num_out: int = 0
     num_in: int = 0
     num_bytes: int = 0
