@@ -69,7 +69,7 @@ def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def credentials_of(args: argparse.Namespace) -> ClientCredentials:
-    """Return the client's credentials. They require --connect; otherwise InvalidConfig is raised."""
+    """Return the client's credentials. Raises InvalidConfig without --connect."""
     credentials = ClientCredentials(
         tls=args.tls, ca=args.tls_ca, cert=args.tls_cert, key=args.tls_key, token_file=args.auth_token_file
     )
