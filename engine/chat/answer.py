@@ -47,7 +47,7 @@ class AnswerReader:
         return self._run()
 
     def finish(self, *, was_cut: bool) -> list[Event]:
-        """Return the remaining events. ``was_cut``: the output ended at a length limit."""
+        """Return the remaining events."""
         self._source.is_closed, self._was_cut = True, was_cut
         return self._run()
 

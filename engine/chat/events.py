@@ -16,7 +16,7 @@ class ContentText:
 
 @dataclass(frozen=True, slots=True)
 class CallBegin:
-    """Begin of a tool call. ``index`` is the call's position in the output."""
+    """``index`` is the call's position in the output."""
 
     index: int
     call_id: str

@@ -37,7 +37,7 @@ class ChatTokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """Effects of a request's tools. ``is_whole``: the constraint also covers the reasoning."""
+    """Effects of a request's tools on its prompt and output."""
 
     shown: Tools = ()
     structured: StructuredOutput | None = None
