@@ -30,8 +30,6 @@ class Drafts:
 
 
 class Answer:
-    """Collects the samples of a request, and prints a single sample while it is generated."""
-
     def __init__(
         self,
         num_samples: int,
