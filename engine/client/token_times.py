@@ -47,11 +47,9 @@ class TokenTimes:
 
     @property
     def later_per_s(self) -> float | None:
-        """Tokens per second after the first message; None if unknown."""
         span = sum(self.gaps_s)
         return self.num_later / span if self.num_later and span >= RESOLUTION_S else None
 
     @property
     def per_s(self) -> float:
-        """Tokens per second of the whole request."""
         return self.num_tokens / self.whole_s if self.whole_s > 0 else 0.0
