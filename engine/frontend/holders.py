@@ -52,7 +52,6 @@ class HolderRegistry:
         self._counts: dict[str, Callable[[], int]] = {}
 
     def add(self, kind: str, count: Callable[[], int]) -> None:
-        """Register a kind. ``count`` must be thread-safe."""
         assert kind not in self._counts, f"{kind} are counted already"
         self._counts[kind] = count
 

@@ -87,7 +87,6 @@ class InputProcessor:
         )
 
     def _framed(self, ids: list[int], rules: ImageRules) -> list[int]:
-        """Return the ids with the special tokens that the model wants around each placeholder."""
         if not rules.text:
             return ids
         if rules.text != rules.text.strip():
@@ -297,7 +296,6 @@ def file_bytes(prompt: Prompt) -> int:
 
 
 def _messages_of(prompt: Prompt) -> Sequence[Message]:
-    """Return the messages of a chat; empty for other prompts."""
     if isinstance(prompt, ChatPrompt):
         return prompt.messages
     return cast(list[Message], prompt) if _is_chat(prompt) else ()

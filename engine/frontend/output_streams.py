@@ -38,7 +38,6 @@ class OutputStreams:
     def add(
         self, request: EngineRequest, give_up: Callable[[EngineRequest], None], *, final_only: bool = False
     ) -> Stream:
-        """Open a stream. ``give_up`` is called if the request waits too long in the queue."""
         stream = Stream(request, self.forget, final_only=final_only, unread=self._unread)
         self._by_id[request.request_id] = stream
         self._by_number[request.number] = stream

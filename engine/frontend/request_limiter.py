@@ -20,10 +20,10 @@ from ..api.stats import NO_PROMPTS, Gauges
 from ..api.tenant import Tenant
 
 MAX_UNREAD_BYTES = 64 * 1024**2  # bytes; above this limit, new requests are refused
-MAX_UNREAD_LIMITS = 2  # multiple of MAX_UNREAD_BYTES above which streams are ended
+MAX_UNREAD_LIMITS = 2
 MAX_PIXEL_BYTES = 512 * 2**20  # bytes of pixels in all unfinished requests
 MAX_FILE_BYTES = 512 * 2**20  # bytes of image files in all unfinished requests
-MAX_SCORE_BYTES = 128 * 2**20  # bytes of all prompts' log probabilities; messages take as much again
+MAX_SCORE_BYTES = 128 * 2**20  # bytes of all prompts' log probabilities
 MAX_PROMPT_BYTES = 512 * 2**20  # bytes of a prompt's log probabilities
 
 
@@ -69,8 +69,7 @@ class RequestLimiter:
 
     @contextlib.contextmanager
     def holding(self, num_bytes: int) -> Iterator[None]:
-        """Count a request's image files until it ends. Raises Overloaded if the files of all unfinished
-        requests would be too large."""
+        """Count a request's image files until it ends. Raises Overloaded if there are too many bytes."""
         if num_bytes and (held := self._num_file_bytes) and held + num_bytes > MAX_FILE_BYTES:
             raise Overloaded(
                 f"image files of unfinished requests take {held} bytes, with the {num_bytes} of this request "
@@ -111,8 +110,7 @@ class RequestLimiter:
             )
 
     def check_memory(self, request: EngineRequest) -> None:
-        """Raise Overloaded if images or log probabilities of all prompts would take too much memory. The only
-        request with images or log probabilities is always admitted."""
+        """Raise Overloaded if images or log probabilities would take too much memory."""
         for bytes_of, most, what, field in (
             (_pixel_bytes, MAX_PIXEL_BYTES, "images", "image_bytes"),
             (_score_bytes, MAX_SCORE_BYTES, "log probabilities of prompts", "prompt_logprobs_bytes"),
