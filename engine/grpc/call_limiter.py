@@ -74,7 +74,6 @@ class CallLimiter:
         return _Admission(self)
 
     def burst_is_over(self) -> bool:
-        """Whether a burst of calls has just ended. Each burst is reported once."""
         calls = self.calls
         if calls.num_begun < BURST_CALLS or 2 * calls.total > calls.peak:
             return False

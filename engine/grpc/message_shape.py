@@ -18,7 +18,7 @@ Parse: TypeAlias = Callable[[bytes], Any]
 
 MAX_FIELDS = 10_000  # fields of one message, including nested messages
 SHORT_MESSAGE = 2 * MAX_FIELDS  # bytes; shorter messages never exceed MAX_FIELDS
-PROMPTS = frozenset(  # packed lists of token ids, which may be long
+PROMPTS = frozenset(
     (
         "octavo.v1.TokenIds.ids",
         "octavo.v1.DetokenizeRequest.token_ids",

@@ -11,7 +11,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ..api.errors import InvalidRequest
 
-CARRIER = 15  # unused field number, under which the parser keeps packed ids as bytes
+CARRIER = 15
 NO_END = bytes(range(128, 256))
 _PIECE = 2**16
 _MAX_VARINT = 10

@@ -19,7 +19,7 @@ from .interface import Engine
 
 logger = logging.getLogger(__name__)
 
-BATCH = 512  # most events per fetch, and per message to a watcher
+BATCH = 512
 MAX_WATCHERS = 64
 PAUSE_S = 0.01  # seconds between two fetches
 PROBE_S = 1.0  # seconds between checks for new events
@@ -58,8 +58,7 @@ class PageEventHub:
         await self._engine.ask(PageEventsSince(number, 0))
 
     async def events_from(self, number: int, *, heartbeat_s: float) -> AsyncGenerator[list[PageEvent], None]:
-        """Yield new events; an empty list after ``heartbeat_s`` without events. Raises FellBehind if events
-        expired."""
+        """Yield lists of new events. Raises FellBehind if events expired."""
         cursor = number
         while True:
             news = self._news.next()

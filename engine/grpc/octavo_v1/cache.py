@@ -235,7 +235,7 @@ class ReuseReports:
         self._drawing = asyncio.Lock()
 
     async def best(self, salt_prefix: bytes, most: int) -> list[pb.PrefixStats]:
-        """Return at most ``most`` prefixes that save the most prefill tokens."""
+        """Return the prefixes that save the most prefill tokens."""
         report = await self._report(salt_prefix)
         return [
             messages.prefix_message(node, self._text(report, node.tokens)) for node in report.tree.best(most)

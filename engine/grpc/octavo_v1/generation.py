@@ -83,7 +83,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
                         if delta.prompt_logprobs is None:
                             await output.put(await self._handler.message_of(delta, make))
                             continue
-                        async with large:  # one at a time: the message needs half as much memory as the delta
+                        async with large:
                             await output.put(await self._handler.message_of(delta, make))
                             written = asyncio.get_running_loop().create_future()
                             await output.put(written)

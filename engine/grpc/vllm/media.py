@@ -1,7 +1,6 @@
-"""Images in requests of routers: resized by the router (mm_inputs), or as URLs (media_refs).
+"""Images in requests of routers.
 
-Hashes in the messages are ignored, because a client could name cached pages of other images. Digests are
-computed from pixels.
+Hashes in the messages are ignored, because a client could send the hash of another image.
 """
 
 from __future__ import annotations
