@@ -98,7 +98,7 @@ class Connection(HttpToolsProtocol):
         unsent = self.num_unsent
         if not unsent or unsent != self._unsent:
             self._unsent, self._unsent_since = unsent, now
-        elif now - self._unsent_since > write_timeout_s:  # the client does not read the response
+        elif now - self._unsent_since > write_timeout_s:
             self.transport.abort()
             return
         if not self.is_idle or self.transport.is_closing():

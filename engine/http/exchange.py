@@ -26,7 +26,7 @@ ABORT = "octavo.abort"
 
 
 def json_of(answer: object, **parts: bytes | None) -> bytes:
-    """Return an object as JSON. ``parts`` has values that are JSON already."""
+    """Return an object as JSON."""
     data = to_json(answer, inf_nan_mode="null")
     for name, value in parts.items():
         if value is not None:

@@ -121,5 +121,4 @@ async def _deltas(
 
 
 def new_id(prefix: str, given: str = "") -> str:
-    """Return a new response id. It ends with ``given`` if that is set."""
     return f"{prefix}-{given or uuid.uuid4().hex}"

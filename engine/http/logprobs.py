@@ -80,7 +80,6 @@ class CompletionLogprobWriter:
     def write(
         self, entries: tuple[TokenLogprob, ...], prompt: PromptLogprobs | None = None
     ) -> dict[str, list[Any]]:
-        """Return the log probabilities of the prompt's tokens, if given, and of new tokens."""
         found: dict[str, list[Any]] = {
             "tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": [],
         }  # fmt: skip

@@ -116,7 +116,7 @@ class ContextEdit(RequestModel):
 
     @property
     def kept_turns(self) -> int | None:
-        """Number of latest turns that keep their thinking; None for all. Raises FieldError."""
+        """Return how many of the latest turns keep their thinking; None for all."""
         if self.type == "clear_thinking_20251015" and self.keep in (None, "all"):
             return 1 if self.keep is None else None
         if self.type == "clear_thinking_20251015" and isinstance(self.keep, dict):

@@ -51,7 +51,7 @@ def check_parts(field: str, messages: Sequence[Any], tools: Sequence[Any] | None
 
 
 def sampling_of(services: Services, request: Any, *fields: str) -> dict[str, Any]:
-    """Return sampling parameters from ``fields`` of the request, and the model's defaults."""
+    """Return sampling parameters from the request and the model's defaults."""
     given: dict[str, Any] = {"temperature": 1.0, **services.files.sampling}
     given |= {field: value for field in fields if (value := getattr(request, field)) is not None}
     keep_likeliest(given)
@@ -211,8 +211,6 @@ class Blocks:
 
 
 class TurnAnswer(ABC):
-    """Response to a turn with one sample, in the format of one API."""
-
     def __init__(self, turn: Turn, prefix: str, name: str) -> None:
         self.turn, self.name, self.id = turn, name, new_id(prefix)
         self.blocks, self.usage = Blocks(), Usage()
