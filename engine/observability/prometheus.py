@@ -303,8 +303,6 @@ class Metrics:
 
 
 class Probes(Protocol):
-    """State of the server, as queried by the metrics port's threads."""
-
     def gauges(self) -> Gauges: ...
 
     def holders(self) -> Mapping[str, int]: ...
@@ -330,11 +328,7 @@ class MetricsServer:
         tls: ssl.SSLContext | None = None,
         may_read: Callable[[str], bool] | None = None,
     ) -> None:
-        """Start to listen. Raises InvalidConfig if that fails.
-
-        tls        TLS context; None for plain HTTP
-        may_read   returns whether an ``Authorization`` header permits reading metrics
-        """
+        """Start to listen. Raises InvalidConfig if that fails."""
         try:
             self._server = _HTTPServer(address, _routes(metrics, probes), tls, may_read)
         except OSError as error:
