@@ -201,7 +201,7 @@ def _close(pool: CompilePool, mask_threads: MaskThreads) -> None:
 
 
 class GrammarDesk:
-    """Stores compiled grammars by number. Each grammar is taken or dropped once. Thread-safe."""
+    """Stores compiled grammars by number. Thread-safe."""
 
     def __init__(self, compiler: ConstraintCompiler) -> None:
         self.compiler = compiler

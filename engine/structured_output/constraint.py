@@ -90,7 +90,6 @@ class Constraint:
 
     @property
     def is_stuck(self) -> bool:
-        """Return whether the mask of another sample of this request takes too long."""
         return self._lexer.num_stuck > 0
 
     @property
@@ -98,7 +97,7 @@ class Constraint:
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def completed(self, drafts: Sequence[int], most: int) -> tuple[int, ...]:
-        """Return ``drafts`` up to the first forbidden token, then forced tokens: ``most`` tokens at most."""
+        """Return at most ``most`` tokens: allowed drafts, then forced tokens."""
         if self._is_lost or self.is_stuck or most <= 0 or not self._budget.has_drafts:
             return ()
         assert self._job is None, "the matcher is busy"
@@ -150,7 +149,6 @@ class Constraint:
 
     @property
     def is_late(self) -> bool:
-        """Return whether the next mask is slow, so that steps continue without this sample."""
         job = self._job
         return job is not None and job.is_over and self._threads.has_failed(job) is None
 

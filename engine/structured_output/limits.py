@@ -10,10 +10,9 @@ MAX_REFERENCES = 500  # distinct targets of "$ref"
 MAX_VALUES = 50_000  # objects, lists, strings and numbers of a schema
 MAX_PROPERTIES = 2_000  # properties of one object; compile time is quadratic
 MAX_TAGS = 500
-MAX_GRAMMAR_BYTES = 4 * MIB  # bytes of an llguidance grammar
+MAX_GRAMMAR_BYTES = 4 * MIB
 MAX_LITERAL_BYTES = 2**14  # bytes of one string; masks inside longer strings are slow
 
-# About 7 ms for the lexer and 2 ms for Earley items, per mask.
 STEP_LEXER_FUEL = 100_000
 STEP_MAX_ITEMS = 20_000
 MAX_ITEMS_IN_ROW = 2_000

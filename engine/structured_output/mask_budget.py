@@ -10,7 +10,7 @@ import threading
 BURST_S = 0.25  # CPU seconds in a full bucket
 TOKEN_S = 0.0015
 LATE_S = 0.01  # CPU seconds; steps do not wait for a slower mask
-OTHER_TOKEN_S = 0.0002  # CPU seconds added per token of other samples
+OTHER_TOKEN_S = 0.0002
 
 
 class MaskBudget:
@@ -48,7 +48,6 @@ class MaskBudget:
 
     @property
     def used_s(self) -> float:
-        """CPU seconds missing from a full bucket."""
         return BURST_S - self._left
 
     @property

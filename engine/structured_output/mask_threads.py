@@ -42,8 +42,6 @@ class MaskLate(Exception):
 
 
 class SharedLexer:
-    """Lexer that copies of a compiled grammar share under a lock."""
-
     __slots__ = ("num_stuck",)
 
     def __init__(self) -> None:
