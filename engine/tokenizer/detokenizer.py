@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # decoders return it for invalid UTF-8
 CONTEXT_TOKENS = 5
-MAX_UNDECIDED_TOKENS = 8  # a character has at most 4 bytes
+MAX_UNDECIDED_TOKENS = 8
 MAX_WINDOW = 32
 
 

@@ -29,7 +29,7 @@ LONG_TEXT = 100_000  # characters; longer texts need much memory
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-TAIL_TOKENS = 24  # last tokens of a prompt, which show the state of the reasoning
+TAIL_TOKENS = 24
 MAX_EXTRA_TOKENS = 512
 """Largest number of additional tokens, such as markers, in one of two tokenizers that count as the same."""
 
@@ -279,7 +279,7 @@ def _steps(decoder: Any) -> Iterator[dict[str, Any]]:
         yield decoder
 
 
-UNPROVEN_CHARACTERS = 256  # characters per token if a normalizer may drop text
+UNPROVEN_CHARACTERS = 256
 
 
 # Unicode normalization joins at most four characters into one.
