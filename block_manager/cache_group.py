@@ -1,5 +1,3 @@
-"""Interface shared by KV groups and recurrent state groups."""
-
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -15,11 +13,7 @@ the sequence; ``pages`` are their ids in the pool."""
 
 
 class CacheGroup(ABC):
-    """A group of layers with its own pool of pages or state slots.
-
-    index   number of the group; groups of states come last
-    pool    pages of K/V, or slots of recurrent states
-    """
+    """A group of layers with its own pool of pages or state slots."""
 
     index: int
     spec: KVGroupSpec | RecurrentState

@@ -39,12 +39,7 @@ def check_strength(hasher: Hasher) -> None:
 
 
 def sha256_chain(parent: Digest, packed: bytes, page_bytes: int) -> list[Digest]:
-    """Return one digest per page: ``SHA-256(previous digest || tokens of the page)``.
-
-    parent       digest before the first page
-    packed       token ids of whole pages, from ``pack``
-    page_bytes   bytes of ``packed`` per page
-    """
+    """Return one digest per page: ``SHA-256(previous digest || tokens of the page)``."""
     sha256, digests = hashlib.sha256, []
     digest: bytes = parent
     if len(packed) == page_bytes:
@@ -75,7 +70,6 @@ def pack(tokens: abc.Sequence[int]) -> bytes:
 
 
 def split(packed: bytes, page_size: int) -> list[bytes]:
-    """Split the packed tokens of whole pages into one item per page."""
     page_bytes = page_size * TOKEN_BYTES
     return [packed[start : start + page_bytes] for start in range(0, len(packed), page_bytes)]
 
@@ -126,7 +120,6 @@ def media_in(contents: bytes, page_size: int) -> list[tuple[bytes, int]]:
 
 
 def unpack(packed: bytes) -> list[int]:
-    """Return the token ids that ``pack`` turned into these bytes."""
     words = array("I", packed)
     if sys.byteorder == "big":
         words.byteswap()

@@ -18,11 +18,8 @@ class EventsLost(ValueError):
 class PageEvent(NamedTuple):
     """A change of the set of cached pages.
 
-    number    1, 2, 3, ... without gaps
     kind      ``stored`` (pages became cached), ``removed`` or ``cleared`` (no page is cached)
-    digests   digests of the pages
     parent    for ``stored``: digest before the first page; None at a sequence's start
-    salt      for ``stored``: salt of the sequence
     contents  for ``stored``: tokens and images of each page; empty before ``keep_tokens``
     salts     for ``removed``: salt of each page; empty if all salts are empty
     """
@@ -46,10 +43,7 @@ class PageEvent(NamedTuple):
 
 
 class EventLog:
-    """The latest cache events, at most ``capacity`` of them.
-
-    tokens_since   number of the first event with tokens; None before ``keep_tokens``
-    """
+    """The latest cache events, at most ``capacity`` of them."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -64,7 +58,6 @@ class EventLog:
         return self._next
 
     def keep_tokens(self) -> None:
-        """Log the tokens of pages from now on."""
         if self.tokens_since is None:
             self.tokens_since = self._next
 

@@ -26,23 +26,11 @@ HALF_LIFE = 8192  # releases after which an observation counts half
 
 
 def kind_of(*, uses: int, num_new: int, gap: int) -> int:
-    """Return the class, as a number, of pages with similar use.
-
-    uses      number of uses of the page
-    num_new   number of pages of its sequence that were not used before
-    gap       class of the time between uses, as in ``GAPS``; 0 after a single use
-    """
     size = min(num_new.bit_length(), NUM_NEW - 1)
     return (USES[min(uses, MAX_USES)] * NUM_NEW + size) * NUM_GAPS + gap
 
 
 class AgeHistogram:
-    """Hit counts by age. A batch is one snapshot, or the pages that were released together.
-
-    reached   number of batches that reached the age without a hit
-    used      number of these batches with a hit at this age
-    """
-
     __slots__ = ("kind", "reached", "used")
 
     def __init__(self, kind: int) -> None:
@@ -60,8 +48,6 @@ class AgeHistogram:
 
 
 class HitStatistics:
-    """Hit rates by kind and age, and the Gittins index of each kind."""
-
     def __init__(self) -> None:
         self._seen: dict[int, AgeHistogram] = {}
         self._halve_at = HALF_LIFE
@@ -78,7 +64,6 @@ class HitStatistics:
         return seen
 
     def refresh(self, now: int) -> None:
-        """Update ``indices``; ``now`` is the number of releases since the start."""
         if now >= self._halve_at:
             self._halve_at = now + HALF_LIFE
             for seen in self._seen.values():
@@ -135,10 +120,7 @@ def _estimate(prior: list[float], seen: AgeHistogram) -> list[float]:
 
 
 def gittins_index(chances: abc.Sequence[float]) -> list[float]:
-    """Return, by age, the Gittins index: max over t of P(hit within t) / E[min(time of the hit, t)].
-
-    chances   by age: chance that a page of this age is hit at this age; below 1
-    """
+    """Return, by age, the Gittins index: max over t of P(hit within t) / E[min(time of the hit, t)]."""
     index = [0.0] * NUM_AGES
     joined: list[tuple[float, float, float]] = []
     for age in range(NUM_AGES - 1, -1, -1):

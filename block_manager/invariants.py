@@ -1,5 +1,3 @@
-"""Check of the block manager against the rules in README.md, for tests."""
-
 from __future__ import annotations
 
 from collections import Counter, abc
@@ -14,11 +12,7 @@ def check_books(
     tables: abc.Iterable[PageTable],
     copies: abc.Sequence[PageCopy],
 ) -> None:
-    """Raise AssertionError if a rule of README.md is broken.
-
-    tables   all open tables
-    copies   all copies that were requested and not yet reported as done
-    """
+    """Raise AssertionError if a rule of README.md is broken."""
     for table in tables:
         assert 0 <= table.num_written <= table.capacity, "written where no page is reserved"
     for group in groups:

@@ -1,5 +1,3 @@
-"""A group of layers with the same attention window, and its pool of pages."""
-
 from __future__ import annotations
 
 from array import array
@@ -83,7 +81,6 @@ class KVGroup(CacheGroup):
         self._page_size = page_size
 
     def first_visible_page(self, num_written: int) -> int:
-        """Return the first page, apart from kept pages, that queries from ``num_written`` on can see."""
         return self.spec.first_visible(num_written) // self._page_size
 
     def held(self, table: PageTable) -> abc.Sequence[PageId]:

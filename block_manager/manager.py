@@ -1,5 +1,3 @@
-"""Block manager: assigns pages to sequences."""
-
 from __future__ import annotations
 
 import time
@@ -28,14 +26,10 @@ class BlockManager:
 
     groups           number of pages, or one specification per group of layers; a group without a
                      window comes first
-    page_size        positions per page
-    hasher           function that computes page digests; see digests.py
     prefix_cache     False: no page is shared between requests
-    policy           name of the eviction policy in ``POLICIES``
     max_pinned       pages of each pool that pins may hold
     max_chunk        most positions of one sequence that a step writes
     states           slots of recurrent layers; None for models without any
-    clock            clock in seconds, for the times of evictions
 
     README.md in this folder says which table may hold, write and free a page.
     """
@@ -83,7 +77,7 @@ class BlockManager:
             for index, spec in enumerate([] if states is None else [states])
         )
         self._all: tuple[CacheGroup, ...] = (*self._groups, *self._states)
-        self.groups = specs  # attributes, because each step reads them
+        self.groups = specs
         self.states = states
         self._pool = self._groups[0].pool
         self._tables: set[PageTable] = set()
@@ -96,11 +90,8 @@ class BlockManager:
             is_cached=lambda digest: any(group.pool.is_cached(digest) for group in self._groups),
         )
 
-    # Pools: sizes and states of pages.
-
     @property
     def parts(self) -> tuple[KVGroupSpec | RecurrentState, ...]:
-        """Specification of every KV group, then of recurrent states, if any."""
         return tuple(group.spec for group in self._all)
 
     @property
@@ -173,14 +164,11 @@ class BlockManager:
 
     @property
     def residual_counts(self) -> PageCounts | None:
-        """Return page counts summed over all residual windows; None if there are none."""
         if not self._residual:
             return None
         if len(self._residual) == 1:
             return self._residual[0].counts
         return PageCounts(*map(sum, zip(*(pool.counts for pool in self._residual), strict=True)))
-
-    # Life of a page table.
 
     def open(
         self,
@@ -198,7 +186,6 @@ class BlockManager:
 
         digests   known digests of these tokens and salt; ``open`` appends missing digests to the list
         find      False: start with an empty table
-        media     positions and digests of images among the tokens
         """
         parts = tuple([GroupPageTable() for _ in self._groups])
         table = PageTable(self.page_size, salt, parts, media=media)
@@ -253,7 +240,6 @@ class BlockManager:
 
     @property
     def takes_snapshots(self) -> bool:
-        """Whether this model needs ``plan_snapshots``."""
         return bool(self._states) and self.prefix_cache
 
     def plan_snapshots(self, table: PageTable, start: int, stop: int, *, num_known: int) -> None:
@@ -398,8 +384,6 @@ class BlockManager:
         Return the number of pages that were not cached yet. Return None, and change nothing, if too few
         pages are idle or an earlier page that is needed is not cached.
 
-        tokens, digests   tokens and digests of all pages of the prefix, the inserted pages last
-        first             index of the first inserted page
         fill              function (indices, pages) that writes the contents of the pages
         group             index of the group; ``len(groups)`` inserts snapshots of recurrent state
         """
@@ -416,8 +400,6 @@ class BlockManager:
         if group == 0 and first == 0 and new:
             self.miss_reasons.first_page(self._contents(tokens, 0, 1, media)[0], salt)
         return new
-
-    # Cached pages, and pages held by tables.
 
     def find(self, digest: Digest, group: int = 0) -> PageId | None:
         """Return a group's cached page with this digest, or None; the page gets no holder."""
@@ -456,8 +438,6 @@ class BlockManager:
         for group in self._all:
             group.pool.flush()
         return num_idle
-
-    # Events and checks.
 
     @property
     def events(self) -> EventLog:

@@ -1,5 +1,3 @@
-"""Reasons for prefix-cache misses."""
-
 from __future__ import annotations
 
 from collections import OrderedDict, abc, deque
@@ -34,8 +32,6 @@ class Miss:
 
 
 class Evictions:
-    """Times of evictions, for at least the latest ``capacity`` evicted pages."""
-
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._latest: dict[Digest, int] = {}
@@ -73,9 +69,7 @@ class Evictions:
 
 
 class FirstPages:
-    """Salts of the latest ``capacity`` first pages of sequences; for operators, not tenants."""
-
-    SALTS = 2  # salts kept per page
+    SALTS = 2
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -94,7 +88,6 @@ class FirstPages:
 class MissClassifier:
     """Finds the reason for a cache miss.
 
-    capacity          number of evictions and of first pages to remember
     evicted           function (table, num_pages): time of the eviction of a needed page, or None
     in_other_format   function (digest): whether the disk has the page in another format
     """
@@ -108,7 +101,6 @@ class MissClassifier:
         self.in_other_format: abc.Callable[[Digest], bool] = _nowhere
 
     def first_page(self, contents: bytes, salt: bytes) -> None:
-        """Record that a sequence's first page was written under this salt."""
         self._first_pages.add(contents, salt)
 
     def explain(self, table: PageTable, tokens: abc.Sequence[int]) -> Miss:

@@ -1,5 +1,3 @@
-"""Copies of pages that steps carry out."""
-
 from __future__ import annotations
 
 from collections import abc
@@ -9,11 +7,7 @@ from .types import PageCopy, PageId
 
 
 class PageCopies:
-    """Copies of pages and state slots; both ends are held until the copy is released.
-
-    waiting   copies that no step has taken yet
-    taken     copies that a step carries out
-    """
+    """Copies of pages and state slots; both ends are held until the copy is released."""
 
     def __init__(self, groups: abc.Iterable[CacheGroup]) -> None:
         self._pools = [each.pool for each in groups]

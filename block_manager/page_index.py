@@ -1,5 +1,3 @@
-"""Tokens of published pages, by digest."""
-
 from __future__ import annotations
 
 from collections import abc
@@ -21,9 +19,6 @@ class PageIndex:
 
     Recording costs time and about 200 bytes per page. Above about twice ``capacity`` pages, the index drops
     pages that are neither cached nor before a cached page.
-
-    is_cached   function that tells whether a page is cached in any pool
-    recording   whether pages published from now on are recorded
     """
 
     def __init__(self, capacity: int, *, is_cached: abc.Callable[[Digest], bool]) -> None:

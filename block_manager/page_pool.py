@@ -1,5 +1,3 @@
-"""A pool of pages: reference counts, digests and eviction."""
-
 from __future__ import annotations
 
 import bisect
@@ -23,7 +21,6 @@ class PagePool:
     first, then cached pages in the order of the eviction policy.
 
     on_forgotten   callback that gets the digests of pages that are no longer cached
-    num_evicted    number of cached pages evicted since the start
     """
 
     def __init__(
@@ -226,8 +223,6 @@ class PagePool:
 
         If a digest already has a page, the new page stays private to its holders.
 
-        parent     digest of the page before the first one
-        salt       salt of the sequence
         contents   bytes that each digest was computed from, if the event log keeps tokens
         """
         page_of, digest_of, events = self._page_of, self._digest_of, self.events

@@ -24,13 +24,6 @@ class PinLimit:
 
 @dataclass(slots=True)
 class _Pages:
-    """Pages held by pins.
-
-    num_pins   number of pins that hold each page
-    by_group   number of pages in each group
-    most       largest number in ``by_group``
-    """
-
     num_pins: Counter[tuple[int, PageId]] = field(default_factory=Counter)
     by_group: Counter[int] = field(default_factory=Counter)
     most: int = 0

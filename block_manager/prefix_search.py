@@ -1,5 +1,3 @@
-"""Search for the longest prefix that is cached in every group."""
-
 from __future__ import annotations
 
 from collections import abc

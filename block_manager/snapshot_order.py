@@ -45,31 +45,29 @@ def wanted_snapshots(
 
 
 MIN_REMEMBERED = 16_384  # smallest number of evicted snapshots to remember (300 bytes each)
-RERANK_FIRST, RERANK_LAST = 16, 128  # page releases between two rankings: at first, and later
-SLOTS_PER_RELEASE = 4  # with many snapshots, rank again after one release per 4 snapshots
+RERANK_FIRST, RERANK_LAST = 16, 128
+SLOTS_PER_RELEASE = 4
 PRICE_STEP, MAX_PRICE = 1.003, 8.0
 SHARED = 2  # a snapshot with more hits than this counts as shared by several conversations
 TAIL, JUNCTION, CONTINUED = range(3)
 
 
 class _Record:
-    """Facts about one snapshot, kept for a while after its eviction."""
-
     __slots__ = (
         "age", "is_awaited", "is_junction", "is_stepped_down", "num_hits", "num_new", "num_pages",
         "released_at", "seen", "serial", "slot", "turns",
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.num_pages = 0  # pages before the snapshot
-        self.turns = 0  # how often its conversation was continued before
-        self.num_new = 0  # new pages since the conversation was last continued
+        self.num_pages = 0
+        self.turns = 0
+        self.num_new = 0
         self.is_junction = False
         self.is_stepped_down = False
         self.num_hits = 0  # hits, plus lookups that missed because it was evicted
-        self.slot: PageId | None = None  # its slot, while it may be evicted
+        self.slot: PageId | None = None
         self.seen: AgeHistogram | None = None
-        self.is_awaited = False  # whether it was released, and not hit since
+        self.is_awaited = False
         self.released_at = 0
         self.age = 0
         self.serial = 0
@@ -85,10 +83,6 @@ class SnapshotOrder:
 
     The gain is (pages saved by a hit) / (bytes of the snapshot and its pages) x (its Gittins index). Evicted
     snapshots are remembered, so the hit statistics do not depend on evictions.
-
-    page_bytes   bytes of a page
-    bytes_kept   bytes of a snapshot
-    price        weight of page bytes against slot bytes; it rises when pages run short
     """
 
     def __init__(self, num_slots: int, *, page_bytes: int, bytes_kept: int) -> None:
@@ -97,7 +91,7 @@ class SnapshotOrder:
         self._bytes_kept = bytes_kept
         self._num_short = 0
         self._most_remembered = max(MIN_REMEMBERED, 4 * num_slots)
-        self._records: dict[Digest, _Record] = {}  # present snapshots, by digest of the last page
+        self._records: dict[Digest, _Record] = {}
         self._gone: OrderedDict[Digest, _Record] = OrderedDict()
         self._listed: dict[PageId, _Record] = {}
         self._now = 0
@@ -110,11 +104,7 @@ class SnapshotOrder:
     def add(
         self, digest: Digest, num_pages: int, *, turns: int = 0, num_new: int = 0, is_junction: bool = False
     ) -> None:
-        """Record a new snapshot after ``num_pages`` pages, the last of which has this ``digest``.
-
-        turns     how often its conversation was continued before
-        num_new   new pages since then, in units of ``RecurrentState.turn_pages``
-        """
+        """Record a new snapshot after ``num_pages`` pages, the last of which has this ``digest``."""
         record = self._gone.pop(digest) if digest in self._gone else _Record()
         self._records[digest] = record
         record.num_pages, record.turns, record.num_new = num_pages, turns, num_new
@@ -142,10 +132,6 @@ class SnapshotOrder:
         return 0
 
     def go_on(self, digest: Digest) -> int:
-        """Record that a sequence continues from a snapshot, or would if it had not been evicted.
-
-        Return how often the conversation has been continued, including this time.
-        """
         record = self._records.get(digest) or self._gone[digest]
         if record.is_awaited:
             assert record.seen is not None

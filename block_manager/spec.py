@@ -35,7 +35,6 @@ def pages_touched(num_positions: int, page_size: int) -> int:
 class KVGroupSpec(ABC):
     """A group of layers that share page tables and a pool.
 
-    num_pages   number of pages in the pool
     window      queries at position p see positions > p - window (None: all up to p)
     keep        the first ``keep`` positions are visible to every query (attention sinks)
     """
@@ -193,7 +192,6 @@ class SlidingWindow(KVGroupSpec):
         return self.window
 
     def running_pages(self, page_size: int) -> int:
-        """Return the pages to provide per running sequence: one more than it holds during decode."""
         return self.max_pages(page_size, max_chunk=1) + 1
 
     def cached_pages(self, page_size: int) -> int:
@@ -231,7 +229,6 @@ class ResidualWindow(SlidingWindow):
 
     @property
     def context(self) -> str:
-        """Settings on which K and V of this group depend, as text."""
         return f"quantize_after {self.quantize_after}"
 
     def publishable_pages(self, page_size: int) -> int:
@@ -243,11 +240,9 @@ class ResidualWindow(SlidingWindow):
         return max(kept, (self.quantize_after - 1) // page_size)
 
     def running_pages(self, page_size: int) -> int:
-        """Return how many pages a sequence holds during decode."""
         return self.max_pages(page_size, max_chunk=1)
 
     def cached_pages(self, page_size: int) -> int:
-        """Return how many pages of a prefix must stay cached so that it can be used again."""
         return self.kept_pages(page_size) + pages_for(self.widest_window() - 1, page_size)
 
 
@@ -257,10 +252,7 @@ class RecurrentState:
 
     num_slots        number of slots; a slot has the state of a running sequence, or a snapshot
     slot_bytes       bytes of a slot: the state of all these layers
-    every_page       whether to take a snapshot after every page
-    tail, junction   whether to take snapshots of this kind (``snapshot_order.py``)
     step_down        whether to evict a snapshot early if its sequence has a longer one
-    page_bytes       bytes of a page of K/V
     turn_pages       number of pages that a short turn adds to a conversation
     num_drafted      most slots for states after draft tokens (0: half of all slots)
     """
@@ -295,7 +287,6 @@ class RecurrentState:
         return False
 
     def needed_pages(self, num_pages: int, page_size: int) -> abc.Iterable[int]:  # noqa: ARG002
-        """Yield the index of the last of ``num_pages`` pages, after which a snapshot is needed."""
         yield from range(max(num_pages - 1, 0), num_pages)
 
 

@@ -60,11 +60,7 @@ BeginCopy = abc.Callable[[CacheGroup, PageId, PageId], None]
 
 
 class StateGroup(CacheGroup):
-    """Allocates, finds and releases the recurrent slots of all page tables.
-
-    index   index of this group, after the KV groups
-    pages   page pools of the groups without a window; a snapshot is evicted with pages that only it needs
-    """
+    """Allocates, finds and releases the recurrent slots of all page tables."""
 
     spec: RecurrentState
 
@@ -107,17 +103,14 @@ class StateGroup(CacheGroup):
         return num_pages
 
     def open(self, table: PageTable) -> None:
-        """Give a new table an empty ``TableState``, without a slot."""
         table.state = TableState()
 
     def find(self, table: PageTable, digests: abc.Sequence[Digest], num_pages: int, junction: int) -> None:
-        """Hold the snapshot after ``num_pages`` pages for a new table with ``junction`` cached pages."""
         state = _state(table)
         state.junction = junction
         self.hold_snapshot(state, digests, num_pages)
 
     def hold_snapshot(self, state: TableState, digests: abc.Sequence[Digest], num_pages: int) -> None:
-        """Hold the snapshot after ``num_pages`` pages for a table."""
         if num_pages:
             (state.found,) = self.pool.acquire([digests[num_pages - 1]])
 
@@ -142,7 +135,7 @@ class StateGroup(CacheGroup):
         state.running = self._take()
         if state.found is not None:
             copy(self, state.found, state.running)
-            self._release([state.found])  # the copy holds it from now on
+            self._release([state.found])
             state.origin, state.found = state.found, None
 
     def fork(self, table: PageTable, forked: PageTable, copy: BeginCopy) -> None:
@@ -228,7 +221,7 @@ class StateGroup(CacheGroup):
             self._release([slot])
         self._num_drafted -= len(state.drafted)
         state.running, state.drafted = running, []
-        self._drop_planned(state, behind=table.num_written)  # their pages end after a rejected draft
+        self._drop_planned(state, behind=table.num_written)
 
     def commit(self, table: PageTable) -> None:
         """Publish the snapshots of a computed step."""
@@ -306,7 +299,6 @@ class StateGroup(CacheGroup):
             pool.discard(reversed(table.digests[num_pages:]))
 
     def held(self, table: PageTable) -> list[PageId]:
-        """Return the slots that a table holds."""
         state = _state(table)
         one = [slot for slot in (state.running, state.found) if slot is not None]
         return one + [planned.slot for planned in state.planned] + [slot for _, slot in state.drafted]

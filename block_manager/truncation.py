@@ -1,5 +1,3 @@
-"""Shortening of page tables."""
-
 from __future__ import annotations
 
 from collections import abc
@@ -12,8 +10,6 @@ from .types import PageId, PageTable
 
 
 class Truncation:
-    """Shortens page tables in all groups at once."""
-
     def __init__(
         self,
         groups: abc.Sequence[KVGroup],

@@ -18,7 +18,6 @@ so a kernel may compute the address of a masked entry and stay inside the pool."
 class MediaSpan(NamedTuple):
     """Positions of an image or other medium in a sequence.
 
-    start, length  the first position and the number of positions
     digest         32 bytes that identify the medium and all other inputs of its rows
     is_whole       whether one step must compute all rows, because they attend to each other
     """
@@ -83,14 +82,8 @@ class TableState:
 
     running    slot of the state after ``num_written`` tokens; None before ``reserve``
     found      snapshot with which the table was opened, held until it is copied
-    origin     earlier value of ``found``, no longer held
     junction   number of cached pages found; a snapshot is taken after them if none exists there
-    planned    snapshots that the current step takes
     drafted    pairs (number of tokens, slot) of the states during a draft
-    turns      how often the conversation was continued before, as far as known
-    num_new    new pages of the prompt since the conversation was last continued
-    tail       the table's last published snapshot, not held
-    tail_digest   digest of ``tail``
     """
 
     running: PageId | None = None
@@ -109,16 +102,11 @@ class TableState:
 class PageTable:
     """The pages of one sequence by position; only BlockManager changes it.
 
-    page_size        positions per page
     salt             salt of the sequence; pages are shared only between equal salts
-    media            images of the sequence; digests depend on them
-    parts            the pages of each group of layers
     digests          known digests of the first full pages
     num_written      positions whose K/V is in memory
     capacity         positions for which pages of every group are reserved
     reserved_ahead   positions for which ``reserve`` was called ahead of time
-    state            state of recurrent layers; None for models without any
-    partings         numbers of pages after which sequences are known to branch off
     """
 
     page_size: int

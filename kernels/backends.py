@@ -1,5 +1,3 @@
-"""Choice of the attention backend."""
-
 from __future__ import annotations
 
 import importlib.metadata

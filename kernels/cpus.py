@@ -1,5 +1,3 @@
-"""Number of CPUs that this process may use."""
-
 from __future__ import annotations
 
 import os

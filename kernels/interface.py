@@ -1,5 +1,3 @@
-"""Interface between the engine and an attention backend."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

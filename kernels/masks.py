@@ -1,5 +1,3 @@
-"""Checks of masks that callers pass to ``PagedKVCache.attend``."""
-
 from __future__ import annotations
 
 import mlx.core as mx

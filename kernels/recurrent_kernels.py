@@ -1,5 +1,3 @@
-"""Interface of kernels for recurrent layers, which keep states in slots."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

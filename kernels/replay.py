@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 
 class Program(Protocol):
-    """A captured program."""
-
     @property
     def outputs(self) -> list[mx.array]: ...
 
@@ -57,15 +55,11 @@ class ReplayablePool(Protocol):
         """Return ``step_values`` as MLX arrays, followed by the page arrays of every layer."""
         ...
 
-    def bind_inputs(self, arrays: Sequence[mx.array]) -> None:
-        """Use these arrays instead of ``step_inputs`` from now on."""
-        ...
+    def bind_inputs(self, arrays: Sequence[mx.array]) -> None: ...
 
     def pending(self) -> list[mx.array]: ...
 
-    def bind_pending(self, arrays: Sequence[mx.array]) -> None:
-        """Use the outputs of a replayed program instead of ``pending()``."""
-        ...
+    def bind_pending(self, arrays: Sequence[mx.array]) -> None: ...
 
     def programs(self) -> Programs:
         """Return an object that captures the steps of one model as programs."""

@@ -1,5 +1,3 @@
-"""Base class of caches with quantized pages and 16-bit residual pages."""
-
 from __future__ import annotations
 
 from dataclasses import replace

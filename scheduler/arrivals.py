@@ -1,5 +1,3 @@
-"""Admission of waiting sequences, and the first chunk of their prompts."""
-
 from __future__ import annotations
 
 from octavo.block_manager import BlockManager
@@ -16,16 +14,13 @@ from .waiting import LOOK_AHEAD, MAX_PASSED
 SHARES_LOOK_AHEAD = LOOK_AHEAD // 16
 """A prompt that waits for a page computed in this step counts as this many of ``LOOK_AHEAD`` sequences."""
 
-SLOT_REST = 32  # steps: how long a tenant leaves one slot free after it lost a slot to another tenant
+SLOT_REST = 32  # steps
 
 
 class Arrivals:
     """Admits waiting sequences in order, while the step has tokens and all resources are free.
 
     Up to ``MAX_PASSED`` sequences may overtake a sequence that lacks a resource, such as a LoRA slot.
-
-    resources   resources that a running sequence must hold; ``pages`` is one of them
-    lacking     waiting sequences that lacked a resource
     """
 
     def __init__(

@@ -1,5 +1,3 @@
-"""The token budget of a step, shared between long and short prompts."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -17,8 +15,6 @@ class TokenBudget:
 
     A prompt is long while more than ``Limits.max_step_tokens`` of its tokens are still to be computed. While
     shorter prompts wait, long prompts together get half of the tokens.
-
-    left   tokens not granted yet
     """
 
     def __init__(
@@ -33,7 +29,7 @@ class TokenBudget:
 
     @property
     def long_ones_have_theirs(self) -> bool:
-        """Whether the tokens of this step that long prompts may get are spent."""
+        """Whether long prompts have used up their tokens of this step."""
         return self._left_for_long is not None and self._left_for_long <= 0
 
     def is_long(self, sequence: Sequence) -> bool:
@@ -65,9 +61,6 @@ class TokenBudget:
         """Return how many of the ``wanted`` tokens a sequence may compute now.
 
         An image whose rows attend to each other may get more than is left, because one step must compute it.
-
-        rivals   sequences that have no tokens of this step yet
-        first    sequences whose tokens are reserved before this sequence gets any
         """
         granted = min(wanted, self.left - self._demand(first))
         if wanted > self._threshold:
@@ -85,7 +78,7 @@ class TokenBudget:
         return granted
 
     def spend(self, sequence: Sequence, num_tokens: int, wanted: int) -> None:
-        """Subtract ``num_tokens`` from the budget, for a sequence that wanted ``wanted`` tokens."""
+        """Subtract ``num_tokens`` from the budget."""
         self.left = max(0, self.left - num_tokens)
         if self._time is not None:
             self._time.spend(len(sequence.tokens) - wanted, num_tokens)

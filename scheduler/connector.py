@@ -1,5 +1,3 @@
-"""Interface of stores that keep pages outside the pool, such as on disk."""
-
 from __future__ import annotations
 
 from collections import abc

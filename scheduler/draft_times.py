@@ -1,5 +1,3 @@
-"""Time that draft tokens add to a step, and the choice of how many to verify."""
-
 from __future__ import annotations
 
 import math
@@ -18,8 +16,8 @@ UNKNOWN_COST = 0.2
 """Assumed time of a draft before any step was timed, as a share of the time of a one-sequence step."""
 
 _LEARNING = 0.05  # weight of the latest step in a mean, after the first twenty steps
-_PRIOR = 2.0  # weight, in steps, of the estimate that time grows linearly with the number of drafts
-_OUTLIER = 0.7  # limit of a step's influence: logarithm of actual over expected time
+_PRIOR = 2.0
+_OUTLIER = 0.7
 
 
 class _Mean:
@@ -40,8 +38,6 @@ class _Mean:
 
 
 class _OfSequences:
-    """Learned times of steps with one particular number of sequences."""
-
     def __init__(self, share: float) -> None:
         self.plain = _Mean()
         self.share = _Mean(share)

@@ -1,5 +1,3 @@
-"""Latency targets: limits on prefill and admission that keep decoding fast."""
-
 from __future__ import annotations
 
 import math
@@ -96,10 +94,7 @@ class LatencyTarget:
         return max(AUTO_LEAST_S, min(AUTO_FACTOR * alone, max(AUTO_MOST_S, AUTO_ROOM * alone)))
 
     def has_time_for(self, decodes: StepShape, tightest: float | None = None) -> bool:
-        """Return whether a step with all these decodes leaves enough time for prompts.
-
-        tightest   shortest target of a decoding sequence, in seconds
-        """
+        """Return whether a step with all these decodes leaves enough time for prompts."""
         one = self._cost.predict(StepShape(1, 0, decodes.num_positions // decodes.num_decodes, 0))
         most = max(AUTO_MOST_S, AUTO_FACTOR * one)
         limits = [
@@ -123,8 +118,6 @@ class LatencyTarget:
 
 
 class StepTime:
-    """The remaining time of a step."""
-
     def __init__(self, cost: StepCost, shape: StepShape, limit_s: float, *, taught: bool) -> None:
         self._cost = cost
         self._shape = shape
@@ -167,11 +160,7 @@ class StepTime:
 
 
 class Targets(Resource):
-    """Admits sequences only while the latency targets leave time.
-
-    cost      predicts the time of steps
-    latency   the combined target; None until a sequence or the server has a target
-    """
+    """Admits sequences only while the latency targets leave time."""
 
     def __init__(self, limits: Limits, queues: SequenceQueues) -> None:
         self.cost = StepCost(limits.row_tile)

@@ -1,5 +1,3 @@
-"""Limits of a step, and the error for a sequence that can never fit the page pool."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,5 +1,3 @@
-"""Pages of the KV cache and slots of recurrent state, as a resource of sequences."""
-
 from __future__ import annotations
 
 from octavo.block_manager import BlockManager, Digest, Miss, PageTable
@@ -15,8 +13,6 @@ class Pages(Resource):
 
     An admitted sequence has pages for all of its prompt. A *refused* sequence found too few idle pages; it is
     tried again only when more pages are idle.
-
-    is_short   whether a sequence was refused
     """
 
     def __init__(self, blocks: BlockManager, queues: SequenceQueues) -> None:
@@ -29,7 +25,6 @@ class Pages(Resource):
 
     @property
     def refused(self) -> Sequence | None:
-        """The sequence that was refused for lack of pages; None if more pages are idle since."""
         if self._refused is None:
             return None
         sequence, before = self._refused

@@ -1,5 +1,3 @@
-"""Cost of preempting a sequence, and stricter admission after preemptions."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable

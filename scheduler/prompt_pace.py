@@ -1,5 +1,3 @@
-"""Recent speed of prefill, and sequences that will miss their first-token deadline."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
@@ -35,8 +33,6 @@ class PromptPace:
 
 
 class Deadlines:
-    """Finds waiting sequences that can no longer meet the deadline of their first token."""
-
     def __init__(self, blocks: BlockManager) -> None:
         self._blocks = blocks
         self._late: Set[Sequence] = frozenset()

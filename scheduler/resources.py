@@ -12,8 +12,6 @@ from .types import Sequence
 
 
 class Admission(enum.Enum):
-    """Answer of a resource to a waiting sequence."""
-
     ADMITTED = enum.auto()
     LACKS = enum.auto()  # the sequence lacks something that others do not need; others may overtake it
     LACKS_MEDIA = enum.auto()  # the sequence waits outside of the queue until ``Scheduler.retry``

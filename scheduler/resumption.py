@@ -1,5 +1,3 @@
-"""Preempted sequences whose pages are loaded from a connector instead of recomputed."""
-
 from __future__ import annotations
 
 from .connector import KVConnector
@@ -65,8 +63,6 @@ class Resumption(Resource):
 
 
 class RoomOfLoads(Resource):
-    """Resource that keeps free pages for preempted sequences whose pages are being loaded."""
-
     def __init__(self, resumption: Resumption) -> None:
         self._resumption = resumption
 

@@ -1,5 +1,3 @@
-"""The scheduler: plans steps and records their results."""
-
 from __future__ import annotations
 
 from collections import Counter, abc, deque
@@ -36,8 +34,6 @@ class Scheduler:
     When pages run out, a younger sequence is preempted: it releases all pages and recomputes evicted ones
     later. So the oldest sequence always makes progress.
 
-    resources   resources of a running sequence besides pages, state slots and time; see resources.py
-
     ``plan`` and ``commit`` alternate. ``plan_ahead`` may plan one more step between them. ``add`` and
     ``abort`` may be called at any time, but build the batch of a planned step before aborting its sequences.
     """
@@ -59,7 +55,7 @@ class Scheduler:
             )
         self.blocks = blocks
         self.limits = limits
-        self.num_preemptions = 0  # preemptions for lack of pages
+        self.num_preemptions = 0
         self.held: abc.Set[Sequence] = frozenset()  # running sequences that get no token in the next steps
         self.prompt_pace = PromptPace()
         self._connector = connector or NoConnector()
@@ -75,7 +71,7 @@ class Scheduler:
             (RoomOfLoads(self._resumption), self._targets, *resources, self._pages, self._resumption)
         )
         self._arrivals = Arrivals(blocks, limits, self._queues, self._resources, self._pages)
-        self._planned: deque[SchedulerOutput] = deque()  # planned steps that are not committed, at most two
+        self._planned: deque[SchedulerOutput] = deque()
 
     @property
     def num_running(self) -> int:
@@ -136,7 +132,7 @@ class Scheduler:
         """End a sequence now and free its pages; its parallel samples continue."""
         if sequence.status is Status.WAITING_FOR_PAGES:
             self._connector.cancel_load(sequence)
-            self._stop_loading(sequence)  # a parallel sample may replace the sequence and compute the rest
+            self._stop_loading(sequence)
         elif sequence.status is Status.WAITING_FOR_MEDIA:
             self.retry(sequence)
         if sequence.status is not Status.FINISHED:

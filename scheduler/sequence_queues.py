@@ -1,5 +1,3 @@
-"""Queues of loading, waiting and running sequences."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -14,8 +12,6 @@ class SlotShares:
 
     The share of each tenant with sequences is an equal part of the slots, at least one. A tenant may use more
     slots while no tenant below its share waits. Each parallel sample counts as a sequence.
-
-    num_slots   number of sequences that can currently run at once
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -33,7 +29,6 @@ class SlotShares:
         self._count(self.waiting, sequence.tenant, change)
 
     def limit(self, num_slots: int) -> None:
-        """Set how many sequences can run at once."""
         self.num_slots, self._is_uneven = num_slots, None
 
     @property
@@ -99,11 +94,8 @@ class SequenceQueues:
                                              parallel samples -- abort -'   (and from anywhere else)
 
     loading       sequences whose pages a connector loads, or whose image is being encoded
-    waiting       sequences to admit, in order; see WaitingQueue
-    running       sequences by priority, then by admission; each holds every resource
     successors    by aborted sequence: the parallel sample that replaced it
     max_running   most sequences that may run; forks beyond it wait
-    shares        division of the slots among tenants
     """
 
     def __init__(self, max_running: int, waiting: WaitingQueue) -> None:
@@ -113,7 +105,7 @@ class SequenceQueues:
         self.running: list[Sequence] = []
         self.successors: dict[Sequence, Sequence] = {}
         self.shares = SlotShares(max_running)
-        self._num_admitted = 0  # sequences admitted for the first time
+        self._num_admitted = 0
 
     @property
     def may_grow(self) -> bool:
@@ -140,7 +132,7 @@ class SequenceQueues:
         self.loading.append(sequence)
         sequence.status = status
         if sequence.history.num_cached is None:
-            sequence.history.num_admitted_before = self._num_admitted  # its age if ``resume`` queues it
+            sequence.history.num_admitted_before = self._num_admitted
 
     def admit(self, sequence: Sequence) -> None:
         """Let a waiting sequence run; it must hold every resource."""

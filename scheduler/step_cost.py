@@ -1,5 +1,3 @@
-"""Prediction of a step's time from earlier steps."""
-
 from __future__ import annotations
 
 import math
@@ -9,8 +7,8 @@ from operator import itemgetter
 from .types import ScheduledChunk, StepShape
 
 _FORGETTING = 0.995  # factor on the weight of earlier steps, per step; about 200 steps count
-_PRIOR = 1e-3  # initial inverse covariance: almost no knowledge before the first step
-_MAX_COVARIANCE = 1e6  # limit, because it would grow without bound where data does not vary
+_PRIOR = 1e-3
+_MAX_COVARIANCE = 1e6
 
 _PARTNERS = ((1, 0), (3, 0), (4, 2), (2, 4), (0, 1))
 
@@ -133,7 +131,6 @@ _STOP = itemgetter(ScheduledChunk._fields.index("stop"))
 
 
 def decode_shape(work: Sequence[ScheduledChunk]) -> StepShape:
-    """Return ``shape_of(work)``, faster, for chunks of one token without drafts."""
     return StepShape(len(work), 0, sum(map(_STOP, work)), 0)
 
 

@@ -1,5 +1,3 @@
-"""A step during planning."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -13,18 +11,6 @@ from .types import Lookup, ScheduledChunk, SchedulerOutput, Sequence, StepShape
 
 
 class StepDraft:
-    """A step during planning.
-
-    work        scheduled chunks in batch order
-    preempted   sequences preempted for this step
-    lookups     prefix-cache results of sequences admitted for the first time
-    chunks      running sequences that have more than one token to compute
-    is_plain    whether decodes have no drafts and no waiting parallel samples
-    has_drafts  whether draft tokens may have been added
-    shape       shape of the decodes alone; None without a latency target
-    budget      tokens left for work other than decodes; not set if there is only decoding
-    """
-
     __slots__ = (
         "budget",
         "chunks",

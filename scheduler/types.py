@@ -12,8 +12,6 @@ from octavo.block_manager import Digest, MediaSpan, Miss, PageCopy, PageTable
 
 
 class Status(enum.Enum):
-    """State of a sequence."""
-
     WAITING_FOR_PAGES = enum.auto()  # a connector loads pages of its prompt
     WAITING_FOR_MEDIA = enum.auto()  # the next chunk needs an image that is not encoded
     WAITING = enum.auto()
@@ -40,12 +38,7 @@ class History:
     """The past of a sequence; a parallel sample that replaces it takes this over.
 
     num_cached   prompt tokens found in the prefix cache at the first admission; None before
-    num_preempted  number of preemptions for lack of pages
-    num_admitted_before  number of sequences admitted before its first admission
-    num_overtaken  number of sequences that overtook it while it was next
-    num_charged  number of tokens already charged to the tenant
     may_load     whether a connector may still load its pages after a preemption
-    digests      known digests of its first full pages
     """
 
     num_cached: int | None = None
@@ -63,14 +56,11 @@ class Sequence:
 
     Steps compute K and V until they cover all ``tokens``.
 
-    max_tokens   maximum number of tokens to generate
     max_length   maximum number of tokens, prompt included
     priority     smaller numbers are admitted first and preempted last
     salt         pages are shared only between sequences with equal salt
     parallel_samples  other sequences with this prompt (n > 1); each gets a fork after the first token
     skip_prefix_cache  whether to compute the whole prompt, even if pages of it are cached
-    tenant       tenant of the request, if several share a server
-    media        images among the prompt's tokens, by position
     drafts       draft tokens to verify after ``tokens``; replaced whenever a token is appended
     num_ready    number of tokens that steps may compute now; the image after them is not encoded yet
     """
@@ -132,7 +122,6 @@ class ScheduledChunk(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The position after the last row, drafts included."""
         return self.stop + len(self.drafts)
 
 
@@ -152,13 +141,7 @@ class StepShape(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """Prefix-cache result of a sequence at its first admission.
-
-    num_tokens   number of prompt tokens
-    num_hit      number of prompt tokens that were found
-    misses       number of prompt tokens that were not found, by reason
-    miss         first page that was not found, and the reason
-    """
+    """Prefix-cache result of a sequence at its first admission."""
 
     sequence: Sequence
     num_tokens: int
@@ -172,10 +155,7 @@ class SchedulerOutput(NamedTuple):
 
     work       chunks in batch order: decodes, running prompts, new sequences, delayed prompts
     copies     pages to copy before this step writes
-    preempted  sequences preempted for this step
-    lookups    prefix-cache results of sequences admitted for the first time
     predicted_s   predicted seconds of the step; None without a latency target
-    shape      numbers on which the step's time depends; None until needed
     sources    for a step planned ahead: per sequence, the index of its last token in the previous
                step's samples. None: all tokens are known
     plain      whether the step only decodes one token per sequence

@@ -1,5 +1,3 @@
-"""Eviction policies by name."""
-
 from __future__ import annotations
 
 from .base import LRU, POLICIES, EvictionPolicy, make_policy, register

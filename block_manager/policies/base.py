@@ -1,5 +1,3 @@
-"""Interface and registry of eviction policies, and the default policy LRU."""
-
 from __future__ import annotations
 
 from collections import OrderedDict, abc
@@ -61,8 +59,6 @@ def make_policy(name: str, num_pages: int) -> EvictionPolicy:
 
 @register("lru")
 class LRU:
-    """Evicts the least recently released page first."""
-
     def __init__(self, num_pages: int = 0) -> None:  # noqa: ARG002
         self._idle: OrderedDict[PageId, None] = OrderedDict()
 

@@ -34,8 +34,6 @@ captured."""
 
 @dataclass(frozen=True, slots=True)
 class CpuStep:
-    """The step's metadata as MLX arrays."""
-
     num_tokens: int
     longest: int
     slots: mx.array
@@ -46,8 +44,6 @@ class CpuStep:
 
 
 class CpuPool:
-    """``KVPool`` on the native extension."""
-
     def __init__(self, spec: PoolSpec, *, exact: bool = False) -> None:
         self._spec = spec
         self.exact = exact
@@ -278,8 +274,6 @@ def _layout(spec: PoolSpec, layer: LayerSpec) -> _ext.PageLayout:
 
 
 class CpuBackend:
-    """``AttentionBackend`` of the native extension. ``threads``: None leaves the number unchanged."""
-
     name = "cpu"
     has_model_ops = True
     takes_masks = True

@@ -1,5 +1,3 @@
-"""Capture of steps as programs of native kernels."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

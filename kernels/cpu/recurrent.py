@@ -24,8 +24,6 @@ _GATES = ("ready", "softplus", "bounded")  # in the order of Gates in csrc/recur
 
 @dataclass(frozen=True, slots=True)
 class StateArrays:
-    """A step's segments and checkpoints as kernels read them."""
-
     segments: mx.array
     checkpoints: mx.array
 

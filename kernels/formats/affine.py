@@ -69,15 +69,11 @@ class _Affine(PageFormat):
 
 @register
 class AFFINE8(_Affine):
-    """affine8: 8 bits per value."""
-
     name = "affine8"
     bits = 8
 
 
 @register
 class AFFINE4(_Affine):
-    """affine4: 4 bits per value."""
-
     name = "affine4"
     bits = 4

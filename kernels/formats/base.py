@@ -1,5 +1,3 @@
-"""Interface of page formats: how one row of K or V is stored."""
-
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -133,8 +131,6 @@ def register(format_class: Format) -> Format:
 
 @dataclass(frozen=True, slots=True)
 class FormatPair:
-    """Names of the page formats of K and V."""
-
     k: str
     v: str
 

@@ -37,8 +37,6 @@ values and 0.055 for 128. Step 0 alone gives 0.065 and 0.060; all eleven steps g
 
 @register
 class FP5(PageFormat):
-    """fp5; see docs/spec/page-formats.md for the choice of the scale."""
-
     name = "fp5"
     code_dtype = np.uint32
     scale_dtype = np.uint8

@@ -11,8 +11,6 @@ from .base import Array, Bools, Floats, PageFormat, check_multiple, register
 
 
 class _Half(PageFormat):
-    """Base of the 16-bit formats; codes are the values' bit patterns."""
-
     code_dtype = np.uint16
 
     def codes_per_row(self, head_dim: int) -> int:

@@ -1,5 +1,3 @@
-"""Packing of 4-bit or 8-bit codes into 32-bit words."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -17,7 +15,6 @@ def pack(codes: Array, bits: int) -> NDArray[np.uint32]:
 
 
 def unpack(words: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
-    """Return the codes in packed words."""
     codes = words[..., None] >> np.arange(0, 32, bits, dtype=np.uint32) & np.uint32((1 << bits) - 1)
     return codes.reshape(*words.shape[:-1], words.shape[-1] * (32 // bits)).astype(np.uint8)
 

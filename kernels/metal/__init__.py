@@ -1,1 +1,0 @@
-"""Metal kernels, compiled by MLX on demand."""

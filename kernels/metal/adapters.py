@@ -53,8 +53,6 @@ def expand_unit(outputs: Sequence[int], *, gains: bool) -> KernelSource:
 
 
 class MetalAdapterTable:
-    """``AdapterTable`` on Metal."""
-
     def __init__(
         self, library: KernelLibrary, inputs: int, outputs: Sequence[int], *, num_slots: int, dtype: mx.Dtype
     ) -> None:

@@ -47,7 +47,6 @@ class Parts:
 
     items       [4 * M]  (row, row of the page table, first tile of keys, end tile) of each part. With
                 ``tiled``: (first row, number of rows, row of the page table, index of the first part)
-    plan        [M, 4]   ``items`` on the host
     tiled       number of parts if items are tiles of several rows; otherwise None
     positions   [T]      last position that each row sees
     seen_since  [T]      first position that each row sees, apart from the first ``keep``; None: 0
@@ -79,7 +78,6 @@ class Partials:
 
     values   [M, Hq, Dv]  sums of V weighted by 2^(logit - top)
     stats    [M, Hq, 4]   top (the largest logit), the sum of weights, and two unused numbers
-    read     as in ``Attended``
     """
 
     values: mx.array
@@ -100,8 +98,6 @@ class Attended:
 
 @dataclass(frozen=True, slots=True)
 class _Routes:
-    """Rows of a step by kernel, and their device arrays."""
-
     decode: DecodePlan
     num_tiles: int
     items: mx.array
@@ -125,8 +121,6 @@ class _Step:
 
 @dataclass(slots=True)
 class _Layer:
-    """Data that launches for one layer reuse from step to step."""
-
     config: AttentionConfig
     options: AttendOptions
     fixed: dict[str, mx.array]
@@ -165,8 +159,6 @@ _UNITS: dict[str, Callable[[AttentionConfig], KernelSource]] = {
 
 
 class PagedAttention:
-    """Launches the attention kernels of a pool."""
-
     def __init__(self, spec: PoolSpec, library: KernelLibrary) -> None:
         self._spec = spec
         self._library = library

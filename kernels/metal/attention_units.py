@@ -1,5 +1,3 @@
-"""Kernel sources (units) of attention."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -41,11 +39,6 @@ def chunk_tokens(layer: LayerSpec, group: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionConfig(PageReaderConfig):
-    """Parameters for which an attention kernel is compiled.
-
-    group     query heads per KV head
-    """
-
     group: int
 
     def __post_init__(self) -> None:

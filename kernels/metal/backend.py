@@ -1,5 +1,3 @@
-"""``AttentionBackend`` on Metal."""
-
 from __future__ import annotations
 
 import logging

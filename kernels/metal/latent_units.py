@@ -1,5 +1,3 @@
-"""Kernel sources (units) of attention over latents (MLA)."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -35,7 +33,6 @@ class LatentConfig(PageReaderConfig):
     """Parameters for which a kernel over latents is compiled.
 
     value_dim  width of rotary keys
-    num_heads  number of query heads
     """
 
     num_heads: int

@@ -135,8 +135,6 @@ class _Step:
 
 
 class LatentAttention:
-    """Launches the attention kernels over a pool of latents."""
-
     def __init__(self, spec: PoolSpec, library: KernelLibrary) -> None:
         self._spec = spec
         self._library = library

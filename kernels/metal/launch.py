@@ -1,5 +1,3 @@
-"""Compilation and launch of Metal kernels."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +12,6 @@ from .units import MIN_ELEMENTS, KernelSource
 
 
 class CompileKernel(Protocol):
-    """The parameters of ``mx.fast.metal_kernel`` that are used here."""
-
     def __call__(
         self,
         *,
@@ -32,8 +28,6 @@ class Launch:
     """Sizes of a launch.
 
     grid         number of threads, as in MLX; a multiple of ``threadgroup``
-    threadgroup  number of threads per threadgroup
-    outputs      shapes and dtypes of outputs
     """
 
     grid: tuple[int, int, int]
@@ -47,8 +41,6 @@ def _metal_kernel(**parts: Any) -> Callable[..., Sequence[mx.array]]:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A compiled kernel."""
-
     unit: KernelSource
     compiled: Callable[..., Sequence[mx.array]]
 
@@ -72,8 +64,6 @@ class Kernel:
 
 @dataclass(slots=True)
 class KernelLibrary:
-    """Compiled kernels by name."""
-
     compile_kernel: CompileKernel = _metal_kernel
     _kernels: dict[str, Kernel] = field(default_factory=dict)
 

@@ -1,5 +1,3 @@
-"""Parameters common to all kernels that attend over pages."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -56,7 +56,6 @@ def bounded_tiles(positions: Ints, low: Ints, keep: int) -> Ints:
 
 
 def num_splits(tiles: Ints) -> Ints:
-    """Return the number of splits of rows that read ``tiles`` tiles."""
     fine, full = -(-tiles // SPLIT_TILES), -(-tiles // FULL_SPLIT_TILES)
     return np.asarray(np.minimum(np.minimum(fine, np.maximum(full, MANY_SPLITS)), MAX_SPLITS), np.int32)
 

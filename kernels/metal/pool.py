@@ -27,8 +27,6 @@ from .units import (
 
 
 class MetalPool(ReferencePool):
-    """A pool that writes pages, and attends over them, with Metal kernels."""
-
     def __init__(self, spec: PoolSpec, library: KernelLibrary) -> None:
         _check(spec)
         super().__init__(spec)

@@ -24,11 +24,6 @@ from .units import KernelSource
 
 @dataclass(frozen=True, slots=True)
 class SegmentArrays:
-    """A step's segments and checkpoints as kernels read them.
-
-    left   rows after which the step keeps a state (None: all)
-    """
-
     num_segments: int
     segments: mx.array
     checkpoints: mx.array
@@ -52,8 +47,6 @@ class SegmentArrays:
 
 
 class MetalRecurrences:
-    """``RecurrentKernels`` on Metal."""
-
     def __init__(self, library: KernelLibrary) -> None:
         self._library = library
         self._kernels: dict[tuple[object, ...], Kernel] = {}

@@ -1,5 +1,3 @@
-"""Kernel sources (units) of recurrences."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -31,12 +31,6 @@ _LOWEST = -1e30  # below every logit; the Metal sources have the same number
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Parts of R rows in one kind of pages; ``items``, ``plan`` and ``tiled`` are as in ``Parts``.
-
-    index   [R, S]   indices of each row's parts; S is the largest number of parts of a row
-    live    [R, S]   which entries of ``index`` are valid
-    """
-
     items: mx.array
     plan: Ints
     tiled: int | None
@@ -50,8 +44,6 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """Rows [R] of the step that go to the same kernel."""
-
     rows: Ints
     runs: tuple[_Run, _Run]
 
@@ -121,8 +113,6 @@ class _Table:
 
 
 class MetalResidualCache(ResidualCache[MetalPool]):
-    """Residual cache on Metal."""
-
     _steps: dict[_Reach, _Step]
     _order: mx.array | None
 

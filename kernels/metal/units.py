@@ -30,12 +30,7 @@ _COMMENT = re.compile(r"//.*")
 
 @dataclass(frozen=True, slots=True)
 class FormatSource:
-    """Location of a page format's Metal code: ``struct`` in the last of ``files``.
-
-    tile_bytes   bytes of a value in a tile in threadgroup memory
-    raw_words    number of 32-bit registers that 8 codes take as loaded
-    words        whether 8 codes are one uint, so that several of these can be loaded at once
-    """
+    """Location of a page format's Metal code: ``struct`` in the last of ``files``."""
 
     struct: str
     files: tuple[str, ...]
@@ -61,8 +56,6 @@ METAL_FORMATS = tuple(_FORMATS)
 
 @dataclass(frozen=True, slots=True)
 class KernelSource:
-    """Source of one kernel, ready to compile. Equal names mean equal text."""
-
     name: str
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]
@@ -186,10 +179,7 @@ def make_unit(
     formats: Mapping[str, PageFormat],
     shared: Sequence[str],
 ) -> KernelSource:
-    """Join macros, code of page formats, shared helpers and the kernel.
-
-    formats   page formats by the name that the kernel uses for their struct
-    """
+    """Join macros, code of page formats, shared helpers and the kernel."""
     helpers, body = read_source(kernel)
     files = dict.fromkeys(name for fmt in formats.values() for name in format_source(fmt.name).files)
     parts = ["".join(f"#define {name} {value}\n" for name, value in macros.items())]

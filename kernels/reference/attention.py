@@ -1,5 +1,3 @@
-"""Attention over gathered rows with plain MLX operations."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

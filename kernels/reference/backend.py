@@ -23,8 +23,6 @@ from .residual import ReferenceResidualCache
 
 
 class ReferencePool:
-    """``KVPool`` on plain MLX operations."""
-
     def __init__(self, spec: PoolSpec) -> None:
         self._spec = spec
         self._codecs = (codec(spec.k_format), codec(spec.v_format))
@@ -288,8 +286,6 @@ class ReferencePool:
 
 
 class ReferenceBackend:
-    """``AttentionBackend`` on plain MLX operations."""
-
     name = "reference"
     has_model_ops = False
     takes_masks = True

@@ -16,8 +16,6 @@ from .packing import Codec, Encoded, pack, tree_sum, unpack
 
 
 class FP5Codec:
-    """Codec of fp5, as defined in ``octavo.kernels.formats.fp5``."""
-
     def __init__(self) -> None:
         self.format = page_format("fp5")
         self._magnitudes = mx.array(MAGNITUDES)
@@ -104,8 +102,6 @@ class HalfCodec:
 
 
 class IntegerCodec:
-    """Codec of int8 and int4, as defined in ``octavo.kernels.formats.integer``."""
-
     def __init__(self, fmt: INT8 | INT4) -> None:
         self.format: PageFormat = fmt
         self._integers = fmt
@@ -131,8 +127,6 @@ class IntegerCodec:
 
 
 class AffineCodec:
-    """Codec of affine8 and affine4, as defined in ``octavo.kernels.formats.affine``."""
-
     def __init__(self, fmt: AFFINE8 | AFFINE4) -> None:
         self.format: PageFormat = fmt
         self._bits = fmt.bits

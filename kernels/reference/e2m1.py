@@ -1,5 +1,3 @@
-"""Codecs of fp4, mxfp4 and nvfp4."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -16,8 +14,6 @@ from .packing import Encoded, pack, tree_sum, unpack
 
 
 class FP4Codec:
-    """Codec of fp4, as defined in ``octavo.kernels.formats.fp4``."""
-
     def __init__(self) -> None:
         self.format = page_format("fp4")
         self._magnitudes = mx.array(MAGNITUDES)
@@ -51,8 +47,6 @@ class FP4Codec:
 
 
 class MicroscalingCodec:
-    """Codec of mxfp4 and nvfp4, as defined in ``octavo.kernels.formats.microscaling``."""
-
     def __init__(self, fmt: MXFP4 | NVFP4) -> None:
         self.format: PageFormat = fmt
         self._group_size = fmt.group_size

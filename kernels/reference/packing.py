@@ -1,5 +1,3 @@
-"""Packing of codes, and the interface of codecs."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -41,7 +39,6 @@ def pack(codes: mx.array, bits: int) -> mx.array:
 
 
 def unpack(words: mx.array, bits: int) -> mx.array:
-    """Return the codes in packed words."""
     codes = words[..., None] >> mx.arange(0, 32, bits, dtype=mx.uint32) & ((1 << bits) - 1)
     return codes.reshape(*words.shape[:-1], -1)
 

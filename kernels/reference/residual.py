@@ -1,5 +1,3 @@
-"""Attention over quantized pages and their residual pages with plain MLX operations."""
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

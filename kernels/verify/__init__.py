@@ -1,1 +1,0 @@
-"""Verification of backends against a float64 oracle."""

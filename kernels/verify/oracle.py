@@ -104,15 +104,12 @@ class StoredPart:
 
 @dataclass(slots=True)
 class OracleLayer:
-    """Pages of one layer, and its attention."""
-
     spec: LayerSpec
     page_size: int
     keys: StoredPart
     values: StoredPart
 
     def write(self, metadata: AttentionMetadata, keys: NDArray[Any], values: NDArray[Any]) -> list[int]:
-        """Store the step's rows; return the rows that were not storable."""
         slots = metadata.only_group().slots
         stored = self.keys.write(slots, keys) & self.values.write(slots, values)
         return np.flatnonzero(~stored).tolist()
@@ -147,7 +144,6 @@ class OracleLayer:
 
 
 def sequence_slots(metadata: AttentionMetadata, sequence: int, length: int) -> Ints:
-    """Return the slots of positions 0..length-1 of one sequence."""
     page, offset = np.divmod(np.arange(length, dtype=np.int32), np.int32(metadata.page_size))
     table = metadata.only_group().page_table[sequence]
     return np.asarray(table[page] * metadata.page_size + offset, np.int32)

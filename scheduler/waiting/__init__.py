@@ -1,5 +1,3 @@
-"""Queues of waiting sequences, some of them fair to tenants."""
-
 from .age_order import MAX_PASSED, cached_tokens
 from .fair import PROMPT_COST, DeficitQueue, FairQueue
 from .queue import LOOK_AHEAD, WaitingQueue

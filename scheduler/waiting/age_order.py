@@ -1,5 +1,3 @@
-"""Order of waiting sequences by age, in which no sequence waits forever."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
@@ -69,13 +67,9 @@ class AgeOrder:
     Preempted sequences come first. Next is the oldest sequence if it has been overtaken ``MAX_OVERTAKEN``
     times. Then come the others. Sequences that will miss their deadline come last. With a prefix cache,
     sequences of equal rank are ordered by cached tokens, most first.
-
-    lengths   estimated cached tokens; None if they do not affect the order
-    late      sequences that never ran and can no longer meet the deadline of their first token
     """
 
     def __init__(self, blocks: BlockManager | None = None) -> None:
-        """Begin without sequences. ``blocks``: prefix cache that affects the order (None: none does)."""
         self.lengths = None if blocks is None else CachedLengths(blocks)
         self.late: Set[Sequence] = frozenset()
         self._interrupted: set[Sequence] = set()
@@ -94,7 +88,6 @@ class AgeOrder:
         self._interrupted.add(sequence)
 
     def num_before(self, sequence: Sequence, equals: Iterable[Sequence]) -> int:
-        """Return how many preempted sequences in ``equals`` were first admitted before ``sequence``."""
         ran, _ = self._first_ones(equals)
         return sum(each.history.num_admitted_before < sequence.history.num_admitted_before for each in ran)
 
@@ -106,7 +99,6 @@ class AgeOrder:
         return oldest is None or oldest is sequence or oldest.history.num_overtaken < MAX_PASSED
 
     def leaves(self, sequence: Sequence, equals: Iterable[Sequence]) -> None:
-        """Record that ``sequence`` no longer waits, and which of ``equals`` it overtook."""
         if self.lengths is not None:
             self.lengths.forget(sequence)
         ran, oldest = self._first_ones(equals)

@@ -1,5 +1,3 @@
-"""Fair queues: the tenant with the fewest served tokens is admitted next."""
-
 from __future__ import annotations
 
 import heapq
@@ -21,7 +19,7 @@ SHORT_STEPS = 8
 """One step in this many may end early, so that a tenant gets its first token soon, even if prompts of other
 tenants would fit into the step."""
 
-MAX_COUNTERS = 4096  # counters per priority, before counters of absent tenants are dropped
+MAX_COUNTERS = 4096
 
 _SEQUENCE = itemgetter(ScheduledChunk._fields.index("sequence"))
 _PARALLEL_SAMPLES = itemgetter(ScheduledChunk._fields.index("parallel_samples"))
@@ -47,7 +45,6 @@ class FairQueue(WaitingQueue):
 
         weights      weight by tenant, 1 by default; service is proportional to the weight
         head_start   how far the counter of a returning tenant may be below the counters of waiting tenants
-        blocks       prefix cache, if its contents affect the order of a tenant's sequences
         """
         super().__init__(blocks)
         self._weights = dict(weights or {})
@@ -62,7 +59,6 @@ class FairQueue(WaitingQueue):
         self._output_cost: dict[str, float] = {}
 
     def service_of(self, tenant: str, priority: int = 0) -> float:
-        """Return the tenant's service counter."""
         self._settle()
         found = self._classes.get(priority)
         return found.service.get(tenant, 0.0) if found is not None else 0.0

@@ -1,5 +1,3 @@
-"""Queue of waiting sequences, oldest or longest cached prefix first."""
-
 from __future__ import annotations
 
 from collections import abc, deque
@@ -18,13 +16,6 @@ MAX_IDLE_CLASSES = 64
 
 @dataclass(slots=True)
 class PriorityClass:
-    """Waiting sequences of one priority.
-
-    lanes     sequences by lane, oldest first; no lane is empty
-    service   by tenant: the counter of ``FairQueue``
-    level     counter to which returning tenants are lifted, or up to which tenants may be served
-    """
-
     lanes: dict[str, deque[Sequence]] = field(default_factory=dict)
     service: dict[str, float] = field(default_factory=dict)
     level: float = 0.0
