@@ -15,7 +15,7 @@ from typing import Any
 
 FOLDER = Path(__file__).parent.parent / "deploy" / "grafana"
 PANELS = {"timeseries": "TimeSeries", "stat": "Stat", "heatmap": "Heatmap"}  # panel type: name of its schema
-OWN_FIELDS = ("timeseries", "heatmap")  # panel types that have their own settings for fields
+OWN_FIELDS = ("timeseries", "heatmap")
 # TypeScript types have the names of enumeration members; JSON has their values.
 PLAIN = """\
 type Plain<T> = T extends string ? `${T}` : T extends (infer I)[] ? Plain<I>[]

@@ -20,8 +20,6 @@ class Kind(enum.Enum):
 class Panel:
     """A panel of a dashboard.
 
-    unit    name of the unit in Grafana
-    series  Prometheus expressions by legend
     width   number of columns, of 24
     """
 

@@ -13,8 +13,6 @@ CHUNK = 24  # characters of a stream per line of output in a pipe
 
 
 class View(ABC):
-    """Base of views that show labelled streams."""
-
     @abstractmethod
     def update(self, label: str, text: str) -> None: ...
 

@@ -41,8 +41,6 @@ _LINES_AHEAD = re.compile(r"\bmultiply_(?:group|block)<.*?(\d+)>\(")
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """One innermost loop: counts for one pass, and predicted cycles of a pass, by CPU."""
-
     source: str
     function: str
     products: int

@@ -1,1 +1,0 @@
-"""Survey of the architectures in the installed mlx-lm."""

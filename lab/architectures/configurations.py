@@ -23,7 +23,7 @@ _SHAPE: dict[str, Any] = {
     "max_position_embeddings": 512,
     "tie_word_embeddings": False,
 }
-_OTHER_NAMES: dict[str, Any] = {  # other names for the model's shape
+_OTHER_NAMES: dict[str, Any] = {
     "n_embd": 64,
     "n_head": 4,
     "n_layer": NUM_LAYERS,

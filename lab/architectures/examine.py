@@ -1,5 +1,3 @@
-"""Examination of one architecture: how a tiny random model of it is served."""
-
 from __future__ import annotations
 
 import importlib
@@ -34,7 +32,6 @@ MODELS = "mlx_lm.models"
 class Examined:
     """How one architecture of mlx-lm is served.
 
-    architecture     module of mlx-lm
     tier             "paged", "refused", or "not tried" if no tiny model can be made
     attention        "full", "window", "chunks", "latents" or "recurrent", or several of them
     bytes_per_token  K/V bytes of the tiny model per token, in 16-bit pages; None if not served

@@ -1,5 +1,3 @@
-"""Examination of all architectures in processes that may hang or crash."""
-
 from __future__ import annotations
 
 import json

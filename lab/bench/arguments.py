@@ -1,5 +1,3 @@
-"""Argument types for several benchmarks."""
-
 from __future__ import annotations
 
 import argparse

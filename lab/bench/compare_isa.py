@@ -32,12 +32,6 @@ PER_BYTE = 1.5
 
 
 class Case(NamedTuple):
-    """A row of the benchmark's tables.
-
-    of     page format or kind of weights
-    size   number of positions or rows
-    """
-
     kernel: str
     of: str
     size: int

@@ -26,13 +26,6 @@ from .ledgers.documents import make_ledger
 
 
 class Text(NamedTuple):
-    """A kind of text.
-
-    make        function of a random generator, a prompt, a length and the engine; returns a prompt and the
-                text that follows (empty: the model's own output)
-    structured  whether a schema constrains the output
-    """
-
     make: Callable[[np.random.Generator, list[int], int, EngineCore], tuple[list[int], list[int]]]
     structured: StructuredOutput | None = None
 

@@ -1,5 +1,3 @@
-"""Steps of an engine core with random prompts, for benchmarks."""
-
 from __future__ import annotations
 
 import time
@@ -21,8 +19,6 @@ from .phases import Phases, StepParts
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Sizes of a benchmark's requests; ``batches`` are batch sizes in ascending order."""
-
     batches: tuple[int, ...]
     prompt_tokens: int
     output_tokens: int

@@ -29,7 +29,7 @@ from octavo.engine.frontend.llm import LLM
 from .arguments import format_names
 
 SEED = 7
-PROMPT_TOKENS = (60, 90, 30, 20)  # lengths of the compared prompts
+PROMPT_TOKENS = (60, 90, 30, 20)
 OUTPUT_TOKENS = 12
 FEW_WORDS = 32  # length of the answer that is limited to three token ids
 MATES = 30
@@ -63,13 +63,6 @@ class Difference:
 
 @dataclass(slots=True)
 class Report:
-    """Results of the comparisons.
-
-    cases         number of comparisons, each of one request in one way of serving
-    different     differences that were found, at most one per comparison
-    not_reached   ways of serving that did not occur, such as preemption
-    """
-
     cases: int = 0
     different: list[Difference] = field(default_factory=list)
     not_reached: list[str] = field(default_factory=list)
@@ -130,7 +123,6 @@ def describe(config: EngineConfig) -> str:
 
 
 def compare(config: EngineConfig, *, num_mates: int = MATES) -> tuple[Report, dict[str, Any]]:
-    """Serve the requests in every way with one configuration; return a report and facts for the JSON."""
     report, name = Report(), describe(config)
     base = replace(
         config,

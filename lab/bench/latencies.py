@@ -124,7 +124,6 @@ def print_table(result: dict[str, Any]) -> None:
 
 
 def draw_latencies(good: Sequence[Trace], path: Path) -> None:
-    """Draw cumulative distributions of time to first token, gaps between tokens, and time of a request."""
     series = {
         "time to first token": [trace.times.ttft_s for trace in good],
         "between tokens": [gap for trace in good for gap in trace.times.gaps_s],

@@ -1,5 +1,3 @@
-"""Time of decode steps, divided into the parts of a step."""
-
 from __future__ import annotations
 
 import time

@@ -39,7 +39,7 @@ from .prefix_runs import (
 )
 from .prefix_states import by_snapshots, trials
 
-COST_TOKENS, COST_ROUNDS = 64, 10  # prompt tokens; rounds per run
+COST_TOKENS, COST_ROUNDS = 64, 10
 EXPERIMENTS = ("ttft", "pools", "salts", "cost", "states")
 
 

@@ -1,5 +1,3 @@
-"""Experiments of ``octavo bench prefix``."""
-
 from __future__ import annotations
 
 import statistics
@@ -50,8 +48,6 @@ class Chats:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A request that was served alone."""
-
     prompt_tokens: int
     cached_tokens: int
     ttft_s: float

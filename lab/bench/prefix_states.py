@@ -14,8 +14,6 @@ from .prefix_runs import Bench, Chats, converse
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A snapshot policy (``snapshots`` is its name in ``POLICIES``) and the number of snapshots."""
-
     snapshots: str
     num_snapshots: int
     states: RecurrentState

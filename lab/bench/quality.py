@@ -66,7 +66,6 @@ class Measured:
     """One format's predictions of every document, and its memory.
 
     bytes_per_token     K/V bytes per token, without the copies in 16 bits
-    residual_pages      last pages of a sequence that are read in 16 bits
     """
 
     predictions: list[Predictions]

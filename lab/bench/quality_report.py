@@ -1,5 +1,3 @@
-"""Table and picture of ``octavo bench quality``."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -24,10 +24,7 @@ PAGE_BYTES = 64  # nominal; only the number of pages matters
 
 
 class SimulatedPages:
-    """A ``PageAccess`` whose copies take ``page_s`` seconds of simulated time per page.
-
-    copied_s   seconds of all copies so far
-    """
+    """A ``PageAccess`` whose copies take ``page_s`` seconds of simulated time per page."""
 
     def __init__(self, page_s: float) -> None:
         self.copied_s = 0.0
@@ -46,10 +43,7 @@ class SimulatedPages:
 
 
 class SimulatedSwap:
-    """The effect of ``--swap-memory`` on a simulated schedule.
-
-    tier   a connector for the scheduler, with memory for ``num_pages``
-    """
+    """The effect of ``--swap-memory`` on a simulated schedule."""
 
     def __init__(self, blocks: BlockManager, num_pages: int, page_s: float) -> None:
         self._pages = SimulatedPages(page_s)
@@ -67,11 +61,6 @@ class SimulatedSwap:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request of a trace.
-
-    at_s   arrival time in seconds after the start
-    """
-
     at_s: float
     tenant: str
     prompt: list[int]
@@ -117,14 +106,6 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """State after a step.
-
-    at_s            simulated seconds
-    gap             as in ``Outcome``, for tenants that now have waiting requests
-    longest_wait_s  longest wait so far among requests without a first token
-    preemptions     number of preemptions so far
-    """
-
     at_s: float
     gap: float
     longest_wait_s: float
@@ -288,8 +269,6 @@ def _note_tokens(step: SchedulerOutput, served: dict[Sequence, Served], now: flo
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A simulated pool, and limits in seconds for good service of a request."""
-
     num_pages: int
     page_size: int
     max_running: int

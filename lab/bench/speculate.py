@@ -113,8 +113,6 @@ class _Rate(NamedTuple):
 
 
 class DraftCounter(Observer):
-    """Collects the draft records of all steps."""
-
     def __init__(self) -> None:
         self.drafts: list[DraftRecord] = []
 

@@ -24,10 +24,7 @@ class ModelWork:
 
 
 def model_work(path: Path, weights_bytes: int) -> ModelWork | None:
-    """Return the work of the model in ``path``; None for mixtures of experts.
-
-    weights_bytes   size of all weights that a step reads
-    """
+    """Return the work of the model in ``path``; None for mixtures of experts."""
     config = read_config(path)
     quantization = config.get("quantization") or {}
     per_word = 32 // quantization.get("bits", 32)

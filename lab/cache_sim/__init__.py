@@ -1,1 +1,0 @@
-"""Replay of request traces against the block manager, without a model."""

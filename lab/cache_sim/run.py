@@ -21,11 +21,8 @@ TOKEN_MS = 25.0  # milliseconds between generated tokens, with --timed
 class Replayed:
     """Results of a replay with one policy.
 
-    requests          requests of the trace
     skipped_requests  requests larger than the pool; their pages are not counted
-    prompt_pages      pages looked up
     hit_pages         pages found together with all pages before them
-    evicted_pages     cached pages that were evicted
     peak_pages        most pages in use at once, held or cached
     """
 
@@ -60,7 +57,6 @@ def replay(
     """Look up and publish each prompt in order; release its pages when the request is done.
 
     num_pages   size of the pool; None: as many as the trace can need
-    policy      eviction policy, see block_manager/policies
     token_ms    milliseconds per generated token; None: requests end at once
     states      slots for recurrent states, if the model has any; a hit then also needs a snapshot
     """
@@ -86,8 +82,6 @@ def replay(
 
 
 class _Holding:
-    """Requests that have begun and not ended."""
-
     def __init__(self, blocks: BlockManager, token_ms: float | None) -> None:
         self._blocks = blocks
         self._token_ms = token_ms
@@ -95,7 +89,6 @@ class _Holding:
         self._num_served = 0
 
     def serve(self, request: TraceRequest, tokens: list[int]) -> int:
-        """Begin a request; return how many of its pages were found."""
         blocks, now = self._blocks, request.timestamp_ms
         while self._running and self._running[0][0] <= now:
             self._release_one()

@@ -1,1 +1,0 @@
-"""Commands of ``octavo`` for benchmarks and simulations."""

@@ -1,1 +1,0 @@
-"""Kernel timings against the machine's measured roofline."""

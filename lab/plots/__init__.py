@@ -1,1 +1,0 @@
-"""Figures of benchmarks and cache simulations (matplotlib, optional)."""

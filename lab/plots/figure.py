@@ -1,5 +1,3 @@
-"""Pictures of measurements with matplotlib."""
-
 from __future__ import annotations
 
 import importlib

@@ -7,7 +7,7 @@ from typing import Any
 
 from .figure import log_ticks, picture
 
-WIDTH = 0.35  # width of a bar
+WIDTH = 0.35
 
 
 def plot(result: dict[str, Any], path: Path) -> None:

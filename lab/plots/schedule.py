@@ -1,5 +1,3 @@
-"""The picture of ``octavo bench schedule``."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,3 @@
-"""The picture of ``octavo bench speculate``: the speedup for each kind of text."""
-
 from __future__ import annotations
 
 from pathlib import Path

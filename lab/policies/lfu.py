@@ -1,5 +1,3 @@
-"""Eviction policy LFU: least frequently used."""
-
 from __future__ import annotations
 
 from collections import OrderedDict, abc

@@ -61,7 +61,7 @@ async def measure(args: argparse.Namespace) -> None:
     await engine.start()
     server = GrpcServer(engine)
     address = await server.start(Address("127.0.0.1", 0))
-    settle_interpreter()  # as ``octavo serve`` does
+    settle_interpreter()
     try:
         core_rounds, server_rounds = [], []
         for number in range(args.rounds + 1):

@@ -55,7 +55,6 @@ class Round:
     seconds: float = 0.0
 
     def quantile(self, q: float) -> float:
-        """Return a quantile of the gaps, in milliseconds."""
         return sorted(self.gaps)[min(len(self.gaps) - 1, int(q * len(self.gaps)))] * 1e3
 
 
@@ -189,12 +188,12 @@ def _measure(
 
 def _goodput(core: EngineCore, args: argparse.Namespace, rate: float, *, has_target: bool) -> float:
     """Return requests per second within the targets, with arrivals at this rate."""
-    rng = np.random.default_rng(7)  # equal arrivals in every round
+    rng = np.random.default_rng(7)
     arrivals = np.cumsum(rng.exponential(1 / rate, size=max(1, round(rate * args.seconds)))).tolist()
     first: dict[Request, float] = {}  # seconds until the first token
     last: dict[Request, float] = {}
     worst: dict[Request, float] = {}
-    sent: dict[Request, float] = {}  # time of arrival in seconds
+    sent: dict[Request, float] = {}
     began, limit = time.monotonic(), arrivals[-1] + args.good_ttft + args.seconds
     while (now := time.monotonic() - began) < limit and (len(sent) < len(arrivals) or core.has_work):
         while len(sent) < len(arrivals) and arrivals[len(sent)] <= now:

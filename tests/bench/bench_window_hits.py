@@ -32,7 +32,6 @@ class Traffic:
         return list(itertools.islice(self._next, count))
 
     def documents(self, number: int) -> list[Request]:
-        """Return five questions about each document, in rounds."""
         texts = [self.tokens(1000) for _ in range(number)]
         rounds = (self._rng.sample(texts, number) for _ in range(5))
         return [(text + self.tokens(30), 60) for texts in rounds for text in texts]
@@ -43,7 +42,6 @@ class Traffic:
         return [(prompts[rank] + self.tokens(300), 100) for rank in ranks]
 
     def conversations(self, number: int) -> list[Request]:
-        """Return conversations of six turns, in random order."""
         texts = [self.tokens(400) for _ in range(number)]
         order = [index for index in range(number) for _ in range(6)]
         self._rng.shuffle(order)

@@ -52,7 +52,7 @@ def latent_shape(layers: int, head_dim: int) -> dict[str, Any]:
 
 
 def make_model(out: Path, shape: dict[str, Any], *, bits: int, group_size: int, seed: int) -> None:
-    """``bits``: 16 is bf16; 8 and 4 are MLX affine groups."""
+    """Write the model; ``bits`` 16 is bf16, 8 and 4 are MLX affine groups."""
     config: dict[str, Any] = {
         **json.loads((DEMO / "config.json").read_text()),
         **shape,

@@ -365,6 +365,6 @@ def test_check_notices_a_broken_book() -> None:
     blocks = BlockManager(8, 4)
     table = written(blocks, PROMPT)
     blocks.check()
-    table.pages.append(0)  # a second holder that is not counted
+    table.pages.append(0)
     with pytest.raises(AssertionError, match="page 0"):
         blocks.check()

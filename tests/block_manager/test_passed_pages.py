@@ -14,7 +14,7 @@ from octavo.block_manager import (
 from octavo.block_manager.kv_group import PassedFirst
 from octavo.block_manager.policies import make_policy
 
-SIZE = 4  # positions of a page
+SIZE = 4
 FULL = FullAttention(num_pages=400)
 
 

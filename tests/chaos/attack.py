@@ -1,5 +1,3 @@
-"""Attacks of clients, each in a process of its own."""
-
 from __future__ import annotations
 
 import asyncio
@@ -29,12 +27,6 @@ Seen = Counter[str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Addresses and tokens of the attacked server.
-
-    token:          of the attacking tenant, never used by honest clients
-    operator_token: for attacks by an operator
-    seconds:        duration of endless attacks."""
-
     address: str
     http: str
     metrics: str
@@ -75,8 +67,6 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attack:
-    """``setup``: name in setups.py; ``may_see``: internal-error statuses that are expected."""
-
     name: str
     finding: str
     run: Callable[[Target, Seen], Coroutine[None, None, None]]

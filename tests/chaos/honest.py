@@ -83,14 +83,11 @@ class Experience:
 
 
 def quantile(times: list[float], share: float) -> float:
-    """Return 0.0 for an empty list."""
     ordered = sorted(times)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
 class HonestLoad:
-    """``expected``: answers without attacks; missing ones are recorded."""
-
     def __init__(self, folder: Folder, address: str, expected: dict[str, Answer]) -> None:
         self._folder = folder
         self._address = address

@@ -22,8 +22,6 @@ ATTACK_PATIENCE_S = 60.0  # seconds until an attacker's process is killed
 
 
 class Chaos:
-    """``quiet_p99``: 99th percentile of gaps between tokens without attacks, by setup."""
-
     def __init__(self, folder: Folder, bounds: Bounds) -> None:
         self.folder = folder
         self.bounds = bounds

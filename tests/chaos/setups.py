@@ -32,7 +32,7 @@ SETUPS: dict[str, tuple[str, ...]] = {
     "nginx": ("--num-pages", "1024"),
 }
 BEHIND_NGINX = "nginx"
-WITH_FOLDER = {"recurrent-disk"}  # setups that keep pages on disk
+WITH_FOLDER = {"recurrent-disk"}
 WITH_OWN_MODEL = {"recurrent", "recurrent-disk"}
 IN_SMALL_DISK = 'mount -t tmpfs -o size={size} octavo-chaos "{folder}" && exec "$@"'
 
@@ -83,7 +83,7 @@ class Server:
             flags += ["--cache-dir", str(folder.cache if disk else folder.path / "states")]
         self.folder = folder
         self.setup = setup
-        self.proxy: str | None = None  # address of the proxy, if clients use one
+        self.proxy: str | None = None
         self.process = ServerProcess(flags, stop_timeout=EXIT_S + 20, launcher=launcher)
 
     @property

@@ -39,11 +39,11 @@ from .attack import count, request_of
 from .observer import Observer
 
 GROWTH_MIB = 8.0  # MiB per hour after warm-up; a shorter run may grow by as much
-WARM_UP = 0.3  # share of the time, until allocators and caches have their size
+WARM_UP = 0.3
 TENTH = 10
 SAMPLE_S = 1.0
 CALLERS = 16
-FILLING = 17_000  # prompts before the run, to fill bounded histories of events, evictions and snapshots
+FILLING = 17_000
 GRAMMARS = 128  # different grammars, to fill their cache of up to 14 MiB
 PERIOD_S = 12.0  # seconds; all clients are active together for a part of each period
 COUNTERS = (
@@ -82,7 +82,6 @@ class Run:
     counters: dict[str, int] = field(default_factory=dict)
 
     def minutes(self, process: str) -> list[float]:
-        """Return the largest memory of each minute, in MiB."""
         largest: dict[int, int] = {}
         for sample in self.memory:
             minute = int(sample.at // 60)

@@ -21,7 +21,6 @@ NUM_PREFIXES, NUM_QUESTIONS = 11, 4
 
 
 def _worker_pids(ready: dict[str, str]) -> dict[str, int]:
-    """Return process IDs by address."""
     found = {}
     for child in psutil.Process(int(ready["pid"])).children():
         for connection in child.net_connections(kind="tcp"):
@@ -67,8 +66,6 @@ async def test_prompts_go_where_their_prefix_is_cached() -> None:
 
 @dataclass
 class Load:
-    """``failed``: errors by the number of the stream."""
-
     client: Any
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     open: set[int] = field(default_factory=set)

@@ -147,7 +147,6 @@ def run_at(level: str, tests: tuple[str, ...]) -> str | None:
 
 
 def attempt(mutant: Mutant) -> str | None:
-    """Return the test that failed, or None."""
     path = SOURCE / mutant.file
     text = path.read_text()
     path.write_text(spoilt(mutant, text))

@@ -1,5 +1,3 @@
-"""Harness that plants bugs one at a time and runs tests against each."""
-
 from __future__ import annotations
 
 import os

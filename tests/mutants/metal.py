@@ -194,7 +194,6 @@ def planted(mutant: Mutant) -> Iterator[None]:
 
 
 def caught_by(checks: tuple[Callable[[], None], ...]) -> str | None:
-    """Return the first failing check's message, in one line; None if all pass."""
     for check in checks:
         try:
             check()

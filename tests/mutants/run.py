@@ -100,7 +100,6 @@ def copy_package(folder: Path) -> None:
 
 
 def attempt(edit: Edit | None, suite: tuple[str, ...]) -> str | None:
-    """Return the test that failed, or None."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         copy_package(folder)

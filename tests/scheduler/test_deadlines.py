@@ -33,7 +33,6 @@ class Clock:
         tenant: str = "",
         max_tokens: int = 1,
     ) -> Sequence:
-        """``within``: seconds from now."""
         by = None if within is None else self.now + within
         prompt = [zlib.crc32(name.encode()), *range(length - 1)]
         sequence = Sequence(name, prompt, max_tokens, tenant=tenant, latency=LatencyGoal(None, by))

@@ -1,5 +1,3 @@
-"""Answers in the format of each model family, and the expected results."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence

@@ -17,7 +17,6 @@ def attend_once(
     scale: float = 0.1,
     stored: mx.Dtype = mx.bfloat16,
 ) -> NDArray[np.float32]:
-    """``stored``: dtype to which K and V are rounded before they are written."""
     length, heads, dim = rows[1].shape
     layer = LayerSpec(num_kv_heads=heads, head_dim=dim, value_dim=dim)
     spec = PoolSpec(layers=(layer,), num_pages=-(-length // 32), page_size=32, k_format=name, v_format=name)

@@ -13,8 +13,6 @@ from octavo.kernels.reference.backend import ReferenceBackend, ReferencePool
 
 @dataclass(frozen=True, slots=True)
 class TestedBackend:
-    """``tolerance``: largest error relative to the largest output, with float32 activations."""
-
     __test__ = False
     name: str
     tolerance: float

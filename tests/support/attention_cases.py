@@ -36,8 +36,8 @@ class Case:
     keep: int = 0
     sinks: bool = False
     softcap: float | None = None
-    whole: tuple[int, int] = (0, 0)  # rows [start, stop) of each chunk of the last step, which see each other
-    mask: str = ""  # "seen" or "added"; with "per head", each head has its own mask
+    whole: tuple[int, int] = (0, 0)
+    mask: str = ""
 
     @property
     def layer(self) -> LayerSpec:
@@ -186,8 +186,6 @@ def shuffled_tables(case: Case, rng: np.random.Generator, num_pages: int) -> lis
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """``mask``: [T, 1 or Hq, L]."""
-
     softcap: float | None
     sinks: Floats | None
     mask: NDArray[np.bool_] | Floats | None

@@ -18,7 +18,7 @@ class Gate:
     def __init__(self) -> None:
         self._permits = threading.Semaphore(0)
         self._open = False
-        self.is_waiting = False  # the engine's thread waits at the gate
+        self.is_waiting = False
 
     def __call__(self) -> None:
         if not self._open:

@@ -65,7 +65,6 @@ class FakeImages:
 
 
 def png(colour: str, width: int = 96, height: int = 64) -> bytes:
-    """Return a PNG of one colour."""
     from PIL import Image
 
     file = io.BytesIO()
@@ -104,7 +103,6 @@ def patches_of(pixels: npt.NDArray[Any], rules: ImageRules) -> npt.NDArray[Any]:
 
 
 def grid_of(rules: ImageRules, *images: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Return the images' image_grid_thw."""
     return np.array([(1, each.shape[0] // rules.patch, each.shape[1] // rules.patch) for each in images])
 
 

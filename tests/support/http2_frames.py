@@ -18,7 +18,6 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def begin(**settings: int) -> bytes:
-    """``window``: initial window size of each stream."""
     window = settings.get("window")
     payload = b"" if window is None else struct.pack(">HI", INITIAL_WINDOW_SIZE, window)
     return PREFACE + frame(SETTINGS, 0, 0, payload)
@@ -55,8 +54,6 @@ def _text(text: str) -> bytes:
 
 
 class Connection:
-    """A connection that counts received frames by type."""
-
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self.seen: dict[int, int] = {}
@@ -65,7 +62,6 @@ class Connection:
 
     @classmethod
     async def open(cls, address: str, *, source: str | None = None, **settings: int) -> Connection:
-        """``source``: local address."""
         host, _, port = address.rpartition(":")
         local = None if source is None else (source, 0)
         made = cls(*await asyncio.open_connection(host, int(port), local_addr=local))

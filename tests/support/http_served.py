@@ -24,7 +24,6 @@ from served import LOCAL, Served, served
 
 
 def openai_client(ready: dict[str, str], key: str = "none") -> openai.AsyncOpenAI:
-    """Return an OpenAI client without retries."""
     return openai.AsyncOpenAI(base_url=f"http://{ready['http']}/v1", api_key=key, max_retries=0, timeout=60)
 
 
@@ -114,7 +113,6 @@ async def http_served(
     security: Security | None = None,
     **options: Any,
 ) -> AsyncIterator[HttpServed]:
-    """``options``: keyword arguments of HttpServer."""
     async with (
         served(core, gate=gate, config=config, security=security) as below,
         beside(below.server, **options) as (server, address),

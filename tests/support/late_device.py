@@ -35,9 +35,6 @@ class Job:
 
 @dataclass
 class LateDevice(WritingDevice):
-    """``order``: launch numbers in order of execution; ``most_waiting``: largest number of waiting
-    launches."""
-
     order_seed: int = 0
     order: list[int] = field(default_factory=list)
     launched: list[str] = field(default_factory=list)
@@ -91,7 +88,6 @@ class LateDevice(WritingDevice):
 
     @property
     def num_out_of_order(self) -> int:
-        """Count launches that ran before an earlier launch."""
         return sum(earlier > later for earlier, later in zip(self.order, self.order[1:], strict=False))
 
     @contextmanager

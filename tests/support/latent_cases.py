@@ -55,7 +55,6 @@ MLA = Case(((40, 1), (0, 2)), num_heads=20, latent=512, rotary=64)
 
 
 def metadata(case: Case, work: list[tuple[int, int, int]], *, kinds: int = 1) -> AttentionMetadata:
-    """``work``: (sequence, start, stop); page IDs descend."""
     size = case.page_size
     width = max(-(-(old + new) // size) for old, new in case.sequences)
     count = len(case.sequences)
@@ -149,7 +148,6 @@ def spec_of(case: Case, k_format: str = "bf16", v_format: str = "bf16") -> PoolS
 
 
 def relative_errors(got: Floats, wanted: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return relative errors per row and head."""
     return np.asarray(np.sqrt(((got - wanted) ** 2).mean(-1) / (wanted**2).mean(-1)))
 
 

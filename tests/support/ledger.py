@@ -37,7 +37,6 @@ def next_token(tokens: Iterable[int], seed: str) -> int:
 
 
 def served_alone(prompt: list[int], max_tokens: int, seed: str) -> list[int]:
-    """Return the tokens of a sequence that is served alone."""
     tokens = list(prompt)
     while len(tokens) - len(prompt) < max_tokens:
         tokens.append(next_token(tokens, seed))
@@ -52,8 +51,8 @@ class Ledger:
     def __init__(self, page_size: int, groups: Iterable[KVGroupSpec] = (FullAttention(num_pages=1),)) -> None:
         self.page_size = page_size
         self.groups = tuple(groups)
-        self._states: dict[int, Entry] = {}  # by slot: all tokens in the state
-        self._slots: dict[tuple[int, int], Entry] = {}  # by group and slot
+        self._states: dict[int, Entry] = {}
+        self._slots: dict[tuple[int, int], Entry] = {}
 
     def copy(self, copies: Iterable[PageCopy]) -> None:
         """Make all copies at once, like one gather and one scatter."""

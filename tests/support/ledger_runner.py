@@ -99,7 +99,7 @@ class LedgerRunner:
             [None] * (group.num_pages * info.page_size) for group in self._groups
         ]
         num_slots = 0 if info.states is None else info.states.num_slots
-        self._states = [(0, b"")] * num_slots  # of each slot: (number of tokens, their digest)
+        self._states = [(0, b"")] * num_slots
 
     def submit(self, batch: Batch, states: Sequence[SampleState], after: Pending | None = None) -> Pending:
         assert (batch.sources is not None) == (after is not None)
@@ -160,7 +160,7 @@ class LedgerRunner:
         targets = [] if batch.scored is None else batch.scored.targets.tolist()
         scores = tuple(TokenLogprob(target, -0.25) for target in targets)
         hidden = None
-        if batch.hidden is not None:  # two numbers per row, from its prefix
+        if batch.hidden is not None:
             hidden = np.array([list(digests[row][:2]) for row in batch.hidden.tolist()], np.float32)
         return RunOutput(tuple(samples), tuple(failed), scores, hidden)
 

@@ -59,7 +59,6 @@ def check_dense() -> None:
 def quantized(
     dense: mx.array, group: int, bits: int, mode: str = "affine"
 ) -> tuple[_ext.PackedWeight, Truth]:
-    """Return packed weights and their exact values."""
     codes, scales, *biases = mx.quantize(dense, group, bits, mode)
     if mode != "affine":
         wide = mx.dequantize(codes, scales, None, group, bits, mode, dtype=mx.float32)

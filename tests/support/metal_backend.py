@@ -22,12 +22,6 @@ needs_compiler = pytest.mark.skipif(why_unavailable() is not None, reason=why_un
 
 @dataclass
 class Emulator:
-    """Results and records of emulated launches.
-
-    valid:      rows of each named input that may be read
-    signatures: names and input types of kernels that MLX would compile
-    computes:   if False, launches are only recorded and outputs are ones."""
-
     seed: int = 0
     schedule: str = "mixed"
     extra_flags: tuple[str, ...] = ()

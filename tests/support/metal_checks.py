@@ -1,5 +1,3 @@
-"""Checks of the Metal kernels for tests and planted bugs."""
-
 from __future__ import annotations
 
 import mlx.core as mx

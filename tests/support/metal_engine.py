@@ -28,7 +28,6 @@ def writing_backend(device: WritingDevice) -> MetalBackend:
 def metal_engine(
     folder: Path, device: WritingDevice, *, warms_up: bool = False, **settings: Any
 ) -> Iterator[LLM]:
-    """``warms_up``: compute steps before the first request, as a server does."""
     small: dict[str, Any] = {"page_size": 16, "num_pages": 40, "max_running": 6, "max_step_tokens": 48}
     with pytest.MonkeyPatch.context() as patch:
         if not warms_up:

@@ -15,8 +15,6 @@ LATENT_LIMIT = 2e-6
 
 @dataclass(frozen=True)
 class Ran:
-    """``got``: outputs of the case's last step, after a step that only writes."""
-
     got: Floats
     pool: WatchedPool
     data: Data

@@ -1,5 +1,3 @@
-"""Checks of the Metal recurrences for tests and planted bugs."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator

@@ -1,5 +1,3 @@
-"""Checks of a server with the openai package."""
-
 from __future__ import annotations
 
 import json

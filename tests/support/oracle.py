@@ -28,7 +28,6 @@ class Expected:
 def alone(
     prompt_ids: list[int], params: SamplingParams, *, index: int = 0, ends_every: int = 0, room: int = 10**6
 ) -> Expected:
-    """``room``: most tokens to generate before the model's maximum length."""
     ends = set(params.stop_ids) | (set() if params.ignore_eos else TOKENIZER.eos_ids)
     seed = ((params.seed or 0) + index) % 2**64
     limit = min(room, params.max_tokens or room)

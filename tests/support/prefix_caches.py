@@ -48,7 +48,7 @@ def min_hits(prompts: Prompts, num_pages: int, *, tails_first: bool = True) -> i
 
     tails_first: order of pages with equal next use."""
     chains = _numbered(prompts, num_pages)
-    uses: dict[int, list[int]] = {}  # by page: requests that will use it, the next one last
+    uses: dict[int, list[int]] = {}
     for index in range(len(chains) - 1, -1, -1):
         for page in chains[index]:
             uses.setdefault(page, []).append(index)

@@ -42,7 +42,6 @@ def small(name: str) -> dict[str, Any]:
 
 
 def window_of(config: dict[str, Any]) -> int | None:
-    """Return the sliding window, where mlx-lm computes one."""
     text = config.get("text_config", config)
     types = ("gemma2", "gemma3_text", "gemma3", "gpt_oss", "olmo3", "exaone4", "cohere2")
     return text.get("sliding_window") if text["model_type"] in types else None

@@ -27,7 +27,6 @@ def fresh(lengths: Sequence[int]) -> StateSegments:
 
 
 def check_gated_delta(kernels: RecurrentKernels, dtype: mx.Dtype, tolerance: float, *, vector: bool) -> None:
-    """``vector``: one gate per value instead of one per head."""
     T, Hk, Hv, D = 9, 2, 4, 32
     q, k = (mx.fast.rms_norm(mx.random.normal((1, T, Hk, D)), None, 1e-6) / D for _ in range(2))
     v, b = mx.random.normal((1, T, Hv, D)), mx.random.normal((1, T, Hv))

@@ -49,7 +49,6 @@ async def http_server(*flags: str) -> AsyncIterator[dict[str, str]]:
 
 
 def openai_client(ready: dict[str, str]) -> Any:
-    """Return an OpenAI client without retries."""
     import openai
 
     return openai.AsyncOpenAI(

@@ -71,7 +71,6 @@ async def served(
     credentials: ClientCredentials | None = None,
     **server_options: Any,
 ) -> AsyncIterator[Served]:
-    """``gate``: controls the core's steps; ``server_options``: keyword arguments of GrpcServer."""
     assert core is None or gate is None, "a core has its own gate"
     core = core or FakeCore(before_step=gate)
     engine = AsyncEngine(config or small_config(), core_factory=core, observer=observer)
@@ -88,7 +87,6 @@ async def served(
 
 
 async def collect(deltas: AsyncGenerator[Delta, None]) -> dict[int, Delta]:
-    """Return the complete output of each sample."""
     return wholes([delta async for delta in deltas])
 
 

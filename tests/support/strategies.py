@@ -1,5 +1,3 @@
-"""Strategies of property tests, with small workloads."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -18,8 +16,6 @@ from octavo.block_manager.spec import pages_touched
 
 @dataclass(frozen=True)
 class Request:
-    """``max_tokens``: one entry per sample, the parent first."""
-
     prompt: tuple[int, ...]
     max_tokens: tuple[int, ...]
     salt: bytes = b""
@@ -53,7 +49,7 @@ class Workload:
     events: tuple[Event, ...] = ()
     prefix_cache: bool = True
     states: RecurrentState | None = None
-    drafts: int = 0  # per sequence and step, correct and wrong ones
+    drafts: int = 0
 
 
 EVENTS = ("abort", "abort_in_flight", "fail", "rollback")

@@ -71,7 +71,6 @@ QWENS = ("qwen3_5", "qwen3_next")
 def make_model(
     folder: Path, architecture: str, *, agrees: bool = False, dtype: mx.Dtype = mx.bfloat16
 ) -> Path:
-    """``agrees``: layers add nothing, and the head predicts the model's own tokens."""
     tiny_models.make_model(folder, architecture, dtype=dtype, **CONFIGS[architecture])
     head = {name: value.astype(dtype) for name, value in _head(architecture).items()}
     if architecture == "qwen3_next":

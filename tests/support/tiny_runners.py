@@ -32,7 +32,7 @@ def state(params: SamplingParams = GREEDY, seed: int = 0) -> SampleState:
 def make_batch(
     work: list[tuple[list[int], int, list[int]]], rows: list[int], copies: tuple[PageCopy, ...] = ()
 ) -> Batch:
-    """``work``: (new tokens, first position, pages) of each sequence."""
+    """Return a batch of ``work``: (new tokens, first position, pages) of each sequence."""
     positions = [i32(range(start, start + len(tokens))) for tokens, start, _ in work]
     width = max(len(pages) for *_, pages in work)
     table = np.zeros((len(work), width), np.int32)

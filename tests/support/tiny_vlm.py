@@ -192,8 +192,6 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Asked:
-    """A prompt of alternating texts and images."""
-
     parts: tuple[str | bytes, ...]
 
     @property

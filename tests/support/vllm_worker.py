@@ -68,7 +68,6 @@ def ask(*, ids: list[int] | None = None, stream: bool = True, **changes: Any) ->
 
 
 def by_index(responses: list[pb.GenerateResponse]) -> dict[int, tuple[list[Any], Any]]:
-    """Return the chunks and the complete output of each sample."""
     found: dict[int, tuple[list[Any], Any]] = {}
     for response in responses:
         kind = response.WhichOneof("response")

@@ -1,5 +1,3 @@
-"""Every order of admission, for parametrized tests."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""State of a training run, so that the run can resume."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

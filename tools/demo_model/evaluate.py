@@ -24,8 +24,6 @@ KV_MEMORY = 256 << 20  # bytes, enough for all ledgers of one length in any form
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question: the kind of its ledger, its prompt and the correct answer."""
-
     kind: str
     prompt: str
     answer: str

@@ -21,8 +21,6 @@ TAPS = 4  # taps of a convolution
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HybridConfig:
-    """The fields of config.json that decide the model's shape."""
-
     vocab_size: int = 1536
     hidden_size: int = 128
     num_hidden_layers: int = 4
@@ -262,8 +260,6 @@ class HybridTrunk(nn.Module):
 
 
 class Hybrid(nn.Module):
-    """An Olmo hybrid with the parameter names of Hugging Face."""
-
     def __init__(self, config: HybridConfig) -> None:
         super().__init__()
         self.config = config

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The fields of config.json that decide the model's shape."""
-
     vocab_size: int = 1536
     hidden_size: int = 256
     num_hidden_layers: int = 4
@@ -117,8 +115,6 @@ class Trunk(nn.Module):
 
 
 class Qwen3(nn.Module):
-    """A Qwen3 decoder with the parameter names of Hugging Face."""
-
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config

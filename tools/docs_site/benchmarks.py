@@ -23,13 +23,7 @@ BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
 class Comparison:
     """One benchmark file.
 
-    name      file name without its suffix
-    title     heading
-    date      date of the runs
     machine   processor, cores, instruction level
-    commit    commit of Octavo
-    commands  commands that were run
-    notes     notes for reading the figures
     labels    keys of the rows' labels, such as engine and weights
     columns   headings of the figures, by key
     rows      for each row its labels and, for each column, the figures of all runs

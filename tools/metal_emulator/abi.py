@@ -1,5 +1,3 @@
-"""The structs of runtime/abi.h, and loading of compiled kernels."""
-
 from __future__ import annotations
 
 import ctypes

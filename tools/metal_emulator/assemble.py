@@ -69,8 +69,6 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Assembled:
-    """Source text of a kernel as MLX compiles it, and its parts."""
-
     text: str
     source: KernelSource
     kernel_name: str

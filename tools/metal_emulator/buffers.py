@@ -1,5 +1,3 @@
-"""Arrays of a launch: inputs, their shapes, strides and ndims, and outputs."""
-
 from __future__ import annotations
 
 import ctypes

@@ -1,5 +1,3 @@
-"""Arguments of a launch: flat data, an MLX dtype name and a shape."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -40,8 +40,6 @@ class Site:
 
 @dataclass(frozen=True, kw_only=True)
 class Count:
-    """Sums over sites."""
-
     thread_bytes: int = 0
     bytes: int = 0
     unique_bytes: int = 0

@@ -1,5 +1,3 @@
-"""Ledgers with questions, to train, test and show the demo model."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

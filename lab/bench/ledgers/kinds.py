@@ -23,8 +23,6 @@ from .words import (
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A question and its correct answer."""
-
     question: str
     answer: str
 
@@ -42,8 +40,6 @@ class KeysExhausted(ValueError):
 
 
 class Kind(ABC):
-    """A ledger that is being written."""
-
     title: str
 
     def __init__(self, rng: Random) -> None:
@@ -72,8 +68,6 @@ class Kind(ABC):
 
 
 class Codes(Kind):
-    """Doors and their codes."""
-
     title = "Door codes"
 
     def __init__(self, rng: Random) -> None:
@@ -105,8 +99,6 @@ class Codes(Kind):
 
 
 class People(Kind):
-    """Base of ledgers about people."""
-
     def __init__(self, rng: Random) -> None:
         super().__init__(rng)
         self.full_names = rng.random() < 0.6
@@ -122,8 +114,6 @@ class People(Kind):
 
 
 class Sales(People):
-    """Sellers and what they sold."""
-
     title = "Sales"
 
     def card(self, key: str) -> Card:
@@ -148,8 +138,6 @@ class Sales(People):
 
 
 class Residents(People):
-    """People and where they live."""
-
     title = "Residents"
 
     def card(self, key: str) -> Card:
@@ -172,8 +160,6 @@ class Residents(People):
 
 
 class Stock(Kind):
-    """Items and how many there are."""
-
     title = "Inventory"
 
     def key(self) -> str:

@@ -1,5 +1,3 @@
-"""An eviction policy that learns how soon pages of each kind are reused."""
-
 from __future__ import annotations
 
 from collections import OrderedDict, abc
@@ -13,13 +11,11 @@ from .shadow_lru import ShadowLRU
 
 ENDS = kind_of(uses=0, num_new=0, gap=0)  # kind of the last pages of sequences
 UNKNOWN = -1  # number of uses of an unknown page
-MIN_GHOSTS = 32_768  # fewest evicted pages to remember, about 150 bytes each
-RERANK_FIRST, RERANK_LAST = 16, 512  # releases between two rankings, at first and later
+MIN_GHOSTS = 32_768
+RERANK_FIRST, RERANK_LAST = 16, 512
 
 
 class _Batch:
-    """Pages of one kind that were released together."""
-
     __slots__ = (
         "age", "behind", "num_awaited", "num_live", "pages", "released_at", "seen", "serial", "uses",
         "value", "weight",
@@ -48,8 +44,6 @@ class Gittins:
     Beckmann, Chen and Cidon, NSDI 2018). Evicted pages are remembered for a while, so that misses are
     counted, too. While LRU would have more hits (``ShadowLRU``), the policy evicts like LRU. All
     operations take O(1) per page.
-
-    num_ghosts   number of evicted pages to remember
     """
 
     def __init__(self, num_pages: int, num_ghosts: int) -> None:

@@ -1,9 +1,7 @@
-"""A simulation of LRU in the same pool, as a baseline for another policy."""
-
 from __future__ import annotations
 
 MARGIN = 0.001  # share of all released pages by which a policy may fall behind LRU
-SLACK = 1 / 12  # additional allowance as a share of the pool, because learning costs hits at first
+SLACK = 1 / 12
 HALF_LIFE = 8192  # releases after which an observation counts half
 
 
@@ -11,9 +9,6 @@ class ShadowLRU:
     """Compares the hits that LRU would have with the hits of the policy.
 
     An LRU pool has all pages released after a certain time, which this class tracks.
-
-    num_pages     size of the pool
-    follow_lru    whether the policy should act like LRU, because it is new or finds too few pages
     """
 
     def __init__(self, num_pages: int) -> None:

@@ -15,8 +15,6 @@ KV_TYPES = {"f16": 1, "q4_0": 2, "q8_0": 8}  # ggml's type numbers
 
 @dataclass(slots=True)
 class Sequence:
-    """``backlog``: tokens that are not in the KV cache yet; ``written``: number of tokens that are."""
-
     backlog: list[int]
     left: int
     written: int = 0

@@ -26,7 +26,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def w8a8(weight: Floats) -> dict[str, mx.array]:
-    """``weight``: [outputs, inputs]. Returns arrays by the suffix of their names."""
+    """Return codes and scales by suffix of their names; ``weight`` is [outputs, inputs]."""
     scale = np.abs(weight).max(axis=1, keepdims=True) / 127
     return {
         "weight": mx.array(np.rint(weight / scale).astype(np.int8)),

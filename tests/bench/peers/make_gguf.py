@@ -30,7 +30,6 @@ BLOCK_TENSORS = {
 
 
 def gguf_name(name: str) -> str:
-    """Return the GGUF name of a tensor of Qwen3 in mlx-lm and transformers."""
     base = name.removeprefix("model.").removesuffix(".weight")
     if base.startswith("layers."):
         _, layer, rest = base.split(".", 2)

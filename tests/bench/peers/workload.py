@@ -20,8 +20,6 @@ Alone = Callable[[], AbstractContextManager[None]]
 
 
 class Engine(Protocol):
-    """An engine with its model loaded, driven step by step."""
-
     name: str
     settings: str  # weights, KV format and other settings that affect speed
 

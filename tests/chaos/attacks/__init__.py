@@ -66,7 +66,7 @@ _MODULES = (
     spent_grammars,
     http_bodies,
 )
-_HELPERS = (idle_cpu, distinct_prompts, fill_pool)  # background load, not attacks
+_HELPERS = (idle_cpu, distinct_prompts, fill_pool)
 
 BY_CLIENTS: tuple[Attack, ...] = (
     *(module.ATTACK for module in _MODULES),

@@ -9,7 +9,7 @@ from octavo.proto import generation_pb2 as pb
 from ..attack import Attack, Seen, Target, count, request_of
 
 ROUNDS = 10
-VOCABULARY = 1536  # vocabulary size of the demo model
+VOCABULARY = 1536
 
 
 def requests() -> list[pb.GenerateRequest]:

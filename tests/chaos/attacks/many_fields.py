@@ -20,7 +20,7 @@ FILES: tuple[tuple[Any, str], ...] = (
     (cache_pb2, "Cache"),
     (vllm, "VllmEngine"),
 )
-ENDLESS = {"FlushCache", "StartProfile", "StopProfile"}  # these methods wait, or do not exist
+ENDLESS = {"FlushCache", "StartProfile", "StopProfile"}
 
 
 async def attack(target: Target, seen: Seen) -> None:

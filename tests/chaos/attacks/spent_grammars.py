@@ -1,5 +1,3 @@
-"""Many callers with costly grammars: their requests wait and hold slots."""
-
 from __future__ import annotations
 
 import asyncio

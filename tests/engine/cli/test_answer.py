@@ -9,7 +9,6 @@ from octavo.engine.cli.answer import Answer
 
 
 def answered(messages: Sequence[tuple[float, int]]) -> Answer:
-    """messages: (seconds after the request, number of tokens)."""
     readings = iter([5.0, *(5.0 + after for after, _ in messages)])
     answer = Answer(1, clock=lambda: next(readings))
     for number, (_, num_tokens) in enumerate(messages, 1):

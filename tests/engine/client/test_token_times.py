@@ -6,7 +6,6 @@ from octavo.engine.client.token_times import RESOLUTION_S, TokenTimes
 
 
 def times(*messages: tuple[float, int] | tuple[float, int, int]) -> TokenTimes:
-    """messages: (seconds after the request, number of tokens, sample)."""
     found = TokenTimes(100.0)
     for after, *message in messages:
         found.add(100.0 + after, *message)

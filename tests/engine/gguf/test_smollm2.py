@@ -127,7 +127,7 @@ def llama_cpp(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[di
     params.cache_type_k = params.cache_type_v = package.ggml_type.GGML_TYPE_F32
     params.flash_attn_type = package.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     server = package.Server(params)
-    copy.unlink()  # half a gigabyte
+    copy.unlink()
 
     def complete(prompt: list[int], count: int, **options: Any) -> list[dict[str, Any]]:
         asked = {"prompt": prompt, "max_tokens": count, "temperature": 0, "n_probs": 2, "ignore_eos": True}

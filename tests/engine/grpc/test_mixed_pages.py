@@ -37,8 +37,6 @@ async def serving(**settings: object) -> AsyncIterator[tuple[Client, AsyncEngine
 
 @dataclass(frozen=True)
 class Answer:
-    """``score``: sum of the log probabilities; ``cached``: number of cached prompt tokens."""
-
     tokens: tuple[int, ...]
     score: float
     cached: int

@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.server, pytest.mark.usefixtures("every_draft_is_comput
 
 PIECE = [17, 201, 33, 8, 150, 64, 90]
 PROMPT = PIECE * 3
-SHARED: tuple[dict[str, Any], ...] = (  # fields with equal names in both services
+SHARED: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0, "logprobs": 2},
     {"temperature": 0.8, "seed": 5, "logprobs": 0, "top_k": 20, "top_p": 0.9},
     {"temperature": 1.0, "seed": 6, "logprobs": 3, "n": 2, "logit_bias": {PIECE[0]: 6.0, PIECE[1]: 6.0}},
@@ -65,7 +65,7 @@ class Said:
     end: str = ""
 
 
-Answers = list[dict[int, Said]]  # one dictionary per request, keyed by sample
+Answers = list[dict[int, Said]]
 
 
 @dataclass

@@ -61,7 +61,6 @@ def shard(core: EngineCore, index: int, group: int) -> Path:
 @pytest.mark.parametrize(
     ("groups", "written", "loaded"),
     [
-        # Loaded pages of each group: all 25; the last 3; the kept 2 and the last 2.
         (MIXED, 3 * 26, 25 + 3 + 4),
         (WINDOW_ONLY, 26, 1 + 3),
     ],

@@ -124,7 +124,7 @@ def test_the_rotation_of_the_output_is_undone_once_per_row_and_head(monkeypatch:
     for (name, result), (same_name, less) in zip(rotating.results, plain.results, strict=True):
         assert name == same_name
         kind = "split" if name.endswith("_split") else name.split("_")[1]
-        lanes_shuffled = 32 * 2 * 5  # lanes, values per lane, steps across lanes
+        lanes_shuffled = 32 * 2 * 5
         times, rest = divmod(result.stats.gathers - less.stats.gathers, lanes_shuffled)
         assert rest == 0
         undone[kind] = undone.get(kind, 0) + times

@@ -10,7 +10,6 @@ from octavo_lab.bench.latencies import Slo, Trace, percentiles, slo_limits, summ
 
 
 def trace(*messages: tuple[float, int], e2e_s: float, cached_tokens: int = 0) -> Trace:
-    """messages: (seconds after the request, number of tokens)."""
     times = TokenTimes(0.0)
     for message in messages:
         times.add(*message)

@@ -40,7 +40,6 @@ def build(target: Path, options: Sequence[str], *, tiles: bool) -> Path:
 
 
 def cpu_flags() -> set[str]:
-    """Return Linux's CPU flags, empty on other systems."""
     info = Path("/proc/cpuinfo")
     found = re.search(r"^flags\s*:(.*)$", info.read_text(), re.MULTILINE) if info.exists() else None
     return set(found[1].split()) if found else set()

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.parity
 
 _ext = require_extension()
 
-MANY_PANELS = 64 * 83 + 17  # enough for several panels at once in each thread
+MANY_PANELS = 64 * 83 + 17
 
 
 def quantized(outputs: int, bits: int) -> list[mx.array]:

@@ -61,7 +61,6 @@ class Driver:
     def step(
         self, counts: dict[int, int], snapshots: tuple[tuple[int, int, int], ...] = ()
     ) -> list[list[float]]:
-        """counts: sequence to number of tokens; snapshots: (place in the step, position, slot)."""
         ranges = [range(self.at[s], self.at[s] + count) for s, count in counts.items()]
         tables = [range(1 + s * PAGES_EACH, 1 + (s + 1) * PAGES_EACH) for s in counts]
         slots = [
