@@ -1,5 +1,3 @@
-"""Log of cached and evicted pages, for watchers, routers and metrics."""
-
 from __future__ import annotations
 
 from collections import abc, deque

@@ -21,7 +21,7 @@ ONE_MORE = NUM_GAPS * NUM_NEW
 
 PRIOR_WEIGHT, PRIOR_HIT_RATE = 16.0, 0.02
 PARENT_SCALE_WEIGHT, PARENT_AGE_WEIGHT = 4.0, 12.0
-MAX_PRIOR_HIT_RATE = 0.9  # largest prior hit rate at an age
+MAX_PRIOR_HIT_RATE = 0.9
 HALF_LIFE = 8192  # releases after which an observation counts half
 
 

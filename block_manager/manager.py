@@ -424,7 +424,6 @@ class BlockManager:
         salt: bytes = b"",
         media: tuple[MediaSpan, ...] = NO_MEDIA,
     ) -> list[Digest]:
-        """Append the missing digests of full pages that ``open`` would look up; return ``digests``."""
         num_pages = max(len(tokens) - 1, 0) // self.page_size
         self._name(digests, tokens, num_pages, salt, media)
         return digests

@@ -34,7 +34,6 @@ class PageCopies:
         return tuple(copies)
 
     def cancel(self, held: abc.Iterable[tuple[int, PageId]]) -> None:
-        """Drop waiting copies into these (group, page) pairs, because their table closes."""
         pages = set(held)
         dropped = [copy for copy in self.waiting if (copy.group, copy.target) in pages]
         self.waiting = [copy for copy in self.waiting if (copy.group, copy.target) not in pages]

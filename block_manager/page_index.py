@@ -53,7 +53,6 @@ class PageIndex:
         return {digest: page for digest, page in self._contents.items() if is_cached(digest)}
 
     def worth_keeping(self) -> dict[Digest, PageContents]:
-        """Return the contents of pages that are cached or come before a cached page in a sequence."""
         contents, wanted = self._contents, set[Digest]()
         for digest in contents:
             at: Digest | None = digest if self._is_cached(digest) else None

@@ -9,7 +9,7 @@ from .miss_reasons import Evictions
 from .policies import EvictionPolicy
 from .types import Digest, PageCounts, PageId
 
-REMEMBERED = 16_384  # smallest number of evictions and events to record
+REMEMBERED = 16_384
 
 Release = abc.Callable[[abc.Sequence[PageId], abc.Sequence[Digest | None]], None]
 

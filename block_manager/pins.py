@@ -1,5 +1,3 @@
-"""Pins: named prefixes that are not evicted."""
-
 from __future__ import annotations
 
 from collections import Counter, abc

@@ -19,7 +19,6 @@ class PrefixSearch:
         self._gapped = (*states, *self._windowed)
 
     def find(self, table: PageTable, digests: abc.Sequence[Digest]) -> int:
-        """Return how many pages of the prefix an empty table can use, and hold its recurrent state."""
         if len(self._groups) == 1 and not self._gapped:
             return len(digests)  # skipping a search saves 5 % of a short prompt's time
         reach = self._cached_in_full(digests)

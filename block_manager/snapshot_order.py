@@ -197,7 +197,6 @@ class SnapshotOrder:
             self._rank(record)
 
     def want_pages(self) -> None:
-        """Record that a snapshot is about to be evicted for lack of pages, while slots are free."""
         self._num_short += 1
 
     def check(self, digests: abc.Collection[Digest]) -> None:

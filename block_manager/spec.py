@@ -188,7 +188,6 @@ class SlidingWindow(KVGroupSpec):
         return self.window
 
     def widest_window(self) -> int:
-        """Return the largest number of positions that a query sees, apart from kept ones."""
         return self.window
 
     def running_pages(self, page_size: int) -> int:

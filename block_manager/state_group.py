@@ -27,7 +27,6 @@ class CoveredPages:
         return digest in self._counts
 
     def add(self, digests: abc.Sequence[Digest], num_pages: int) -> None:
-        """Add a snapshot after the first ``num_pages`` of these pages."""
         for index in range(num_pages - 1, -1, -1):
             digest = digests[index]
             self._counts[digest] += 1

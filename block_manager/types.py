@@ -1,5 +1,3 @@
-"""Basic types: pages, digests and page tables."""
-
 from __future__ import annotations
 
 from array import array

@@ -169,8 +169,6 @@ class PagedKVCache(Protocol):
 
 
 class KVPool(PageStorage, PagedKVCache, Protocol):
-    """A ``PagedKVCache`` with a single ``PageStorage``."""
-
     def gather_sequences(self, layer: int) -> tuple[mx.array, mx.array]:
         """Return dense K [B, Hkv, L, D] and V [B, Hkv, L, Dv] of each sequence."""
         ...

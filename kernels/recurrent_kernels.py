@@ -46,12 +46,6 @@ class SsdParameters:
 
 @dataclass(frozen=True, slots=True)
 class StateCapture:
-    """Means to capture recurrent steps as programs.
-
-    programs   captures kernels
-    bind       makes the kernels' argument ``step`` from segments [B, 4] and checkpoints [C, 2]
-    """
-
     programs: Programs
     bind: Callable[[Sequence[mx.array]], Any]
 

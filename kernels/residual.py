@@ -56,7 +56,7 @@ def default_residual_pages(*formats: str) -> int:
 
     It is two if a format stores a value in five bits or less, else 0.
     """
-    dim = 128  # a usual row length
+    dim = 128
     coarse = any(8 * page_format(name).row_bytes(dim) <= _COARSE_BITS * dim for name in formats)
     return DEFAULT_RESIDUAL_PAGES if coarse else 0
 

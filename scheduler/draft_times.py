@@ -21,8 +21,6 @@ _OUTLIER = 0.7
 
 
 class _Mean:
-    """Exponential moving average with limited influence of outliers."""
-
     __slots__ = ("count", "value")
 
     def __init__(self, value: float = 0.0) -> None:

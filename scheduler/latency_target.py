@@ -70,7 +70,6 @@ class LatencyTarget:
 
     @property
     def headroom(self) -> float:
-        """Share of the target that a predicted step may take, so that 9 of 10 steps keep the target."""
         return max(LEAST_HEADROOM, min(MOST_HEADROOM, 1 / (1 + LATE_FACTOR * self._error)))
 
     def limit(
@@ -169,7 +168,6 @@ class Targets(Resource):
         self._has_targets = False
 
     def add(self, sequence: Sequence) -> None:
-        """Take the target of a sequence into account, if it has one."""
         if sequence.latency.target_itl is not None:
             self._has_targets = True
             self.latency = self.latency or LatencyTarget(None, self.cost)

@@ -32,7 +32,6 @@ class Pages(Resource):
         return None if more else sequence
 
     def look_again(self) -> None:
-        """Try the refused sequence again even if no page became idle."""
         self._refused = None
 
     def begin_step(self, work: list[ScheduledChunk]) -> None:

@@ -109,7 +109,6 @@ class SequenceQueues:
 
     @property
     def may_grow(self) -> bool:
-        """Whether a sequence waits and the limit of running sequences allows one more."""
         return len(self.running) < self.max_running and bool(self.waiting)
 
     def enqueue(self, sequence: Sequence) -> None:

@@ -33,7 +33,6 @@ class StepDraft:
         self.shape: StepShape | None = None
 
     def add_chunk(self, sequence: Sequence, granted: int, wanted: int) -> ScheduledChunk:
-        """Add the next ``granted`` tokens of a sequence, which has ``wanted`` to compute."""
         start = sequence.num_written
         stop = start + granted
         samples = stop == len(sequence.tokens)

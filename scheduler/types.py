@@ -1,5 +1,3 @@
-"""Sequences, the work of a step, and its results."""
-
 from __future__ import annotations
 
 import enum

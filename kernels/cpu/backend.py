@@ -51,7 +51,7 @@ class CpuPool:
         self._layers = [_ext.create_pool(layout) for layout in self._layouts]
         self._likes = [mx.array(0, mx.float32)] * len(spec.layers)
         self._values: Ints | None = None
-        self._shape = (0, 0, 0)  # numbers of rows, sequences and page-table columns
+        self._shape = (0, 0, 0)
         self._step: CpuStep | None = None
         self._reach: tuple[mx.array, mx.array] | None = None
         self._masks: dict[tuple[int | None, int], mx.array] = {}

@@ -18,8 +18,6 @@ SMALLEST_STEP = np.float32(1e-7)
 
 
 class _Affine(PageFormat):
-    """Base of the affine formats. ``scales`` of a row are the (scale, bias) pairs of its groups in order."""
-
     code_dtype = np.uint32
     bits: ClassVar[int]
 

@@ -281,7 +281,7 @@ class PagedAttention:
         fixed = {"params": device_params(options.scale, options.softcap)}
         if options.sinks is not None:
             fixed["sinks"] = per_head("sinks", options.sinks, num_heads)
-        mx.eval(*fixed.values())  # evaluated now, not within a step
+        mx.eval(*fixed.values())
         made = self._layers[key] = _Layer(config, options, fixed, self._kernel)
         return made
 

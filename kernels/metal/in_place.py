@@ -84,8 +84,6 @@ def copy_pages(
 
 
 class InPlacePool(MetalPool):
-    """A ``MetalPool`` whose kernels write the pool's own arrays."""
-
     def __init__(self, spec: PoolSpec, library: KernelLibrary) -> None:
         super().__init__(spec, library)
         self._last = [mx.array(np.zeros(MIN_ELEMENTS, bool))] * len(spec.layers)

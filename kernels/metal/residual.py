@@ -50,13 +50,6 @@ class _Route:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """For each row, its quantized pages or its residual pages.
-
-    page_table  [T, P]  the pages
-    positions   [T]     last position in these pages; -1 if there are none
-    seen_since  [T]     first position that the row sees, apart from the first ``keep`` (None: all)
-    """
-
     page_table: Ints
     positions: Ints
     seen_since: Ints | None
@@ -75,13 +68,6 @@ class _Kind:
 
 @dataclass(frozen=True, slots=True)
 class _Reach:
-    """Positions that queries of a layer read.
-
-    window     as in LayerSpec
-    residual   window that is read from residual pages
-    keep       number of first positions that are read from residual pages
-    """
-
     window: int | None
     residual: int
     keep: int

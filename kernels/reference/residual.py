@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class ReferenceResidualCache(ResidualCache["ReferencePool"]):
     """Reads both kinds of pages, and selects one kind for each pair of query and position."""
 
-    _starts: mx.array  # [T]
+    _starts: mx.array
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
         super().begin_step(metadata)

@@ -46,7 +46,7 @@ def dense_attention(
     if window is not None:
         visible &= (seen > at - window) | (seen < keep)
     if mask is not None:
-        rows = mask.swapaxes(0, 1)  # [1 or Hq, T, L]
+        rows = mask.swapaxes(0, 1)
         visible = rows if rows.dtype == bool else ~(rows <= -1e30)
         logits += 0.0 if rows.dtype == bool else np.where(visible, rows, 0.0)
     logits = np.where(visible, logits, -np.inf)
@@ -173,7 +173,7 @@ class OraclePool:
             self.layers.append(OracleLayer(layer, spec.page_size, parts[0], parts[1]))
 
 
-Parts = tuple[StoredPart, StoredPart]  # K and V
+Parts = tuple[StoredPart, StoredPart]
 
 
 def attend_residual(

@@ -71,8 +71,6 @@ class Outcome:
 
 
 class Bench:
-    """A model runner that makes engine cores of any pool size."""
-
     def __init__(self, config: EngineConfig, runner: ModelRunner, tokenizer: Tokenizer) -> None:
         self.info = runner.info
         self._config = config

@@ -136,7 +136,6 @@ class Outcome:
         return good / len(self.served)
 
     def to_json(self, ttft_s: float, itl_s: float) -> dict[str, Any]:
-        """Return figures as JSON; goodput is the rate of requests within both targets."""
         tokens = (
             sum(each.arrival.output_tokens for each in self.served) + self.prompt_tokens - self.hit_tokens
         )

@@ -41,7 +41,6 @@ class PromptTimes:
     warm: list[float] = field(default_factory=list)
 
     def to_json(self) -> dict[str, float]:
-        """Return medians in microseconds."""
         return {
             "prompt_cold_us": statistics.median(self.cold) * 1e6,
             "prompt_warm_us": statistics.median(self.warm) * 1e6,

@@ -54,7 +54,6 @@ def render(rows: Sequence[Row]) -> str:
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
-    """Draw hit ratio against pool size for every policy and the offline bound; needs matplotlib."""
     sizes = [row.num_pages for row in rows]
     with picture(path) as (axis,):
         for name in (*POLICIES, OPTIMUM):

@@ -19,7 +19,7 @@ def optimal_hits(requests: Sequence[TraceRequest], num_pages: int) -> int:
     """
     served = [request for request in requests if len(request.page_ids) <= num_pages]
     chains, next_uses = _next_uses(served)
-    kept: dict[int, int] = {}  # by page: index of the next request that uses the page
+    kept: dict[int, int] = {}
     heap: list[tuple[int, int, int]] = []
     num_hit = 0
     for pages, uses in zip(chains, next_uses, strict=True):

@@ -1,5 +1,3 @@
-"""The picture of ``octavo bench prefix``: one panel for each experiment."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -79,7 +77,7 @@ def _draw_salts(axis: Any, result: dict[str, Any]) -> None:
     axis.set_xticks(list(places), list(rows))
     axis.set(ylabel="prompt tokens found, %", ylim=(0, 130))
     seconds.set(ylabel="time to first token, ms")
-    seconds.margins(y=0.3)  # space for the legend
+    seconds.margins(y=0.3)
     axis.set_title("conversations with and without salts")
     axis.legend(
         [found, times], ["tokens found (left)", "later turns (right)"], loc="upper left", fontsize="small"

@@ -75,7 +75,6 @@ class AgeOrder:
         self._interrupted: set[Sequence] = set()
 
     def rank(self, equals: Iterable[Sequence]) -> list[tuple[int, int, Sequence]]:
-        """Return a tuple (rank, tie-breaker, sequence) per sequence; smaller tuples come first."""
         equals = list(equals)
         _, oldest = self._first_ones(equals)
         due = oldest if oldest is not None and oldest.history.num_overtaken >= MAX_OVERTAKEN else None

@@ -259,7 +259,7 @@ class DeficitQueue(FairQueue):
         compared = [list(islice(lane, looked_at)) for lane in able]
         assert self._order.lengths is not None
         self._order.lengths.refresh(chain.from_iterable(compared))
-        compared.sort(key=lambda lane: service[lane[0].tenant])  # ties go to the least served tenant
+        compared.sort(key=lambda lane: service[lane[0].tenant])
         ranks = [rank for lane in compared for rank in self._order.rank(lane)]
         ranks.sort(key=lambda rank: rank[:2])
         return [sequence for _, _, sequence in ranks]

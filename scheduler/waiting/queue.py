@@ -93,11 +93,9 @@ class WaitingQueue:
         return running.priority < sequence.priority or self._share_lane(running, sequence)
 
     def short_rivals(self, _running: Sequence) -> Iterable[Sequence]:
-        """Return waiting sequences that may need tokens of a step that a long prompt would take."""
         return islice(self, LOOK_AHEAD)
 
     def first_claims(self, _running: Sequence) -> Iterable[Sequence]:
-        """Return waiting sequences whose tokens a step reserves before a running prompt gets any."""
         return ()
 
     def ends_step(
@@ -117,7 +115,6 @@ class WaitingQueue:
         return min(equals, key=lost_work)
 
     def precedes(self, _sequence: Sequence, _other: Sequence) -> bool:
-        """Return whether a sequence may take a slot from a tenant above its share."""
         return True
 
     def let_in(self, sequence: Sequence) -> None:

@@ -21,7 +21,7 @@ from .run import Chaos, run_attackers
 from .setups import BEHIND_NGINX, Folder, Server, started
 from .verdict import HEADER, Bounds, Phase
 
-SECONDS = 3.0  # duration of an attack that never ends by itself
+SECONDS = 3.0
 TOGETHER = (
     "slow-grammars",
     "giant-texts",

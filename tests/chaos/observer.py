@@ -1,5 +1,3 @@
-"""Memory of the server's processes, and its health probe."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,3 @@
-"""Phases of a chaos run: honest load and an observer during each attack."""
-
 from __future__ import annotations
 
 import asyncio

@@ -18,7 +18,7 @@ from octavo.engine.client.server_process import ServerProcess
 from .attack import Target
 
 DRAIN_S = 5.0
-EXIT_S = DRAIN_S + 5.0  # seconds from SIGTERM to the end of the process
+EXIT_S = DRAIN_S + 5.0
 TENANTS = ("alice", "bob", "mallory", "operator")
 ATTACKER = "mallory"
 BASE = ("--drain-timeout", str(DRAIN_S), "--http", "127.0.0.1:0")

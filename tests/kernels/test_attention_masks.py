@@ -41,7 +41,6 @@ class Step:
         return as_numpy(out).astype(np.float64)
 
     def truth(self, bias: Floats, softcap: float | None = None) -> Floats:
-        """``bias`` [T, Hq, L] is added to the logits; a row of -inf gives zeros."""
         out = np.zeros((TOKENS, HEADS, 32))
         for first, stop in zip(self.metadata.q_start[:-1], self.metadata.q_start[1:], strict=True):
             q, k, v = (x[first:stop].astype(np.float64) for x in (self.queries, self.keys, self.values))

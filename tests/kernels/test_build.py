@@ -1,5 +1,3 @@
-"""The native extension: its build settings, its threads, and refusals."""
-
 from __future__ import annotations
 
 import importlib.metadata

@@ -17,7 +17,6 @@ from octavo.kernels.residual import residual_starts
 pytestmark = pytest.mark.parity
 
 CHUNK, PAGE_SIZE, WIDTH = 32, 8, 16
-# Compared with the reference; over 4-bit pages, queries and weights may be rounded to 8 bits.
 TOLERANCE = 0.06
 LAYER = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64, window=CHUNK, chunked=True)
 STEPS = (  # [start, stop) of each sequence

@@ -1,5 +1,3 @@
-"""The scheduler with pages of 4 positions and a small token budget."""
-
 from __future__ import annotations
 
 import pytest

@@ -38,7 +38,7 @@ class Layer:
         for slot, rank in enumerate(RANKS, 1):
             for part, count in enumerate(outputs):
                 if (slot + part) % 4 == 3:
-                    continue  # an adapter need not have every layer
+                    continue
                 a = normal(rng, (experts, rank, inputs), dtype, inputs**-0.5)
                 b = normal(rng, (experts, rank, count), dtype, rank**-0.5)
                 g = normal(rng, (count,), mx.float32) if gain else None
@@ -74,7 +74,7 @@ def check_linear() -> None:
 
 def check_rows(rng: np.random.Generator, layer: Layer, x_type: mx.Dtype, num_rows: int) -> None:
     slots = rng.integers(0, len(RANKS) + 1, num_rows).astype(np.int32)
-    slots[10:35] = 4  # a prompt
+    slots[10:35] = 4
     x = normal(rng, (num_rows, 1, layer.inputs), x_type)
     y = normal(rng, (num_rows, 1, sum(layer.outputs)), x_type)
     given = mx.array(slots).reshape(-1, 1, 1)

@@ -249,7 +249,6 @@ class Outcome:
 
     @property
     def error(self) -> float:
-        """Return the largest difference, relative to the largest reference value."""
         return float(np.abs(self.got - self.want).max() / np.abs(self.want).max())
 
 

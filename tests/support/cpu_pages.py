@@ -48,7 +48,7 @@ def hard_rows(count: int, heads: int, dim: int, seed: int) -> Floats:
     rows[kind == 10] = rng.choice(fine, (int((kind == 10).sum()), heads, dim))
     rows[kind == 10, :, 0] = 7
     rows[kind == 9] = 0
-    rows[kind == 9, :, 2] = 12 * 2.0**-24  # exact with scale 2 and with 3: the first candidate wins
+    rows[kind == 9, :, 2] = 12 * 2.0**-24
     return rows
 
 

@@ -1,5 +1,3 @@
-"""Schemas and grammars that harm their compiler."""
-
 from __future__ import annotations
 
 import json
@@ -55,7 +53,6 @@ def hidden_chain(length: int) -> StructuredOutput:
 
 
 def literals(length: int) -> dict[str, StructuredOutput]:
-    """Return one long string in every form that may contain one."""
     text = "a" * length
     return {
         "gbnf": StructuredOutput(grammar=f'root ::= "{text}"\n'),
@@ -70,7 +67,6 @@ def literals(length: int) -> dict[str, StructuredOutput]:
 
 
 def joined_literals(length: int, count: int) -> StructuredOutput:
-    """Return many strings in one lexer symbol, each within its limit."""
     return StructuredOutput(grammar="start: T\nT: " + " ".join([f'"{"a" * length}"'] * count) + "\n")
 
 

@@ -28,7 +28,6 @@ def varint(number: int) -> bytes:
 
 
 def field(number: int, content: bytes) -> bytes:
-    """Encode a protobuf field of bytes or a submessage."""
     return varint(number << 3 | BYTES) + varint(len(content)) + content
 
 

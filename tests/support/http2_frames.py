@@ -9,8 +9,8 @@ from collections.abc import Sequence
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RESET, SETTINGS, PING, WINDOW_UPDATE = 0, 1, 3, 4, 6, 8
 ACK, END_STREAM, END_HEADERS = 1, 1, 4
-INITIAL_WINDOW_SIZE = 4  # setting number
-CANCEL = 8  # error code
+INITIAL_WINDOW_SIZE = 4
+CANCEL = 8
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -43,7 +43,6 @@ def reset(stream: int) -> bytes:
 
 
 def message(stream: int, data: bytes) -> bytes:
-    """Return the only message of a call, and the end of the stream."""
     return frame(DATA, END_STREAM, stream, b"\x00" + struct.pack(">I", len(data)) + data)
 
 

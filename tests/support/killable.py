@@ -59,7 +59,6 @@ def write_shards(folder: Path, first: int) -> None:
 
 
 def serve(folder: Path, first: int, groups: tuple[KVGroupSpec, ...]) -> None:
-    """Serve prompts and print finished ones, while their pages are written."""
     with LLM(small_config(cache_dir=folder), core_factory=FakeCore(groups=groups)) as llm:
         for number in itertools.count(first):
             llm.generate([prompt_of(number)], FOUR_TOKENS, progress=False)

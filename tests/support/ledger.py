@@ -178,7 +178,6 @@ class Ledger:
         assert found == expected, f"the state is that of {found}, expected {expected}"
 
     def _holders(self, live: Iterable[Sequence], group: int) -> dict[int, int]:
-        """Count the page-table entries of each page; released entries do not count."""
         holders: dict[int, int] = {}
         kept = -(-self.groups[group].keep // self.page_size)
         for sequence in live:

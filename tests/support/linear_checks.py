@@ -69,7 +69,6 @@ def quantized(
 
 
 def quantized_cases() -> list[tuple[int, int, str]]:
-    """Return (group, bits, mode) of every quantized format."""
     affine = itertools.product((32, 64, 128), (1, 2, 3, 4, 5, 6, 8), ("affine",))
     return [*affine, (32, 4, "mxfp4"), (16, 4, "nvfp4")]
 
@@ -104,7 +103,7 @@ def check_extreme_rows() -> None:
         for sign, pattern in itertools.product((1, -1), (0, 1, 2, 3)):
             # Groups: all largest, all smallest, alternating, alternating pairs.
             row = np.where(np.arange(inputs) // (1, group, 1, 2)[pattern] % 2 == (pattern > 0), 1.0, -1.0)
-            dense = mx.array(np.tile(sign * row, (64, 1)).astype(np.float16))  # float32 would be exact
+            dense = mx.array(np.tile(sign * row, (64, 1)).astype(np.float16))
             packed, weight = quantized(dense, group, bits, mode)
             x = mx.array(np.stack([row, -row, np.ones(inputs), -np.ones(inputs)])).astype(mx.float16)
             y = truth_of(_ext.linear(x, packed))
@@ -155,7 +154,7 @@ def check_channels() -> None:
     ):
         packed, codes, scales = by_channels(random(rng, (outputs, inputs), dtype), group, bits)
         weight = codes * scales
-        held = -(-outputs // 64) * 64 * (inputs // group) * 2 * dtype.size  # scales and biases
+        held = -(-outputs // 64) * 64 * (inputs // group) * 2 * dtype.size
         assert packed.unread_nbytes == (held if _ext.isa() in ("avx512", "amx") else 0)
         for row in (0, outputs - 1):
             taken = truth_of(_ext.take_rows(packed, mx.array(row)))
@@ -237,7 +236,7 @@ def check_row_blocks() -> None:
     """Kernels divide rows that exceed a cache into parts."""
     rng = np.random.default_rng(12)
     dense = random(rng, (140, 4096), mx.bfloat16)
-    x = random(rng, (400, 4096), mx.bfloat16)  # 3.1 MiB, 1.6 MiB as codes
+    x = random(rng, (400, 4096), mx.bfloat16)
     _ext.set_threads(2)
     for packed in (_ext.pack_dense(dense), *(by_channels(dense, 128, bits)[0] for bits in (8, 4))):
         whole = _ext.linear(x, packed)
@@ -287,7 +286,7 @@ def check_argmax() -> None:
     rng = np.random.default_rng(6)
     for outputs, dtype, exact in itertools.product((1, 63, 64, 1000), FLOATS, (False, True)):
         dense = random(rng, (outputs, 64), dtype)
-        dense[outputs // 2] = dense[0]  # ties, mostly in different panels
+        dense[outputs // 2] = dense[0]
         for packed in (_ext.pack_dense(dense, random(rng, (outputs,), dtype)), quantized(dense, 64, 4)[0]):
             x = random(rng, (70, 64), dtype)
             x[0] = dense[0] * 9
@@ -359,6 +358,6 @@ def print_integer_digest() -> None:
             if rows > 1:
                 x[1, 5] = np.inf
             y = np.array(_ext.linear(x, packed).view(mx.uint16))
-            y[(y & 0x7FFF) > 0x7F80] = 0x7FC0  # NaN
+            y[(y & 0x7FFF) > 0x7F80] = 0x7FC0
             digest.update(y.tobytes())
     print(digest.hexdigest())

@@ -72,12 +72,10 @@ def product(x: Floats, weight: Floats) -> NDArray[np.float32]:
 def bound(x: Floats, weight: Floats) -> Floats:
     """Return the documented error bound of an unrounded result."""
     a, w = np.abs(grouped(x)), np.abs(grouped(weight))
-    least = 2.0**-127  # half a step of 2^-126, the smallest step
+    least = 2.0**-127
     weights = np.maximum(np.maximum(w.sum(-1) / 2**17, w.max(-1) / 2**15), least)
     result: Floats = np.maximum(a.max(-1) / 2**14, least) @ w.sum(-1).T + a.sum(-1) @ weights.T
-    return 1.01 * result + 1e-6 * (
-        np.abs(x) @ np.abs(weight).T
-    )  # sums of magnitudes and of groups, in float32
+    return 1.01 * result + 1e-6 * (np.abs(x) @ np.abs(weight).T)
 
 
 def bf16(values: Floats | NDArray[np.float32]) -> mx.array:
@@ -122,7 +120,7 @@ def check_bits() -> None:
 
 def check_extremes() -> None:
     """Sums next to 2^31 do not wrap; small integers are exact."""
-    most = 1.9921875  # 255 / 128: all significant bits of a bf16 number
+    most = 1.9921875
     lone = np.zeros(256)
     lone[[3, 200]] = most
     full = np.full(256, most)

@@ -139,7 +139,7 @@ def check_flags(tokens: int) -> None:
             rows = np.ones((2, tokens, layer.num_kv_heads, 64), np.float32)
             for at, part, token in spoilt:
                 if at == index:
-                    rows[part, token, -part, 63] = np.inf  # the first head of K, the last head of V
+                    rows[part, token, -part, 63] = np.inf
             pool.write(index, mx.array(rows[0]), mx.array(rows[1]))
         (flags,) = pool.flags()
         mx.eval(flags, pool.pending())

@@ -1,5 +1,3 @@
-"""Small Metal kernels, correct and wrong, for tests of the emulator."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -23,7 +23,7 @@ from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import MODEL_REMAPPING, load_model
 
-END = "end"  # last line of an answer, after any output of model code
+END = "end"
 
 
 def spread(name: str, value: mx.array, dtype: mx.Dtype) -> mx.array:

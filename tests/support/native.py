@@ -101,7 +101,6 @@ def run_at_level(level: str, code: str, *, limit: int = 300) -> str:
 
 @functools.cache
 def available_levels() -> tuple[str, ...]:
-    """Return the levels that this CPU runs, lowest first."""
     code = "import mlx.core; from octavo.kernels import _ext; print(_ext.isa())"
     asked = {level: run_python(code, OCTAVO_CPU_ISA=level) for level in LEVELS}
     # Every CPU runs this level; without this check, a broken build would skip all tests of levels.

@@ -1,5 +1,3 @@
-"""Checks of recurrences; ``main`` runs the native ones at one instruction set."""
-
 from __future__ import annotations
 
 import mlx.core as mx

@@ -47,8 +47,6 @@ class _ForcedRouter(Linear):
 
 @dataclass(slots=True)
 class Routing:
-    """Sets of experts [num_mixtures] that a served model chose, by the tokens up to a position."""
-
     chosen: dict[Prefix, list[frozenset[int]]] = field(default_factory=dict)
     _step: list[mx.array] = field(default_factory=list)
 

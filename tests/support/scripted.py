@@ -1,5 +1,3 @@
-"""HTTP servers with a scripted model."""
-
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence

@@ -133,7 +133,6 @@ def _names(architecture: str) -> dict[str, str]:
 
 
 def _head(architecture: str) -> Tensors:
-    """Return random weights; Qwen's norms are around 0, because mlx-lm adds one."""
     mx.random.seed(5)
     names, center = _names(architecture), 0.0 if architecture in QWENS else 1.0
     shapes: dict[str, tuple[int, ...]] = {

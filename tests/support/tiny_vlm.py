@@ -362,7 +362,7 @@ def _main() -> None:
         content = [{"type": "text", **part} if "text" in part else {"type": "image"} for part in parts]
         text = template.render(messages=[{"role": "user", "content": content}], add_generation_prompt=True)
         images = [Image.open(part["image"]) for part in parts if "image" in part]
-        for name in ("_position_ids", "_rope_deltas"):  # from the previous prompt
+        for name in ("_position_ids", "_rope_deltas"):
             if hasattr(model.language_model, name):
                 setattr(model.language_model, name, None)
         made = processor(text=[text], images=images or None)
@@ -372,7 +372,7 @@ def _main() -> None:
         if type(model).__module__ == "mlx_vlm.models.gemma3.gemma3":
             _see_images_whole(np.array(ids)[0])
         pixels: Any = made["pixel_values"] if images else None
-        if isinstance(pixels, list) and len({np.shape(each) for each in pixels}) > 1:  # as Gemma 4 takes them
+        if isinstance(pixels, list) and len({np.shape(each) for each in pixels}) > 1:
             pixels = [mx.array(np.array(each)) for each in pixels]
         elif images:
             pixels = mx.array(np.array(pixels))

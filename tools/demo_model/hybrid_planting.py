@@ -14,7 +14,7 @@ from demo_model.hybrid_network import TAPS, FirstAttention, GatedDelta, Hybrid
 
 EMBEDDING_SCALE = 0.03
 GAINS = (0.05, 0.02, 0.02)
-SHARPNESS = (1.0, 1.4, 1.7, 2.0)  # per attention head: a score is multiplied by its square
+SHARPNESS = (1.0, 1.4, 1.7, 2.0)
 
 
 @torch.no_grad()

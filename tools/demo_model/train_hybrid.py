@@ -32,7 +32,7 @@ from octavo_lab.bench.ledgers.kinds import Codes, Kind, Residents, Stock
 from octavo_lab.bench.ledgers.words import ANSWER_WEIGHT
 
 TOKENIZER = Path(__file__).resolve().parents[2] / "engine" / "demo" / "tokenizer.json"
-WARM, EARLY, MIDDLE = 0.06, 0.3, 0.6  # shares of the time at which the curriculum changes
+WARM, EARLY, MIDDLE = 0.06, 0.3, 0.6
 SHARES: dict[type[Kind], float] = {Codes: 0.45, Residents: 0.35, Stock: 0.2}
 CONTEXT_SHARE, CONTEXT_WEIGHT = 0.15, 0.3
 PROBE_LENGTHS, PROBE_LEDGERS = (128,), 5

@@ -1,1 +1,0 @@
-"""The documentation site: pages generated from the code, and hooks for MkDocs."""

@@ -1,5 +1,3 @@
-"""Background load: new prompts fill the cache and its disk."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,3 @@
-"""Background load: long prompts touch every page of the pool."""
-
 from __future__ import annotations
 
 import random

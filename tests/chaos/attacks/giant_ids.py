@@ -1,5 +1,3 @@
-"""Lists of millions of IDs, as prompts and for detokenization."""
-
 from __future__ import annotations
 
 import asyncio
@@ -20,10 +18,10 @@ def raw(channel: grpc.aio.Channel, method: str) -> Any:
 
 
 async def attack(target: Target, seen: Seen) -> None:
-    ids = b"\x05" * IDS  # one-byte varints
+    ids = b"\x05" * IDS
     async with target.channel() as channel:
         for _ in range(2):
-            prompt = field(3, field(1, ids))  # GenerateRequest.token_ids.ids
+            prompt = field(3, field(1, ids))
             calls = [
                 raw(channel, "Generate")(prompt, metadata=target.metadata, timeout=20),
                 raw(channel, "Detokenize")(field(1, ids), metadata=target.metadata, timeout=20),

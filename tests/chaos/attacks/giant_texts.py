@@ -1,5 +1,3 @@
-"""Megabytes of text in prompts, in chats and for tokenization."""
-
 from __future__ import annotations
 
 import asyncio

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from ..attack import Attack, Seen, Target
 
 Kind: TypeAlias = Callable[[Target, asyncio.StreamReader, asyncio.StreamWriter], Coroutine[None, None, None]]
-CONNECTIONS = 60  # connections of each kind
+CONNECTIONS = 60
 HEAD = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 
 

@@ -1,5 +1,3 @@
-"""Calls that begin and then send nothing."""
-
 from __future__ import annotations
 
 import asyncio

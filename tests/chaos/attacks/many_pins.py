@@ -1,5 +1,3 @@
-"""One prompt pinned under thousands of names."""
-
 from __future__ import annotations
 
 import asyncio

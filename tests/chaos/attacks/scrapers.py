@@ -1,5 +1,3 @@
-"""Thirty scrapers that read /metrics without pause."""
-
 from __future__ import annotations
 
 import asyncio

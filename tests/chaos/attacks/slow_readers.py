@@ -1,5 +1,3 @@
-"""Clients that request long outputs and never read them."""
-
 from __future__ import annotations
 
 import asyncio

@@ -13,7 +13,7 @@ BODY = 32 * 2**20
 
 
 async def attack(target: Target, seen: Seen) -> None:
-    body = field(2, b"a" * BODY)  # GenerateRequest.text
+    body = field(2, b"a" * BODY)
     wrong = (("authorization", "Bearer not-a-token-of-this-server"),)
 
     async def one(number: int) -> None:

@@ -1,5 +1,3 @@
-"""Hundreds of streams of page events, some cancelled at their start."""
-
 from __future__ import annotations
 
 import asyncio

@@ -60,7 +60,7 @@ def inputs(core: EngineCore) -> dict[str, npt.NDArray[np.generic]]:
 
 
 def test_chunks_that_cut_an_image_have_its_rows(core: EngineCore, images: FakeImages) -> None:
-    add(core, "cut", lead=3)  # chunks of 8 rows: five rows of the image, then three
+    add(core, "cut", lead=3)
     first, second = inputs(core), inputs(core)
     assert first["image_rows"].tolist() == [0] * 3 + [1] * 5
     assert second["image_rows"].tolist() == [1] * 3 + [0] * 2
@@ -92,7 +92,7 @@ def test_steps_without_images_have_no_inputs(core: EngineCore) -> None:
 
 def test_a_cached_image_is_not_encoded_again(core: EngineCore, images: FakeImages) -> None:
     for name, picture in (("a", b"\5"), ("b", b"\5"), ("c", b"\6")):
-        request = add(core, name, lead=4, tail=6, picture=picture * 32)  # pages of 4 tokens
+        request = add(core, name, lead=4, tail=6, picture=picture * 32)
         while request.finish_reason is None:
             core.step()
     assert images.encoded == [b"\5" * 32, b"\6" * 32]

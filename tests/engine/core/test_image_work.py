@@ -18,7 +18,7 @@ from octavo.engine.core.image_part import ImagePart
 from octavo.engine.core.request import Request
 from octavo.scheduler import Status
 
-ROWS = 8  # rows of each image
+ROWS = 8
 
 
 @dataclass

@@ -20,7 +20,7 @@ from mlx_lm.models import llama
 
 from octavo.engine import LLM, EngineConfig, SamplingParams
 
-NUM_TOKENS = 16  # of each greedy answer
+NUM_TOKENS = 16
 CLOSE = 0.1  # nats between the two likeliest tokens that count as a tie; engines differ by up to 0.041
 PROMPTS = (
     "The capital of France is", "Once upon a time there was a", "Water boils at", "def fibonacci(n):",

@@ -91,7 +91,7 @@ METHODS: list[tuple[str, list[Message]]] = [
     ("/vllm.grpc.engine.VllmEngine/Abort", [vllm.AbortRequest(request_ids=["nobody"])]),
     ("/vllm.grpc.engine.VllmEngine/GetLoads", [vllm.GetLoadsRequest(dp_rank=1)]),
 ]  # fmt: skip
-ENDLESS = ("/Watch", "/SubscribeKvEvents", "/FlushCache")  # methods that end only at their deadline
+ENDLESS = ("/Watch", "/SubscribeKvEvents", "/FlushCache")
 ALLOWED = EXPECTED | {
     grpc.StatusCode.NOT_FOUND,
     grpc.StatusCode.FAILED_PRECONDITION,

@@ -23,8 +23,8 @@ from octavo.proto import generation_pb2 as octavo
 
 pytestmark = pytest.mark.server
 
-SIZE = 1 << 20  # bytes of each message
-MAX_GROWTH = 4  # maximum growth of memory, as a multiple of the message size
+SIZE = 1 << 20
+MAX_GROWTH = 4
 RECEIVED = field(9999, b"a" * SIZE)
 SERVICES: tuple[ServiceDescriptor, ...] = tuple(
     file.DESCRIPTOR.services_by_name[name]
@@ -37,7 +37,7 @@ SERVICES: tuple[ServiceDescriptor, ...] = tuple(
     )
 )
 MANY = 1000
-VALID: dict[str, Message] = {  # valid requests, to which hostile fields are added
+VALID: dict[str, Message] = {
     "GenerateRequest": octavo.GenerateRequest(text="a"),
     "vllm.GenerateRequest": vllm.GenerateRequest(text="a"),
     "EmbedRequest": octavo.EmbedRequest(text="a"),

@@ -60,7 +60,7 @@ class Reader:
         self._replay = replay
         self._lose = lose
         self.next = 0
-        self.blocks: dict[int, tuple[int, ...]] = {}  # hash: all tokens up to the end of the block
+        self.blocks: dict[int, tuple[int, ...]] = {}
         self.salts: set[str] = set()
         self.adapters: set[str | None] = set()
         self.removed = 0

@@ -157,7 +157,6 @@ def test_evicted_pages_are_computed(server: Server, client: Any) -> None:
     cold, _ = generate(config)
     client.delete(*pages(client))
     again, counts = generate(config)
-    # The 26th page has the answer, so the prompt does not request it.
     assert (again.cached_tokens, dict(counts.dropped), counts.written) == (0, {}, 25)
     assert again.outputs[0].token_ids == cold.outputs[0].token_ids
 

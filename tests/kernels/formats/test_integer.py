@@ -84,7 +84,7 @@ def test_ties_go_to_the_even_integer(fmt: INT8 | INT4) -> None:
 
 def test_the_most_negative_code_is_a_tiny_scale_rounded_down() -> None:
     row = np.zeros((1, 8), np.float32)
-    row[0, :2] = [-1.4 * 7 * 2.0**-24, 1.4 * 7 * 2.0**-24]  # its scale rounds down to one fp16 step
+    row[0, :2] = [-1.4 * 7 * 2.0**-24, 1.4 * 7 * 2.0**-24]
     codes, scales = INT4().quantize(row)
     assert unpack(codes, 4)[0, :2].tolist() == [8, 7]
     assert scales.tolist() == [[2.0**-24]]

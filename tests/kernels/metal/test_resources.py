@@ -80,7 +80,7 @@ def test_products_are_summed_transposed() -> None:
     """Sums for 32 keys over 16 lanes take 15 shuffles per head instead of 64."""
     loops = examine("fp4", 128, 4)["decode"].loops
     assert max(loop["shuffle"] for loop in loops) == 2 * (15 + 5)
-    assert max(loop["load"] for loop in loops) <= 2 * 16 + 2 + 2  # K and V, their scales, a page, a parameter
+    assert max(loop["load"] for loop in loops) <= 2 * 16 + 2 + 2
 
 
 def test_an_array_that_a_variable_indexes_is_found() -> None:

@@ -53,7 +53,6 @@ def names(step: SchedulerOutput) -> list[str]:
 
 
 def served(s: Scheduler) -> list[str]:
-    """Return names in the order of their first computation."""
     order: dict[str, None] = {}
     while s.has_work:
         order.update(dict.fromkeys(names(advance(s))))

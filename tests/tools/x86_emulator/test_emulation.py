@@ -91,7 +91,7 @@ def names(folder: Path, pattern: str, form: str = r"\b((?:_mm\d*|_tile)_\w+)") -
 
 def test_every_emulated_instruction_is_used_and_has_a_value_worked_out() -> None:
     defined = names(FOLDER / "include", "*.h", r"(?:OCTAVO_EMULATED \w+|#define) ((?:_mm\d*|_tile)_\w+)\(")
-    kinds = {"_tile_dpbssd", "_tile_dpbsud", "_tile_dpbusd", "_tile_dpbuud"}  # one function, four types
+    kinds = {"_tile_dpbssd", "_tile_dpbsud", "_tile_dpbusd", "_tile_dpbuud"}
     assert "_mm512_dpbf16_ps" in defined
     assert defined - names(FOLDER.parents[1] / "kernels" / "csrc", "*") - kinds == set()
     assert defined - names(FOLDER, "*.cpp") - {"_mm_prefetch"} == set()

@@ -186,7 +186,7 @@ def test_fused_and_replayed_steps_are_the_bits_of_plain_ones(tmp_path: Path, arc
         assert mx.array_equal(a, b)
 
 
-STEPS_OF_FOUR_ROWS = (  # rows of each sequence, and pages of the longest sequence
+STEPS_OF_FOUR_ROWS = (
     *[((1, 1, 1, 1), 4)] * 3,
     *[((4,), 4)] * 3,
     *[((1, 1, 1, 1), 6)] * 3,
