@@ -86,12 +86,6 @@ class FirstPages:
 
 
 class MissClassifier:
-    """Finds the reason for a cache miss.
-
-    evicted           function (table, num_pages): time of the eviction of a needed page, or None
-    in_other_format   function (digest): whether the disk has the page in another format
-    """
-
     def __init__(
         self, page_size: int, capacity: int, *, evicted: abc.Callable[[PageTable, int], float | None]
     ) -> None:

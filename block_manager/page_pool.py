@@ -193,10 +193,7 @@ class PagePool:
         return pages
 
     def decref(self, pages: abc.Iterable[PageId], *, release: Release | None = None) -> None:
-        """Remove a holder of each page; pages without a holder become idle.
-
-        release   function that receives the idle pages that stay cached (None: the policy's ``release``)
-        """
+        """Remove a holder of each page; pages without a holder become idle."""
         ref_counts, digest_of, cached = self._ref_counts, self._digest_of, []
         for page in pages:
             left = ref_counts[page] - 1
@@ -222,8 +219,6 @@ class PagePool:
         """Cache full, written pages under their digests.
 
         If a digest already has a page, the new page stays private to its holders.
-
-        contents   bytes that each digest was computed from, if the event log keeps tokens
         """
         page_of, digest_of, events = self._page_of, self._digest_of, self.events
         if len(digests) == 1 and digests[0] not in page_of:

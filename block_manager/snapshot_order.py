@@ -30,9 +30,6 @@ def wanted_snapshots(
     """Return the snapshots that a step should take, each as the number of full pages before it.
 
     The step computes positions ``[start, stop)``. The sequence has ``num_known`` tokens so far.
-
-    junction    number of cached pages found (0: no snapshot is wanted after them)
-    with_tail   whether a snapshot is wanted after the last full page
     """
     first, last = start // page_size + 1, stop // page_size
     if every_page:

@@ -72,10 +72,7 @@ class KVGroupSpec(ABC):
         max_step_tokens: int,
         num_cached: int | None = None,
     ) -> int:
-        """Return the pool size in pages above which more pages are useless, or ``UNBOUNDED``.
-
-        num_cached   number of idle prefixes to keep (None: one per running sequence)
-        """
+        """Return the pool size in pages above which more pages are useless, or ``UNBOUNDED``."""
 
     @abstractmethod
     def table_pages(self, table: PageTable, num_tokens: int, *, max_chunk: int) -> int:
@@ -251,8 +248,6 @@ class RecurrentState:
 
     num_slots        number of slots; a slot has the state of a running sequence, or a snapshot
     slot_bytes       bytes of a slot: the state of all these layers
-    step_down        whether to evict a snapshot early if its sequence has a longer one
-    turn_pages       number of pages that a short turn adds to a conversation
     num_drafted      most slots for states after draft tokens (0: half of all slots)
     """
 

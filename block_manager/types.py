@@ -64,10 +64,7 @@ class GroupPageTable:
 
 
 class PlannedSnapshot(NamedTuple):
-    """A snapshot to take in a step: the state after ``position`` tokens, into ``slot``.
-
-    is_junction   whether prompts with a common prefix branch off here
-    """
+    """A snapshot to take in a step: the state after ``position`` tokens, into ``slot``."""
 
     position: int
     slot: PageId
@@ -80,7 +77,6 @@ class TableState:
 
     running    slot of the state after ``num_written`` tokens; None before ``reserve``
     found      snapshot with which the table was opened, held until it is copied
-    junction   number of cached pages found; a snapshot is taken after them if none exists there
     drafted    pairs (number of tokens, slot) of the states during a draft
     """
 
@@ -101,10 +97,8 @@ class PageTable:
     """The pages of one sequence by position; only BlockManager changes it.
 
     salt             salt of the sequence; pages are shared only between equal salts
-    digests          known digests of the first full pages
     num_written      positions whose K/V is in memory
     capacity         positions for which pages of every group are reserved
-    reserved_ahead   positions for which ``reserve`` was called ahead of time
     """
 
     page_size: int

@@ -11,11 +11,7 @@ from .residual import ResidualSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerGroup:
-    """Layers that share one pool of pages.
-
-    window, keep, chunked   as in LayerSpec, equal for all layers of the group
-    members                 indices of these layers in the model, ascending
-    """
+    """Layers that share one pool of pages."""
 
     window: int | None
     keep: int

@@ -81,7 +81,6 @@ class StepRows:
 class AttentionMetadata(StepRows):
     """The rows of a step, and their pages.
 
-    page_size   positions per page
     groups      pages in each pool: first one pool per group of layers, then the residual pages of each group
     """
 
@@ -98,7 +97,6 @@ class AttentionMetadata(StepRows):
     ) -> AttentionMetadata:
         """Return the step that computes positions [start, stop) of each sequence.
 
-        spans    (start, stop) of each sequence
         tables   for each group, the sequences' pages [B, P]
         """
         firsts, stops = np.array(spans, np.int32).T

@@ -32,7 +32,6 @@ class Programs(Protocol):
         """Capture a program that computes ``outputs``.
 
         filled   int32 arrays that get new values in each run
-        fixed    other inputs
 
         Raises ValueError that names an operation it cannot capture.
         """

@@ -17,7 +17,6 @@ NO_STATE = -1
 class StateSegments:
     """The T rows of a step, divided into B segments: consecutive rows of one sequence, in order.
 
-    num_rows     T
     segments     [B, 4]  (first row, number of rows, slot to read, slot to write) of each segment. The slot to
                  read is ``NO_STATE`` for a sequence without a state
     checkpoints  [C, 2]  (row, slot): the slot gets a copy of the state after this row; row -1 does nothing

@@ -77,7 +77,6 @@ class LatencyTarget:
     ) -> StepTime | None:
         """Return the time left for prompts next to these decodes; None if there is no target.
 
-        tightest   shortest target of a decoding sequence, in seconds
         spent_s    seconds of other work, such as encoding of images, since the last step
         """
         targets = [each for each in (self._target(decodes), tightest) if each is not None]

@@ -16,7 +16,6 @@ class Limits:
     max_running       maximum number of sequences that hold pages
     target_itl        seconds that a step with decodes may take; prefill chunks are shortened to fit
                       ("auto": a few times the decodes alone; None: no limit)
-    row_tile          rows per tile of matrix products; with a target, chunks end at tiles (1: no tiles)
     """
 
     max_step_tokens: int = 512

@@ -11,10 +11,7 @@ LOOKUPS = 16  # prompts per step whose cached tokens are looked up
 
 
 class PromptPace:
-    """Average prefill time per prompt token over recent steps.
-
-    token_s   seconds per prompt token; None before the first step with prompts
-    """
+    """Average seconds of prefill per prompt token; None before the first prompt."""
 
     def __init__(self) -> None:
         self._seconds = self._tokens = 0.0
@@ -38,10 +35,7 @@ class Deadlines:
         self._late: Set[Sequence] = frozenset()
 
     def late(self, waiting: Iterable[Sequence], now: float, token_s: float | None) -> Set[Sequence]:
-        """Return those waiting sequences that never ran and can no longer meet their deadline.
-
-        token_s   expected seconds per uncached prompt token (None: unknown)
-        """
+        """Return those waiting sequences that never ran and can no longer meet their deadline."""
         late: set[Sequence] = set()
         lookups = LOOKUPS
         for sequence in waiting:

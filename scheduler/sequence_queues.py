@@ -92,10 +92,6 @@ class SequenceQueues:
                       (or at once)   ^   preempt |      | fork          ^
                                      '-----------'      v               |
                                              parallel samples -- abort -'   (and from anywhere else)
-
-    loading       sequences whose pages a connector loads, or whose image is being encoded
-    successors    by aborted sequence: the parallel sample that replaced it
-    max_running   most sequences that may run; forks beyond it wait
     """
 
     def __init__(self, max_running: int, waiting: WaitingQueue) -> None:

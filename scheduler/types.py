@@ -33,11 +33,7 @@ ANY_TIME = LatencyGoal()
 
 @dataclass(slots=True, eq=False)
 class History:
-    """The past of a sequence; a parallel sample that replaces it takes this over.
-
-    num_cached   prompt tokens found in the prefix cache at the first admission; None before
-    may_load     whether a connector may still load its pages after a preemption
-    """
+    """The past of a sequence; a parallel sample that replaces it takes this over."""
 
     num_cached: int | None = None
     num_preempted: int = 0
@@ -60,7 +56,6 @@ class Sequence:
     parallel_samples  other sequences with this prompt (n > 1); each gets a fork after the first token
     skip_prefix_cache  whether to compute the whole prompt, even if pages of it are cached
     drafts       draft tokens to verify after ``tokens``; replaced whenever a token is appended
-    num_ready    number of tokens that steps may compute now; the image after them is not encoded yet
     """
 
     sequence_id: str
@@ -152,11 +147,9 @@ class SchedulerOutput(NamedTuple):
     """A planned step: one forward pass over a mixed batch.
 
     work       chunks in batch order: decodes, running prompts, new sequences, delayed prompts
-    copies     pages to copy before this step writes
     predicted_s   predicted seconds of the step; None without a latency target
     sources    for a step planned ahead: per sequence, the index of its last token in the previous
                step's samples. None: all tokens are known
-    plain      whether the step only decodes one token per sequence
 
     A named tuple, because building a frozen dataclass takes three times as long.
     """

@@ -18,10 +18,7 @@ class EvictionPolicy(Protocol):
     def __iter__(self) -> abc.Iterator[PageId]: ...
 
     def release(self, pages: abc.Sequence[PageId], digests: abc.Sequence[Digest | None]) -> None:
-        """List pages that have become idle; a sequence's last page comes first.
-
-        digests   digests of all pages of the pool; read-only
-        """
+        """List pages that have become idle; a sequence's last page comes first."""
 
     def reuse(self, pages: abc.Sequence[PageId]) -> None:
         """Remove pages that sequences hold again; skip pages that are not listed."""

@@ -47,7 +47,6 @@ class Parts:
 
     items       [4 * M]  (row, row of the page table, first tile of keys, end tile) of each part. With
                 ``tiled``: (first row, number of rows, row of the page table, index of the first part)
-    tiled       number of parts if items are tiles of several rows; otherwise None
     positions   [T]      last position that each row sees
     seen_since  [T]      first position that each row sees, apart from the first ``keep``; None: 0
     page_table  [T, P]   pages of each row

@@ -30,10 +30,7 @@ def may_hold_latents(layer: LayerSpec) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentConfig(PageReaderConfig):
-    """Parameters for which a kernel over latents is compiled.
-
-    value_dim  width of rotary keys
-    """
+    """Parameters for which a kernel over latents is compiled."""
 
     num_heads: int
 

@@ -34,7 +34,6 @@ class LatentPlan:
     whole   [N, 8]  items with final outputs
     split   [M, 8]  items with partial outputs; M is 0 if no token is split
     joins   [R, 4]  (first part, number of parts, 0, 0) of each token in ``rows``
-    parts           number of parts that ``split`` writes
     rows    [R]     tokens that ``split`` computes
     others  [T - R] tokens that ``whole`` computes, in the order of their outputs
     """

@@ -8,12 +8,6 @@ from .units import format_source
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageReaderConfig:
-    """Parameters common to all kernels that attend over pages.
-
-    bounded    whether the input `seen_since` gives the first position that each row sees
-    ordered    whether pages are written in place, so that kernels take and make an ordering array
-    """
-
     layer: LayerSpec
     page_size: int
     k_format: str

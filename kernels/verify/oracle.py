@@ -193,7 +193,6 @@ def attend_residual(
     stored            K and V in quantized pages, then K and V in residual pages
     layer             its window and ``keep`` are the positions that a row sees
     beside            its window and ``keep`` are the positions that a row reads from residual pages
-    options           options of ``dense_attention``
     """
     assert beside.window is not None
     starts = residual.only_group().starts

@@ -56,11 +56,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Results of a workload.
-
-    hit_ratio   share of prompt tokens found in the cache
-    ttft_s      median time to first token, without first turns of conversations
-    """
+    """Results of a workload."""
 
     num_pages: int
     hit_ratio: float

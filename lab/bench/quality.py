@@ -63,10 +63,7 @@ BASELINE = Pages(format_pair("bf16"))
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One format's predictions of every document, and its memory.
-
-    bytes_per_token     K/V bytes per token, without the copies in 16 bits
-    """
+    """One format's predictions of every document, and its memory."""
 
     predictions: list[Predictions]
     bytes_per_token: float

@@ -114,10 +114,7 @@ class Moment:
 
 @dataclass(slots=True)
 class Outcome:
-    """Result of a simulation.
-
-    gap   the most service, in prompt tokens, that a tenant gained on another while both had waiting requests
-    """
+    """Result of a simulation."""
 
     served: list[Served]
     seconds: float
@@ -202,7 +199,6 @@ def simulate(
     """Serve all arrivals, which are in order of time.
 
     target_ttft_s   target of every request for the first token, in seconds
-    swap            store for pages of preempted sequences; its copies delay the step
     """
     scheduler = Scheduler(blocks, limits, swap.tier if swap is not None else None, waiting=queue)
     served: dict[Sequence, Served] = {}

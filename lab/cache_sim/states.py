@@ -46,9 +46,7 @@ class StateRow:
     """Result of one replay.
 
     snapshots   name of a policy, or "none needed" (attention alone)
-    num_bytes   bytes of pages and slots together
     share       share of ``num_bytes`` that slots get
-    num_slots   number of slots: one for the running sequence, the others for snapshots
     of_attention   hits divided by those of a model with attention alone in equal memory
     """
 

@@ -22,7 +22,6 @@ class TraceRequest:
     """A request of a trace.
 
     page_ids   one number per page of the prompt; equal numbers mean equal tokens up to the page's end
-    salt       requests with equal salts share pages; from the trace's salt field
     ends_partial   whether the last page is not full
     """
 

@@ -20,10 +20,7 @@ which depends less on other programs."""
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """Limits of the machine.
-
-    matmul_by   name of the library or loop that reached ``matmul_gflop_s``, a rate of float products
-    """
+    """Limits of the machine."""
 
     dram_read_gb_s: float
     matmul_gflop_s: float

@@ -44,7 +44,6 @@ class FairQueue(WaitingQueue):
         """Begin without tenants. Raise ValueError for a weight that is not above 0.
 
         weights      weight by tenant, 1 by default; service is proportional to the weight
-        head_start   how far the counter of a returning tenant may be below the counters of waiting tenants
         """
         super().__init__(blocks)
         self._weights = dict(weights or {})

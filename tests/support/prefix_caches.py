@@ -44,9 +44,7 @@ def best_hits(prompts: Prompts, num_pages: int) -> int:
 
 
 def min_hits(prompts: Prompts, num_pages: int, *, tails_first: bool = True) -> int:
-    """Return the hits of Belady's MIN, which evicts the page with the latest next use.
-
-    tails_first: order of pages with equal next use."""
+    """Return the hits of Belady's MIN, which evicts the page with the latest next use."""
     chains = _numbered(prompts, num_pages)
     uses: dict[int, list[int]] = {}
     for index in range(len(chains) - 1, -1, -1):

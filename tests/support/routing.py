@@ -72,8 +72,7 @@ class Routing:
 class RoutedModel:
     """An mlx-lm model with mixtures that take the experts in ``routing``.
 
-    logits: [L, E] of each router in the last forward
-    wide:   weights are float32."""
+    logits: [L, E] of each router in the last forward"""
 
     def __init__(self, model: Module, routing: Routing, *, wide: bool) -> None:
         self.logits: list[NDArray[np.float64]] = []

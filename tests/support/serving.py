@@ -264,9 +264,7 @@ def guesses(sequence: Sequence, most: int) -> tuple[int, ...]:
 def check_step(
     step: SchedulerOutput, before: list[Sequence], backlogs: dict[Sequence, int], scheduler: Scheduler
 ) -> None:
-    """Check the budget, fairness of decoding, progress and preemption.
-
-    before: running sequences, oldest first; backlogs: number of tokens that each must compute."""
+    """Check the budget, fairness of decoding, progress and preemption."""
     limits = scheduler.limits
     planned = [item.sequence for item in step.work]
     assert 0 < step.num_tokens <= limits.max_step_tokens

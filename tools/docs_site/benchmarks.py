@@ -21,13 +21,7 @@ BEGIN, END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One benchmark file.
-
-    machine   processor, cores, instruction level
-    labels    keys of the rows' labels, such as engine and weights
-    columns   headings of the figures, by key
-    rows      for each row its labels and, for each column, the figures of all runs
-    """
+    """One benchmark file."""
 
     name: str
     title: str
