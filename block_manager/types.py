@@ -54,8 +54,7 @@ class PageCopy:
 class GroupPageTable:
     """One group's part of a page table.
 
-    pages          ``pages[i]`` has positions ``[i * page_size, (i + 1) * page_size)``; NumPy must copy the
-                   array, because an array with a view cannot grow
+    pages          ``pages[i]`` has positions ``[i * page_size, (i + 1) * page_size)``
     window_start   index of the first page of the window; earlier entries are ``NULL_PAGE`` or kept pages
     """
 

@@ -73,9 +73,7 @@ class RecurrentKernels(Protocol):
         """
         ...
 
-    def rows_behind(self, window: mx.array, keep: int) -> mx.array:
-        """Return ``window[0, keep:]``, [T, C]; ``window`` [1, keep + T, C] concatenates two arrays."""
-        ...
+    def rows_behind(self, window: mx.array, keep: int) -> mx.array: ...
 
     def state_capture(self) -> StateCapture | None:
         """Return the means to capture steps as programs; None if the backend has none."""

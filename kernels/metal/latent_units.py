@@ -30,7 +30,7 @@ def may_hold_latents(layer: LayerSpec) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentConfig(PageReaderConfig):
-    """Parameters for which a kernel over latents is compiled."""
+    """Parameters of a compiled kernel over latents; ``value_dim`` is the width of rotary keys."""
 
     num_heads: int
 

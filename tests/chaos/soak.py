@@ -38,7 +38,7 @@ from octavo.proto import generation_pb2 as pb
 from .attack import count, request_of
 from .observer import Observer
 
-GROWTH_MIB = 8.0  # MiB per hour after warm-up; a shorter run may grow by as much
+GROWTH_MIB = 8.0  # MiB per hour after warm-up
 WARM_UP = 0.3
 TENTH = 10
 SAMPLE_S = 1.0

@@ -293,7 +293,6 @@ class NumpyHead:
 
 
 def _rotated(x: Floats) -> Floats:
-    """Rotate the first half of D in [T, H, D] by the position in T; pairs are D / 4 apart."""
     half = HEAD_DIM // 4
     angles = np.arange(len(x))[:, None] * 10000.0 ** (-np.arange(half) / half)
     cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]

@@ -44,7 +44,6 @@ class Case:
     """A tiny model, served from pages of its own precision or of 8 bits.
 
     tolerance: largest error of a log probability, compared with mlx-lm in float32
-    decided:   minimum of the 72 tokens with a margin above twice the tolerance
     """
 
     architecture: str

@@ -56,7 +56,6 @@ def test_a_text_that_becomes_long_finds_the_same_places(
 
 
 def test_parts_of_two_tokens_are_no_token() -> None:
-    """In bytes, two tokens 65536 contain token 1."""
     for tokens in (
         [65536] * 9 + [1, 1, 1],
         [1, 1, 1] + [65536] * 9 + [1, 1, 1],

@@ -21,7 +21,6 @@ MARKS = Reasoning("<think>", "</think>")
 
 
 def made_tokenizer(*, has_marks: bool = True) -> Tokenizer:
-    """Bytes, an end token, and one token per mark; 259 is ">{", which may end a mark."""
     characters = {byte: character for character, byte in byte_alphabet().items()}
     vocab = {characters[byte]: byte for byte in range(256)}
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))

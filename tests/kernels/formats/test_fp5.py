@@ -13,7 +13,7 @@ from octavo.kernels.formats.packing import unpack
 FP5, FP4 = page_format("fp5"), page_format("fp4")
 HEAD_DIMS = (8, 16, 40, 64, 96, 128, 256)
 ANCHOR = np.full(104, 7, np.float32)  # many sevens make scale 1 the best
-ONE = 120  # the byte of scale 1: fp16 0x3C00 without its seven lowest bits
+ONE = 120
 
 
 def relative_rms(got: NDArray[np.float32], want: NDArray[np.float32]) -> float:
