@@ -49,7 +49,6 @@ class PageIndex:
             self._most = max(self._capacity, 2 * len(self._contents))
 
     def cached(self, is_cached: abc.Callable[[Digest], bool]) -> dict[Digest, PageContents]:
-        """Return the contents of the known pages for which ``is_cached`` is true."""
         return {digest: page for digest, page in self._contents.items() if is_cached(digest)}
 
     def worth_keeping(self) -> dict[Digest, PageContents]:

@@ -101,7 +101,6 @@ class SnapshotOrder:
     def add(
         self, digest: Digest, num_pages: int, *, turns: int = 0, num_new: int = 0, is_junction: bool = False
     ) -> None:
-        """Record a new snapshot after ``num_pages`` pages, the last of which has this ``digest``."""
         record = self._gone.pop(digest) if digest in self._gone else _Record()
         self._records[digest] = record
         record.num_pages, record.turns, record.num_new = num_pages, turns, num_new

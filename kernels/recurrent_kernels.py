@@ -73,7 +73,9 @@ class RecurrentKernels(Protocol):
         """
         ...
 
-    def rows_behind(self, window: mx.array, keep: int) -> mx.array: ...
+    def rows_behind(self, window: mx.array, keep: int) -> mx.array:
+        """Return ``window[0, keep:]``, the rows [T, C] after the first ``keep``."""
+        ...
 
     def state_capture(self) -> StateCapture | None:
         """Return the means to capture steps as programs; None if the backend has none."""

@@ -78,7 +78,6 @@ class TokenBudget:
         return granted
 
     def spend(self, sequence: Sequence, num_tokens: int, wanted: int) -> None:
-        """Subtract ``num_tokens`` from the budget."""
         self.left = max(0, self.left - num_tokens)
         if self._time is not None:
             self._time.spend(len(sequence.tokens) - wanted, num_tokens)

@@ -106,7 +106,6 @@ class StepCost:
 
 
 def with_chunk(shape: StepShape, start: int, num_tokens: int) -> StepShape:
-    """Return the shape of a step with ``num_tokens`` more prompt tokens, from position ``start`` on."""
     return shape._replace(
         num_chunk_tokens=shape.num_chunk_tokens + num_tokens,
         chunk_positions=shape.chunk_positions + num_tokens * start + num_tokens * (num_tokens + 1) // 2,
@@ -114,7 +113,6 @@ def with_chunk(shape: StepShape, start: int, num_tokens: int) -> StepShape:
 
 
 def with_drafts(shape: StepShape, stop: int, num_drafts: int) -> StepShape:
-    """Return the shape of a step with ``num_drafts`` more drafts for a sequence of ``stop`` tokens."""
     return shape._replace(
         num_decodes=shape.num_decodes + num_drafts, num_positions=shape.num_positions + num_drafts * stop
     )

@@ -33,7 +33,6 @@ def chunk_parts(layer: LayerSpec) -> int:
 
 
 def chunk_tokens(layer: LayerSpec, group: int) -> int:
-    """Return the number of tokens in a tile of the chunk kernel."""
     return 8 * CHUNK_SIMDGROUPS // chunk_parts(layer) // group
 
 

@@ -179,7 +179,6 @@ def make_unit(
     formats: Mapping[str, PageFormat],
     shared: Sequence[str],
 ) -> KernelSource:
-    """Join macros, code of page formats, shared helpers and the kernel."""
     helpers, body = read_source(kernel)
     files = dict.fromkeys(name for fmt in formats.values() for name in format_source(fmt.name).files)
     parts = ["".join(f"#define {name} {value}\n" for name, value in macros.items())]

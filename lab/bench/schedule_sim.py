@@ -43,8 +43,6 @@ class SimulatedPages:
 
 
 class SimulatedSwap:
-    """The effect of ``--swap-memory`` on a simulated schedule."""
-
     def __init__(self, blocks: BlockManager, num_pages: int, page_s: float) -> None:
         self._pages = SimulatedPages(page_s)
         self.tier = HostTier(

@@ -142,7 +142,6 @@ async def demo_http(**settings: Any) -> AsyncIterator[HttpServed]:
 async def beside(
     below: GrpcServer, max_body_bytes: int = 2**20, **options: Any
 ) -> AsyncIterator[tuple[HttpServer, str]]:
-    """HTTP next to a gRPC server."""
     server = HttpServer(
         below.handler,
         calls=below.limiter.calls,
