@@ -9,8 +9,6 @@ from .types import Digest, PageTable
 
 
 class PrefixSearch:
-    """Finds the longest prefix after which every group has the pages that the next query reads."""
-
     def __init__(self, groups: abc.Sequence[KVGroup], states: abc.Sequence[StateGroup]) -> None:
         self._groups = groups
         self._full = tuple(group for group in groups if group.spec.window is None)

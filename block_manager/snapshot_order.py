@@ -61,7 +61,7 @@ class _Record:
         self.num_new = 0
         self.is_junction = False
         self.is_stepped_down = False
-        self.num_hits = 0  # hits, plus lookups that missed because it was evicted
+        self.num_hits = 0
         self.slot: PageId | None = None
         self.seen: AgeHistogram | None = None
         self.is_awaited = False

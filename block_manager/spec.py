@@ -76,7 +76,7 @@ class KVGroupSpec(ABC):
 
     @abstractmethod
     def table_pages(self, table: PageTable, num_tokens: int, *, max_chunk: int) -> int:
-        """Return how many entries a table needs for ``num_tokens`` positions and those reserved ahead."""
+        """Return how many entries a table needs for ``num_tokens`` positions."""
 
     @abstractmethod
     def publishable_pages(self, page_size: int) -> int:
@@ -178,7 +178,7 @@ class SlidingWindow(KVGroupSpec):
         return max(pages_for(num_tokens, page_size), ahead)
 
     def publishable_pages(self, page_size: int) -> int:  # noqa: ARG002
-        return UNBOUNDED  # a hit may end anywhere, and needs the pages before its end
+        return UNBOUNDED
 
     def window_at(self, position: int) -> int | None:  # noqa: ARG002
         """Return the window of a query at ``position``; None if it sees everything."""

@@ -18,7 +18,7 @@ Quantized = tuple[mx.array, mx.array, mx.array]  # codes, scales, biases
 MIDDLE = 128  # code of the value zero
 LARGEST = 127
 LARGEST_FACTOR = 16
-LARGEST_WEIGHT = 115  # largest |weight| / s; rounding k and z adds at most 12, which still fits into a byte
+LARGEST_WEIGHT = 115
 LEAST_SCALE = 2.0**-24  # smallest positive float16
 _ROWS = 1024  # rows per operation, to limit memory
 

@@ -21,8 +21,6 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class LayerBytes:
-    """Location of one layer in the bytes of a page: ``span``, with ``head_bytes`` for each KV head."""
-
     layer: LayerSpec
     span: slice
     head_bytes: int

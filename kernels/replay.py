@@ -39,7 +39,7 @@ class Programs(Protocol):
 
 
 class ReplayablePool(Protocol):
-    """Pool of a KV cache that reads all facts about a step from arrays, so that steps can be replayed."""
+    """Pool of a KV cache with steps that can be replayed."""
 
     def step_values(self) -> list[Ints]: ...
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def window_start(positions: Ints | int, window: Ints | int) -> Ints:
-    """Return the first position, apart from kept ones, that queries at ``positions`` see (broadcast)."""
+    """Return the first position, apart from kept ones, that queries at ``positions`` see."""
     return np.maximum(positions - window + 1, 0)
 
 

@@ -184,7 +184,7 @@ class Targets(Resource):
         return Admission.ADMITTED if self.has_time(sequence) else Admission.STOP
 
     def has_time(self, sequence: Sequence | None = None) -> bool:
-        """Whether the latency target leaves time for one more decoding sequence (None: of average length).
+        """Whether the latency target leaves time for one more decoding sequence.
 
         ``MIN_RUNNING`` sequences may always run.
         """

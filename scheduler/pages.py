@@ -63,7 +63,7 @@ class Pages(Resource):
         )
         if find and _next_digest(table) in self._filling:
             blocks.close(table)
-            return Admission.SHARES  # the next step finds the page that this step computes
+            return Admission.SHARES
         if sequence.history.num_cached is None:
             self._miss = blocks.explain_miss(table, sequence.tokens) if find else Miss(0, "disabled")
         sequence.table = table

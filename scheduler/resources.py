@@ -13,7 +13,7 @@ from .types import Sequence
 
 class Admission(enum.Enum):
     ADMITTED = enum.auto()
-    LACKS = enum.auto()  # the sequence lacks something that others do not need; others may overtake it
+    LACKS = enum.auto()  # others, which do not need what is lacking, may overtake the sequence
     LACKS_MEDIA = enum.auto()  # the sequence waits outside of the queue until ``Scheduler.retry``
     SHARES = enum.auto()  # the sequence waits for a page that this step computes; others may overtake it
     STOP = enum.auto()  # nothing is left for this sequence or for later ones

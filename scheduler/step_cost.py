@@ -6,7 +6,7 @@ from operator import itemgetter
 
 from .types import ScheduledChunk, StepShape
 
-_FORGETTING = 0.995  # factor on the weight of earlier steps, per step; about 200 steps count
+_FORGETTING = 0.995  # per step, so about 200 steps count
 _PRIOR = 1e-3
 _MAX_COVARIANCE = 1e6
 

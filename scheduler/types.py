@@ -33,8 +33,6 @@ ANY_TIME = LatencyGoal()
 
 @dataclass(slots=True, eq=False)
 class History:
-    """The past of a sequence; a parallel sample that replaces it takes this over."""
-
     num_cached: int | None = None
     num_preempted: int = 0
     num_admitted_before: int = 0

@@ -30,8 +30,6 @@ _COMMENT = re.compile(r"//.*")
 
 @dataclass(frozen=True, slots=True)
 class FormatSource:
-    """Location of a page format's Metal code: ``struct`` in the last of ``files``."""
-
     struct: str
     files: tuple[str, ...]
     tile_bytes: int

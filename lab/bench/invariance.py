@@ -31,7 +31,7 @@ from .arguments import format_names
 SEED = 7
 PROMPT_TOKENS = (60, 90, 30, 20)
 OUTPUT_TOKENS = 12
-FEW_WORDS = 32  # length of the answer that is limited to three token ids
+FEW_WORDS = 32
 MATES = 30
 CHUNKS = (9, 64)
 POOL_PAGES = 256

@@ -31,7 +31,7 @@ ORDERS = {
     "dlpm": EngineConfig(schedule_policy="dlpm"),
 }
 PAGE_SIZE = 32
-TRACE_PAGE = 512  # tokens for each id of a trace
+TRACE_PAGE = 512  # tokens
 VOCABULARY = 150_000
 
 

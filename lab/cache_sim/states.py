@@ -47,7 +47,6 @@ class StateRow:
 
     snapshots   name of a policy, or "none needed" (attention alone)
     share       share of ``num_bytes`` that slots get
-    of_attention   hits divided by those of a model with attention alone in equal memory
     """
 
     snapshots: str

@@ -101,8 +101,6 @@ class AttentionTiming:
 
 @dataclass(frozen=True, slots=True)
 class LinearTiming:
-    """Time of the products of a layer's four matrices with ``rows`` rows of activations."""
-
     weights: str
     rows: int
     seconds: float

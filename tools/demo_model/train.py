@@ -34,8 +34,6 @@ PROBE_LENGTHS, PROBE_LEDGERS = (256, 512, 1024), 8
 
 
 class Batches(torch.utils.data.IterableDataset[tuple[Tensor, Tensor]]):
-    """Batches from step ``first`` on, for a curriculum of ``planned`` steps."""
-
     def __init__(self, run: Path, *, seed: int, first: int, planned: int, tokens: int) -> None:
         self.run, self.seed, self.first, self.planned, self.tokens = run, seed, first, planned, tokens
 

@@ -37,7 +37,7 @@ class Options:
     schedule: Schedule = "mixed"  # mixed: each threadgroup is random, greedy or reverse
     checks: bool = True  # False: only guard pages and poison, about as fast; finds no races
     strict: bool = True  # False: a divergent simdgroup operation runs with the lanes that reached it
-    valid: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)  # broadcast to the input's shape
+    valid: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     raise_on_report: bool = True
     extra_flags: Sequence[str] = ()
     ftz: bool = True  # denormal floats are zero, as on Apple's GPUs

@@ -9,7 +9,7 @@ from octavo.block_manager.types import Digest, PageId
 
 from .shadow_lru import ShadowLRU
 
-ENDS = kind_of(uses=0, num_new=0, gap=0)  # kind of the last pages of sequences
+ENDS = kind_of(uses=0, num_new=0, gap=0)
 UNKNOWN = -1  # number of uses of an unknown page
 MIN_GHOSTS = 32_768
 RERANK_FIRST, RERANK_LAST = 16, 512

@@ -19,7 +19,7 @@ class ShadowLRU:
         self._released: dict[int, int] = {}
         self._num_recent = 0
         self._begin_at: int | None = None
-        self._lead = 0.0  # hits of the policy minus hits of LRU
+        self._lead = 0.0
         self._total = 0.0
         self._halve_at = HALF_LIFE
 
