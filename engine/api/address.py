@@ -58,7 +58,7 @@ def check_distinct(addresses: Mapping[str, Address | None]) -> None:
     for (flag, one), (other_flag, other) in itertools.combinations(addresses.items(), 2):
         if one is not None and other is not None and one.clashes_with(other):
             raise InvalidConfig(
-                f"{flag} {one} and {other_flag} {other} name the same port; give each its own"
+                f"{flag} {one} and {other_flag} {other} name the same port; choose different ports"
             )
 
 

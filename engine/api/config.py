@@ -60,8 +60,8 @@ class EngineConfig:
     )  # fmt: skip
     weights: Weights = setting(
         "keep", "number format to which weights are quantized while loading", choices=get_args(Weights),
-        more="w8a8 stores 8 bits with one scale per output channel. w4a8 stores 4 bits; the scale of a "
-        "group of weights is a small multiple of its channel's. CPUs with AVX-512 then quantize "
+        more="w8a8 stores 8 bits with one scale per output channel. w4a8 stores 4 bits; each group of "
+        "weights has a scale, a small multiple of the channel's scale. CPUs with AVX-512 then quantize "
         "activations too, with one scale per token.",
     )  # fmt: skip
     exact: bool = setting(
@@ -84,8 +84,8 @@ class EngineConfig:
         "bf16", "format of the KV pages, or one for keys and one for values, written K/V: "
         f"{', '.join(FORMAT_NAMES)}; auto chooses",
         kind="formats", metavar="F|K/V|auto",
-        more=f"auto measures {', '.join(CHOSEN_FROM)} on a short text at load. It takes the first, and so "
-        "smallest, that changes predictions by less than 1 %, or else bf16.", aliases=("--kv-cache-dtype",),
+        more=f"auto measures {', '.join(CHOSEN_FROM)} on a short text at load. It takes the smallest one "
+        "that changes predictions by less than 1 %, or else bf16.", aliases=("--kv-cache-dtype",),
     )  # fmt: skip
     sink_pages: int = setting(
         0, "number of first pages of each sequence that are also kept in 16 bits (for quantized formats)",
@@ -125,7 +125,7 @@ class EngineConfig:
     max_kv_size: int | None = setting(
         None, f"limit attention to N positions: the first {KEPT_TOKENS} and the latest ones",
         shown="no limit", kind="int", metavar="N", low=KEPT_TOKENS + 1,
-        more="Layers with a sliding window keep theirs. Sequences may then exceed the model's length.",
+        more="Sliding windows stay as they are. Sequences may then exceed the model's length.",
     )  # fmt: skip
     cut_max_tokens: bool = setting(
         False, "lower a request's max_tokens if prompt and output would exceed the maximum length, instead "
@@ -151,17 +151,17 @@ class EngineConfig:
         "accepted.",
     )  # fmt: skip
     queue_timeout: float | None = setting(
-        None, "maximum time that a request may wait in the queue; then it is refused", shown="none",
-        kind="float", metavar="SECONDS", low=0, above=True, remedy="leave it out for none",
+        None, "maximum time that a request waits in the queue before it is refused", shown="none",
+        kind="float", metavar="SECONDS", low=0, above=True, remedy="leave it out for no limit",
     )  # fmt: skip
     speculate: str = setting(
         "off", "speculative decoding: source of draft tokens, several of which are verified in one step",
         metavar="off|auto|ngram|suffix|mtp|draft:PATH",
         more="The engine drafts only while measured acceptance and step times show a gain. auto: ngram if "
-        "native CPU kernels compute every layer and none is recurrent, else off. ngram: tokens that "
-        "followed the latest ones earlier in the text. suffix: like ngram, but searches the tenant's "
-        "recent outputs too. mtp: the checkpoint's head for multi-token prediction. draft:PATH: a draft "
-        "model. mtp and draft models take pages from --kv-memory. A request may choose another source.",
+        "native CPU kernels compute every layer and none is recurrent, else off. ngram: tokens that followed "
+        "an earlier occurrence of the latest tokens. suffix: like ngram, but searches the tenant's recent "
+        "outputs too. mtp: the checkpoint's head for multi-token prediction. draft:PATH: a draft model. mtp "
+        "and draft models take pages from --kv-memory. A request may choose another source.",
     )  # fmt: skip
     draft_tokens: int = setting(
         8, "maximum number of draft tokens of one sequence in a step", kind="int", metavar="N", low=1
@@ -169,8 +169,8 @@ class EngineConfig:
     async_steps: bool | None = setting(
         None, "submit the next step to the device before the current one has finished",
         shown="yes on Metal if its self-test of writing pages in place passes, else no", kind="switch",
-        more="Outputs are the same. Steps whose batch depends on the tokens of the current step still "
-        "wait. With this option the native CPU backend builds graphs instead of captured programs.",
+        more="Outputs do not change. A step still waits if its batch depends on the tokens of the current "
+        "step. With this option the native CPU backend builds graphs instead of captured programs.",
     )  # fmt: skip
     prefix_cache: bool = setting(
         True, "reuse pages of earlier requests with the same prefix", shown="yes", kind="switch",
@@ -181,8 +181,8 @@ class EngineConfig:
         low=0, remedy="0 refuses every pin", needs="prefix_cache",
     )  # fmt: skip
     schedule_policy: SchedulePolicy = setting(
-        "fcfs", "order of admission: fcfs the oldest request first; lpm the longest cached prefix first; "
-        "vtc the tenant served least first; dlpm like vtc, but lpm's order within a quantum of service",
+        "fcfs", "order of admission: fcfs the oldest request first; lpm the longest cached prefix first; vtc "
+        "the tenant served least first; dlpm like vtc, but in lpm's order within a quantum of service",
         choices=get_args(SchedulePolicy), aliases=("--fairness",),
     )  # fmt: skip
     tenant_weights: str = setting(
@@ -190,7 +190,7 @@ class EngineConfig:
         metavar="NAME=W,...",
     )  # fmt: skip
     cache_dir: Path | None = setting(
-        None, "folder on disk for cached pages, which are then found again after a restart", shown="none",
+        None, "folder on disk for cached pages, so that they survive a restart", shown="none",
         kind="path", metavar="DIR", needs="prefix_cache",
     )  # fmt: skip
     cache_dir_bytes: int | None = setting(
@@ -198,7 +198,7 @@ class EngineConfig:
         metavar="SIZE", low=1, needs="cache_dir",
     )  # fmt: skip
     remote_cache: str | None = setting(
-        None, "Redis or Valkey server for cached pages, which other machines then find, too", shown="none",
+        None, "Redis or Valkey server for cached pages, which several machines can share", shown="none",
         metavar="URL", needs="prefix_cache",
     )  # fmt: skip
     swap_memory: int = setting(
@@ -211,8 +211,8 @@ class EngineConfig:
     )  # fmt: skip
     max_loras: int = setting(
         8, "maximum number of different LoRA adapters in a step", kind="int", metavar="N", low=1,
-        more="More may be loaded. A request whose adapter has no free slot waits, and later ones may "
-        "overtake it.",
+        more="More adapters may be loaded. A request whose adapter has no free slot waits, and later "
+        "requests may overtake it.",
     )  # fmt: skip
     max_lora_rank: int = setting(64, "maximum rank of a LoRA adapter", kind="int", metavar="N", low=1)
     lora_memory: int | None = setting(
@@ -220,7 +220,7 @@ class EngineConfig:
         "else none", kind="size", metavar="SIZE", low=1,
     )  # fmt: skip
     lora_tenants: tuple[str, ...] = setting(
-        (), "pairs of an adapter and a tenant that may use it; all may use an adapter without a pair",
+        (), "pairs of an adapter and a tenant that may use it; all tenants may use an adapter without a pair",
         shown="none", kind="pairs", metavar="NAME=TENANT",
     )  # fmt: skip
     lora_dir: Path | None = setting(
@@ -228,7 +228,7 @@ class EngineConfig:
         kind="path", metavar="DIR",
     )  # fmt: skip
     vision: bool = setting(
-        False, "take images in chats, where the model has a vision part; needs pip install '.[vision]'",
+        False, "accept images in chats, if the model has a vision part; needs pip install '.[vision]'",
         shown="", kind="switch",
     )  # fmt: skip
     vision_cache: int = setting(
@@ -236,7 +236,7 @@ class EngineConfig:
         kind="size", metavar="SIZE", low=0, needs="vision",
     )  # fmt: skip
     max_image_pixels: int = setting(
-        1024 * 1024, "pixels to which larger pictures are scaled down, unless the model has a lower limit",
+        1024 * 1024, "maximum pixels of an image, or the model's limit if lower; larger images are shrunk",
         kind="int", metavar="N", low=1, needs="vision",
     )  # fmt: skip
     save_dir: Path | None = setting(
@@ -295,13 +295,13 @@ class EngineConfig:
         ):  # fmt: skip
             if getattr(self, name):
                 raise InvalidConfig(
-                    f"{name.removesuffix('_bytes')} must be left out with tensor_parallel, which has no such "
-                    f"part yet, got tensor_parallel={self.tensor_parallel}; leave out one of them"
+                    f"{name.removesuffix('_bytes')} must be left out with tensor_parallel, which does not "
+                    f"support it yet, got tensor_parallel={self.tensor_parallel}; leave out one of the two"
                 )
         if self.kv_format == AUTO or self.speculate == "mtp":
             name, value = ("kv_format", AUTO) if self.kv_format == AUTO else ("speculate", "mtp")
             raise InvalidConfig(
-                f"{name} must not be {value} with tensor_parallel, which cannot do that yet; choose another"
+                f"{name} must not be {value} with tensor_parallel, which does not support it; choose another"
             )
 
     def _check_fairness(self) -> None:
@@ -368,8 +368,8 @@ class EngineConfig:
         for name in RESIDUAL_SETTINGS:
             if (value := getattr(self, name)) and self.has_exact_pages:
                 raise InvalidConfig(
-                    f"{name} is {value}, but all pages of {self.page_formats} are 16-bit pages; give a "
-                    "smaller kv_format, or leave it out"
+                    f"{name} is {value}, but all pages of {self.page_formats} are 16-bit pages; choose a "
+                    f"smaller kv_format, or leave {name} out"
                 )
 
     @property

@@ -58,7 +58,7 @@ class ImageRules:
         if aspect > MAX_ASPECT:
             raise InvalidRequest(
                 f"a picture's longer side must be at most {MAX_ASPECT} times the shorter one, got "
-                f"{size.width} x {size.height} pixels; cut it"
+                f"{size.width} x {size.height} pixels; crop the picture"
             )
         side, area = self.side, size.height * size.width
         if self.fit in ("square", "crop"):

@@ -49,7 +49,7 @@ class RerankPrompt:
             if not least <= (count := self.template.count(place)) <= 1:
                 rule = "once" if least else "at most once"
                 raise InvalidRequest(
-                    f"the template must contain {place} {rule}, got it {count} times; correct it"
+                    f"the template must contain {place} {rule}, got {count} occurrences; correct the template"
                 )
         for name, answer in (("yes", self.yes), ("no", self.no)):
             if len(answer) > MAX_ANSWER:
@@ -76,8 +76,8 @@ class RerankPrompt:
         for name, text in (("yes", self.yes), ("no", self.no)):
             if len(found := encode(text)) != 1:
                 raise InvalidRequest(
-                    f"{name} must be one token, but {text!r} is {len(found)} of this model's; give words "
-                    "that it was trained to answer with"
+                    f"{name} must be one token, but {text!r} has {len(found)} with this model; give a word "
+                    "that the model was trained to answer with"
                 )
             ids += found
         if ids[0] == ids[1]:
@@ -96,13 +96,13 @@ class RerankAnswers:
 
     def score(self, logprobs: Sequence[TokenLogprob]) -> float:
         if not logprobs:
-            raise RequestFailed("the request ended before its document was judged")
+            raise RequestFailed("the request ended before its document was scored; send the request again")
         of = dict(logprobs[0].top)
         yes, no = of.get(self.yes, -math.inf), of.get(self.no, -math.inf)
         if yes == no == -math.inf:
             raise InvalidRequest(
                 "the model does not answer yes or no: each is e^100 times less likely than another token; "
-                "give the template and the answers that it was trained with"
+                "use the template and the answers that the model was trained with"
             )
         return 1 / (1 + math.exp(min(no - yes, 700.0)))
 

@@ -54,7 +54,7 @@ class SamplingParams:
     repetition_penalty: float = parameter(
         1.0, "factor against repetition: positive logits of tokens in prompt or output are divided by it, "
         "negative ones multiplied", kind="float", metavar="X",
-        low=MIN_REPETITION_PENALTY * (1 - _FLOAT32_EPSILON), high=100, remedy="1 is none",
+        low=MIN_REPETITION_PENALTY * (1 - _FLOAT32_EPSILON), high=100, remedy="1 applies no penalty",
         more="Keskar et al. 2019.", recommended=True,
     )  # fmt: skip
     presence_penalty: float = parameter(
@@ -91,13 +91,12 @@ class SamplingParams:
     bad_words: tuple[str, ...] = parameter(
         (), "text that must not be generated, with or without a leading space; repeatable", shown="none",
         kind="texts", metavar="S", flag="--bad-word",
-        more="The last token of its spelling is forbidden behind the others, as in vLLM: other tokens may "
-        "spell the same.",
+        more="As in vLLM, only the text's usual tokenization is forbidden; other tokens may spell it.",
     )  # fmt: skip
     allowed_token_ids: tuple[int, ...] = parameter(
         (), "token id to allow; all ids that are not listed are forbidden; repeatable", shown="all",
         kind="ints", metavar="N", flag="--allowed-id",
-        more="End tokens are no exception: without one, the output ends with max_tokens.",
+        more="End tokens must be listed too: without one, the output ends with max_tokens.",
     )  # fmt: skip
     ignore_eos: bool = parameter(False, "continue after the model's end tokens", shown="", kind="switch")
     skip_special_tokens: bool = parameter(
@@ -128,14 +127,14 @@ class SamplingParams:
     )  # fmt: skip
     target_itl: float | None = parameter(
         None, "target inter-token latency of this request, in milliseconds", shown="the engine's",
-        kind="float", metavar="MS", low=0, above=True, remedy="leave it out for none",
+        kind="float", metavar="MS", low=0, above=True, remedy="leave it out for the engine's target",
         more="While this request decodes, prefill chunks are sized for the tightest target of all decoding "
         "requests and the engine.",
     )  # fmt: skip
     target_ttft: float | None = parameter(
         None, "target time to first token, in milliseconds", shown="none",
-        kind="float", metavar="MS", low=0, above=True, remedy="leave it out for none",
-        more="A request that can no longer meet its target lets others pass.",
+        kind="float", metavar="MS", low=0, above=True, remedy="leave it out for no target",
+        more="A request that can no longer meet its target yields to requests that can.",
     )  # fmt: skip
     structured_from_first_token: bool = parameter(
         False, "apply the schema or grammar from the first token on, not only after the reasoning", shown="",
@@ -165,7 +164,7 @@ class SamplingParams:
                 "stop must not contain the empty string, which would end every output at once; remove it"
             )
         if not all(map(str.strip, self.bad_words)):
-            raise InvalidRequest("bad_words must be words, got one of nothing but spaces; leave it out")
+            raise InvalidRequest("bad_words must not contain a text of spaces only; remove it")
         for what, texts, most in (
             ("a stop string", self.stop, MAX_STOP_LENGTH),
             ("a bad word", self.bad_words, MAX_BAD_WORD_LENGTH),

@@ -256,7 +256,7 @@ def put_prompt(request: pb.GenerateRequest | pb.EmbedRequest, prompt: Prompt) ->
     if isinstance(prompt, ImagePrompt | EncodedPrompt):
         if isinstance(prompt, ImagePrompt) or prompt.images:
             raise InvalidRequest(
-                "octavo.v1 takes images in chats, got some of an encoded prompt; send messages"
+                "octavo.v1 accepts images only in chats, got an encoded prompt with images; send messages"
             )
         prompt = prompt.ids
     if prompt and isinstance(prompt[0], Mapping):
