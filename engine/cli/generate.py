@@ -42,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_connection_arguments(parser)
     add("--adapter", metavar="NAME", help="name of the LoRA adapter to use, from --lora-modules or on the "
         "server")  # fmt: skip
-    add("--image", type=Path, action="append", metavar="FILE", help="picture before the prompt, for a "
-        "model with --vision; may be given again; implies --chat")  # fmt: skip
+    add("--image", type=Path, action="append", metavar="FILE", help="image to put before the prompt, for a "
+        "model with --vision; repeatable; implies --chat")  # fmt: skip
     add("--chat", action="store_true", help="apply the chat template to the prompt, as a user's message")
     add("--system", metavar="S", help="system message; implies --chat")
     add_sampling_arguments(parser, max_tokens=MAX_TOKENS)

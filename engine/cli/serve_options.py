@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-reflection", dest="reflection", action="store_false",
         help="turn off gRPC server reflection, which describes services and messages to clients")  # fmt: skip
     parser.add_argument("--max-message-size", type=checked(_message_size), metavar="SIZE",
-        help="largest gRPC message that is accepted (1MiB and 8 bytes per token of the model)")  # fmt: skip
+        help="largest accepted gRPC message (1MiB plus 8 bytes per token of the model's length)")  # fmt: skip
     parser.add_argument("--write-timeout", type=_above_zero, metavar="SECONDS", default=30.0,
         help="time after which a gRPC call is ended if its client does not read the output")  # fmt: skip
     parser.add_argument("--lora-listen", type=checked(_adapter_address), nargs="+", action="extend",
@@ -126,9 +126,7 @@ def _above_zero(text: str) -> float:
 
 def _message_size(text: str) -> int:
     if (size := parse_size(text)) > MAX_MESSAGE_SIZE:
-        raise InvalidConfig(
-            f"must be at most {MAX_MESSAGE_SIZE} bytes, the most that gRPC takes, got {text!r}"
-        )
+        raise InvalidConfig(f"must be at most {MAX_MESSAGE_SIZE} bytes, the limit of gRPC, got {text!r}")
     return size
 
 
@@ -152,7 +150,7 @@ def serve_options(args: argparse.Namespace) -> ServeOptions:
     of_adapters = dict(args.lora_listen)
     flags = {f"--lora-listen {name}": address for name, address in args.lora_listen}
     if len(flags) < len(args.lora_listen):
-        raise InvalidConfig(f"--lora-listen must name adapters that differ, got {' '.join(flags)}; drop one")
+        raise InvalidConfig(f"--lora-listen must name different adapters, got {' '.join(flags)}; drop one")
     check_distinct({"--listen": args.listen, "--metrics": args.metrics, "--http": http, **flags})
     return ServeOptions(
         listen=args.listen,
@@ -188,7 +186,7 @@ def add_http_arguments(parser: argparse.ArgumentParser) -> None:
     add("--port", type=_port, metavar="PORT", help="port for HTTP, instead of --http HOST:PORT "
         f"({DEFAULT.port})")  # fmt: skip
     add("--api-key", type=_key, metavar="KEY",
-        help="bearer token that clients must send, or one of --auth-token-file (none)")  # fmt: skip
+        help="bearer token for clients; tokens of --auth-token-file are also accepted (none)")  # fmt: skip
     add("--allowed-origins", type=_origin, nargs="+", default=[], metavar="ORIGIN",
         help="origins of web pages that may call this server from a browser, such as http://localhost:3000; "
         "* allows all (none)")  # fmt: skip
@@ -223,8 +221,8 @@ def _port(text: str) -> int:
 def add_kv_event_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("KV events over ZMQ, in vLLM's format, for routers").add_argument
     add("--kv-events-endpoint", metavar="ADDRESS",
-        help="address to publish changes of the prefix cache on; as in vLLM, tcp://*:PORT and ipc://PATH are "
-        "bound, and tcp://HOST:PORT is connected to; needs the extra `zmq` (none)")  # fmt: skip
+        help="ZMQ address for changes of the prefix cache; as in vLLM, the server binds tcp://*:PORT and "
+        "ipc://PATH and connects to tcp://HOST:PORT; needs the extra `zmq` (none)")  # fmt: skip
     add("--kv-events-replay-endpoint", metavar="ADDRESS",
         help="address of a socket from which readers request events that they missed (none)")  # fmt: skip
     add("--kv-events-topic", metavar="TEXT", default="",
@@ -239,7 +237,7 @@ def kv_event_options(args: argparse.Namespace) -> KvEventOptions | None:
     if args.kv_events_endpoint is None:
         if args.kv_events_replay_endpoint is not None:
             raise InvalidConfig(
-                "--kv-events-replay-endpoint sends again what --kv-events-endpoint sent; give both of them"
+                "--kv-events-replay-endpoint repeats events of --kv-events-endpoint; give both of them"
             )
         return None
     from ..kv_events.zmq_publisher import KvEventOptions

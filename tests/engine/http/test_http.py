@@ -162,7 +162,7 @@ HTTP_WRONG = {
         ["--http", "127.0.0.1:7", "--listen", "127.0.0.1:7"],
         "--http 127.0.0.1:7 name the same port",
     ),
-    "the port of metrics": (["--http", "0.0.0.0:7", "--metrics", "127.0.0.1:7"], "give each its own"),
+    "the port of metrics": (["--http", "0.0.0.0:7", "--metrics", "127.0.0.1:7"], "choose different ports"),
     "no certificate": ([*HTTP, "--ssl-certfile", __file__, "--ssl-keyfile", __file__], "PEM certificate"),
     "a message of any size": (["--max-message-size", "9999TiB"], "at most 2147483647 bytes"),
     "key with blanks": (["--api-key", "a b", "--listen", "127.0.0.1:0"], "--api-key"),
