@@ -100,8 +100,8 @@ def load_draft_model(config: EngineConfig, runner: ModelRunner, tokenizer: Token
         difference = tokenizer.difference(load_tokenizer(drafter.info.path))
         if difference is not None:
             raise InvalidConfig(
-                f"draft model {config.draft_model} must have the vocabulary of {config.model}: "
-                f"{difference}; choose one with the same tokenizer"
+                f"draft model {config.draft_model} must have the vocabulary of {config.model}: {difference}; "
+                "choose a draft model with the same tokenizer"
             )
         states = drafter.info.states
         if states is not None:

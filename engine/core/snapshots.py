@@ -135,7 +135,7 @@ def load(ask: Ask, path: Path) -> LoadedPages:
     kind = ask(GetPageLayout())
     files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
     if not files or not files[0].exists():
-        raise NotFound(f"there are no saved pages at {path.name}; give the path that save was given")
+        raise NotFound(f"there are no saved pages at {path.name}; give the path of an earlier save")
     for tokens, run in _sequences(files, kind):
         for _ in segments(run, kind, len(tokens) - len(run.token_ids)):
             pass  # reading checks the files
@@ -198,8 +198,7 @@ def _read(file: Path, kind: PageLayoutKey) -> PageRun:
         raise InvalidRequest(f"nothing was loaded: {file.name} cannot be read: {error.strerror}") from None
     if run.kind.model != kind.model:
         raise InvalidRequest(
-            f"nothing was loaded: the pages in {file.name} are of another model; start the server with the "
-            "model they were saved from"
+            f"nothing was loaded: {file.name} was saved with another model; start the server with that model"
         )
     if (
         run.kind.states is not None
@@ -208,7 +207,7 @@ def _read(file: Path, kind: PageLayoutKey) -> PageRun:
     ):
         raise InvalidRequest(
             f"nothing was loaded: the states of recurrent layers in {file.name} have another layout than "
-            "this server's; start the server with the --backend they were saved with"
+            "this server's; start the server with the --backend that saved the file"
         )
     layers = [[spec.layers for spec in some.specs] for some in (run.kind, kind)]
     if layers[0] != layers[1] or run.kind.context != kind.context:

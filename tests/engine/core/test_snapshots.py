@@ -222,7 +222,7 @@ def test_another_model_s_pages_are_refused(
     engine().save_prompt(PROMPT, tmp_path / "x.safetensors")
     monkeypatch.setattr("fakes.LedgerRunner", OtherModel)
     llm = engine()
-    with pytest.raises(InvalidRequest, match="of another model"):
+    with pytest.raises(InvalidRequest, match="with another model"):
         llm.load_prompt(tmp_path / "x.safetensors")
     assert ask_one(llm, PROMPT).cached_tokens == 0
 

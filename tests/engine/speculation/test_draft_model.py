@@ -198,7 +198,7 @@ def test_another_vocabulary_is_refused(folder: Path, tmp_path: Path) -> None:
     vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
     path.write_text(json.dumps(written))
     with pytest.raises(
-        InvalidConfig, match=r"must have the vocabulary of.* 64 is 'b' and not 'a'; choose one with the same"
+        InvalidConfig, match=r"must have the vocabulary of.* 64 is 'b' and not 'a'; choose a draft model with"
     ):
         build_core(config_of(folder, other))
 
