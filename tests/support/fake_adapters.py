@@ -17,7 +17,7 @@ class FakeAdapters:
 
     def load(self, name: str, folder: Path, *, replace: bool = False) -> AdapterInfo:
         if name in self._infos and not replace:
-            raise InvalidRequest(f"adapter names must differ, got {name!r} twice; unload the other one first")
+            raise InvalidRequest(f"adapter names must differ, got {name!r} twice; unload {name!r} first")
         self._infos[name] = AdapterInfo(name, str(folder), folder.name.encode(), 4, 100)
         return self._infos[name]
 

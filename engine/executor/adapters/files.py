@@ -129,8 +129,8 @@ def _parts(file: Path, data: bytes, *, peft: bool) -> dict[str, dict[str, mx.arr
         is_known = leaf in _LEAVES and ((leaf != leaf.lower()) == peft or leaf == "lora_magnitude_vector")
         if not is_known or len(name) > MAX_NAME or not name.isprintable():
             raise InvalidRequest(
-                f"{file} must have factors of linear layers only, got {name!r:.200}; train without it, or "
-                "fuse the adapter and serve it as a model"
+                f"{file} must have factors of linear layers only, got {name!r:.200}; train the adapter "
+                "without this tensor, or fuse the adapter and serve it as a model"
             )
         parts.setdefault(path, {})[_LEAVES[leaf]] = _array(file, name, tensor)
     return parts
@@ -145,7 +145,7 @@ def _array(file: Path, name: str, tensor: Mapping[str, Any]) -> mx.array:
     array = mx.array(np.frombuffer(tensor["data"], stored).reshape(tensor["shape"]))
     array = array.view(meant) if array.dtype != meant else array
     if not mx.all(mx.isfinite(array)).item():
-        raise InvalidRequest(f"{name} in {file} must be finite, got NaN or infinity; train it again")
+        raise InvalidRequest(f"{name} in {file} must be finite, got NaN or infinity; train the adapter again")
     return array
 
 
@@ -153,7 +153,7 @@ def _factors(file: Path, path: str, part: dict[str, mx.array], scale_of: Any, *,
     shapes = {leaf: list(array.shape) for leaf, array in part.items()}
     a, b, m = part.get("a"), part.get("b"), part.get("m")
     if a is None or b is None or a.ndim != b.ndim or a.ndim not in (2, 3) or (peft and a.ndim == 3):
-        raise InvalidRequest(f"{path} in {file} must have two factors of one kind, got {shapes}")
+        raise InvalidRequest(f"{path} in {file} must have two matrices A and B, got {shapes}")
     if a.ndim == 3:  # mlx-lm's switch layers: [experts, rank, inputs] and [experts, outputs, rank]
         b = b.swapaxes(1, 2)
     elif peft:
@@ -187,8 +187,7 @@ def _stacked(file: Path, layers: dict[str, Factors]) -> dict[str, Factors]:
 def _mlx_lm_scale(folder: Path, config: dict[str, Any]) -> Any:
     if (kind := config.get("fine_tune_type", "lora")) not in ("lora", "dora"):
         raise InvalidRequest(
-            f"fine_tune_type of {folder} must be lora or dora, got {kind!r:.60}; fuse it and serve "
-            "it as a model"
+            f"fine_tune_type of {folder} must be lora or dora, got {kind!r:.60}; serve the fused model"
         )
     parameters = config.get("lora_parameters")
     scale = _number(folder, "scale", parameters.get("scale") if isinstance(parameters, dict) else None)
@@ -209,8 +208,8 @@ def _peft_scale(folder: Path, config: dict[str, Any]) -> Any:
     for key, alpha in alphas.items():
         if not re.fullmatch(r"\^?[\w.-]+", plain_key := key.replace("\\.", ".")):
             raise InvalidRequest(
-                f"alpha_pattern of {folder} must have names of layers, got {key!r:.60}; write one for each "
-                "layer, or merge the adapter and serve it as a model"
+                f"alpha_pattern of {folder} must have names of layers, got {key!r:.60}; write one name for "
+                "each layer, or merge the adapter and serve it as a model"
             )
         first.setdefault(plain_key, (len(first), alpha))
 

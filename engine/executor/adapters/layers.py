@@ -48,13 +48,12 @@ class Layer(NamedTuple):
         given = Shape(factors.a.shape[0], factors.b.shape[2], factors.a.shape[2])
         if given != self.shape:
             raise InvalidRequest(
-                f"{path} must have factors of {self.shape}, got {given}; the adapter was trained on "
-                "another model"
+                f"{path} must have factors of {self.shape}, got {given}; use an adapter of this model"
             )
         if factors.magnitude is None:
             return self.table.made(factors, None, None)
         if self.shape.experts > 1:
-            raise InvalidRequest(f"{path} must have no magnitudes, got DoRA of experts; train it as LoRA")
+            raise InvalidRequest(f"{path} must have no magnitudes, got DoRA of experts; train LoRA instead")
         weight = dequantized(self.module).astype(mx.float32)
         a, b = (each[0].astype(mx.float32) for each in (factors.a, factors.b))
         norm = mx.linalg.norm(weight + (factors.scale * b.T) @ a, axis=1)

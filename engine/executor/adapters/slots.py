@@ -178,7 +178,7 @@ class AdapterSlots:
         """Load an adapter. Raises InvalidRequest if it is not supported."""
         old = self._loaded.get(name)
         if old is not None and not replace:
-            raise InvalidRequest(f"adapter names must differ, got {name!r} twice; unload the other one first")
+            raise InvalidRequest(f"adapter names must differ, got {name!r} twice; unload {name!r} first")
         left = self._max_bytes - self.nbytes + (0 if old is None else old.info.nbytes)
         file = read_adapter(folder, max_bytes=left)
         if file.rank > self._max_rank:
@@ -198,8 +198,8 @@ class AdapterSlots:
             nbytes += size
         if nbytes > left:
             raise InvalidRequest(
-                f"{folder} must fit the {left} bytes that are left of lora_memory, got {nbytes}; unload an "
-                "adapter, or start the engine with more"
+                f"{folder} must fit into the {left} free bytes of lora_memory, got {nbytes}; unload an "
+                "adapter, or start the engine with more lora_memory"
             )
         if old is not None:
             self.unload(name)

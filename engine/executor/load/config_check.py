@@ -140,7 +140,7 @@ def check_keys(config: Mapping[str, Any], model: Module, readings: Readings, ori
         if name in known and not _is_same(value, known[name]):
             raise ModelLoadError(
                 f"{name} in {origin} must be {known[name]!r}, got {value!r}: mlx-lm's "
-                f"{config['model_type']!r} ignores it; serve a model without it"
+                f"{config['model_type']!r} ignores this setting; serve a model without it"
             )
         if defaults is None and name not in known and not _looks_effectless(value):
             log.warning("%s: mlx-lm ignores %s, which the configuration sets to %r", origin, name, value)
@@ -168,8 +168,8 @@ def _check_layer_types(flat: Mapping[str, Any], origin: str, used: set[str]) -> 
     known |= {*(defaults.get("layer_types") or ())}
     if others := [kind for kind in map(str, kinds) if kind not in known]:
         raise ModelLoadError(
-            f"layer_types in {origin} must be of {', '.join(sorted(known))}, got {others[0]!r}: mlx-lm's "
-            f"{flat['model_type']!r} ignores it; serve a model without it"
+            f"layer_types in {origin} must contain only {', '.join(sorted(known))}, got {others[0]!r}: "
+            f"mlx-lm's {flat['model_type']!r} ignores this kind; serve a model without it"
         )
 
 

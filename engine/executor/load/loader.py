@@ -82,7 +82,7 @@ def load_model(
     except SystemExit as error:  # olmo's module exits if a package is missing
         first_line = said.getvalue().strip().partition("\n")[0] or f"its module exits with {error.code}"
         raise ModelLoadError(
-            f"mlx-lm cannot load {architecture!r} models as it is installed here: {first_line}"
+            f"the installed mlx-lm cannot load {architecture!r} models: {first_line}"
         ) from error
     except ModelLoadError:
         raise
@@ -180,8 +180,8 @@ def convert_weights(model: Module, weights: Weights, ops: ModelOps) -> None:
             put_channels(module, by_channels[path], weights, ops)
     if not is_quantized(model):
         raise InvalidConfig(
-            f"weights={weights!r} needs layers whose width is a multiple of {GROUP_SIZE}; "
-            "this model has none, use weights='keep'"
+            f"weights={weights!r} needs layers whose width is a multiple of {GROUP_SIZE}, and this model has "
+            "none; use weights='keep'"
         )
 
 

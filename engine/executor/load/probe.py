@@ -82,8 +82,8 @@ def probe(
         if recurrent is not None:
             recurrent.release()
         raise ModelLoadError(
-            f"model type {architecture!r} does not compute the same through pages ({refusal}); "
-            "it cannot be served"
+            f"model type {architecture!r} does not compute the same through pages ({refusal}), so it cannot "
+            "be served; choose another model"
         )
     selects = _selects_rows(paged, selection, reference)
     if recurrent is not None and paged.states is not None:

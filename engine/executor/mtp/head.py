@@ -122,7 +122,7 @@ def _one_layer_model(config: Mapping[str, Any], weights: HeadWeights) -> Any:
         first_line = str(error).partition("\n")[0] or type(error).__name__
         raise ModelLoadError(
             f"mlx-lm's {architecture!r} does not take the weights of the head for multi-token prediction: "
-            f"{first_line}; choose another way to speculate than mtp"
+            f"{first_line}; choose ngram, suffix or draft:PATH"
         ) from error
     return whole
 

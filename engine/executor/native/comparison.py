@@ -174,8 +174,8 @@ class Comparison:
             error = _error(got, case)
             if not error <= case.limit:  # also true for NaN
                 raise ModelLoadError(
-                    f"native {label} must compute what mlx-lm's does within {case.limit:.2g}, got values "
-                    f"{error:.2g} off; load the model with --backend reference"
+                    f"native {label} must compute what mlx-lm's does within {case.limit:.2g}, got a "
+                    f"difference of {error:.2g}; load the model with --backend reference"
                 )
         self._found.clear()
 

@@ -43,7 +43,7 @@ def read_rules(path: Path, config: Settings, *, max_pixels: int) -> ImageRules:
             added = {each["content"]: each["id"] for each in _read(path / "tokenizer.json")["added_tokens"]}
             fields["line_ends"] = tuple(added[end] for end in ends)
     except KeyError as error:
-        raise ModelLoadError(f"{path} must say {error.args[0]}; serve it without vision") from None
+        raise ModelLoadError(f"{path} must set {error.args[0]}; serve it without vision") from None
     side = fields["patch"] * fields["merge"]
     fields["max_pixels"] = max(side * side, min(fields["max_pixels"], max_pixels))
     fields["resample"] = settings.get("resample", fields.get("resample", 3))

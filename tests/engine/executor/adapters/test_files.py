@@ -150,10 +150,10 @@ def test_configurations_of_peft_that_are_refused(tmp_path: Path, changes: dict[s
     ("weights", "said"),
     [
         ({}, "must have factors of at least one layer, got none"),
-        ({"x.lora_a": A}, r"x in .* must have two factors of one kind, got {'a': \[8, 2\]}"),
+        ({"x.lora_a": A}, r"x in .* must have two matrices A and B, got {'a': \[8, 2\]}"),
         ({"x.lora_a": A, "x.lora_b": mx.zeros((3, 5))}, "x in .* must have factors of one rank"),
         ({"x.lora_a": A, "x.lora_b": B, "x.m": mx.zeros(4)}, "x in .* must have factors of one rank"),
-        ({"x.lora_a": A, "x.lora_b": B[None]}, "x in .* must have two factors of one kind"),
+        ({"x.lora_a": A, "x.lora_b": B[None]}, "x in .* must have two matrices A and B"),
         ({"x.lora_a": A * float("nan"), "x.lora_b": B}, "x.lora_a in .* must be finite, got NaN"),
         (
             {"x.lora_a": A.astype(mx.int32), "x.lora_b": B},

@@ -300,7 +300,7 @@ def test_a_model_whose_own_package_is_missing_is_refused(
         pytest.skip("olmo's package is installed")
     (tmp_path / "config.json").write_text('{"model_type": "olmo"}')
     mx.save_safetensors(str(tmp_path / "model.safetensors"), {"a": mx.zeros(1)})
-    with pytest.raises(ModelLoadError, match=r"'olmo' models as it is installed here: .*ai2-olmo"):
+    with pytest.raises(ModelLoadError, match=r"installed mlx-lm cannot load 'olmo' models: .*ai2-olmo"):
         load_model(tmp_path, weights="keep")
     assert capsys.readouterr().out == ""
 
