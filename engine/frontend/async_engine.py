@@ -279,12 +279,12 @@ class AsyncEngine:
     def _check_open(self, request_id: str | None) -> EngineClient:
         engine = self._running()
         if self._stopping:
-            raise EngineStopping("the engine is shutting down; send the request to another one")
+            raise EngineStopping("the engine is shutting down; send the request to another engine")
         if request_id == "":
             raise InvalidRequest("request_id must not be empty; leave it out to get one")
         if request_id is not None and self._open.find(request_id) is not None:
             raise InvalidRequest(
-                f"request id {request_id!r} is in use by an unfinished request; use another one"
+                f"request id {request_id!r} is in use by an unfinished request; use another id"
             )
         return engine
 

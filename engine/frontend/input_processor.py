@@ -222,8 +222,8 @@ class InputProcessor:
         if count != wanted:
             raise InvalidRequest(
                 f"a prompt must have a placeholder ({rules.mark}, id {rules.token}) for each row of its "
-                f"images, got {count} for {wanted} rows; leave them out of texts and ids, and send images "
-                "in chats"
+                f"images, got {count} for {wanted} rows; leave placeholders out of texts and ids, and send "
+                "images in chats"
             )
 
     def _check_reasoning(self, params: SamplingParams) -> None:
@@ -249,7 +249,7 @@ class InputProcessor:
         if len(held.union(params.stop_ids)) >= size:
             raise InvalidRequest(
                 f"min_tokens is {params.min_tokens}, but stop_ids has all {size} tokens of this model, so "
-                "every first token would end the output; drop one of them"
+                "every first token would end the output; leave out one of the two"
             )
 
     def _max_tokens(self, num_prompt: int, asked: int | None) -> int:

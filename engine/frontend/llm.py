@@ -158,7 +158,7 @@ class LLM:
         for output in self.generate(prompt.prompts(query, documents), answers.params(), progress=progress):
             sample = output.outputs[0]
             if sample.finish_reason is FinishReason.ERROR:
-                raise RequestFailed(sample.error or "a document could not be judged")
+                raise RequestFailed(sample.error or "a document could not be scored")
             scores.append(answers.score(sample.logprobs))
         return ranked(scores, top_n)
 

@@ -72,8 +72,8 @@ class RequestLimiter:
         """Count a request's image files until it ends. Raises Overloaded if there are too many bytes."""
         if num_bytes and (held := self._num_file_bytes) and held + num_bytes > MAX_FILE_BYTES:
             raise Overloaded(
-                f"image files of unfinished requests take {held} bytes, with the {num_bytes} of this request "
-                f"there would be more than {MAX_FILE_BYTES}; try again later",
+                f"image files of unfinished requests take {held} bytes, and the {num_bytes} bytes of this "
+                f"request would exceed the limit of {MAX_FILE_BYTES}; try again later",
                 image_bytes=held,
                 max_image_bytes=MAX_FILE_BYTES,
             )
@@ -119,8 +119,8 @@ class RequestLimiter:
             held = sum(map(bytes_of, self._unfinished)) if size else 0
             if held and held + size > most:
                 raise Overloaded(
-                    f"{what} of unfinished requests take {held} bytes, with the {size} of this request there "
-                    f"would be more than {most}; try again later",
+                    f"{what} of unfinished requests take {held} bytes, and the {size} bytes of this request "
+                    f"would exceed the limit of {most}; try again later",
                     **{field: held, f"max_{field}": most},
                 )
 
@@ -209,7 +209,7 @@ class TenantShares:
         if tenant.share < 1 and count and count + num_samples > most:
             raise Overloaded(
                 f"{count} requests of this tenant are unfinished (each sample counts), but at most {most} "
-                f"may be, its share of {self._max_requests}; try again later",
+                f"may be, the tenant's share of {self._max_requests}; try again later",
                 unfinished_requests=count,
                 max_unfinished_requests=most,
             )
@@ -230,7 +230,7 @@ class TenantShares:
         if waiting and waiting + num_prompt > most:
             raise Overloaded(
                 f"{waiting} prompt tokens of this tenant are waiting, and the {num_prompt} of this request "
-                f"would exceed {most}, its share of {self._max_tokens}; try again later",
+                f"would exceed {most}, the tenant's share of {self._max_tokens}; try again later",
                 waiting_tokens=waiting,
                 max_waiting_tokens=most,
             )

@@ -33,7 +33,7 @@ def test_pixels_of_unfinished_requests_are_bounded(monkeypatch: pytest.MonkeyPat
     unfinished += [request_with(60), request_with(0)]
     limiter.check_memory(request_with(40))
     limiter.check_memory(request_with(0))
-    with pytest.raises(Overloaded, match="take 60 bytes, with the 41 of this request"):
+    with pytest.raises(Overloaded, match="take 60 bytes, and the 41 bytes of this request"):
         limiter.check_memory(request_with(41))
 
 
@@ -48,5 +48,5 @@ def test_prompt_scores_of_unfinished_requests_are_bounded(monkeypatch: pytest.Mo
     limiter.check_memory(scored)
     unfinished.append(scored)
     limiter.check_memory(request_with(0))
-    with pytest.raises(Overloaded, match=f"take {2 * size} bytes, with the {size} of this request"):
+    with pytest.raises(Overloaded, match=f"take {2 * size} bytes, and the {size} bytes of this request"):
         limiter.check_memory(scored)
