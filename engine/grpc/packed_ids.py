@@ -24,7 +24,7 @@ def ids_of(owner: Any, ids: Sequence[int]) -> Sequence[int]:
     if not packed:
         return ids
     if len(packed) > 1 or ids:
-        raise InvalidRequest("many token ids must be one packed list, got several; send them as one")
+        raise InvalidRequest("token ids must be one packed list, got several; join the lists")
     return PackedIds(packed[0])
 
 

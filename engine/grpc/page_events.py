@@ -81,8 +81,8 @@ class PageEventHub:
             return await self._engine.ask(PageEventsSince(number, BATCH))
         except EventsGone as error:
             raise FellBehind(
-                f"events were not read fast enough, and number {number} is gone; list the cached pages now, "
-                "and watch from there"
+                f"events were read too slowly, and event {number} is gone; list the cached pages again, and "
+                "watch from there"
             ) from error
 
     def _follow(self) -> None:

@@ -90,7 +90,7 @@ class RequestHandler:
         """Stream the deltas of one request. Closing the stream aborts the request."""
         self.last_request_at = time.time()
         if self.draining:
-            raise EngineStopping("the server is draining and takes no new requests; send it to another one")
+            raise EngineStopping("the server is draining and takes no new requests; use another server")
         request_id = checked_id(request_id) or uuid.uuid4().hex
         tenant = self.security.tenant_of(context)
         name = (tenant, request_id)
@@ -166,8 +166,8 @@ class RequestHandler:
         tenant = self.tenant_of(context)
         if tenant not in ("", OPERATOR):
             raise Forbidden(
-                f"only the tenant {OPERATOR!r} may {action}, but this token has another; use one that the "
-                f"server's file names {OPERATOR!r}"
+                f"only the tenant {OPERATOR!r} may {action}, but this token has another tenant; use a token that "
+                f"--auth-token-file assigns to {OPERATOR!r}"
             )
 
     def adapter_of(self, context: Caller, adapter: str | None) -> str | None:
@@ -203,10 +203,7 @@ class RequestHandler:
         InvalidRequest."""
         self.check_operator(context, "load adapters")
         if (below := self.engine.config.lora_dir) is None:
-            raise NotConfigured(
-                "this server cannot load adapters, because it was started without --lora-dir; restart it "
-                "with that option"
-            )
+            raise NotConfigured("adapters are loaded from --lora-dir; start the server with --lora-dir DIR")
         try:
             folder = (below / path).resolve()
             folder.relative_to(below.resolve())
@@ -270,13 +267,13 @@ def checked_id(request_id: str) -> str:
     """Return a request id. Raises InvalidRequest if it is too long or not printable."""
     if len(request_id) > MAX_REQUEST_ID:
         raise InvalidRequest(
-            f"request_id has {len(request_id)} characters, at most {MAX_REQUEST_ID} are allowed; "
-            "shorten it, or leave it out for one of the server's"
+            f"request_id has {len(request_id)} characters, at most {MAX_REQUEST_ID} are allowed; shorten it, "
+            "or leave it out for a generated id"
         )
     if not request_id.isprintable():
         raise InvalidRequest(
-            f"request_id {request_id!r} has characters that cannot be printed; use others, or leave it out "
-            "for one of the server's"
+            f"request_id {request_id!r} has characters that cannot be printed; remove them, or leave "
+            "request_id out for a generated id"
         )
     return request_id
 

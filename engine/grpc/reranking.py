@@ -82,10 +82,8 @@ async def _judged(
     async with aclosing(deltas):
         async for delta in deltas:
             if delta.finish_reason is FinishReason.ERROR:
-                raise RequestFailed(delta.error or "a document could not be judged")
+                raise RequestFailed(delta.error or "a document could not be scored")
             if delta.finish_reason is FinishReason.ABORT:
                 break
             return delta
-    raise EngineStopping(
-        "the server ended the request before its document was scored; send the request again"
-    )
+    raise EngineStopping("the request was ended before its document was scored; send the request again")

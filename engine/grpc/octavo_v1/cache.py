@@ -104,7 +104,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
         request_id = checked_id(request.request_id)
         if not request_id:
-            raise InvalidRequest("request_id is empty; say which request to explain")
+            raise InvalidRequest("request_id is empty; give the id of the request to explain")
         tenant = self._handler.tenant_of(context)
         name = own_name(tenant, request_id)
         found = await self._engine.ask(ExplainRequest(name))

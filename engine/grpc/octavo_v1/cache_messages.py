@@ -53,7 +53,7 @@ def prompt_of(prefix: pb.Prefix, *, max_tokens: int) -> Prompt:
         case "chat":
             chat = chat_prompt(prefix.chat, max_messages=max_tokens)
             if has_pictures(chat.messages):
-                raise InvalidRequest("the prefix must be without images, got some; give the text before them")
+                raise InvalidRequest("the prefix must not contain images; give the text before the images")
             return chat
     raise InvalidRequest("the prefix is empty; set one of text, token_ids, chat and request_id")
 

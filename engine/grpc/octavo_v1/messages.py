@@ -41,8 +41,8 @@ def chat_prompt(chat: pb.Chat, *, max_messages: int) -> ChatPrompt:
         raise InvalidRequest("chat has no messages; give at least one")
     if len(chat.messages) > max_messages:
         raise RequestTooLong(
-            f"chat has {len(chat.messages)} messages, but at most {max_messages} can fit here, with a token "
-            "each; leave some out"
+            f"chat has {len(chat.messages)} messages, but at most {max_messages} can fit, with at least one "
+            "token each; leave some out"
         )
     for i, message in enumerate(chat.messages):
         if not message.role:

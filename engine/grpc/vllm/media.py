@@ -47,7 +47,7 @@ def with_images(request: pb.GenerateRequest, ids: Sequence[int]) -> Prompt:
 def _check_modality(field: str, *modalities: int) -> None:
     for modality in modalities:
         if modality not in _IMAGES:
-            raise InvalidRequest(f"{field} must have images only, got modality {modality}; leave others out")
+            raise InvalidRequest(f"{field} must have images only, got modality {modality}; drop other media")
 
 
 def _tensor(name: str, tensor: pb.TensorData) -> Tensor:

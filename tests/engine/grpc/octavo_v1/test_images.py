@@ -98,7 +98,7 @@ async def test_urls_marks_and_numbers_of_pictures_are_checked() -> None:
         with pytest.raises(InvalidRequest, match="at most 64 images"):
             await generate(its, asked(*[CAT] * 65))
         chat = url_request(data_url(CAT)).chat
-        with pytest.raises(InvalidRequest, match="prefix must be without images"):
+        with pytest.raises(InvalidRequest, match="prefix must not contain images"):
             await its.client.cache.call(cache_pb2.PinRequest(name="a", prefix=cache_pb2.Prefix(chat=chat)))
         chat.messages[0].parts.add()
         error = await refusal(its, pb.GenerateRequest(chat=chat))
