@@ -97,7 +97,7 @@ def tool_use(
             + (
                 "uses an unknown notation for tool calls"
                 if tokenizer.shows_tools
-                else "does not show them to it"
+                else "does not show tools to the model"
             )
             + "; start the server with --chat-template or --tool-call-parser, or set tool_choice to required"
         )

@@ -64,7 +64,7 @@ async def serve_embeddings(services: Services, request: EmbeddingRequest, exchan
         async for prompt, delta in deltas:
             usage.add(prompt, delta)
             if delta.embedding is None:
-                raise RequestFailed("the request ended before its embedding was computed")
+                raise RequestFailed("the request ended without an embedding; send the request again")
             normalize = request.normalize is not False
             vector = finished(delta.embedding, dimensions=request.dimensions, normalize=normalize)
             item = {

@@ -129,11 +129,11 @@ class Exchange:
         if kind not in JSON_TYPES:
             raise HttpRefusal(
                 415,
-                f"content-type must be application/json, got {kind.decode() or 'none'}; send it, and JSON",
+                f"content-type must be application/json, got {kind.decode() or 'none'}; set it and send JSON",
             )
         if (coding := self.header("content-encoding").strip().lower()) not in ("", "identity"):
             raise HttpRefusal(
-                415, f"content-encoding must be left out, got {coding:.60}; send the body as it is"
+                415, f"content-encoding must be left out, got {coding:.60}; send the body uncompressed"
             )
         declared = self.header("content-length")
         budget.check(int(declared) if declared.isdigit() else 0)
@@ -151,7 +151,7 @@ class Exchange:
                         return b"".join(pieces)
         except TimeoutError:
             raise HttpRefusal(
-                408, f"a body must come within {BODY_TIMEOUT_S:g} s, it did not; send it at once"
+                408, f"a body must come within {BODY_TIMEOUT_S:g} s, got only a part; send it without pauses"
             ) from None
 
     @contextlib.asynccontextmanager

@@ -165,7 +165,7 @@ def _messages(message: InputMessage, where: str, *, takes_images: bool) -> Itera
             case kind, role:
                 raise FieldError(
                     f"{name}.type",
-                    f"{name}.type must be one of a message of the {role} that is served here, got "
+                    f"{name}.type must be a type that is served in a message of the {role}, got "
                     f"{kind!r:.60}; this model reads {'text and images' if takes_images else 'only text'}",
                 )
     found["content"] = content_of(texts, are_pictures)

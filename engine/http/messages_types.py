@@ -126,7 +126,7 @@ class ContextEdit(RequestModel):
         raise FieldError(
             "context_management",
             "context_management.edits must be clear_thinking_20251015, keeping all or a positive number of "
-            f"thinking_turns, got {self.type!r:.60} keeping {self.keep!r:.60}; leave others out",
+            f"thinking_turns, got {self.type!r:.60} keeping {self.keep!r:.60}; leave other edits out",
         )
 
 

@@ -107,7 +107,7 @@ def agreed(model: RequestModel, name: str, other: str, where: str = "") -> Any:
     if None not in (value, rule) and value != rule:
         field = where + name
         raise FieldError(
-            field, f"{field} must be {other} ({rule!r:.60}), got {value!r:.60}; give one of them"
+            field, f"{field} must equal {other} ({rule!r:.60}), got {value!r:.60}; give only one of the two"
         )
     return rule if value is None else value
 
@@ -165,7 +165,7 @@ def _check_values(body: bytes) -> None:
     ):
         if number > most:
             raise FieldError(
-                "body", f"a body must have at most {most} {what}, got {number} or more; send less at once"
+                "body", f"a body must have at most {most} {what}, got {number} or more; split the request"
             )
 
 

@@ -126,8 +126,8 @@ def _item(item: InputItem, where: str, takes_images: bool) -> tuple[str, dict[st
             if role is None:
                 raise FieldError(
                     f"{where}.role",
-                    f"{where}.role must be user, assistant, system or developer, got "
-                    f"{item.role!r:.60}; use one",
+                    f"{where}.role must be user, assistant, system or developer, got {item.role!r:.60}; use "
+                    "one of these roles",
                 )
             takes_images = takes_images and role == "user"
             return role, {"content": _content(item.content, f"{where}.content", takes_images)}

@@ -80,7 +80,7 @@ def functions_of(
             raise FieldError(
                 f"{here}.type",
                 f'{here}.type must be "function" or "namespace" here, got {tool.type!r:.60}; '
-                "built-in server tools are not available, so turn it off in the client",
+                "built-in server tools are not available, so turn the tool off in the client",
             )
 
 
@@ -152,7 +152,7 @@ class ResponsesRequest(RequestModel):
         for each in self.include or ():
             if each != ENCRYPTED:
                 raise FieldError(
-                    "include", f"include must hold {ENCRYPTED} alone, got {each!r:.60}; leave it out"
+                    "include", f"include must contain only {ENCRYPTED}, got {each!r:.60}; leave it out"
                 )
 
 
