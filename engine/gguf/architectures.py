@@ -76,8 +76,8 @@ class Architecture:
 def _granite(meta: Metadata) -> dict[str, Any]:
     if not meta.of("rope.scaling.finetuned", True):
         raise ModelLoadError(
-            f"{meta.architecture}.rope.scaling.finetuned must be true, got false: mlx-lm's model always "
-            "rotates; give a folder of the model in safetensors"
+            f"{meta.architecture}.rope.scaling.finetuned must be true, got false: mlx-lm's model always uses "
+            "rotary embeddings; give a folder of the model in safetensors"
         )
     return {
         "attention_bias": False,

@@ -146,8 +146,8 @@ def _open(file: Path) -> Any:
         raise ModelLoadError(f"{file} is not a readable GGUF file ({error}); download it again") from error
     if reader.byte_order == "S":
         raise ModelLoadError(
-            f"{file} must be {sys.byteorder}-endian as this machine is, got the other order; convert it with "
-            f"gguf-convert-endian {file} native"
+            f"{file} must be {sys.byteorder}-endian like this machine, got the other byte order; convert it "
+            f"with gguf-convert-endian {file} native"
         )
     return reader
 
