@@ -84,7 +84,7 @@ class PrefixCacheInspector:
         if remembered is None:
             raise NotFound(
                 f"no request with this id is recorded: the history keeps at most {MOST_REQUESTS} requests "
-                f"and {MOST_TOKENS} tokens; call this sooner, and copy the id from the response"
+                f"and {MOST_TOKENS} tokens; ask sooner after the request, and copy the id from its response"
             )
         return remembered
 
@@ -101,8 +101,8 @@ class PrefixCacheInspector:
         kept = self._pins.pin(name, tokens, salt=salt, limit=limit)
         if kept == 0:
             raise NotFound(
-                f"none of these {len(tokens)} tokens is cached, so there is nothing to pin; only full "
-                f"pages of {self.blocks.page_size} are cached, so send the prompt first, with the same salt"
+                f"none of these {len(tokens)} tokens is cached, so there is nothing to pin; only full pages "
+                f"of {self.blocks.page_size} tokens are cached, so send the prompt first, with the same salt"
             )
         if kept is None and limit is not None and limit.max_pages < most:
             raise Overloaded(

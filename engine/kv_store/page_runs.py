@@ -168,8 +168,8 @@ def segments(run: PageRun, kind: PageLayoutKey, start: int) -> Iterator[Segment]
     partial = any(len(part.indices) < run.num_pages for part in run.parts[:num_groups])
     if new > old and partial and end % new:
         raise InvalidRequest(
-            f"nothing was loaded: the saved pages end after {end} tokens, inside a page of {new}, and "
-            f"layers with a sliding window lack earlier positions; start with --page-size {old}"
+            f"nothing was loaded: the saved pages end after {end} tokens, inside a page of {new} tokens, and "
+            f"layers with a sliding window lack earlier positions; start the server with --page-size {old}"
         )
     for group, part in enumerate(run.parts[:num_groups]):
         for first, stop in _consecutive(part.indices):

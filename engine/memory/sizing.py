@@ -94,7 +94,7 @@ def with_windows(layers: Sequence[LayerSpec], windows: Sequence[int | None]) -> 
             if (layer.window is None) != (window is None):
                 raise ModelLoadError(
                     f"layer_types must be {'full' if layer.window is None else 'sliding'}_attention in layer "
-                    f"{index}, as mlx-lm computes it, got the other; serve a model without this setting"
+                    f"{index}, as mlx-lm computes it, got the other kind; serve a model without this setting"
                 )
         return tuple(layers)
     return tuple(replace(layer, window=window, keep=0) for layer, window in zip(layers, windows, strict=True))

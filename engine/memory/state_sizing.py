@@ -43,7 +43,7 @@ def plan_states(
     if num_slots < MIN_SLOTS:
         raise InvalidConfig(
             f"{source} is {format_size(budget)}, but the recurrent state of one sequence takes "
-            f"{format_size(slot_bytes)}, and there must be room for {MIN_SLOTS}; give more with state_memory"
+            f"{format_size(slot_bytes)}, and at least {MIN_SLOTS} states must fit; raise state_memory"
         )
     states = RecurrentState(
         num_slots=num_slots,
