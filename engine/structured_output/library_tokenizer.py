@@ -46,7 +46,7 @@ class TokenizerMaker:
     def _make(self) -> LibraryTokenizer:
         if not self._end_ids:
             raise InvalidRequest(
-                "structured output needs a model with an end token, and this one has none; leave it out"
+                "structured output needs a model with an end token; ask this model for plain text"
             )
         try:
             text = TokenizerText(self._source.serialized(), self._num_tokens, self._end_ids)
@@ -54,6 +54,6 @@ class TokenizerMaker:
         except BaseException as error:  # the library raises ValueError or panics
             raise InvalidRequest(
                 f"structured output is not possible with this model's tokenizer: {first_line(str(error))}; "
-                "leave it out"
+                "leave structured output out"
             ) from error
         return LibraryTokenizer(text, made)

@@ -111,7 +111,7 @@ def bytes_of(part: Mapping[str, Any], max_bytes: int) -> bytes:
         save(file, format="PNG")
         return file.getvalue()
     raise InvalidRequest(
-        f"an image must be a Path, bytes, a picture of Pillow's or a data: URL, got {given!r:.60}; write "
+        f"an image must be a Path, bytes, a Pillow image or a data: URL, got {given!r:.60}; write "
         '{"type": "image", "image": Path("cat.png")}'
     )
 

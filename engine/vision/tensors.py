@@ -123,7 +123,7 @@ def _from_patches(pixels: Array, grids: Tensor, count: int, rules: ImageRules) -
     if not is_image or (grid[:, 1:] < 1).any() or (grid[:, 1:] % merge).any():
         raise InvalidRequest(
             f"image_grid_thw must be [{count}, 3] with a time of 1 and squares of {merge} x {merge} patches, "
-            f"got {grid[:10].tolist()!r:.100}; send images"
+            f"got {grid[:10].tolist()!r:.100}; send images, not videos"
         )
     sizes: list[tuple[int, int]] = [(height // merge, width // merge) for _, height, width in grid.tolist()]
     counts = [height * width * merge**2 for height, width in sizes]
@@ -139,7 +139,7 @@ def _from_patches(pixels: Array, grids: Tensor, count: int, rules: ImageRules) -
         squares = squares.reshape(height, width, merge, merge, 3, temporal, patch, patch)
         if (squares != squares[:, :, :, :, :, :1]).any():
             raise InvalidRequest(
-                "pixel_values must repeat the same image in each patch, got several; send images"
+                "pixel_values must repeat one image in each patch, got several; send images, not videos"
             )
         image = squares[:, :, :, :, :, 0].transpose(0, 2, 5, 1, 3, 6, 4)
         found.append(image.reshape(height * merge * patch, width * merge * patch, 3))

@@ -78,7 +78,7 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
             for value in (np.inf, 3e38, 2 * 256 / 255 - 1, -2 / 255 - 1)
         ),
         ("must repeat", {"pixels": tensor(np.full(patches.shape, np.nan), "float32")}),
-        ("must repeat the same image", {"pixels": tensor(other, "uint8")}),
+        ("must repeat one image", {"pixels": tensor(other, "uint8")}),
         ("or patches with image_grid_thw", {"grids": None}),
         ("a time of 1", {"grids": tensor(np.array([[2, 2, 6]]), "int64")}),
         ("a time of 1", {"grids": tensor(np.array([[1, 3, 8]]), "int64")}),
