@@ -103,8 +103,8 @@ def available_levels() -> tuple[str, ...]:
     highest, _ = native_instructions()
     if highest not in LEVELS:
         raise InvalidConfig(
-            f"--compare-isa compares the native kernels' instruction sets, this installation has {highest}; "
-            "install a C++ compiler and build again, or leave the flag out"
+            "--compare-isa compares the native kernels' instruction sets, but this installation has "
+            f"{highest}; install a C++ compiler and build again, or leave the flag out"
         )
     if asked := os.environ.get("OCTAVO_CPU_ISA"):
         raise InvalidConfig(f"--compare-isa goes through all levels, but OCTAVO_CPU_ISA={asked}; unset it")

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompt-tokens", type=positive, default=512, metavar="N", help="number of tokens of each prompt"
     )
     parser.add_argument("--output-tokens", type=positive, default=64, metavar="N",
-        help="number of tokens to generate per sequence, which are timed")  # fmt: skip
+        help="number of timed output tokens per sequence")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -99,14 +99,14 @@ def _check_fits(config: EngineConfig, load: Workload, info: EngineInfo) -> None:
     largest = load.batches[-1]
     if largest > config.max_running:
         raise InvalidConfig(
-            f"batch {largest} is more than max_running {config.max_running}; raise it or leave it out"
+            f"batch {largest} exceeds max_running {config.max_running}; raise max_running or lower --batch"
         )
     tokens = load.prompt_tokens + load.max_tokens(largest, config.max_step_tokens)
     room = min(info.max_model_len, info.num_pages * info.page_size // largest)
     if tokens > room:
         raise InvalidConfig(
-            f"{largest} sequences of up to {tokens} tokens do not fit: {room} tokens each do; use shorter "
-            "prompts or outputs, smaller batches, or more KV memory"
+            f"{largest} sequences of up to {tokens} tokens do not fit: only {room} tokens each fit; use "
+            "shorter prompts or outputs, smaller batches, or more KV memory"
         )
 
 

@@ -85,7 +85,7 @@ def _fitting(info: EngineInfo, only: list[str] | None) -> tuple[str, ...]:
 def _config(settings: dict[str, Any], lengths: tuple[int, ...], chats: Chats) -> EngineConfig:
     config = EngineConfig(**settings)
     if not config.prefix_cache or config.cache_dir is not None:
-        raise InvalidConfig("bench prefix measures with and without the cache in memory; drop that flag")
+        raise InvalidConfig("bench prefix switches the cache itself; drop --no-prefix-cache and --cache-dir")
     if config.num_pages is not None or config.kv_memory is not None:
         return config
     pages = 2 * (-(-(max(lengths) + SUFFIX_TOKENS + ANSWER_TOKENS) // config.page_size) + 1)

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if by_model and texts != [OWN]:
         raise InvalidConfig(
             f"texts must be {OWN} with speculate {speculate}, because no model predicts dictated text; leave "
-            "them out"
+            "--texts out"
         )
     counter = DraftCounter()
     config = _config(settings, args)

@@ -77,7 +77,7 @@ def compare_states(
     if int(budget * max(shares)) < 2 * state_bytes:
         raise InvalidRequest(
             f"{num_pages} pages of {page_bytes} bytes have no room for two states of {state_bytes} bytes in "
-            f"{max(shares):.0%} of them; give more --num-pages"
+            f"{max(shares):.0%} of them; raise --num-pages"
         )
     rows = []
     for size in sizes:

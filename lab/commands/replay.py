@@ -23,11 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("trace", type=Path, metavar="TRACE.jsonl", help="JSON lines, one request each: timestamp (ms), "
         "input_length, output_length, hash_ids (one per page)")  # fmt: skip
     add("--page-size", type=positive, default=512, metavar="N",
-        help="number of tokens per page, for each of which the trace has one hash id")  # fmt: skip
+        help="number of tokens per page; the trace has one hash id per page")  # fmt: skip
     add("--num-pages", type=_pages, default="inf", metavar="N|inf", help="size of the page pool in pages")
     add("--policy", choices=POLICIES, default=DEFAULT_POLICY, help="eviction order of idle pages")
     add("--salt-field", metavar="F", help="field of the trace to use as cache salt; requests share pages "
-        "only if it is equal")  # fmt: skip
+        "only if their salts are equal")  # fmt: skip
     add("--timed", action="store_true", help="hold a request's pages while it runs, instead of for one "
         "instant")  # fmt: skip
     add("--token-ms", type=seconds, default=TOKEN_MS, metavar="MS",

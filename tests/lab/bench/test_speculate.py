@@ -79,7 +79,7 @@ def test_models_guess_what_the_model_itself_says(tmp_path: Path) -> None:
 def test_what_cannot_be_measured_is_refused() -> None:
     with pytest.raises(InvalidConfig, match="speculate must not be off"):
         run("--speculate", "off")
-    with pytest.raises(InvalidConfig, match="no model predicts dictated text; leave them out"):
+    with pytest.raises(InvalidConfig, match="no model predicts dictated text; leave --texts out"):
         run("--speculate", "mtp", "--texts", "copy")
     with pytest.raises(InvalidConfig, match="no text is called 'poem'"):
         run("--texts", "poem")
