@@ -52,8 +52,8 @@ class SamplingParams:
         recommended=True,
     )  # fmt: skip
     repetition_penalty: float = parameter(
-        1.0, "factor against repetition: positive logits of tokens in prompt or output are divided by it, "
-        "negative ones multiplied", kind="float", metavar="X",
+        1.0, "factor that divides positive logits and multiplies negative logits of tokens in prompt or "
+        "output", kind="float", metavar="X",
         low=MIN_REPETITION_PENALTY * (1 - _FLOAT32_EPSILON), high=100, remedy="1 applies no penalty",
         more="Keskar et al. 2019.", recommended=True,
     )  # fmt: skip

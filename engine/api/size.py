@@ -17,8 +17,8 @@ def parse_size(text: str, *, least: int = 1) -> int:
     InvalidConfig for other text and for sizes below ``least``."""
     match = _SIZE.fullmatch(text)
     if match is None or match[2].lower() not in _UNITS:
-        raise InvalidConfig(f"size {text!r} is not a number with a unit such as MiB, GiB, MB or GB")
+        raise InvalidConfig(f"size must be a number with a unit such as MiB, GiB, MB or GB, got {text!r}")
     size = int(float(match[1]) * _UNITS[match[2].lower()])
     if size < least:
-        raise InvalidConfig(f"size {text!r} must be at least one byte")
+        raise InvalidConfig(f"size must be at least one byte, got {text!r}")
     return size

@@ -166,8 +166,8 @@ class RequestHandler:
         tenant = self.tenant_of(context)
         if tenant not in ("", OPERATOR):
             raise Forbidden(
-                f"only the tenant {OPERATOR!r} may {action}, but this token has another tenant; use a token that "
-                f"--auth-token-file assigns to {OPERATOR!r}"
+                f"only the tenant {OPERATOR!r} may {action}, but this token has another tenant; use a token "
+                f"that --auth-token-file assigns to {OPERATOR!r}"
             )
 
     def adapter_of(self, context: Caller, adapter: str | None) -> str | None:

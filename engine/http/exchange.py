@@ -70,8 +70,8 @@ class ByteBudget:
             ):
                 if held + num_bytes > most:
                     raise Overloaded(
-                        f"{held} bytes of {self._what}s{whose} are held and at most {most} may be; "
-                        "try again later",
+                        f"{self._what}s{whose} take {held} bytes, but at most {most} are allowed; try again "
+                        "later",
                         bytes=held,
                         max_bytes=most,
                     )

@@ -66,7 +66,7 @@ class HttpServer:
                 max_body_bytes + room,
                 BODIES * max_body_bytes + 4 * room,
                 status=413,
-                remedy="send less at once, or start the server with a larger --max-message-size",
+                remedy="split the request, or start the server with a larger --max-message-size",
             ),
             answers=ByteBudget(
                 "answer",

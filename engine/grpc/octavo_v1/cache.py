@@ -187,7 +187,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         salt, hub = self._handler.tenant_salt(context), self._handler.page_events
         async with hub.watching(self._handler.tenant(context)) as its:
             if request.log_id not in ("", its.log_id):
-                raise EventsGone("the server has restarted, and earlier events are gone; watch from now on")
+                raise EventsGone("the server restarted and lost these events; drop log_id and start_number")
             number = request.start_number if request.HasField("start_number") else its.number
             await hub.check_kept(number)
             write = partial(self._handler.writer.write, context)
