@@ -42,7 +42,7 @@ def adapt_language(model: Module, config: Mapping[str, Any], rows: RowInputs, *,
     if len(embeddings) != 1 or num_deepstack >= len(layers):
         raise ModelLoadError(
             f"a model with images must have one embed_tokens and more than {num_deepstack} layers, got "
-            f"{len(embeddings)} and {len(layers)}; serve it without vision"
+            f"{len(embeddings)} and {len(layers)}; serve the model without vision"
         )
     _adapt(embeddings[0], rows, _embedding)
     for path, module in model.named_modules():
@@ -209,7 +209,7 @@ class Tower:
         except Exception as error:  # mlx-vlm's code can raise anything
             why = " ".join(str(error).split())[:300] or type(error).__name__
             raise ModelLoadError(
-                f"mlx-vlm cannot load the vision part of {path}: {why}; serve it without vision"
+                f"mlx-vlm cannot load the vision part of {path}: {why}; serve the model without vision"
             ) from error
         self._family, self._rules = family, rules
         self._outputs: list[mx.array] = []

@@ -35,7 +35,7 @@ def read_rules(path: Path, config: Settings, *, max_pixels: int) -> ImageRules:
         )
     settings = _settings(path)
     if settings.get("rescale_factor", 1 / 255) != 1 / 255:
-        raise ModelLoadError(f"{path} must rescale pixels by 1/255; serve it without vision")
+        raise ModelLoadError(f"{path} must rescale pixels by 1/255; serve the model without vision")
     try:
         fields = FAMILIES[name].fields(config, settings)
         fields["token"] = config["image_token_id" if "image_token_id" in config else "image_token_index"]
@@ -43,7 +43,7 @@ def read_rules(path: Path, config: Settings, *, max_pixels: int) -> ImageRules:
             added = {each["content"]: each["id"] for each in _read(path / "tokenizer.json")["added_tokens"]}
             fields["line_ends"] = tuple(added[end] for end in ends)
     except KeyError as error:
-        raise ModelLoadError(f"{path} must set {error.args[0]}; serve it without vision") from None
+        raise ModelLoadError(f"{path} must set {error.args[0]}; serve the model without vision") from None
     side = fields["patch"] * fields["merge"]
     fields["max_pixels"] = max(side * side, min(fields["max_pixels"], max_pixels))
     fields["resample"] = settings.get("resample", fields.get("resample", 3))
