@@ -54,7 +54,7 @@ class KVGroupSpec(ABC):
 
     @abstractmethod
     def first_visible(self, position: int) -> int:
-        """Return the first position, apart from kept ones, that queries from ``position`` on can see."""
+        """Return the first position that a query at ``position`` can see, apart from attention sinks."""
 
     @abstractmethod
     def max_pages(self, page_size: int, *, max_chunk: int) -> int:

@@ -66,7 +66,7 @@ def token_text(value: object) -> str | None:
 
 
 def load_backend(path: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """Return the folder's tokenizer with all tokens from its settings."""
+    """Return the tokenizer of a folder, with the added tokens of its settings."""
     file = path / "tokenizer.json"
     if not file.exists():
         return _convert_backend(path)

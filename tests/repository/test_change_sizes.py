@@ -23,7 +23,7 @@ import octavo
 assert octavo.__file__.startswith(sys.argv[1]), octavo.__file__  # and not what is installed
 """
 
-# New RPC that asks the engine's thread. By file: a line, and the text to insert after it ("": at the end).
+# The changes that a new RPC needs: for each file, a line and the text after it ("": at the end).
 RPC: Change = {
     "proto/octavo/v1/cache.proto": {
         "service Cache {": "\n  // Pages that a prompt may still find, and that nobody holds.\n"

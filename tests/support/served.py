@@ -1,4 +1,4 @@
-"""A gRPC server on a free port, over a ledger engine."""
+"""A gRPC server for tests."""
 
 from __future__ import annotations
 

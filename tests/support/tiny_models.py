@@ -177,7 +177,7 @@ def make_model(
 
 
 def _spread(name: str, value: mx.array) -> mx.array:
-    """Scale weights so that attention and next tokens are far from uniform; constants become random."""
+    """Scale random weights so that attention and logits are far from uniform."""
     if name.endswith(("q_proj.weight", "k_proj.weight", "qkv_proj.weight")):
         return value * 3
     if name.endswith(("mlp.gate.weight", "router.weight")):  # avoids ties between experts

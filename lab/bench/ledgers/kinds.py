@@ -54,7 +54,7 @@ class Kind(ABC):
     def card(self, key: str) -> Card: ...
 
     def absent(self, key: str) -> str:
-        """Return the answer to a question about a key without a line."""
+        """Return the answer for a key that the ledger lacks."""
         return f"{key} is not in the ledger."
 
     def fresh(self) -> str:
