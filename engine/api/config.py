@@ -92,8 +92,8 @@ class EngineConfig:
         kind="int", metavar="N", low=0, remedy="0 keeps no 16-bit pages",
     )  # fmt: skip
     residual_pages: int | None = setting(
-        None, "number of latest pages of each sequence that are also kept in 16 bits; 1 keeps only the page "
-        "being written",
+        None, "number of latest pages of each sequence that quantized formats keep in 16 bits, too; 1: "
+        "only the page being written",
         shown="2 if K or V has 5 bits or less; otherwise 0, or 1 with --sink-pages or --quantize-after",
         kind="int", metavar="N", low=0, remedy="0 keeps no 16-bit pages",
         more="The default is 2 if K or V has 5 bits or less, else 0. It is at least 1 if sink_pages or "
@@ -181,8 +181,8 @@ class EngineConfig:
         low=0, remedy="0 refuses every pin", needs="prefix_cache",
     )  # fmt: skip
     schedule_policy: SchedulePolicy = setting(
-        "fcfs", "order of admission: fcfs the oldest request first; lpm the longest cached prefix first; vtc "
-        "the tenant served least first; dlpm like vtc, but in lpm's order within a quantum of service",
+        "fcfs", "request that is admitted first: oldest (fcfs), longest cached prefix (lpm), of the least "
+        "served tenant (vtc), or longest cached prefix among tenants whose service is about equal (dlpm)",
         choices=get_args(SchedulePolicy), aliases=("--fairness",),
     )  # fmt: skip
     tenant_weights: str = setting(
@@ -220,7 +220,7 @@ class EngineConfig:
         "else none", kind="size", metavar="SIZE", low=1,
     )  # fmt: skip
     lora_tenants: tuple[str, ...] = setting(
-        (), "pairs of an adapter and a tenant that may use it; all tenants may use an adapter without a pair",
+        (), "restricts an adapter to its tenants in these pairs; without a pair it is open to all tenants",
         shown="none", kind="pairs", metavar="NAME=TENANT",
     )  # fmt: skip
     lora_dir: Path | None = setting(

@@ -81,7 +81,7 @@ class RerankPrompt:
                 )
             ids += found
         if ids[0] == ids[1]:
-            raise InvalidRequest(f"yes and no must differ, got {self.yes!r} for both; change one")
+            raise InvalidRequest(f"yes and no must be different tokens, got {self.yes!r} twice; change one")
         return RerankAnswers(*ids)
 
 

@@ -18,7 +18,7 @@ def add_security_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tls-key", "--ssl-keyfile", type=Path, metavar="F",
         help="PEM private key of --tls-cert, not encrypted")  # fmt: skip
     add("--tls-client-ca", "--ssl-ca-certs", type=Path, metavar="F",
-        help="PEM certificates of the authorities that must have signed client certificates")  # fmt: skip
+        help="PEM certificates of the authorities that sign client certificates, then required")  # fmt: skip
     add("--auth-token-file", type=Path, metavar="F",
         help="file of bearer tokens that clients must send; each line is TOKEN or TENANT TOKEN")  # fmt: skip
 

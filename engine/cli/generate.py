@@ -147,7 +147,7 @@ def add_structured_arguments(parser: argparse.ArgumentParser) -> None:
     add("--regex", metavar="R", help="regular expression that the whole output must match")
     add("--grammar", type=Path, metavar="FILE", help="grammar of the output, in EBNF (GBNF) or Lark notation")
     add("--choice", action="append", default=[], metavar="S",
-        help="string that the output may be; repeat it for each choice")  # fmt: skip
+        help="allowed output; repeat the option to allow several")  # fmt: skip
 
 
 def structured_of(args: argparse.Namespace) -> StructuredOutput | None:

@@ -138,4 +138,4 @@ def of_url(url: str, max_bytes: int) -> bytes:
     try:
         return base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise InvalidRequest(f"the URL of an image must be in base64, got {data!r:.40} ({error})") from None
+        raise InvalidRequest(f"a data: URL must hold base64, got {data!r:.40} ({error})") from None

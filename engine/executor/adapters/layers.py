@@ -206,7 +206,7 @@ def _check_rows(module: Any, x: mx.array, slots: mx.array) -> None:
     count = slots.shape[0]
     if x.shape[0] != count and x.size // x.shape[-1] != count:
         raise ModelLoadError(
-            f"{module.adapted_path} must compute the {count} rows of a step to have adapters, got "
+            f"{module.adapted_path} must get {count} input rows to apply adapters, got shape "
             f"{list(x.shape)}; serve this model without --lora-modules, --lora-dir and --lora-memory"
         )
 

@@ -102,7 +102,7 @@ async def test_over_the_wire_they_are_those_of_python_and_a_prefix_is_computed_o
 WRONG = [
     (pb.RerankRequest(query="q", yes="y", no="n"), "between 1 and 1000 documents .* got 0"),
     (pb.RerankRequest(query="q", documents=["d"]), "yes must be one token, but 'yes' has 3"),
-    (pb.RerankRequest(query="q", documents=["d"], yes="y", no="y"), "yes and no must differ"),
+    (pb.RerankRequest(query="q", documents=["d"], yes="y", no="y"), "yes and no must be different tokens"),
     (
         pb.RerankRequest(query="q", documents=["d"], yes="y", no="n", top_n=0),
         "top_n must be at least 1, got 0",

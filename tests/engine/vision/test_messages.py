@@ -56,7 +56,7 @@ def test_pictures_are_taken_from_parts_in_their_order(tmp_path: Path) -> None:
     [
         ({"type": "image", "image": "/etc/passwd"}, "must be a data: URL"),  # a client's text is no path
         ({"type": "image_url", "image_url": {"url": "https://example.com/cat.png"}}, "nothing is fetched"),
-        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,%%"}}, "must be in base64"),
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,%%"}}, "must hold base64"),
         ({"type": "image_url", "image_url": {"url": URL + "A" * 200}}, "must have at most 100 bytes"),
         ({"type": "image", "image": Path("/nowhere.png")}, "cannot be read"),
         ({"type": "image", "image": 5}, "must be a Path, bytes"),
