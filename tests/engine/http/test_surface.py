@@ -624,7 +624,7 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "no prompts": (COMPLETIONS, {"prompt": []}, "prompt must have between 1 and"),
     "a float as a count": (COMPLETIONS, {"prompt": "a", "max_tokens": 1.5}, "max_tokens must be an integer"),
     "two budgets": (
-        CHAT, {"messages": HI, "thinking_token_budget": 9, "max_reasoning_tokens": 8}, "must be max_reas"
+        CHAT, {"messages": HI, "thinking_token_budget": 9, "max_reasoning_tokens": 8}, "must equal max_reas"
     ),
     "two shapes": (CHAT, {"messages": HI, "regex": "a", "guided_choice": ["b"]}, "regex and guided_choice"),
     "half a surrogate, and no JSON": (CHAT, b'{"messages": "\\ud83d', "the body must be JSON"),

@@ -33,7 +33,7 @@ def test_nothing_is_gathered_and_little_refused() -> None:
         "bitnet",
         "muse_spark",
     }
-    assert "keeps its state in LayerCache" in reasons["deepseek_v41"]
+    assert "uses the cache LayerCache" in reasons["deepseek_v41"]
     assert "gather" not in {row[1] for row in rows}
 
 

@@ -67,7 +67,7 @@ def test_engine_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_prompts_that_cannot_fit_are_refused() -> None:
-    with pytest.raises(InvalidConfig, match=r"1 sequences of up to 9\d+ tokens do not fit: 8192"):
+    with pytest.raises(InvalidConfig, match=r"1 sequences of up to 9\d+ tokens do not fit: only 8192"):
         run(bench_engine, "--batch", "1", "--prompt-tokens", "9000", "--max-running", "4")
     with pytest.raises(InvalidConfig, match="batch 8 exceeds max_running 4"):
         run(bench_engine, "--batch", "8", "--max-running", "4")

@@ -357,5 +357,5 @@ def test_states_that_kernels_keep_wider_stay_within_their_memory(tmp_path: Path)
     assert states is not None
     assert states.slot_bytes > observe_caches(path).slot_bytes, "nothing is wider here; use another model"
     assert 0.9 * 2**20 < runner.info.memory.states == states.num_slots * states.slot_bytes <= 2**20
-    with pytest.raises(InvalidConfig, match=r"takes 24.8 KiB, and .* raise state_m"):
+    with pytest.raises(InvalidConfig, match=r"state_memory must hold .*24.8 KiB.*; raise it"):
         load_paged_runner(EngineConfig(model=str(path), state_memory=30_000, backend="cpu", num_pages=9))

@@ -225,7 +225,7 @@ def test_softcapped_attention_is_paged_with_its_cap(
 def test_models_whose_caches_are_neither_attention_nor_recurrent_are_refused(tmp_path: Path) -> None:
     model, _ = load(tmp_path, "qwen3")
     object.__setattr__(model, "make_cache", lambda: [QuantizedKVCache() for _ in range(4)])
-    with pytest.raises(ModelLoadError, match="'qwen3' keeps its state in QuantizedKVCache"):
+    with pytest.raises(ModelLoadError, match="'qwen3' uses the cache QuantizedKVCache"):
         discover_layout(model, "qwen3")
 
 
