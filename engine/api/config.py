@@ -274,8 +274,7 @@ class EngineConfig:
             raise InvalidConfig(f"page_size must be a power of two up to 1024, got {self.page_size}")
         if self.cache_dir is not None and self.remote_cache is not None:
             raise InvalidConfig(
-                f"remote_cache must be left out with cache_dir, got {self.remote_cache!r} and "
-                f"{str(self.cache_dir)!r}; choose one place for cached pages"
+                "remote_cache must be left out with cache_dir, got both; choose one place for cached pages"
             )
         if self.kv_memory is not None and self.num_pages is not None:
             raise InvalidConfig("kv_memory and num_pages both set the size of the pool; give one of them")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import secrets
 import sys
 import threading
@@ -51,7 +52,7 @@ def connect(url: str) -> Any:
         )
     except ValueError as error:
         raise InvalidConfig(
-            f"remote_cache must be redis://HOST:PORT, rediss://HOST:PORT or unix://PATH, got {url!r}"
+            f"remote_cache must be redis://HOST:PORT, rediss://HOST:PORT or unix://PATH, got {_shown(url)!r}"
         ) from error
 
 
@@ -78,15 +79,20 @@ def shared_tenant_key(url: str) -> bytes:
         client.close()
     if not isinstance(key, bytes) or len(key) != KEY_BYTES:
         raise InvalidConfig(
-            f"octavo:tenant_key at {url!r} must have {KEY_BYTES} bytes; delete it to get a new key, with "
-            "which tenants' cached pages can no longer be found"
+            f"octavo:tenant_key at {_shown(url)!r} must have {KEY_BYTES} bytes; delete it to get a new key, "
+            "with which tenants' cached pages can no longer be found"
         )
     return key
 
 
+def _shown(url: str) -> str:
+    return re.sub(r"//[^/]*@", "//...@", url)  # without user and password
+
+
 def _unusable(url: str, error: OSError) -> InvalidConfig:
     return InvalidConfig(
-        f"remote_cache must be a Redis server that responds, got {url!r} ({error}); start it, or leave it out"
+        f"remote_cache must be a Redis server that responds, got {_shown(url)!r} ({error}); start it, or "
+        "leave remote_cache out"
     )
 
 

@@ -211,6 +211,9 @@ def test_a_wrong_url_is_refused(tmp_path: Path) -> None:
         LLM(small_config(remote_cache="ftp://x"), core_factory=FakeCore())
     with pytest.raises(InvalidConfig, match="must be a Redis server that responds"):
         LLM(small_config(remote_cache="redis://127.0.0.1:1"), core_factory=FakeCore())
+    with pytest.raises(InvalidConfig) as caught:
+        LLM(small_config(remote_cache="redis://user:secret@127.0.0.1:1"), core_factory=FakeCore())
+    assert "secret" not in str(caught.value)
     with pytest.raises(InvalidConfig, match="left out with cache_dir"):
         EngineConfig(remote_cache="redis://127.0.0.1:1", cache_dir=tmp_path)
 
