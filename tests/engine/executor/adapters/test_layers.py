@@ -42,7 +42,7 @@ def test_steps_with_adapters_are_tried_when_a_model_is_loaded(
 def test_a_model_with_layers_of_other_rows_is_refused_with_adapters_alone(tmp_path: Path) -> None:
     require_extension()
     folder = recurrent_models.make_folder(tmp_path, APART)
-    with pytest.raises(ModelLoadError, match=r"model.ngram_embeddings.post_projs.0 must compute the 7 rows"):
+    with pytest.raises(ModelLoadError, match=r"model.ngram_embeddings.post_projs.0 must get 7 input rows"):
         load_paged_runner(config(folder, "cpu"))
     load_paged_runner(replace(config(folder, "cpu"), lora_memory=None)).close()
 
@@ -64,7 +64,7 @@ def test_a_layer_of_other_rows_is_refused_by_its_name(
 
     monkeypatch.setattr(llama.MLP, "__call__", odd)
     model = tiny_models.make_model(tmp_path, "llama")
-    with pytest.raises(ModelLoadError, match=r"model.layers.0.mlp.\w+ must compute the 7 rows of a step"):
+    with pytest.raises(ModelLoadError, match=r"model.layers.0.mlp.\w+ must get 7 input rows"):
         load_paged_runner(config(model, "reference"))
 
 
