@@ -34,7 +34,7 @@ from ..api.engine_info import EngineInfo
 from ..api.outputs import FinishReason
 from ..api.stats import DraftRecord, Gauges, StepRecord
 from .store_metrics import StoreCollector, SwapCollector, TenantMetrics
-from .vllm_mirror import DraftCounts, render_mirror, render_vllm
+from .vllm_mirror import render_vllm
 
 AnswerT = TypeVar("AnswerT")
 
@@ -150,7 +150,6 @@ class Metrics:
             "Draft tokens accepted, by position in the draft, from 0.",
             "position",
         )
-        self._draft_counts = DraftCounts()
         self._step_seconds = histogram("step_seconds", "Duration of an engine step.", TOKEN_BUCKETS)
         self._step_predicted = histogram(
             "step_predicted_seconds",
@@ -253,7 +252,6 @@ class Metrics:
             self._accepted.inc(num_accepted)
             for position in range(num_accepted):
                 self._accepted_at.labels(str(position)).inc()
-            self._draft_counts.add(num_drafts, num_accepted)
 
     def rejected(self, reason: str) -> None:
         self._rejected.labels(reason).inc()
@@ -286,8 +284,7 @@ class Metrics:
         """Return all metrics in the Prometheus text format."""
         text: bytes = generate_latest(self.registry)
         if self._with_vllm_names and self._info is not None:
-            text += render_vllm(self._gauges, self._info, self._draft_counts)
-            text += render_mirror(self.registry, self._info, self._gauges.adapters)
+            text += render_vllm(self.registry, self._info, self._gauges.adapters)
         return text
 
     def scrape(self, probes: Probes) -> tuple[str, bytes]:
