@@ -107,14 +107,11 @@ def _stats_lines(stats: GetStatsResponse) -> list[str]:
     lines.append(f"pinned pages: {stats.pinned_pages} of at most {stats.max_pinned_pages}")
     lines += [f"  {pin.name}: {pin.num_tokens} tokens" for pin in stats.pins]
     if stats.prefixes:
-        lines.append("prefixes that saved most (tokens saved, hits, positions):")
-    depth: list[int] = []
-    for prefix in stats.prefixes:
-        depth.append(depth[prefix.parent] + 1 if prefix.HasField("parent") else 0)
-        lines.append(
-            f"  {'  ' * depth[-1]}{prefix.tokens_saved} saved, {prefix.num_hits} hits, "
-            f"[{prefix.start}, {prefix.end}) {prefix.text[:60]!r}"
-        )
+        lines.append("prefixes that saved most (tokens saved, hits, length):")
+    lines += [
+        f"  {each.tokens_saved} saved, {each.num_hits} hits, {each.num_tokens} tokens {each.text[:60]!r}"
+        for each in stats.prefixes
+    ]
     return lines
 
 

@@ -20,7 +20,7 @@ from ..api.engine_info import AdapterInfo
 from ..api.errors import EventsGone, NotConfigured
 from ..inspection.lookup_history import LookupRecord
 from ..inspection.prefix_cache_inspector import CacheTotals, Pinned, PrefixCacheInspector
-from ..inspection.reuse_tree import ReusedPrefix
+from ..inspection.reused_prefixes import ReusedPrefix
 from ..kv_store.page_runs import PageLayoutKey, PagePart
 from ..kv_store.transfer import CachedPrefix, Inserted, PageTransfer
 from .adapter_part import AdapterPart
@@ -94,12 +94,13 @@ class GetCacheStats(Command[CacheStats]):
 
 @dataclass(frozen=True, slots=True)
 class ListReusedPrefixes(Command[list[ReusedPrefix]]):
-    """Return the reused prefixes whose salts begin with ``salt_prefix``."""
+    """Return the reused prefixes that saved most, of salts that begin with ``salt_prefix``."""
 
-    salt_prefix: bytes = b""
+    salt_prefix: bytes
+    most: int
 
     def execute(self, core: CommandTarget) -> list[ReusedPrefix]:
-        return core.cache.prefixes(self.salt_prefix)
+        return core.cache.reused.best(self.salt_prefix, self.most)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from octavo.scheduler import Lookup
 
 from ..api.errors import NotConfigured, NotFound, Overloaded
 from .lookup_history import MOST_REQUESTS, MOST_TOKENS, HistoryEntry, LookupHistory
-from .reuse_tree import ReusedPrefix, ReusedPrefixes
+from .reused_prefixes import ReusedPrefixes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +74,6 @@ class PrefixCacheInspector:
             pinned_pages=self._pins.num_pages,
             max_pinned_pages=blocks.max_pinned,
         )
-
-    def prefixes(self, salt_prefix: bytes) -> list[ReusedPrefix]:
-        return [prefix for prefix in self.reused if prefix.salt.startswith(salt_prefix)]
 
     def remembered(self, request_id: str) -> HistoryEntry:
         """Return a request's look-up and tokens. Raises NotFound if the history lacks the request."""

@@ -1,16 +1,11 @@
 from __future__ import annotations
 
 import asyncio
-import queue
-import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from octavo.proto import cache_pb2 as pb
 from octavo.proto import cache_pb2_grpc
@@ -28,53 +23,12 @@ from ...core.commands import (
     UnpinPrefix,
 )
 from ...core.snapshots import Ask, below, load, save_all, save_prompt
-from ...inspection.reuse_tree import ReusedPrefix, ReuseTree
-from ..interface import Engine
+from ...frontend.text_executor import call_on_daemon
 from ..request_handler import RequestHandler, checked_id, own_name
 from ..status import Context, errors_as_status
 from . import cache_messages as messages
 
 ResultT = TypeVar("ResultT")
-
-IDLE_S = 1.0  # seconds without a call before the thread ends
-
-
-class SnapshotWorker:
-    """Runs calls one at a time on a daemon thread, so a hanging disk cannot block the exit."""
-
-    def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-
-    async def run(self, call: Callable[[], ResultT]) -> ResultT:
-        done: Future[ResultT] = Future()
-        with self._lock:
-            self._calls.put((done, call))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="octavo-snapshots", daemon=True)
-                self._thread.start()
-        return await asyncio.wrap_future(done)
-
-    def _work(self) -> None:
-        while True:
-            try:
-                done, call = self._calls.get(timeout=IDLE_S)
-            except queue.Empty:
-                with self._lock:
-                    if not self._calls.empty():
-                        continue
-                    self._thread = None
-                    return
-            if not done.set_running_or_notify_cancel():
-                continue
-            try:
-                result = call()
-            except BaseException as error:
-                done.set_exception(error)
-            else:
-                done.set_result(result)
-
 
 HEARTBEAT_S = 10.0
 
@@ -85,8 +39,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     def __init__(self, handler: RequestHandler) -> None:
         self._handler = handler
         self._engine = handler.engine
-        self._reports = ReuseReports(handler.engine)
-        self._worker = SnapshotWorker()
+        self._turn = asyncio.Lock()
 
     @errors_as_status
     async def GetStats(self, request: pb.GetStatsRequest, context: Context) -> pb.GetStatsResponse:
@@ -97,7 +50,9 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         stats = await self._engine.ask(GetCacheStats(prefix or None))
         own = {name.removeprefix(prefix): kept for name, kept in stats.pins.items()}
         response = messages.stats_message(stats.totals, self._engine.gauges(), own, hide_salts=bool(tenant))
-        response.prefixes.extend(await self._reports.best(salt, most))
+        decode = self._engine.tokenizer.decode
+        for reused in await self._engine.ask(ListReusedPrefixes(salt, most)):
+            response.prefixes.append(messages.prefix_message(reused, decode(reused.preview)))
         return response
 
     @errors_as_status
@@ -122,9 +77,9 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         path = self._saved(request.path)
         if request.HasField("prompt"):
             tokens, salt = await self._prefix(request.prompt, context)
-            saved = await self._worker.run(partial(save_prompt, self._ask(), path, tokens, salt))
+            saved = await self._in_turn(partial(save_prompt, self._ask(), path, tokens, salt))
         else:
-            saved = await self._worker.run(partial(save_all, self._ask(), path))
+            saved = await self._in_turn(partial(save_all, self._ask(), path))
         return pb.SaveResponse(
             num_pages=saved.num_pages,
             num_tokens=saved.num_tokens,
@@ -135,7 +90,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     @errors_as_status
     async def Load(self, request: pb.LoadRequest, context: Context) -> pb.LoadResponse:
         self._handler.check_operator(context, "load into the cache")
-        loaded = await self._worker.run(partial(load, self._ask(), self._saved(request.path)))
+        loaded = await self._in_turn(partial(load, self._ask(), self._saved(request.path)))
         return pb.LoadResponse(
             num_pages=loaded.num_pages,
             num_tokens=loaded.num_tokens,
@@ -143,6 +98,12 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             num_skipped_pages=loaded.num_skipped_pages,
             converted=loaded.converted,
         )
+
+    async def _in_turn(self, call: Callable[[], ResultT]) -> ResultT:
+        await self._turn.acquire()
+        running = asyncio.ensure_future(call_on_daemon(call, name="octavo-snapshots"))
+        running.add_done_callback(lambda _: self._turn.release())
+        return await asyncio.shield(running)
 
     def _saved(self, path: str) -> Path:
         folder = self._engine.config.save_dir
@@ -210,62 +171,3 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         name = own_name(self._handler.tenant_of(context), checked_id(prefix.request_id))
         found = await self._engine.ask(GetRequestTokens(name))
         return list(found.tokens), found.salt
-
-
-KEEP_S = 1.0
-REST = 10
-PREVIEW_TOKENS = 24
-
-
-@dataclass(slots=True)
-class _Report:
-    tree: ReuseTree
-    texts: dict[tuple[int, ...], str]
-
-
-class ReuseReports:
-    def __init__(
-        self, engine: Engine, *, keep_s: float = KEEP_S, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._engine = engine
-        self._keep_s = keep_s
-        self._clock = clock
-        self._reports: dict[bytes, asyncio.Task[_Report]] = {}
-        self._fresh_until: dict[bytes, float] = {}
-        self._drawing = asyncio.Lock()
-
-    async def best(self, salt_prefix: bytes, most: int) -> list[pb.PrefixStats]:
-        """Return the prefixes that save the most prefill tokens."""
-        report = await self._report(salt_prefix)
-        return [
-            messages.prefix_message(node, self._text(report, node.tokens)) for node in report.tree.best(most)
-        ]
-
-    async def _report(self, salt_prefix: bytes) -> _Report:
-        task = self._reports.get(salt_prefix)
-        if task is None or (task.done() and self._clock() >= self._fresh_until[salt_prefix]):
-            task = asyncio.create_task(self._draw(salt_prefix))
-            self._reports[salt_prefix] = task
-        return await asyncio.shield(task)
-
-    async def _draw(self, salt_prefix: bytes) -> _Report:
-        self._fresh_until[salt_prefix] = 0.0
-        async with self._drawing:
-            prefixes = await self._engine.ask(ListReusedPrefixes(salt_prefix))
-            began = self._clock()
-            report = await asyncio.to_thread(self._drawn, prefixes)
-            now = self._clock()
-        self._fresh_until[salt_prefix] = now + max(self._keep_s, REST * (now - began))
-        return report
-
-    def _drawn(self, prefixes: list[ReusedPrefix]) -> _Report:
-        report = _Report(ReuseTree(prefixes, self._engine.info.page_size, preview=PREVIEW_TOKENS), {})
-        for node in report.tree.best(messages.MAX_PREFIXES):
-            self._text(report, node.tokens)
-        return report
-
-    def _text(self, report: _Report, tokens: tuple[int, ...]) -> str:
-        text = report.texts.get(tokens)
-        if text is None:
-            text = report.texts[tokens] = self._engine.tokenizer.decode(tokens)
-        return text

@@ -11,14 +11,14 @@ from ...api.prompt import Prompt
 from ...api.stats import Gauges
 from ...inspection.lookup_history import LookupRecord
 from ...inspection.prefix_cache_inspector import CacheTotals
-from ...inspection.reuse_tree import ReuseNode
+from ...inspection.reused_prefixes import ReusedPrefix
 from ...vision.messages import has_pictures
 from ..packed_ids import ids_of
 from ..request_handler import check_num_ids
 from .messages import chat_prompt
 
 MAX_NAME = 256
-MAX_PREFIXES = 1000
+MAX_PREFIXES = 100
 DEFAULT_PREFIXES = 10
 OFF = "the prefix cache is off: the server was started with --no-prefix-cache"
 
@@ -98,13 +98,11 @@ def _counts_message(counts: PageCounts) -> generation_pb2.PageCounts:
     )
 
 
-def prefix_message(node: ReuseNode, text: str) -> pb.PrefixStats:
+def prefix_message(prefix: ReusedPrefix, text: str) -> pb.PrefixStats:
     return pb.PrefixStats(
-        parent=node.parent,
-        start=node.start,
-        end=node.end,
-        num_hits=node.num_hits,
-        tokens_saved=node.tokens_saved,
+        num_tokens=prefix.num_tokens,
+        num_hits=prefix.num_hits,
+        tokens_saved=prefix.tokens_saved,
         text=text,
     )
 

@@ -49,7 +49,7 @@ def samples(llm: LLM) -> list[Command[Any]]:
     (full, _) = llm._ask(commands.ReadPages(digests))
     return [
         commands.GetCacheStats("p"),
-        commands.ListReusedPrefixes(b""),
+        commands.ListReusedPrefixes(b"", 10),
         commands.ExplainRequest("0"),
         commands.GetRequestTokens("0"),
         commands.PinPrefix("p", tuple(PROMPT)),

@@ -10,8 +10,9 @@ from fakes import FakeCore, small_config
 from octavo.block_manager import BlockManager, Miss
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig
+from octavo.engine.inspection import reused_prefixes
 from octavo.engine.inspection.lookup_history import LookupHistory
-from octavo.engine.inspection.reuse_tree import ReusedPrefix, ReusedPrefixes, ReuseTree
+from octavo.engine.inspection.reused_prefixes import ReusedPrefixes
 from octavo.scheduler import Lookup, Sequence, Status
 
 
@@ -67,47 +68,25 @@ prompt = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 
 
 @given(st.lists(st.tuples(prompt, st.sampled_from([b"", b"s"])), max_size=25), st.integers(1, 30))
-def test_the_tree_adds_up_to_what_was_found(served: list[tuple[list[int], bytes]], most: int) -> None:
+def test_prefixes_add_up_to_what_was_found(served: list[tuple[list[int], bytes]], most: int) -> None:
     blocks, prefixes = BlockManager(256, 2), ReusedPrefixes(2)
-    found = [(tokens, salt, hit(prefixes, blocks, tokens, salt)) for tokens, salt in served]
-    whole = ReuseTree(list(prefixes), 2, preview=100).best(10_000)
-    assert sum(node.tokens_saved for node in whole) == sum(num_hit for _, _, num_hit in found)
-    paths: list[tuple[int, ...]] = []
-    for node in whole:
-        before = () if node.parent is None else paths[node.parent]
-        assert len(before) == node.start
-        paths.append((*before, *node.tokens))
-        assert len(paths[-1]) == node.end
-        through = [1 for tokens, _, num_hit in found if tuple(tokens[:num_hit])[: node.end] == paths[-1]]
-        assert node.num_hits <= len(through), "of one salt"
-    for index, node in enumerate(whole):
-        below = [child.num_hits for child in whole if child.parent == index]
-        assert sum(below) <= node.num_hits
-        assert len(below) != 1 or below[0] < node.num_hits, "a run without a branch is one node"
-    few = ReuseTree(list(prefixes), 2, preview=1).best(most)
-    assert len(few) <= most
-    if whole and most == 1:
-        roots = [node.tokens_saved for node in whole if node.parent is None]
-        assert few[0].tokens_saved == max(roots)
-    assert all(node.parent is None or node.parent < index for index, node in enumerate(few))
+    found = [(salt, hit(prefixes, blocks, tokens, salt)) for tokens, salt in served]
+    whole = prefixes.best(b"", 10_000)
+    assert sum(each.tokens_saved for each in whole) == sum(num_hit for _, num_hit in found)
+    own = prefixes.best(b"s", 10_000)
+    assert sum(each.tokens_saved for each in own) == sum(num_hit for salt, num_hit in found if salt == b"s")
+    saved = sorted((each.tokens_saved for each in whole), reverse=True)
+    assert [each.tokens_saved for each in prefixes.best(b"", most)] == saved[:most]
 
 
-def test_reused_prefixes_are_bounded_and_the_latest_stay() -> None:
-    blocks, prefixes = BlockManager(256, 2), ReusedPrefixes(2, most_pages=4)
-    for first in range(6):
+def test_reused_prefixes_are_bounded_and_the_latest_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reused_prefixes, "MOST_PREFIXES", 2)
+    blocks, prefixes = BlockManager(256, 2), ReusedPrefixes(2)
+    for first in (0, 1, 2, 3, 4, 5, 5):
         for _ in range(2):
             hit(prefixes, blocks, [first, 1, 2, 3, 4], b"")
-    assert [list(prefix.tokens) for prefix in prefixes] == [[4, 1, 2, 3], [5, 1, 2, 3]]
-    hit(prefixes, blocks, [5, 1, 2, 3, 4], b"")
-    assert [prefix.num_hits for prefix in prefixes] == [1, 2]
-    long = ReusedPrefixes(2, most_pages=1)
-    hit(long, blocks, [5, 1, 2, 3, 4], b"")
-    assert len(list(long)) == 1, "one that is larger than the memory is kept alone"
-
-
-def test_a_preview_shows_the_beginning_of_a_run() -> None:
-    (node,) = ReuseTree([ReusedPrefix(b"", array("I", range(12)), 3)], 2, preview=5).best(5)
-    assert (node.tokens, node.start, node.end, node.tokens_saved) == ((0, 1, 2, 3, 4), 0, 12, 36)
+    shown = [(each.preview, each.num_hits) for each in prefixes.best(b"", 10)]
+    assert shown == [((5, 1, 2, 3), 3), ((4, 1, 2, 3), 1)]
 
 
 def test_the_number_of_pinned_pages_is_checked() -> None:

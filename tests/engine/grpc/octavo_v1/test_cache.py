@@ -89,7 +89,7 @@ async def test_the_next_turn_finds_the_answer_of_the_last() -> None:
         assert (await its.client.cache.explain("second")).miss_position == 40
 
 
-async def test_stats_count_and_draw_the_tree_of_what_was_reused() -> None:
+async def test_stats_count_and_list_what_was_reused() -> None:
     system = list(range(40, 56))
     async with served(config=small_config(num_pages=256)) as its:
         for number in range(4):
@@ -104,17 +104,17 @@ async def test_stats_count_and_draw_the_tree_of_what_was_reused() -> None:
         assert stats.hit_tokens == 3 * 16 + 3 * 24 + 20
         assert stats.query_tokens == stats.hit_tokens + sum(miss.tokens for miss in stats.misses)
         assert stats.pages.held + stats.pages.idle_cached + stats.pages.idle_empty == 256
-        shown = [(p.start, p.end, p.num_hits, p.tokens_saved) for p in stats.prefixes]
-        assert shown == [(0, 16, 6, 96), (16, 24, 3, 24), (0, 20, 1, 20)]
-        assert not stats.prefixes[0].HasField("parent")
-        assert stats.prefixes[1].parent == 0
-        assert stats.prefixes[0].text == bytes(system).decode()
-        assert stats.prefixes[1].text == "<" * 8
+        shown = [(p.num_tokens, p.num_hits, p.tokens_saved) for p in stats.prefixes]
+        assert shown == [(24, 3, 72), (16, 3, 48), (20, 1, 20)]
+        assert [p.text for p in stats.prefixes[:2]] == [
+            bytes(system).decode() + "<" * 8,
+            bytes(system).decode(),
+        ]
         assert sum(p.tokens_saved for p in stats.prefixes) == stats.hit_tokens
         few = await its.client.cache.stats(1)
-        assert [p.end for p in few.prefixes] == [16]
+        assert [p.num_tokens for p in few.prefixes] == [24]
         with pytest.raises(InvalidRequest, match="num_prefixes"):
-            await its.client.cache.stats(1001)
+            await its.client.cache.stats(101)
 
 
 async def test_a_flush_drops_pages_without_holders() -> None:
