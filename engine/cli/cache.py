@@ -109,7 +109,7 @@ def _stats_lines(stats: GetStatsResponse) -> list[str]:
     if stats.prefixes:
         lines.append("prefixes that saved most (tokens saved, hits, length):")
     lines += [
-        f"  {each.tokens_saved} saved, {each.num_hits} hits, {each.num_tokens} tokens {each.text[:60]!r}"
+        f"  {each.tokens_saved} saved, {each.num_hits} hits, {each.end} tokens {each.text[:60]!r}"
         for each in stats.prefixes
     ]
     return lines

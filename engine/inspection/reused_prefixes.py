@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from octavo.block_manager import Digest
 from octavo.scheduler import Sequence
 
-MOST_PREFIXES = 1024
+MOST_PREFIXES = 256
 PREVIEW_TOKENS = 24
 
 

@@ -18,7 +18,7 @@ from ..request_handler import check_num_ids
 from .messages import chat_prompt
 
 MAX_NAME = 256
-MAX_PREFIXES = 100
+MAX_PREFIXES = 1000
 DEFAULT_PREFIXES = 10
 OFF = "the prefix cache is off: the server was started with --no-prefix-cache"
 
@@ -100,7 +100,7 @@ def _counts_message(counts: PageCounts) -> generation_pb2.PageCounts:
 
 def prefix_message(prefix: ReusedPrefix, text: str) -> pb.PrefixStats:
     return pb.PrefixStats(
-        num_tokens=prefix.num_tokens,
+        end=prefix.num_tokens,
         num_hits=prefix.num_hits,
         tokens_saved=prefix.tokens_saved,
         text=text,

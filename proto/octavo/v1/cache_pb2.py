@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from octavo.v1 import generation_pb2 as octavo_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15octavo/v1/cache.proto\x12\toctavo.v1\x1a\x1aoctavo/v1/generation.proto\"\x97\x01\n\x06Prefix\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x13.octavo.v1.TokenIdsH\x00\x12\x1f\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x0f.octavo.v1.ChatH\x00\x12\x14\n\nrequest_id\x18\x04 \x01(\tH\x00\x12\x12\n\ncache_salt\x18\x05 \x01(\tB\x08\n\x06prefix\"=\n\x0fGetStatsRequest\x12\x19\n\x0cnum_prefixes\x18\x01 \x01(\x05H\x00\x88\x01\x01\x42\x0f\n\r_num_prefixes\"\x80\x03\n\x10GetStatsResponse\x12$\n\x05pages\x18\x01 \x01(\x0b\x32\x15.octavo.v1.PageCounts\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x0e\n\x06policy\x18\x03 \x01(\t\x12\x0f\n\x07\x65nabled\x18\x04 \x01(\x08\x12\x14\n\x0cquery_tokens\x18\x05 \x01(\x04\x12\x12\n\nhit_tokens\x18\x06 \x01(\x04\x12%\n\x06misses\x18\x07 \x03(\x0b\x32\x15.octavo.v1.MissTokens\x12\x15\n\revicted_pages\x18\x08 \x01(\x04\x12\x14\n\x0cpinned_pages\x18\t \x01(\r\x12\x18\n\x10max_pinned_pages\x18\n \x01(\r\x12!\n\x04pins\x18\x0b \x03(\x0b\x32\x13.octavo.v1.PinStats\x12(\n\x08prefixes\x18\x0c \x03(\x0b\x32\x16.octavo.v1.PrefixStats\x12-\n\x0eresidual_pages\x18\r \x01(\x0b\x32\x15.octavo.v1.PageCounts\"C\n\nMissTokens\x12%\n\x06reason\x18\x01 \x01(\x0e\x32\x15.octavo.v1.MissReason\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\",\n\x08PinStats\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\"c\n\x0bPrefixStats\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12\x10\n\x08num_hits\x18\x04 \x01(\x04\x12\x14\n\x0ctokens_saved\x18\x05 \x01(\x04\x12\x0c\n\x04text\x18\x06 \x01(\tJ\x04\x08\x01\x10\x02J\x04\x08\x02\x10\x03\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x86\x02\n\x0f\x45xplainResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x15\n\rmiss_position\x18\x04 \x01(\r\x12%\n\x06reason\x18\x05 \x01(\x0e\x32\x15.octavo.v1.MissReason\x12#\n\x16\x65victed_seconds_before\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12%\n\x06misses\x18\x07 \x03(\x0b\x32\x15.octavo.v1.MissTokens\x12\x0c\n\x04text\x18\x08 \x01(\tB\x19\n\x17_evicted_seconds_before\">\n\x0bSaveRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\x12!\n\x06prompt\x18\x02 \x01(\x0b\x32\x11.octavo.v1.Prefix\"c\n\x0cSaveResponse\x12\x11\n\tnum_pages\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\x04\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\x19\n\x11num_missing_pages\x18\x04 \x01(\r\"\x1b\n\x0bLoadRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\"|\n\x0cLoadResponse\x12\x11\n\tnum_pages\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\x04\x12\x17\n\x0fnum_known_pages\x18\x03 \x01(\r\x12\x19\n\x11num_skipped_pages\x18\x04 \x01(\r\x12\x11\n\tconverted\x18\x05 \x01(\t\"=\n\nPinRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12!\n\x06prefix\x18\x02 \x01(\x0b\x32\x11.octavo.v1.Prefix\"N\n\x0bPinResponse\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x15\n\rprefix_tokens\x18\x02 \x01(\r\x12\x14\n\x0cpinned_pages\x18\x03 \x01(\r\"\x1c\n\x0cUnpinRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"%\n\rUnpinResponse\x12\x14\n\x0cpinned_pages\x18\x01 \x01(\r\"\x0e\n\x0c\x46lushRequest\"\"\n\rFlushResponse\x12\x11\n\tnum_pages\x18\x01 \x01(\r\"J\n\x0cWatchRequest\x12\x19\n\x0cstart_number\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x0e\n\x06log_id\x18\x02 \x01(\tB\x0f\n\r_start_number\"\xba\x01\n\rWatchResponse\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12(\n\x06stored\x18\x02 \x01(\x0b\x32\x16.octavo.v1.PagesStoredH\x00\x12*\n\x07removed\x18\x03 \x01(\x0b\x32\x17.octavo.v1.PagesRemovedH\x00\x12*\n\x07\x63leared\x18\x04 \x01(\x0b\x32\x17.octavo.v1.CacheClearedH\x00\x12\x0e\n\x06log_id\x18\x05 \x01(\tB\x07\n\x05\x65vent\".\n\x0bPagesStored\x12\x0f\n\x07\x64igests\x18\x01 \x03(\x0c\x12\x0e\n\x06parent\x18\x02 \x01(\x0c\"\x1f\n\x0cPagesRemoved\x12\x0f\n\x07\x64igests\x18\x01 \x03(\x0c\"\x0e\n\x0c\x43\x61\x63heCleared*\xff\x01\n\nMissReason\x12\x1b\n\x17MISS_REASON_UNSPECIFIED\x10\x00\x12\x13\n\x0fMISS_REASON_NEW\x10\x01\x12\x17\n\x13MISS_REASON_EVICTED\x10\x02\x12\x1a\n\x16MISS_REASON_OTHER_SALT\x10\x03\x12\x1a\n\x16MISS_REASON_LAST_TOKEN\x10\x04\x12\x1c\n\x18MISS_REASON_PARTIAL_PAGE\x10\x05\x12\x18\n\x14MISS_REASON_DISABLED\x10\x06\x12\x1c\n\x18MISS_REASON_OTHER_FORMAT\x10\x07\x12\x18\n\x14MISS_REASON_NO_STATE\x10\x08\x32\xec\x03\n\x05\x43\x61\x63he\x12\x43\n\x08GetStats\x12\x1a.octavo.v1.GetStatsRequest\x1a\x1b.octavo.v1.GetStatsResponse\x12@\n\x07\x45xplain\x12\x19.octavo.v1.ExplainRequest\x1a\x1a.octavo.v1.ExplainResponse\x12\x37\n\x04Save\x12\x16.octavo.v1.SaveRequest\x1a\x17.octavo.v1.SaveResponse\x12\x37\n\x04Load\x12\x16.octavo.v1.LoadRequest\x1a\x17.octavo.v1.LoadResponse\x12\x34\n\x03Pin\x12\x15.octavo.v1.PinRequest\x1a\x16.octavo.v1.PinResponse\x12:\n\x05Unpin\x12\x17.octavo.v1.UnpinRequest\x1a\x18.octavo.v1.UnpinResponse\x12:\n\x05\x46lush\x12\x17.octavo.v1.FlushRequest\x1a\x18.octavo.v1.FlushResponse\x12<\n\x05Watch\x12\x17.octavo.v1.WatchRequest\x1a\x18.octavo.v1.WatchResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15octavo/v1/cache.proto\x12\toctavo.v1\x1a\x1aoctavo/v1/generation.proto\"\x97\x01\n\x06Prefix\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x13.octavo.v1.TokenIdsH\x00\x12\x1f\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x0f.octavo.v1.ChatH\x00\x12\x14\n\nrequest_id\x18\x04 \x01(\tH\x00\x12\x12\n\ncache_salt\x18\x05 \x01(\tB\x08\n\x06prefix\"=\n\x0fGetStatsRequest\x12\x19\n\x0cnum_prefixes\x18\x01 \x01(\x05H\x00\x88\x01\x01\x42\x0f\n\r_num_prefixes\"\x80\x03\n\x10GetStatsResponse\x12$\n\x05pages\x18\x01 \x01(\x0b\x32\x15.octavo.v1.PageCounts\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x0e\n\x06policy\x18\x03 \x01(\t\x12\x0f\n\x07\x65nabled\x18\x04 \x01(\x08\x12\x14\n\x0cquery_tokens\x18\x05 \x01(\x04\x12\x12\n\nhit_tokens\x18\x06 \x01(\x04\x12%\n\x06misses\x18\x07 \x03(\x0b\x32\x15.octavo.v1.MissTokens\x12\x15\n\revicted_pages\x18\x08 \x01(\x04\x12\x14\n\x0cpinned_pages\x18\t \x01(\r\x12\x18\n\x10max_pinned_pages\x18\n \x01(\r\x12!\n\x04pins\x18\x0b \x03(\x0b\x32\x13.octavo.v1.PinStats\x12(\n\x08prefixes\x18\x0c \x03(\x0b\x32\x16.octavo.v1.PrefixStats\x12-\n\x0eresidual_pages\x18\r \x01(\x0b\x32\x15.octavo.v1.PageCounts\"C\n\nMissTokens\x12%\n\x06reason\x18\x01 \x01(\x0e\x32\x15.octavo.v1.MissReason\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\",\n\x08PinStats\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\"\x7f\n\x0bPrefixStats\x12\x13\n\x06parent\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0b\n\x03\x65nd\x18\x03 \x01(\r\x12\x10\n\x08num_hits\x18\x04 \x01(\x04\x12\x14\n\x0ctokens_saved\x18\x05 \x01(\x04\x12\x0c\n\x04text\x18\x06 \x01(\tB\t\n\x07_parent\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x86\x02\n\x0f\x45xplainResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x15\n\rmiss_position\x18\x04 \x01(\r\x12%\n\x06reason\x18\x05 \x01(\x0e\x32\x15.octavo.v1.MissReason\x12#\n\x16\x65victed_seconds_before\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12%\n\x06misses\x18\x07 \x03(\x0b\x32\x15.octavo.v1.MissTokens\x12\x0c\n\x04text\x18\x08 \x01(\tB\x19\n\x17_evicted_seconds_before\">\n\x0bSaveRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\x12!\n\x06prompt\x18\x02 \x01(\x0b\x32\x11.octavo.v1.Prefix\"c\n\x0cSaveResponse\x12\x11\n\tnum_pages\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\x04\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\x12\x19\n\x11num_missing_pages\x18\x04 \x01(\r\"\x1b\n\x0bLoadRequest\x12\x0c\n\x04path\x18\x01 \x01(\t\"|\n\x0cLoadResponse\x12\x11\n\tnum_pages\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\x04\x12\x17\n\x0fnum_known_pages\x18\x03 \x01(\r\x12\x19\n\x11num_skipped_pages\x18\x04 \x01(\r\x12\x11\n\tconverted\x18\x05 \x01(\t\"=\n\nPinRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12!\n\x06prefix\x18\x02 \x01(\x0b\x32\x11.octavo.v1.Prefix\"N\n\x0bPinResponse\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x15\n\rprefix_tokens\x18\x02 \x01(\r\x12\x14\n\x0cpinned_pages\x18\x03 \x01(\r\"\x1c\n\x0cUnpinRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"%\n\rUnpinResponse\x12\x14\n\x0cpinned_pages\x18\x01 \x01(\r\"\x0e\n\x0c\x46lushRequest\"\"\n\rFlushResponse\x12\x11\n\tnum_pages\x18\x01 \x01(\r\"J\n\x0cWatchRequest\x12\x19\n\x0cstart_number\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x0e\n\x06log_id\x18\x02 \x01(\tB\x0f\n\r_start_number\"\xba\x01\n\rWatchResponse\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12(\n\x06stored\x18\x02 \x01(\x0b\x32\x16.octavo.v1.PagesStoredH\x00\x12*\n\x07removed\x18\x03 \x01(\x0b\x32\x17.octavo.v1.PagesRemovedH\x00\x12*\n\x07\x63leared\x18\x04 \x01(\x0b\x32\x17.octavo.v1.CacheClearedH\x00\x12\x0e\n\x06log_id\x18\x05 \x01(\tB\x07\n\x05\x65vent\".\n\x0bPagesStored\x12\x0f\n\x07\x64igests\x18\x01 \x03(\x0c\x12\x0e\n\x06parent\x18\x02 \x01(\x0c\"\x1f\n\x0cPagesRemoved\x12\x0f\n\x07\x64igests\x18\x01 \x03(\x0c\"\x0e\n\x0c\x43\x61\x63heCleared*\xff\x01\n\nMissReason\x12\x1b\n\x17MISS_REASON_UNSPECIFIED\x10\x00\x12\x13\n\x0fMISS_REASON_NEW\x10\x01\x12\x17\n\x13MISS_REASON_EVICTED\x10\x02\x12\x1a\n\x16MISS_REASON_OTHER_SALT\x10\x03\x12\x1a\n\x16MISS_REASON_LAST_TOKEN\x10\x04\x12\x1c\n\x18MISS_REASON_PARTIAL_PAGE\x10\x05\x12\x18\n\x14MISS_REASON_DISABLED\x10\x06\x12\x1c\n\x18MISS_REASON_OTHER_FORMAT\x10\x07\x12\x18\n\x14MISS_REASON_NO_STATE\x10\x08\x32\xec\x03\n\x05\x43\x61\x63he\x12\x43\n\x08GetStats\x12\x1a.octavo.v1.GetStatsRequest\x1a\x1b.octavo.v1.GetStatsResponse\x12@\n\x07\x45xplain\x12\x19.octavo.v1.ExplainRequest\x1a\x1a.octavo.v1.ExplainResponse\x12\x37\n\x04Save\x12\x16.octavo.v1.SaveRequest\x1a\x17.octavo.v1.SaveResponse\x12\x37\n\x04Load\x12\x16.octavo.v1.LoadRequest\x1a\x17.octavo.v1.LoadResponse\x12\x34\n\x03Pin\x12\x15.octavo.v1.PinRequest\x1a\x16.octavo.v1.PinResponse\x12:\n\x05Unpin\x12\x17.octavo.v1.UnpinRequest\x1a\x18.octavo.v1.UnpinResponse\x12:\n\x05\x46lush\x12\x17.octavo.v1.FlushRequest\x1a\x18.octavo.v1.FlushResponse\x12<\n\x05Watch\x12\x17.octavo.v1.WatchRequest\x1a\x18.octavo.v1.WatchResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.v1.cache_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MISSREASON']._serialized_start=2134
-  _globals['_MISSREASON']._serialized_end=2389
+  _globals['_MISSREASON']._serialized_start=2162
+  _globals['_MISSREASON']._serialized_end=2417
   _globals['_PREFIX']._serialized_start=65
   _globals['_PREFIX']._serialized_end=216
   _globals['_GETSTATSREQUEST']._serialized_start=218
@@ -45,41 +45,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PINSTATS']._serialized_start=737
   _globals['_PINSTATS']._serialized_end=781
   _globals['_PREFIXSTATS']._serialized_start=783
-  _globals['_PREFIXSTATS']._serialized_end=882
-  _globals['_EXPLAINREQUEST']._serialized_start=884
-  _globals['_EXPLAINREQUEST']._serialized_end=920
-  _globals['_EXPLAINRESPONSE']._serialized_start=923
-  _globals['_EXPLAINRESPONSE']._serialized_end=1185
-  _globals['_SAVEREQUEST']._serialized_start=1187
-  _globals['_SAVEREQUEST']._serialized_end=1249
-  _globals['_SAVERESPONSE']._serialized_start=1251
-  _globals['_SAVERESPONSE']._serialized_end=1350
-  _globals['_LOADREQUEST']._serialized_start=1352
-  _globals['_LOADREQUEST']._serialized_end=1379
-  _globals['_LOADRESPONSE']._serialized_start=1381
-  _globals['_LOADRESPONSE']._serialized_end=1505
-  _globals['_PINREQUEST']._serialized_start=1507
-  _globals['_PINREQUEST']._serialized_end=1568
-  _globals['_PINRESPONSE']._serialized_start=1570
-  _globals['_PINRESPONSE']._serialized_end=1648
-  _globals['_UNPINREQUEST']._serialized_start=1650
-  _globals['_UNPINREQUEST']._serialized_end=1678
-  _globals['_UNPINRESPONSE']._serialized_start=1680
-  _globals['_UNPINRESPONSE']._serialized_end=1717
-  _globals['_FLUSHREQUEST']._serialized_start=1719
-  _globals['_FLUSHREQUEST']._serialized_end=1733
-  _globals['_FLUSHRESPONSE']._serialized_start=1735
-  _globals['_FLUSHRESPONSE']._serialized_end=1769
-  _globals['_WATCHREQUEST']._serialized_start=1771
-  _globals['_WATCHREQUEST']._serialized_end=1845
-  _globals['_WATCHRESPONSE']._serialized_start=1848
-  _globals['_WATCHRESPONSE']._serialized_end=2034
-  _globals['_PAGESSTORED']._serialized_start=2036
-  _globals['_PAGESSTORED']._serialized_end=2082
-  _globals['_PAGESREMOVED']._serialized_start=2084
-  _globals['_PAGESREMOVED']._serialized_end=2115
-  _globals['_CACHECLEARED']._serialized_start=2117
-  _globals['_CACHECLEARED']._serialized_end=2131
-  _globals['_CACHE']._serialized_start=2392
-  _globals['_CACHE']._serialized_end=2884
+  _globals['_PREFIXSTATS']._serialized_end=910
+  _globals['_EXPLAINREQUEST']._serialized_start=912
+  _globals['_EXPLAINREQUEST']._serialized_end=948
+  _globals['_EXPLAINRESPONSE']._serialized_start=951
+  _globals['_EXPLAINRESPONSE']._serialized_end=1213
+  _globals['_SAVEREQUEST']._serialized_start=1215
+  _globals['_SAVEREQUEST']._serialized_end=1277
+  _globals['_SAVERESPONSE']._serialized_start=1279
+  _globals['_SAVERESPONSE']._serialized_end=1378
+  _globals['_LOADREQUEST']._serialized_start=1380
+  _globals['_LOADREQUEST']._serialized_end=1407
+  _globals['_LOADRESPONSE']._serialized_start=1409
+  _globals['_LOADRESPONSE']._serialized_end=1533
+  _globals['_PINREQUEST']._serialized_start=1535
+  _globals['_PINREQUEST']._serialized_end=1596
+  _globals['_PINRESPONSE']._serialized_start=1598
+  _globals['_PINRESPONSE']._serialized_end=1676
+  _globals['_UNPINREQUEST']._serialized_start=1678
+  _globals['_UNPINREQUEST']._serialized_end=1706
+  _globals['_UNPINRESPONSE']._serialized_start=1708
+  _globals['_UNPINRESPONSE']._serialized_end=1745
+  _globals['_FLUSHREQUEST']._serialized_start=1747
+  _globals['_FLUSHREQUEST']._serialized_end=1761
+  _globals['_FLUSHRESPONSE']._serialized_start=1763
+  _globals['_FLUSHRESPONSE']._serialized_end=1797
+  _globals['_WATCHREQUEST']._serialized_start=1799
+  _globals['_WATCHREQUEST']._serialized_end=1873
+  _globals['_WATCHRESPONSE']._serialized_start=1876
+  _globals['_WATCHRESPONSE']._serialized_end=2062
+  _globals['_PAGESSTORED']._serialized_start=2064
+  _globals['_PAGESSTORED']._serialized_end=2110
+  _globals['_PAGESREMOVED']._serialized_start=2112
+  _globals['_PAGESREMOVED']._serialized_end=2143
+  _globals['_CACHECLEARED']._serialized_start=2145
+  _globals['_CACHECLEARED']._serialized_end=2159
+  _globals['_CACHE']._serialized_start=2420
+  _globals['_CACHE']._serialized_end=2912
 # @@protoc_insertion_point(module_scope)

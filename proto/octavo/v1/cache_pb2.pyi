@@ -96,16 +96,20 @@ class PinStats(_message.Message):
     def __init__(self, name: _Optional[str] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
 class PrefixStats(_message.Message):
-    __slots__ = ("num_tokens", "num_hits", "tokens_saved", "text")
-    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("parent", "start", "end", "num_hits", "tokens_saved", "text")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
     NUM_HITS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_SAVED_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
-    num_tokens: int
+    parent: int
+    start: int
+    end: int
     num_hits: int
     tokens_saved: int
     text: str
-    def __init__(self, num_tokens: _Optional[int] = ..., num_hits: _Optional[int] = ..., tokens_saved: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
+    def __init__(self, parent: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., num_hits: _Optional[int] = ..., tokens_saved: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
 class ExplainRequest(_message.Message):
     __slots__ = ("request_id",)

@@ -21,7 +21,7 @@ async def attack(target: Target, seen: Seen) -> None:
         async with target.channel() as channel, target.cache() as cache:
             vllm = vllm_engine_pb2_grpc.VllmEngineStub(channel)
             while time.monotonic() < end:
-                request = cache_pb2.GetStatsRequest(num_prefixes=100)
+                request = cache_pb2.GetStatsRequest(num_prefixes=1000)
                 await count(seen, cache.GetStats(request, metadata=target.metadata, timeout=20))
                 loads = vllm_engine_pb2.GetLoadsRequest()
                 await count(seen, vllm.GetLoads(loads, metadata=target.metadata, timeout=20))

@@ -104,7 +104,7 @@ async def test_stats_count_and_list_what_was_reused() -> None:
         assert stats.hit_tokens == 3 * 16 + 3 * 24 + 20
         assert stats.query_tokens == stats.hit_tokens + sum(miss.tokens for miss in stats.misses)
         assert stats.pages.held + stats.pages.idle_cached + stats.pages.idle_empty == 256
-        shown = [(p.num_tokens, p.num_hits, p.tokens_saved) for p in stats.prefixes]
+        shown = [(p.end, p.num_hits, p.tokens_saved) for p in stats.prefixes]
         assert shown == [(24, 3, 72), (16, 3, 48), (20, 1, 20)]
         assert [p.text for p in stats.prefixes[:2]] == [
             bytes(system).decode() + "<" * 8,
@@ -112,9 +112,9 @@ async def test_stats_count_and_list_what_was_reused() -> None:
         ]
         assert sum(p.tokens_saved for p in stats.prefixes) == stats.hit_tokens
         few = await its.client.cache.stats(1)
-        assert [p.num_tokens for p in few.prefixes] == [24]
+        assert [p.end for p in few.prefixes] == [24]
         with pytest.raises(InvalidRequest, match="num_prefixes"):
-            await its.client.cache.stats(101)
+            await its.client.cache.stats(1001)
 
 
 async def test_a_flush_drops_pages_without_holders() -> None:
