@@ -74,7 +74,7 @@ async def test_messages_carry_all_tokens_of_a_step_with_their_log_probabilities(
     assert all(list(chunk.output_logprobs.token_ids) == list(chunk.token_ids) for chunk in chunks)
     ours = [entry.logprob for delta in deltas for entry in delta.logprobs]
     theirs = [each for chunk in chunks for each in chunk.output_logprobs.token_logprobs]
-    assert theirs == np.float32(ours).tolist(), "one protocol has float64, the other float32"
+    assert theirs == np.array(ours, np.float32).tolist(), "one protocol has float64, the other float32"
 
 
 async def test_a_request_may_ask_for_drafts_or_against_them(tmp_path: Path) -> None:
