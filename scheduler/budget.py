@@ -28,7 +28,7 @@ class TokenBudget:
         self._may_hash = True
 
     @property
-    def long_ones_have_theirs(self) -> bool:
+    def is_long_share_spent(self) -> bool:
         """Whether long prompts have used up their tokens of this step."""
         return self._left_for_long is not None and self._left_for_long <= 0
 
@@ -55,7 +55,7 @@ class TokenBudget:
         self,
         sequence: Sequence,
         wanted: int,
-        rivals: Iterable[Sequence],
+        competing: Iterable[Sequence],
         first: Iterable[Sequence] = (),
     ) -> int:
         """Return how many of the ``wanted`` tokens a sequence may compute now.
@@ -65,10 +65,10 @@ class TokenBudget:
         granted = min(wanted, self.left - self._demand(first))
         if wanted > self._threshold:
             if self._left_for_long is None:
-                self._left_for_long = max(1, self.left - self._short_demand(sequence.priority, rivals))
+                self._left_for_long = max(1, self.left - self._short_demand(sequence.priority, competing))
             granted = min(granted, self._left_for_long)
         if self._time is not None:
-            in_time = self._time.most(len(sequence.tokens) - wanted, granted)
+            in_time = self._time.max_chunk(len(sequence.tokens) - wanted, granted)
             if in_time < granted:
                 self.left = in_time
             granted = in_time
@@ -96,7 +96,7 @@ class TokenBudget:
         """Return how many of the ``wanted`` draft tokens of a decoding sequence fit into the step."""
         granted = max(0, min(wanted, self.left))
         if self._time is not None:
-            granted = self._time.most_drafts(len(sequence.tokens), granted)
+            granted = self._time.max_drafts(len(sequence.tokens), granted)
         return granted
 
     def spend_drafts(self, sequence: Sequence, num_drafts: int) -> None:
@@ -104,9 +104,9 @@ class TokenBudget:
         if self._time is not None:
             self._time.spend_drafts(len(sequence.tokens), num_drafts)
 
-    def _short_demand(self, priority: int, rivals: Iterable[Sequence]) -> int:
+    def _short_demand(self, priority: int, competing: Iterable[Sequence]) -> int:
         demand, most = 0, self.left // 2
-        for sequence in rivals:
+        for sequence in competing:
             missing = self.num_missing(sequence)
             if sequence.priority <= priority and missing <= self._threshold:
                 demand += missing

@@ -15,12 +15,12 @@ class KVConnector(Protocol):
     """
 
     @property
-    def has_news(self) -> bool:
+    def has_updates(self) -> bool:
         """Whether ``poll`` would return or change anything."""
         ...
 
-    def on_news(self, wake: Callable[[], None]) -> None:
-        """Call ``wake`` from any thread when ``has_news`` becomes true."""
+    def on_update(self, wake: Callable[[], None]) -> None:
+        """Call ``wake`` from any thread when ``has_updates`` becomes true."""
         ...
 
     @property
@@ -28,7 +28,7 @@ class KVConnector(Protocol):
         """Whether ``save`` must run before the next step is submitted, because it reads pages."""
         ...
 
-    def keep(self, sequence: Sequence, token_s: float | None) -> None:
+    def offload(self, sequence: Sequence, token_s: float | None) -> None:
         """Copy the published pages of a running sequence that is about to be preempted.
 
         Pages are copied only if loading is expected to be faster than computing.
@@ -69,12 +69,12 @@ class KVConnector(Protocol):
 class NoConnector:
     """Connector of an engine that keeps pages only in the pool."""
 
-    has_news = False
+    has_updates = False
     saves_steps = False
 
-    def on_news(self, wake: Callable[[], None]) -> None: ...
+    def on_update(self, wake: Callable[[], None]) -> None: ...
 
-    def keep(self, sequence: Sequence, token_s: float | None) -> None: ...
+    def offload(self, sequence: Sequence, token_s: float | None) -> None: ...
 
     def start_load(self, _sequence: Sequence, /, *, token_s: float | None = None) -> bool:  # noqa: ARG002
         return False

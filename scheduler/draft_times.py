@@ -35,9 +35,9 @@ class _Mean:
         self.value += max(_LEARNING, 1 / (self.count + prior)) * error
 
 
-class _OfSequences:
+class _BatchTimes:
     def __init__(self, share: float) -> None:
-        self.plain = _Mean()
+        self.without_drafts = _Mean()
         self.share = _Mean(share)
         self.cells: dict[int, _Mean] = {}
 
@@ -50,7 +50,7 @@ class DraftTimes:
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, _OfSequences] = {}
+        self._known: dict[int, _BatchTimes] = {}
         self._ratios: dict[int, tuple[tuple[int, float], ...]] = {}
 
     def observe(self, num_sequences: int, num_drafts: int, seconds: float) -> None:
@@ -59,15 +59,15 @@ class DraftTimes:
             return
         known = self._known.get(num_sequences)
         if known is None:
-            known = self._known[num_sequences] = _OfSequences(self.cost(num_sequences))
+            known = self._known[num_sequences] = _BatchTimes(self.cost(num_sequences))
             self._ratios.clear()
         if not num_drafts:
-            known.plain.add(math.log(seconds))
+            known.without_drafts.add(math.log(seconds))
         elif num_drafts not in known.cells:
             known.cells[num_drafts] = _Mean()
-        elif known.plain.count:
+        elif known.without_drafts.count:
             self._ratios.clear()
-            ratio = math.log(seconds) - known.plain.value
+            ratio = math.log(seconds) - known.without_drafts.value
             ratio = max(-_OUTLIER, min(ratio, math.log1p(self.cost(num_sequences) * num_drafts) + _OUTLIER))
             known.share.add(math.expm1(ratio) / num_drafts, prior=_PRIOR)
             known.cells[num_drafts].add(ratio)
@@ -75,10 +75,10 @@ class DraftTimes:
     def ratios(self, num_sequences: int) -> tuple[tuple[int, float], ...]:
         """Return a pair (number of drafts, relative time of a step) for each number in ``NUM_ROWS``."""
         if (made := self._ratios.get(num_sequences)) is None:
-            made = self._ratios[num_sequences] = self._made(num_sequences)
+            made = self._ratios[num_sequences] = self._compute_ratios(num_sequences)
         return made
 
-    def _made(self, num_sequences: int) -> tuple[tuple[int, float], ...]:
+    def _compute_ratios(self, num_sequences: int) -> tuple[tuple[int, float], ...]:
         known = self._known.get(num_sequences)
         share = self.cost(num_sequences)
         cells = {} if known is None else known.cells
@@ -165,7 +165,7 @@ def _reserve(item: ScheduledChunk, wanted: int, blocks: BlockManager) -> int:
 
 def draft_rows(step: SchedulerOutput) -> tuple[int, int] | None:
     """Return (number of sequences, number of drafts) of a step; None unless every sequence decodes."""
-    if step.plain:
+    if step.decode_only:
         return len(step.work), 0
     num_drafts = 0
     for _, start, stop, samples, parallel_samples, drafts in step.work:

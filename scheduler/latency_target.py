@@ -17,27 +17,27 @@ For normally distributed errors this is 1.28 standard deviations, and one of the
 FIRST_ERROR = 0.11
 """Assumed mean relative error of predictions before any was observed."""
 
-MOST_HEADROOM = 0.95
-LEAST_HEADROOM = 0.7
+MAX_HEADROOM = 0.95
+MIN_HEADROOM = 0.7
 """Bounds of the share of the target that a predicted step may take. The upper bound keeps a reserve even
 after steps with small errors; the lower bound lets prompts progress even if predictions are poor."""
 
-_FORGETTING = 0.98
+_DECAY = 0.98
 
 AUTO_FACTOR = 3.0
 """With the target ``auto``, a step may take this many times the time of its decodes alone, within the bounds
 below."""
 
-AUTO_LEAST_S = 0.025
+AUTO_MIN_S = 0.025
 """Seconds that ``auto`` always allows a step. Users do not notice such gaps, and small models need them for
 whole chunks."""
 
-AUTO_MOST_S = 0.2
-"""Most seconds that ``auto`` allows a step, because a longer gap looks like a stall; ``AUTO_ROOM`` can raise
-it. A sequence is admitted only if all decodes together then fit into this time, or into ``AUTO_FACTOR`` times
-a one-sequence step."""
+AUTO_MAX_S = 0.2
+"""Most seconds that ``auto`` allows a step, because a longer gap looks like a stall. ``AUTO_MIN_FACTOR`` can
+raise it. A sequence is admitted only if all decodes together then fit into this time, or into
+``AUTO_FACTOR`` times a one-sequence step."""
 
-AUTO_ROOM = 1.3
+AUTO_MIN_FACTOR = 1.3
 """``auto`` always allows a step this many times the time of its decodes alone, so that prompts progress."""
 
 DECODE_SHARE = 0.7
@@ -50,7 +50,7 @@ MIN_RUNNING = 4
 MIN_CHUNK = 8
 """Prompt tokens that a step always takes, so that prompts progress even under a target that cannot be met."""
 
-UNTAUGHT_CHUNK = 64
+FIRST_CHUNK = 64
 """Prompt tokens per step until the first chunk has been timed."""
 
 
@@ -70,7 +70,7 @@ class LatencyTarget:
 
     @property
     def headroom(self) -> float:
-        return max(LEAST_HEADROOM, min(MOST_HEADROOM, 1 / (1 + LATE_FACTOR * self._error)))
+        return max(MIN_HEADROOM, min(MAX_HEADROOM, 1 / (1 + LATE_FACTOR * self._error)))
 
     def limit(
         self, decodes: StepShape, tightest: float | None = None, spent_s: float = 0.0
@@ -83,18 +83,18 @@ class LatencyTarget:
         if not decodes.num_decodes or not targets:
             return None
         limit_s = min(targets) * self.headroom - spent_s
-        return StepTime(self._cost, decodes, limit_s, taught=self._num_chunks > 0)
+        return StepTime(self._cost, decodes, limit_s, is_calibrated=self._num_chunks > 0)
 
     def _target(self, decodes: StepShape) -> float | None:
         if self.target_s != "auto":
             return self.target_s
         alone = self._cost.predict(decodes)
-        return max(AUTO_LEAST_S, min(AUTO_FACTOR * alone, max(AUTO_MOST_S, AUTO_ROOM * alone)))
+        return max(AUTO_MIN_S, min(AUTO_FACTOR * alone, max(AUTO_MAX_S, AUTO_MIN_FACTOR * alone)))
 
     def has_time_for(self, decodes: StepShape, tightest: float | None = None) -> bool:
         """Return whether a step with all these decodes leaves enough time for prompts."""
         one = self._cost.predict(StepShape(1, 0, decodes.num_positions // decodes.num_decodes, 0))
-        most = max(AUTO_MOST_S, AUTO_FACTOR * one)
+        most = max(AUTO_MAX_S, AUTO_FACTOR * one)
         limits = [
             most if target == "auto" or target * DECODE_SHARE < one else target * DECODE_SHARE
             for target in (self.target_s, tightest)
@@ -110,28 +110,28 @@ class LatencyTarget:
             predicted = self._cost.predict(shape) if self._num_chunks else 0.0
             if predicted > 0 and seconds > 0:
                 error = min(1.0, abs(seconds / predicted - 1))
-                self._error += (1 - _FORGETTING) * (error - self._error)
+                self._error += (1 - _DECAY) * (error - self._error)
             self._num_chunks += 1
         self._cost.observe(shape, seconds)
 
 
 class StepTime:
-    def __init__(self, cost: StepCost, shape: StepShape, limit_s: float, *, taught: bool) -> None:
+    def __init__(self, cost: StepCost, shape: StepShape, limit_s: float, *, is_calibrated: bool) -> None:
         self._cost = cost
         self._shape = shape
         self._limit_s = limit_s
-        self._taught = taught
+        self._is_calibrated = is_calibrated
 
     @property
     def left_s(self) -> float:
         """Seconds left, below 0 if the target cannot be kept."""
         return self._limit_s - self._cost.predict(self._shape)
 
-    def most(self, start: int, wanted: int) -> int:
+    def max_chunk(self, start: int, wanted: int) -> int:
         """Return the largest chunk at position ``start`` that fits the target, at most ``wanted`` tokens."""
         least = max(0, min(wanted, MIN_CHUNK - self._shape.num_chunk_tokens))
-        if not self._taught:
-            return min(wanted, max(least, UNTAUGHT_CHUNK - self._shape.num_chunk_tokens))
+        if not self._is_calibrated:
+            return min(wanted, max(least, FIRST_CHUNK - self._shape.num_chunk_tokens))
         low, high = least, wanted
         while low < high:
             middle = (low + high + 1) // 2
@@ -141,7 +141,7 @@ class StepTime:
                 high = middle - 1
         return low
 
-    def most_drafts(self, stop: int, wanted: int) -> int:
+    def max_drafts(self, stop: int, wanted: int) -> int:
         """Return how many drafts of a sequence of ``stop`` tokens fit the target, at most ``wanted``."""
         most = 0
         while most < wanted:
@@ -157,7 +157,7 @@ class StepTime:
         self._shape = with_chunk(self._shape, start, num_tokens)
 
 
-class Targets(Resource):
+class LatencyTargets(Resource):
     """Admits sequences only while the latency targets leave time."""
 
     def __init__(self, limits: Limits, queues: SequenceQueues) -> None:

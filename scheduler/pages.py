@@ -20,7 +20,7 @@ class Pages(Resource):
         self._blocks = blocks
         self._queues = queues
         self._refused: tuple[Sequence, tuple[int, ...]] | None = None
-        self._filling: set[Digest] = set()
+        self._being_written: set[Digest] = set()
         self._miss: Miss | None = None
 
     @property
@@ -31,21 +31,21 @@ class Pages(Resource):
         more = any(now > then for now, then in zip(self._blocks.idle_pages(), before, strict=True))
         return None if more else sequence
 
-    def look_again(self) -> None:
+    def clear_refused(self) -> None:
         self._refused = None
 
     def begin_step(self, work: list[ScheduledChunk]) -> None:
         """Record the prompt pages that running sequences write in this step."""
-        self._filling.clear()
+        self._being_written.clear()
         for item in work:
-            self.planned(item)
+            self.on_planned(item)
 
-    def planned(self, item: ScheduledChunk) -> None:
+    def on_planned(self, item: ScheduledChunk) -> None:
         sequence, start, stop, samples, *_ = item
         if stop - start > 1 or not samples:
             assert sequence.table is not None
             page_size = self._blocks.page_size
-            self._filling.update(sequence.table.digests[start // page_size : -(-stop // page_size)])
+            self._being_written.update(sequence.table.digests[start // page_size : -(-stop // page_size)])
 
     def may_admit(self, sequence: Sequence | None = None) -> bool:
         return sequence is None or sequence is not self.refused
@@ -61,9 +61,9 @@ class Pages(Resource):
             find=find,
             media=sequence.media,
         )
-        if find and _next_digest(table) in self._filling:
+        if find and _next_digest(table) in self._being_written:
             blocks.close(table)
-            return Admission.SHARES
+            return Admission.PAGE_COMING
         if sequence.history.num_cached is None:
             self._miss = blocks.explain_miss(table, sequence.tokens) if find else Miss(0, "disabled")
         sequence.table = table

@@ -6,7 +6,7 @@ from octavo.block_manager import BlockManager
 
 from .types import Sequence
 
-MAX_CAUTION = 30  # most preemptions of a sequence that count; 2^30 pages exceed any pool
+MAX_COUNTED_PREEMPTIONS = 30  # most preemptions of a sequence that count; 2^30 pages exceed any pool
 
 
 def lost_work(sequence: Sequence, blocks: BlockManager) -> int:
@@ -27,7 +27,7 @@ def has_headroom(sequence: Sequence, running: Iterable[Sequence], blocks: BlockM
     times = max(member.history.num_preempted for member in members)
     if times == 0 or len(members) == 1:
         return True
-    most = (1 << min(times, MAX_CAUTION)) - 1
+    most = (1 << min(times, MAX_COUNTED_PREEMPTIONS)) - 1
     idle = list(blocks.idle_for_pages())
     for member in members:
         for group, pages in enumerate(_growth(member, blocks, most)):

@@ -18,7 +18,7 @@ class PromptPace:
         self.token_s: float | None = None
 
     def observe(self, step: SchedulerOutput, seconds: float) -> None:
-        if step.plain:
+        if step.decode_only:
             return
         tokens = sum(
             item.stop - item.start for item in step.work if item.stop - item.start > 1 or not item.samples

@@ -13,9 +13,9 @@ from .types import Sequence
 
 class Admission(enum.Enum):
     ADMITTED = enum.auto()
-    LACKS = enum.auto()  # a resource is short; sequences that do not need it may be admitted first
-    LACKS_MEDIA = enum.auto()  # the sequence waits outside of the queue until ``Scheduler.retry``
-    SHARES = enum.auto()  # the sequence waits for a page that this step computes; others may overtake it
+    NO_RESOURCE = enum.auto()  # a resource is short; sequences that do not need it may be admitted first
+    NO_MEDIA = enum.auto()  # the sequence waits outside of the queue until ``Scheduler.retry``
+    PAGE_COMING = enum.auto()  # the sequence waits for a page that this step computes; others may overtake it
     STOP = enum.auto()  # nothing is left for this sequence or for later ones
 
 

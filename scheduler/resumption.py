@@ -20,10 +20,10 @@ class Resumption(Resource):
         self._pace = pace
         self._loading: set[Sequence] = set()
 
-    def gives_way(self, sequence: Sequence) -> None:
+    def on_preemption(self, sequence: Sequence) -> None:
         """Let the connector store the pages of a running sequence that is about to be preempted."""
         if not sequence.skip_prefix_cache:
-            self._connector.keep(sequence, self._pace.token_s)
+            self._connector.offload(sequence, self._pace.token_s)
             sequence.history.may_load = True
 
     def hold(self, sequence: Sequence) -> Admission:
@@ -45,7 +45,7 @@ class Resumption(Resource):
         self._queues.resume(sequence)
         return True
 
-    def holds_up(self, sequence: Sequence) -> bool:
+    def must_wait(self, sequence: Sequence) -> bool:
         """Return whether a waiting sequence must leave free pages to a sequence that is being loaded."""
         return any(
             each.priority <= sequence.priority and not self._precedes(sequence.tenant, each.tenant)
@@ -56,15 +56,15 @@ class Resumption(Resource):
         shares = self._queues.shares
         return tenant != other and shares.is_below(tenant) and not shares.is_below(other)
 
-    def holds_up_all(self) -> bool:
+    def all_must_wait(self) -> bool:
         """Return whether no waiting sequence may be admitted, because another is being loaded."""
-        first = next(self._queues.waiting.offers(), None) if self._loading else None
-        return first is not None and self.holds_up(first)
+        first = next(self._queues.waiting.admission_order(), None) if self._loading else None
+        return first is not None and self.must_wait(first)
 
 
-class RoomOfLoads(Resource):
+class LoadReservation(Resource):
     def __init__(self, resumption: Resumption) -> None:
         self._resumption = resumption
 
     def hold(self, sequence: Sequence) -> Admission:
-        return Admission.STOP if self._resumption.holds_up(sequence) else Admission.ADMITTED
+        return Admission.STOP if self._resumption.must_wait(sequence) else Admission.ADMITTED

@@ -6,20 +6,20 @@ from itertools import chain
 
 from octavo.block_manager import BlockManager
 
-from .arrivals import Arrivals
+from .admitter import Admitter
 from .budget import TokenBudget
 from .connector import KVConnector, NoConnector
 from .draft_times import DraftTimes, draft_rows, drop_rejected, plan_drafts
-from .latency_target import Targets
+from .latency_target import LatencyTargets
 from .limits import Limits, SequenceTooLong
 from .pages import Pages
 from .preemption import lost_work
 from .prompt_pace import Deadlines, PromptPace
 from .resources import Resource, Resources
-from .resumption import Resumption, RoomOfLoads
+from .resumption import LoadReservation, Resumption
 from .sequence_queues import SequenceQueues
 from .step_cost import decode_shape, shape_of
-from .step_draft import StepDraft, next_tokens
+from .step_plan import StepPlan, next_tokens
 from .types import SampleResult, ScheduledChunk, SchedulerOutput, Sequence, Status, StepShape
 from .waiting import WaitingQueue
 
@@ -56,7 +56,7 @@ class Scheduler:
         self.blocks = blocks
         self.limits = limits
         self.num_preemptions = 0
-        self.held: abc.Set[Sequence] = frozenset()  # running sequences that get no token in the next steps
+        self.paused: abc.Set[Sequence] = frozenset()  # running sequences that get no token in the next steps
         self.prompt_pace = PromptPace()
         self._connector = connector or NoConnector()
         self._has_deadlines = False
@@ -65,12 +65,12 @@ class Scheduler:
         queue = WaitingQueue() if waiting is None else waiting
         self._queues = SequenceQueues(limits.max_running, queue)
         self._resumption = Resumption(self._connector, self._queues, self.prompt_pace)
-        self._targets = Targets(limits, self._queues)
+        self._targets = LatencyTargets(limits, self._queues)
         self._pages = Pages(blocks, self._queues)
         self._resources = Resources(
-            (RoomOfLoads(self._resumption), self._targets, *resources, self._pages, self._resumption)
+            (LoadReservation(self._resumption), self._targets, *resources, self._pages, self._resumption)
         )
-        self._arrivals = Arrivals(blocks, limits, self._queues, self._resources, self._pages)
+        self._admitter = Admitter(blocks, limits, self._queues, self._resources, self._pages)
         self._planned: deque[SchedulerOutput] = deque()
 
     @property
@@ -85,9 +85,9 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether ``plan`` could return a step; False while all sequences wait for loaded pages."""
-        if self._queues.running or self._connector.has_news:
+        if self._queues.running or self._connector.has_updates:
             return True
-        waits = bool(self._queues.waiting) and not self._resumption.holds_up_all()
+        waits = bool(self._queues.waiting) and not self._resumption.all_must_wait()
         return waits or self._resources.is_coming
 
     def tenant_loads(self) -> dict[str, tuple[int, int]]:
@@ -97,9 +97,9 @@ class Scheduler:
         waiting = Counter(sequence.tenant for sequence in chain(queues.waiting, queues.loading))
         return {tenant: (running[tenant], waiting[tenant]) for tenant in {**running, **waiting}}
 
-    def on_news(self, wake: Callable[[], None]) -> None:
+    def on_update(self, wake: Callable[[], None]) -> None:
         """Call ``wake``, from any thread, when the connector has news."""
-        self._connector.on_news(wake)
+        self._connector.on_update(wake)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence and its parallel samples. Raises SequenceTooLong if one could never fit."""
@@ -136,7 +136,7 @@ class Scheduler:
         elif sequence.status is Status.WAITING_FOR_MEDIA:
             self.retry(sequence)
         if sequence.status is not Status.FINISHED:
-            self._pages.look_again()
+            self._pages.clear_refused()
             self._queues.abort(sequence)
             self._release(sequence)
 
@@ -149,7 +149,7 @@ class Scheduler:
 
         Prompts that wait or run keep half of the time. None without a latency target or decoding sequences.
         """
-        latency, running = self._targets.latency, [s for s in self._queues.running if s not in self.held]
+        latency, running = self._targets.latency, [s for s in self._queues.running if s not in self.paused]
         decoding = [each for each in running if each.backlog == 1]
         if latency is None or not decoding:
             return None
@@ -157,7 +157,7 @@ class Scheduler:
         time = latency.limit(shape, self._targets.tightest(decoding))
         if time is None:
             return None
-        has_prompts = self._queues.may_grow or len(decoding) < len(running)
+        has_prompts = self._queues.can_admit or len(decoding) < len(running)
         return time.left_s / 2 if has_prompts else time.left_s
 
     def plan(self, now: float | None = None, *, spent_s: float = 0.0) -> SchedulerOutput | None:
@@ -172,22 +172,22 @@ class Scheduler:
         if self._has_deadlines and now is not None:
             waiting = self._queues.waiting
             waiting.set_late(self._deadlines.late(waiting, now, self.prompt_pace.token_s))
-        draft = StepDraft()
-        if self._queues.shares.are_several:
-            self._displace(draft)
-        self._plan_decodes(draft)
-        if draft.chunks or not draft.is_plain or self._queues.may_grow:
-            self._open_budget(draft, spent_s)
-            held_back = self._plan_chunks(draft, self._queues.waiting.in_turn(draft.chunks))
-            self._plan_arrivals(draft)
-            self._plan_chunks(draft, held_back, may_admit=False)
-            self._plan_drafts(draft)
-        return self._complete(draft)
+        plan = StepPlan()
+        if self._queues.shares.has_several_tenants:
+            self._preempt_above_share(plan)
+        self._plan_decodes(plan)
+        if plan.chunks or not plan.is_decode_only or self._queues.can_admit:
+            self._open_budget(plan, spent_s)
+            held_back = self._plan_chunks(plan, self._queues.waiting.prefill_order(plan.chunks))
+            self._plan_admissions(plan)
+            self._plan_chunks(plan, held_back, may_admit=False)
+            self._plan_drafts(plan)
+        return self._complete(plan)
 
     @property
     def is_blocked(self) -> bool:
         """Whether sequences wait for loaded pages, so that ``plan`` may return None."""
-        return bool(self.held) or self._resources.is_coming
+        return bool(self.paused) or self._resources.is_coming
 
     def stuck(self) -> tuple[Sequence, ...]:
         """Return the sequences that can never make progress; call it right after ``plan`` returned None.
@@ -196,7 +196,7 @@ class Scheduler:
         """
         if self.is_blocked:
             return ()
-        if self._queues.running or (self._queues.waiting and not self._resumption.holds_up_all()):
+        if self._queues.running or (self._queues.waiting and not self._resumption.all_must_wait()):
             return (*self._queues.running, *self._queues.waiting)
         return ()
 
@@ -208,11 +208,11 @@ class Scheduler:
         (before,) = self._planned
         if (
             self._connector.saves_steps
-            or self._connector.has_news
+            or self._connector.has_updates
             or self.blocks.states is not None
             or self.blocks.has_copies
-            or self._arrivals.may_admit()
-            or self._arrivals.victims()
+            or self._admitter.may_admit()
+            or self._admitter.victims()
         ):
             return None
         step = next_tokens(before, self._queues.running, self.blocks, self._targets.latency)
@@ -243,17 +243,17 @@ class Scheduler:
         if step.copies:
             self.blocks.copied(step.copies)
         groups: list[tuple[ScheduledChunk, abc.Sequence[SampleResult]]] = []
-        ended = self._append_tokens(step.work, results) if step.plain else None
+        ended = self._append_tokens(step.work, results) if step.decode_only else None
         if ended is None:
             ended, groups = self._append_results(step.work, results)
         if ended:
-            self._pages.look_again()
+            self._pages.clear_refused()
             for sequence in ended:
                 self._release(sequence)
             self._queues.end(ended)
-        for item, drawn in groups:
-            self._commit_group(item, drawn)
-        self._queues.waiting.computed(step.work)
+        for item, sampled in groups:
+            self._commit_group(item, sampled)
+        self._queues.waiting.on_computed(step.work)
         if not self._planned:
             self._queues.successors.clear()
         self._connector.save(step)
@@ -266,74 +266,74 @@ class Scheduler:
         if not self._resumption.end(sequence):
             self._queues.enqueue(sequence)
 
-    def _displace(self, draft: StepDraft) -> None:
+    def _preempt_above_share(self, plan: StepPlan) -> None:
         if self._queues.shares.is_uneven:
-            for victim in self._arrivals.victims():
-                self._preempt(victim, draft, for_pages=False)
-                self._arrivals.displaced(victim)
+            for victim in self._admitter.victims():
+                self._preempt(victim, plan, for_pages=False)
+                self._admitter.note_preempted(victim)
 
-    def _plan_decodes(self, draft: StepDraft) -> None:
+    def _plan_decodes(self, plan: StepPlan) -> None:
         new, chunk = tuple.__new__, ScheduledChunk
-        append = draft.work.append
+        append = plan.work.append
         running = self._queues.running
-        for sequence in [s for s in running if s not in self.held] if self.held else tuple(running):
+        for sequence in [s for s in running if s not in self.paused] if self.paused else tuple(running):
             table = sequence.table
             if table is None:
                 continue
             start, stop = table.num_written, len(sequence.tokens)
             if stop - start != 1:
-                draft.chunks.append(sequence)
-            elif stop <= table.capacity or self._make_room(sequence, stop, draft):
+                plan.chunks.append(sequence)
+            elif stop <= table.capacity or self._reserve_or_preempt(sequence, stop, plan):
                 samples: tuple[Sequence, ...] = ()
                 if sequence.drafts or sequence.parallel_samples or start < sequence.num_prompt:
-                    samples, draft.is_plain = tuple(sequence.parallel_samples), False
+                    samples, plan.is_decode_only = tuple(sequence.parallel_samples), False
                 append(new(chunk, (sequence, start, stop, True, samples, ())))
-        draft.num_decodes = len(draft.work)
+        plan.num_decodes = len(plan.work)
         if self._targets.latency is not None:
-            draft.shape = decode_shape(draft.work)
+            plan.shape = decode_shape(plan.work)
 
-    def _open_budget(self, draft: StepDraft, spent_s: float) -> None:
+    def _open_budget(self, plan: StepPlan, spent_s: float) -> None:
         time, latency = None, self._targets.latency
-        if latency is not None and draft.shape is not None:
-            tightest = self._targets.tightest(item.sequence for item in draft.work)
-            time = latency.limit(draft.shape, tightest, spent_s)
-        left = self.limits.max_step_tokens - len(draft.work)
-        draft.budget = TokenBudget(left, self.limits, self.blocks, time=time)
+        if latency is not None and plan.shape is not None:
+            tightest = self._targets.tightest(item.sequence for item in plan.work)
+            time = latency.limit(plan.shape, tightest, spent_s)
+        left = self.limits.max_step_tokens - len(plan.work)
+        plan.budget = TokenBudget(left, self.limits, self.blocks, time=time)
 
     def _plan_chunks(
-        self, draft: StepDraft, chunks: list[Sequence], *, may_admit: bool = True
+        self, plan: StepPlan, chunks: list[Sequence], *, may_admit: bool = True
     ) -> list[Sequence]:
-        waiting, budget, held_back = self._queues.waiting, draft.budget, []
-        may_admit = may_admit and bool(chunks) and not draft.preempted and self._arrivals.may_admit()
+        waiting, budget, held_back = self._queues.waiting, plan.budget, []
+        may_admit = may_admit and bool(chunks) and not plan.preempted and self._admitter.may_admit()
         for index, sequence in enumerate(chunks):
             if not budget.left:
                 break
             if sequence.status is not Status.RUNNING:
                 continue
             wanted = sequence.backlog
-            rivals = chain(chunks[index + 1 :], waiting.short_rivals(sequence) if may_admit else ())
-            first = tuple(waiting.first_claims(sequence)) if may_admit else ()
-            tokens = budget.grant(sequence, wanted, rivals, first)
+            competing = chain(chunks[index + 1 :], waiting.waiting_prompts(sequence) if may_admit else ())
+            first = tuple(waiting.served_less(sequence)) if may_admit else ()
+            tokens = budget.grant(sequence, wanted, competing, first)
             next_one = first[0] if first and budget.num_missing(first[0]) <= budget.left else None
             if not tokens or (
                 self.limits.is_long_prompt(sequence.num_prompt)
-                and waiting.ends_step(sequence, draft.work, next_one)
+                and waiting.ends_step(sequence, plan.work, next_one)
             ):
                 held_back.append(sequence)
-            elif self._make_room(sequence, sequence.num_written + tokens, draft):
-                waiting.planned(draft.add_chunk(sequence, tokens, wanted))
+            elif self._reserve_or_preempt(sequence, sequence.num_written + tokens, plan):
+                waiting.on_planned(plan.add_chunk(sequence, tokens, wanted))
         return held_back
 
-    def _plan_arrivals(self, draft: StepDraft) -> None:
-        if not draft.preempted and draft.budget.left and self._queues.waiting:
-            self._arrivals.plan(draft)
+    def _plan_admissions(self, plan: StepPlan) -> None:
+        if not plan.preempted and plan.budget.left and self._queues.waiting:
+            self._admitter.plan(plan)
 
-    def _plan_drafts(self, draft: StepDraft) -> None:
-        if draft.budget.left and not draft.preempted and len(draft.work) >= len(self._queues.running):
-            draft.has_drafts = plan_drafts(draft.work, draft.budget, self.blocks)
+    def _plan_drafts(self, plan: StepPlan) -> None:
+        if plan.budget.left and not plan.preempted and len(plan.work) >= len(self._queues.running):
+            plan.has_drafts = plan_drafts(plan.work, plan.budget, self.blocks)
 
-    def _complete(self, draft: StepDraft) -> SchedulerOutput | None:
-        work = draft.work
+    def _complete(self, plan: StepPlan) -> SchedulerOutput | None:
+        work = plan.work
         if not work:
             return None
         if self.blocks.takes_snapshots:
@@ -343,51 +343,55 @@ class Scheduler:
                 self.blocks.plan_snapshots(
                     sequence.table, item.start, item.end, num_known=len(sequence.tokens) + drafts
                 )
-        only_decodes = len(work) == draft.num_decodes and not draft.has_drafts
-        shape, predicted_s = draft.shape if only_decodes else None, None
+        only_decodes = len(work) == plan.num_decodes and not plan.has_drafts
+        shape, predicted_s = plan.shape if only_decodes else None, None
         if (latency := self._targets.latency) is not None:
             shape = shape or shape_of(work)
             predicted_s = latency.predict(shape)
-        done = tuple(draft.preempted), tuple(draft.lookups)
-        plain = only_decodes and draft.is_plain
-        step = SchedulerOutput(tuple(work), self.blocks.take_copies(), *done, predicted_s, shape, plain=plain)
+        done = tuple(plan.preempted), tuple(plan.lookups)
+        decode_only = only_decodes and plan.is_decode_only
+        step = SchedulerOutput(
+            tuple(work), self.blocks.take_copies(), *done, predicted_s, shape, decode_only=decode_only
+        )
         self._planned.append(step)
         return step
 
-    def _make_room(self, sequence: Sequence, num_tokens: int, draft: StepDraft) -> bool:
+    def _reserve_or_preempt(self, sequence: Sequence, num_tokens: int, plan: StepPlan) -> bool:
         table = sequence.table
         assert table is not None
         while not self.blocks.reserve(table, num_tokens):
-            planned = {item.sequence for item in draft.work}
+            planned = {item.sequence for item in plan.work}
             running = self._queues.running
             younger = [s for s in running[running.index(sequence) + 1 :] if s not in planned]
             younger = self._within_shares(sequence, younger)
             if not younger:
                 return False
             victim = self._queues.waiting.victim(younger, lambda each: lost_work(each, self.blocks))
-            self._preempt(victim, draft)
+            self._preempt(victim, plan)
             self.num_preemptions += 1
         return True
 
     def _within_shares(self, sequence: Sequence, younger: list[Sequence]) -> list[Sequence]:
-        shares, precedes = self._queues.shares, self._queues.waiting.precedes
-        if not shares.are_claimed or not shares.is_above(sequence.tenant):
+        shares, has_precedence = self._queues.shares, self._queues.waiting.has_precedence
+        if not shares.are_contended or not shares.is_above(sequence.tenant):
             return younger
-        found = [each for each in younger if shares.is_above(each.tenant) or not precedes(each, sequence)]
+        found = [
+            each for each in younger if shares.is_above(each.tenant) or not has_precedence(each, sequence)
+        ]
         return found or (younger if sequence is self._queues.running[0] else [])
 
-    def _preempt(self, victim: Sequence, draft: StepDraft, *, for_pages: bool = True) -> None:
-        self._resumption.gives_way(victim)
+    def _preempt(self, victim: Sequence, plan: StepPlan, *, for_pages: bool = True) -> None:
+        self._resumption.on_preemption(victim)
         self._release(victim)
         self._queues.preempt(victim, for_pages=for_pages)
-        draft.preempted.append(victim)
+        plan.preempted.append(victim)
 
     def _append_tokens(
         self, work: abc.Sequence[ScheduledChunk], results: abc.Sequence[SampleResult]
     ) -> list[Sequence] | None:
         assert len(results) == len(work), f"{len(results)} results for {len(work)} samples"
-        tokens, finished, more, void = zip(*results)  # noqa: B905  # equal lengths; strict doubles the time
-        if any(void) or any(more):
+        tokens, finished, accepted, discarded = zip(*results)  # noqa: B905  # equal lengths; strict doubles the time
+        if any(discarded) or any(accepted):
             return None
         blocks = self.blocks
         commit_pages, page_size, has_states = blocks.commit, blocks.page_size, blocks.states is not None
@@ -432,20 +436,20 @@ class Scheduler:
                 if table is not None:
                     commit_pages(table, sequence.tokens, stop)
                 continue
-            token, finished, more, void = results[index]
+            token, finished, accepted, discarded = results[index]
             index += 1
-            if void or table is None:
+            if discarded or table is None:
                 continue
             if token is None:
                 ended.append(sequence)
                 continue
             tokens = sequence.tokens
             tokens.append(token)
-            if more:
-                tokens += more
-                stop += len(more)
+            if accepted:
+                tokens += accepted
+                stop += len(accepted)
             commit_pages(table, tokens, stop)
-            if drafts and len(more) < len(drafts):
+            if drafts and len(accepted) < len(drafts):
                 drop_rejected(table, self.blocks)
             if finished or len(tokens) >= sequence.max_length:
                 ended.append(sequence)
@@ -454,17 +458,17 @@ class Scheduler:
 
     def _commit_group(self, item: ScheduledChunk, results: abc.Sequence[SampleResult]) -> None:
         members = zip((item.sequence, *item.parallel_samples), results, strict=True)
-        drawn = [(member, result) for member, result in members if member.status is not Status.FINISHED]
-        if not drawn:
+        sampled = [(member, result) for member, result in members if member.status is not Status.FINISHED]
+        if not sampled:
             return
-        parent = drawn[0][0]
+        parent = sampled[0][0]
         assert parent.table is not None
         parent.parallel_samples = []
         kv_valid = all(result.token is not None for result in results)
         if kv_valid:
             self.blocks.commit(parent.table, parent.tokens, item.stop)
         remaining: list[Sequence] = []
-        for member, result in drawn:
+        for member, result in sampled:
             member.history.num_cached = parent.history.num_cached
             if result.token is not None:
                 member.tokens.append(result.token)
@@ -474,9 +478,9 @@ class Scheduler:
                 remaining.append(member)
         if not remaining or not kv_valid:
             self._release(parent)
-        self._queues.share(parent, remaining, self._resources)
+        self._queues.fork_samples(parent, remaining, self._resources)
 
     def _release(self, sequence: Sequence) -> None:
         if sequence.table is not None:
             self._resources.release(sequence)
-            self._arrivals.lacking.clear()
+            self._admitter.without_resource.clear()

@@ -18,7 +18,7 @@ class SlotShares:
         self.num_slots = num_slots
         self.running: dict[str, int] = {}
         self.waiting: dict[str, int] = {}
-        self.are_several = False
+        self.has_several_tenants = False
         self._present: dict[str, int] = {}
         self._is_uneven: bool | None = False
 
@@ -32,9 +32,9 @@ class SlotShares:
         self.num_slots, self._is_uneven = num_slots, None
 
     @property
-    def are_claimed(self) -> bool:
+    def are_contended(self) -> bool:
         """Whether several tenants have sequences and at least one sequence waits."""
-        return self.are_several and bool(self.waiting)
+        return self.has_several_tenants and bool(self.waiting)
 
     @property
     def is_uneven(self) -> bool:
@@ -42,7 +42,7 @@ class SlotShares:
         if self._is_uneven is None:
             share, running = self.share, self.running
             self._is_uneven = (
-                self.are_claimed
+                self.are_contended
                 and max(running.values(), default=0) > share
                 and any(running.get(tenant, 0) < share for tenant in self.waiting)
             )
@@ -66,9 +66,9 @@ class SlotShares:
         running = self.running
         return sum([max(0, min(count, share - running.get(t, 0))) for t, count in self.waiting.items()])
 
-    def leaves(self, tenant: str, num_free: int) -> bool:
+    def must_yield(self, tenant: str, num_free: int) -> bool:
         """Return whether a tenant must leave the free slots to tenants below their share."""
-        return self.are_claimed and not self.is_below(tenant) and num_free <= self.num_claimed
+        return self.are_contended and not self.is_below(tenant) and num_free <= self.num_claimed
 
     def _count(self, counts: dict[str, int], tenant: str, change: int) -> None:
         for each in (counts, self._present):
@@ -78,7 +78,7 @@ class SlotShares:
                 each[tenant] = left
             else:
                 del each[tenant]
-        self.are_several = len(self._present) > 1
+        self.has_several_tenants = len(self._present) > 1
         self._is_uneven = None
 
 
@@ -104,7 +104,7 @@ class SequenceQueues:
         self._num_admitted = 0
 
     @property
-    def may_grow(self) -> bool:
+    def can_admit(self) -> bool:
         return len(self.running) < self.max_running and bool(self.waiting)
 
     def enqueue(self, sequence: Sequence) -> None:
@@ -139,7 +139,7 @@ class SequenceQueues:
         if sequence.history.num_cached is None:
             sequence.history.num_admitted_before = self._num_admitted
             self._num_admitted += 1
-        self.waiting.let_in(sequence)
+        self.waiting.on_admitted(sequence)
 
     def preempt(self, victim: Sequence, *, for_pages: bool = True) -> None:
         """Move a running sequence back to the queue, before others of its priority that never ran.
@@ -179,7 +179,7 @@ class SequenceQueues:
             self._leave_queue(sequence)
         sequence.status = Status.FINISHED
 
-    def share(self, parent: Sequence, remaining: list[Sequence], resources: Resource) -> None:
+    def fork_samples(self, parent: Sequence, remaining: list[Sequence], resources: Resource) -> None:
         """Let parallel samples (``remaining``) continue after the first token of their parent.
 
         The first sample takes over the parent's table, and the others get forks. A sample without a fork is
@@ -215,7 +215,7 @@ class SequenceQueues:
 
     def _fork(self, successor: Sequence, member: Sequence, resources: Resource) -> bool:
         num_free = self.max_running - len(self.running)
-        if not num_free or self.shares.leaves(member.tenant, num_free):
+        if not num_free or self.shares.must_yield(member.tenant, num_free):
             return False
         if not resources.fork(successor, member):
             return False

@@ -6,7 +6,7 @@ from operator import itemgetter
 
 from .types import ScheduledChunk, StepShape
 
-_FORGETTING = 0.995  # per step, so about 200 steps count
+_DECAY = 0.995  # per step, so about 200 steps count
 _PRIOR = 1e-3
 _MAX_COVARIANCE = 1e6
 
@@ -64,12 +64,12 @@ class StepCost:
             pc = ca * a + cb * b + dc * d
             pd = da * a + db * b + dd * d
             pe = ea * a + eb * b + ed * d
-        gain = _FORGETTING + a * pa + b * pb + c * pc + d * pd + e * pe
+        gain = _DECAY + a * pa + b * pb + c * pc + d * pd + e * pe
         u, v, w, x, y = self._weights
         error = (1.0 - (u * a + v * b + w * c + x * d + y * e)) / gain
         u, v, w, x, y = u + pa * error, v + pb * error, w + pc * error, x + pd * error, y + pe * error
         self._weights = [u, v, w, x, y]
-        f = _FORGETTING
+        f = _DECAY
         aa = (aa - pa * pa / gain) / f
         bb = (bb - pb * pb / gain) / f
         cc = (cc - pc * pc / gain) / f
@@ -125,11 +125,11 @@ def _terms(shape: StepShape, row_tile: int) -> tuple[float, float, float, float,
     return (1.0, decodes / 16, chunk_tokens / 64, positions / 8192, chunk_positions / 65536)
 
 
-_STOP = itemgetter(ScheduledChunk._fields.index("stop"))
+_GET_STOP = itemgetter(ScheduledChunk._fields.index("stop"))
 
 
 def decode_shape(work: Sequence[ScheduledChunk]) -> StepShape:
-    return StepShape(len(work), 0, sum(map(_STOP, work)), 0)
+    return StepShape(len(work), 0, sum(map(_GET_STOP, work)), 0)
 
 
 def shape_of(work: Iterable[ScheduledChunk]) -> StepShape:

@@ -159,15 +159,15 @@ class SchedulerOutput(NamedTuple):
     predicted_s: float | None = None
     shape: StepShape | None = None
     sources: tuple[int, ...] | None = None
-    plain: bool = False
+    decode_only: bool = False
 
     @property
     def num_tokens(self) -> int:
         return sum(item.end - item.start for item in self.work)
 
-    def draws(self) -> list[tuple[Sequence, tuple[int, ...]]]:
+    def sampled_with_drafts(self) -> list[tuple[Sequence, tuple[int, ...]]]:
         """Return the sequences of ``sampled``, each with the draft tokens that this step verifies."""
-        if self.plain:
+        if self.decode_only:
             return [(item[0], ()) for item in self.work]
         return [
             (sequence, item.drafts)
@@ -178,19 +178,19 @@ class SchedulerOutput(NamedTuple):
 
     def sampled(self) -> list[Sequence]:
         """Return the sequences that get a token from this step, in the order of the results."""
-        return [sequence for sequence, _ in self.draws()]
+        return [sequence for sequence, _ in self.sampled_with_drafts()]
 
 
 class SampleResult(NamedTuple):
     """The tokens that a sequence got from a step.
 
-    token      the first sampled token; None if the sequence failed and ends
-    finished   whether the sequence ends after these tokens
-    more       further tokens, one per accepted draft
-    void       whether to ignore the result; the sequence then computes these rows again
+    token       the first sampled token; None if the sequence failed and ends
+    finished    whether the sequence ends after these tokens
+    accepted    further tokens, one per accepted draft
+    discarded   whether to ignore the result; the sequence then computes these rows again
     """
 
     token: int | None
     finished: bool = False
-    more: tuple[int, ...] = ()
-    void: bool = False
+    accepted: tuple[int, ...] = ()
+    discarded: bool = False

@@ -54,6 +54,6 @@ class EngineRequest:
         return len(self.prompt_ids)
 
 
-class News(NamedTuple):
+class EngineOutput(NamedTuple):
     number: int
     delta: Delta

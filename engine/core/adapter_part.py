@@ -80,7 +80,7 @@ class AdapterPart(StepPart, Resource):
         return PartRows(inputs={ROWS_INPUT: np.repeat(np.array(slots, np.int32), counts).reshape(-1, 1, 1)})
 
     def hold(self, sequence: Sequence) -> Admission:
-        return Admission.ADMITTED if self._held(self._names.get(sequence)) else Admission.LACKS
+        return Admission.ADMITTED if self._held(self._names.get(sequence)) else Admission.NO_RESOURCE
 
     def fork(self, sequence: Sequence, sample: Sequence) -> bool:  # noqa: ARG002
         return self._held(self._names.get(sample))

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from ..api.engine_info import EngineInfo
-from ..api.engine_request import EngineRequest, News
+from ..api.engine_request import EngineOutput, EngineRequest
 from ..api.stats import Gauges
 from ..api.structured_output import StructuredOutput
 from ..tokenizer.tokenizer import Tokenizer
@@ -20,7 +20,7 @@ class Listener(Protocol):
         """Called once, when the engine accepts requests."""
         ...
 
-    def news(self, news: list[News]) -> None: ...
+    def outputs(self, outputs: list[EngineOutput]) -> None: ...
 
     def cache_changed(self) -> None:
         """Called when there are new page events."""

@@ -23,7 +23,7 @@ from .live_samples import Draws, LiveSamples
 from .overlap import may_overlap
 from .prompt_parts import Grammars, PromptEmbeddings, PromptScores
 from .request import Request, RequestBuilder, Update
-from .step_parts import NONE_HELD, NOTHING_ASKED, AskedRows, StepPart, StepParts
+from .step_parts import NONE_PAUSED, NOTHING_ASKED, AskedRows, StepPart, StepParts
 from .step_stats import StepStats
 
 
@@ -100,8 +100,8 @@ class EngineCore:
         began = self._step_began
         return 0.0 if began is None else self._clock() - began
 
-    def on_news(self, wake: Callable[[], None]) -> None:
-        self._scheduler.on_news(wake)
+    def on_update(self, wake: Callable[[], None]) -> None:
+        self._scheduler.on_update(wake)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises SequenceTooLong if the request can never fit the page pool."""
@@ -131,7 +131,7 @@ class EngineCore:
         if self._parts.live:
             spent_s = self._let_parts_work()
         else:
-            self._scheduler.held = NONE_HELD
+            self._scheduler.paused = NONE_PAUSED
         step = self._scheduler.plan(now, spent_s=spent_s)
         self.passed("plan")
         if not step and self._scheduler.is_blocked:
@@ -139,7 +139,7 @@ class EngineCore:
                 time.sleep(HELD_S)  # all sequences wait, for example for grammar masks
         elif not step:
             self._live.fail_stuck()
-        elif not step.plain:
+        elif not step.decode_only:
             for lookup in step.lookups:
                 self.cache.record(self._live.by_sequence[lookup.sequence].request.request_id, lookup)
             self._live.note_started(step, now)
@@ -151,7 +151,7 @@ class EngineCore:
         ready = self._parts.work(self._scheduler.spare_time)
         for sequence in ready or ():
             self._scheduler.retry(sequence)
-        self._scheduler.held = self._parts.held()
+        self._scheduler.paused = self._parts.paused()
         if ready is None:
             return 0.0
         self._step_began = self._clock()
@@ -165,7 +165,7 @@ class EngineCore:
             asked = self._parts.ask(step)
             batch = asked.added_to(batch)
         self.passed("batch")
-        draws = step.draws()
+        draws = step.sampled_with_drafts()
         pending = self._runner.submit(batch, self._live.states(draws, is_ahead=after is not None), after)
         self.passed("run")
         return _InFlight(step, draws, batch, pending, asked)

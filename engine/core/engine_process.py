@@ -24,7 +24,7 @@ from typing import Any
 
 from ..api.config import EngineConfig
 from ..api.engine_info import EngineInfo
-from ..api.engine_request import EngineRequest, News
+from ..api.engine_request import EngineOutput, EngineRequest
 from ..api.errors import EngineDead, EngineStopping
 from ..api.stats import Gauges, Observer, StepRecord
 from ..api.structured_output import StructuredOutput
@@ -243,7 +243,7 @@ class EngineProcess:
                 if self._observer is not None:
                     self._observer.step(message)
             case list():
-                self._listener.news(message)
+                self._listener.outputs(message)
             case _CacheChanged():
                 self._listener.cache_changed()
             case _Answer():
@@ -268,8 +268,8 @@ class _Child:
     def ready(self) -> None:
         self._pipe.send(_Ready(self.thread.info, self.thread.capacity, self.thread.gauges))
 
-    def news(self, news: list[News]) -> None:
-        self._pipe.send(news)
+    def outputs(self, outputs: list[EngineOutput]) -> None:
+        self._pipe.send(outputs)
 
     def cache_changed(self) -> None:
         self._pipe.send(_CacheChanged())

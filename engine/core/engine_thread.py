@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..api.engine_info import EngineInfo
-from ..api.engine_request import EngineRequest, News
+from ..api.engine_request import EngineOutput, EngineRequest
 from ..api.errors import EngineStopping, OctavoError
 from ..api.outputs import Delta, FinishReason
 from ..api.stats import Gauges
@@ -138,7 +138,7 @@ class EngineThread:
         core: EngineCore | None = None
         try:
             core = self._make_core()
-            core.on_news(self.wake)
+            core.on_update(self.wake)
             self._core = core
             self._listener.ready()
             self._loop(core)
@@ -161,7 +161,7 @@ class EngineThread:
             self._execute_commands(core, parts)
             if core.has_work:
                 self._tell(core.step())
-            if core.cache.has_news():
+            if core.cache.has_updates():
                 self._listener.cache_changed()
         self._tell(core.finish())
 
@@ -170,7 +170,7 @@ class EngineThread:
             if delta.finish_reason is not None and request.finish_reason is not None:
                 self._open.pop(request.number, None)
         if updates:
-            self._listener.news([News(request.number, delta) for request, delta in updates])
+            self._listener.outputs([EngineOutput(request.number, delta) for request, delta in updates])
 
     def _read_inbox(self, core: EngineCore) -> bool:
         while True:
@@ -207,7 +207,9 @@ class EngineThread:
             core.add(built)
         except (ValueError, OctavoError) as error:
             logger.exception("request %s was admitted and then refused", request.request_id)
-            self._listener.news([News(request.number, delta) for delta in _refusals(request, str(error))])
+            self._listener.outputs(
+                [EngineOutput(request.number, delta) for delta in _refusals(request, str(error))]
+            )
         else:
             self._open[request.number] = built
 

@@ -51,7 +51,7 @@ class ImagePart(StepPart, Resource):
         self._prompts: dict[Sequence, _Prompt] = {}
         self._waiting: dict[Sequence, PromptImage] = {}
         self._ready: set[Sequence] = set()
-        self._stopped: set[Sequence] = set()
+        self._paused: set[Sequence] = set()
         self._current: PromptImage | None = None
         self._portions_s: list[float] = []
         self._new: bytes | None = None
@@ -65,7 +65,7 @@ class ImagePart(StepPart, Resource):
         return bool(self._waiting)
 
     def num_waiting(self) -> int:
-        return len(self._waiting) + len(self._stopped)
+        return len(self._waiting) + len(self._paused)
 
     def begin(self, request: Request) -> None:
         if request.images:
@@ -78,7 +78,7 @@ class ImagePart(StepPart, Resource):
         self._prompts.pop(sequence, None)
         self._waiting.pop(sequence, None)
         self._ready.discard(sequence)
-        self._stopped.discard(sequence)
+        self._paused.discard(sequence)
 
     def hold(self, sequence: Sequence) -> Admission:
         """Admit a sequence, unless its next chunk needs an unencoded image."""
@@ -96,7 +96,7 @@ class ImagePart(StepPart, Resource):
         prompt.held.clear()
         self._ready.discard(sequence)
         self._waiting[sequence] = missing
-        return Admission.LACKS_MEDIA
+        return Admission.NO_MEDIA
 
     def work(self, time_left: Callable[[], float | None]) -> list[Sequence] | None:
         """Encode the next portions of an image; return the sequences that may continue."""
@@ -132,13 +132,13 @@ class ImagePart(StepPart, Resource):
 
     def _next_image(self) -> PromptImage | None:
         urgent, later = list[PromptImage](), list[PromptImage]()
-        self._stopped.clear()
+        self._paused.clear()
         for sequence, prompt in self._prompts.items():
             if sequence.table is None or (start := sequence.num_written) >= prompt.stop:
                 continue
             if (missing := self._missing(sequence, prompt, start)) is not None:
                 if missing.start <= start:
-                    self._stopped.add(sequence)
+                    self._paused.add(sequence)
                 (urgent if missing.start <= start else later).append(missing)
         self._ready = {sequence for sequence in self._ready if sequence.table is None}
         if len(self._ready) < MAX_READY:
@@ -169,8 +169,8 @@ class ImagePart(StepPart, Resource):
         sequence.num_ready = sys.maxsize
         return None
 
-    def held(self) -> Set[Sequence]:
-        return self._stopped
+    def paused(self) -> Set[Sequence]:
+        return self._paused
 
     def may_overlap(self, going_on: Samples[Sample]) -> bool:  # noqa: ARG002
         return not self.num_waiting()

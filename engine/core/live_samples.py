@@ -87,7 +87,9 @@ class LiveSamples:
         return [sample for each, _ in draws if (sample := found(each)) is not None]
 
     def got_tokens(self, draws: Draws, results: list[SampleResult]) -> list[Sample]:
-        return self.going_on([draw for draw, result in zip(draws, results, strict=True) if not result.void])
+        return self.going_on(
+            [draw for draw, result in zip(draws, results, strict=True) if not result.discarded]
+        )
 
     def states(self, draws: Draws, *, is_ahead: bool) -> list[SampleState]:
         samples, states = self.by_sequence, list[SampleState]()
@@ -120,14 +122,14 @@ class LiveSamples:
         drawn = iter(output.samples)
         for index, (sequence, drafts) in enumerate(draws):
             sample = self.by_sequence.get(sequence)
-            if sample is None or index in output.void:
+            if sample is None or index in output.discarded:
                 next(drawn)
-                results.append(SampleResult(None, void=True))
+                results.append(SampleResult(None, discarded=True))
                 continue
             sampled = next(drawn)
             run = [sampled, *(next(drawn) for _ in drafts)] if drafts else None
             if sampled.is_late:
-                results.append(SampleResult(None, void=True))
+                results.append(SampleResult(None, discarded=True))
             elif run:
                 results.append(self._accept_drafts(sample, drafts, run, now))
             else:

@@ -123,7 +123,7 @@ class Grammars(StepPart):
                 sample.state.mask_may_be_late = self._may_be_late
                 self._samples.add(sample)
 
-    def held(self) -> set[Sequence]:
+    def paused(self) -> set[Sequence]:
         return {
             sample.sequence
             for sample in self._samples

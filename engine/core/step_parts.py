@@ -51,7 +51,7 @@ class StepPart:
         """Do work between two steps; return sequences to try again. Returns None if there was no work."""
         return None
 
-    def held(self) -> Set[Served]:
+    def paused(self) -> Set[Served]:
         return frozenset()
 
     def rows(self, step: SchedulerOutput) -> PartRows | None:  # noqa: ARG002
@@ -109,7 +109,7 @@ class AskedRows(NamedTuple):
 
 
 NOTHING_ASKED = AskedRows(())
-NONE_HELD: Set[Served] = frozenset()
+NONE_PAUSED: Set[Served] = frozenset()
 
 
 class StepParts:
@@ -138,8 +138,8 @@ class StepParts:
         done = [ready for part in self.live if (ready := part.work(time_left)) is not None]
         return [sequence for ready in done for sequence in ready] if done else None
 
-    def held(self) -> Set[Served]:
-        return frozenset().union(*(part.held() for part in self.live))
+    def paused(self) -> Set[Served]:
+        return frozenset().union(*(part.paused() for part in self.live))
 
     def ask(self, step: SchedulerOutput) -> AskedRows:
         asked = [(part, rows) for part in self.live if (rows := part.rows(step)) is not None]

@@ -25,14 +25,14 @@ class RunOutput(NamedTuple):
 
     failed_rows  rows with NaN or infinity in K or V; their sequences must end
     hidden       [P, D] inputs of the output head for the rows in ``batch.hidden``
-    void         indices of samples that must be computed again
+    discarded         indices of samples that must be computed again
     """
 
     samples: tuple[Sampled, ...]
     failed_rows: tuple[int, ...] = ()
     scores: tuple[TokenLogprob, ...] = ()
     hidden: npt.NDArray[np.float32] | None = None
-    void: frozenset[int] = frozenset()
+    discarded: frozenset[int] = frozenset()
 
 
 class Pending(Protocol):
@@ -157,8 +157,8 @@ def with_failures(samples: Sequence[Sampled], batch: Batch, failed: Sequence[int
     rows = batch.sample_rows.tolist()
     owners = np.searchsorted(starts, batch.sample_rows, side="right").tolist()
     return tuple(
-        Sampled(token=None, error=KV_NOT_FINITE) if first_failed.get(owner, row + 1) <= row else drawn
-        for drawn, row, owner in zip(samples, rows, owners, strict=True)
+        Sampled(token=None, error=KV_NOT_FINITE) if first_failed.get(owner, row + 1) <= row else sampled
+        for sampled, row, owner in zip(samples, rows, owners, strict=True)
     )
 
 

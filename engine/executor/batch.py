@@ -105,7 +105,7 @@ class BatchSlice(NamedTuple):
 
 
 def build_batch(step: SchedulerOutput, page_size: int, groups: Specs = ()) -> Batch:
-    if step.plain or all(map(_is_decode, step.work)):
+    if step.decode_only or all(map(_is_decode, step.work)):
         return _decode_batch(step, page_size, groups)
     return _mixed_batch(step, page_size, groups)
 

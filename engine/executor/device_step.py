@@ -36,27 +36,23 @@ class DeviceStep:
         self._states = list(states)
         self._feeds = feeds and not self._others
         self._changed: frozenset[int] = frozenset()
-        self._drawn_from = _rows(logits, [places[i] for i in here])
+        self._logits = _rows(logits, [places[i] for i in here])
         self._host_rows = _rows(logits, [places[i] for i in self._others]).astype(mx.float32)
         report = [mx.zeros(0, mx.int32)]
         if here:
-            drawn = draw_tokens(self._drawn_from, draws_of([states[i] for i in here]))
-            self.tokens = drawn[0]
-            report.append(drawn.reshape(-1))
+            resampled = draw_tokens(self._logits, draws_of([states[i] for i in here]))
+            self.tokens = resampled[0]
+            report.append(resampled.reshape(-1))
         report += [flag.astype(mx.int32) for flag in flags]
         self._report = mx.concatenate(report)
 
     @property
     def arrays(self) -> list[mx.array]:
-        return (
-            [self._report, self._host_rows, self._drawn_from]
-            if self._others
-            else [self._report, self._drawn_from]
-        )
+        return [self._report, self._host_rows, self._logits] if self._others else [self._report, self._logits]
 
     @property
     def feeds(self) -> bool:
-        return self._feeds and not self._void()
+        return self._feeds and not self._discarded()
 
     def take(self, sources: Ints) -> mx.array:
         assert self._feeds, "a token of this step is sampled on the host"
@@ -64,7 +60,7 @@ class DeviceStep:
 
     def resolve(self) -> RunOutput:
         count, num_rows = len(self._here), len(self._batch.token_ids)
-        void, self._after = self._void(), None
+        discarded, self._after = self._discarded(), None
         values = np.array(self._report)
         tokens, verdicts = (
             cast("list[int]", part.tolist()) for part in values[: 2 * count].reshape(2, count)
@@ -75,28 +71,28 @@ class DeviceStep:
             for i, token, verdict in zip(self._here, tokens, verdicts, strict=True)
         }
         if unsure := [place for place, verdict in enumerate(verdicts) if verdict == UNSURE]:
-            samples |= self._redraw(unsure, tokens)
+            samples |= self._resample(unsure, tokens)
         if self._others:
             states = [self._states[i] for i in self._others]
-            drawn = self._sampling.draw(self._host_rows, range(len(states)), states)
-            samples.update(zip(self._others, drawn, strict=True))
+            resampled = self._sampling.draw(self._host_rows, range(len(states)), states)
+            samples.update(zip(self._others, resampled, strict=True))
         failed = np.flatnonzero(flags).tolist()
         in_order = [samples[i] for i in range(len(self._states))]
-        return RunOutput(with_failures(in_order, self._batch, failed), tuple(failed), void=void)
+        return RunOutput(with_failures(in_order, self._batch, failed), tuple(failed), discarded=discarded)
 
-    def _redraw(self, unsure: Sequence[int], tokens: Sequence[int]) -> dict[int, Sampled]:
-        rows = _rows(self._drawn_from, unsure).astype(mx.float32)
+    def _resample(self, unsure: Sequence[int], tokens: Sequence[int]) -> dict[int, Sampled]:
+        rows = _rows(self._logits, unsure).astype(mx.float32)
         mx.eval(rows)
         states = [self._states[self._here[place]] for place in unsure]
-        drawn = self._sampling.draw(rows, range(len(unsure)), states)
+        resampled = self._sampling.draw(rows, range(len(unsure)), states)
         self._changed = frozenset(
             self._here[place]
-            for place, sampled in zip(unsure, drawn, strict=True)
+            for place, sampled in zip(unsure, resampled, strict=True)
             if sampled.token != tokens[place]
         )
-        return {self._here[place]: sampled for place, sampled in zip(unsure, drawn, strict=True)}
+        return {self._here[place]: sampled for place, sampled in zip(unsure, resampled, strict=True)}
 
-    def _void(self) -> frozenset[int]:
+    def _discarded(self) -> frozenset[int]:
         if self._after is None or not self._after._changed or self._batch.sources is None:
             return frozenset()
         sources = self._batch.sources.tolist()

@@ -215,8 +215,8 @@ class PagedRunner:
     ) -> Sequence[Sampled]:
         assert len(places) == len(states), "there must be one sampled token per state"
         if outputs.choice is not None:
-            drawn = greedy_samples(*(each.tolist() for each in outputs.choice))
-            return drawn if isinstance(places, range) else [drawn[place] for place in places]
+            sampled = greedy_samples(*(each.tolist() for each in outputs.choice))
+            return sampled if isinstance(places, range) else [sampled[place] for place in places]
         if outputs.logits is None or not states:
             return ()
         return self._sampling.draw(outputs.logits, places, states)

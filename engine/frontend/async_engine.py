@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from ..api.config import EngineConfig, checked
 from ..api.engine_info import AdapterInfo, EngineInfo
-from ..api.engine_request import EngineRequest, News
+from ..api.engine_request import EngineOutput, EngineRequest
 from ..api.errors import EngineDead, EngineStopping, InvalidRequest, Overloaded
 from ..api.outputs import Delta
 from ..api.prompt import EncodedPrompt, Prompt
@@ -92,7 +92,7 @@ class AsyncEngine:
         bridge = LoopBridge(
             self._loop,
             ready=self._on_ready,
-            news=self._open.push,
+            outputs=self._open.push,
             cache_changed=self.cache_changes.send,
             ended=self._on_ended,
         )
@@ -344,21 +344,21 @@ class LoopBridge:
         loop: asyncio.AbstractEventLoop,
         *,
         ready: Callable[[], None],
-        news: Callable[[list[News]], None],
+        outputs: Callable[[list[EngineOutput]], None],
         cache_changed: Callable[[], None],
         ended: Callable[[BaseException | None], None],
     ) -> None:
         self._loop = loop
         self._ready = ready
-        self._news = news
+        self._outputs = outputs
         self._cache_changed = cache_changed
         self._ended = ended
 
     def ready(self) -> None:
         self._call(self._ready)
 
-    def news(self, news: list[News]) -> None:
-        self._call(self._news, news)
+    def outputs(self, outputs: list[EngineOutput]) -> None:
+        self._call(self._outputs, outputs)
 
     def cache_changed(self) -> None:
         self._call(self._cache_changed)

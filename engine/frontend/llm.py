@@ -16,7 +16,7 @@ from tqdm import tqdm
 from ..api.config import EngineConfig, checked
 from ..api.embedding import check_dimensions, finished
 from ..api.engine_info import AdapterInfo, EngineInfo
-from ..api.engine_request import EngineRequest, News
+from ..api.engine_request import EngineOutput, EngineRequest
 from ..api.errors import EngineDead, EngineStopping, InvalidRequest, RequestFailed
 from ..api.output_collector import OutputCollector, completion_of
 from ..api.outputs import Delta, FinishReason, RequestOutput
@@ -309,7 +309,7 @@ class LLM:
     def _collect(self, collectors: dict[int, _Collector], done: Callable[[int], object]) -> None:
         num_open = len(collectors)
         while num_open:
-            for number, delta in self._events.wait_news():
+            for number, delta in self._events.wait_outputs():
                 if (collector := collectors.get(number)) is None:
                     continue
                 collector.add(delta)
@@ -320,7 +320,7 @@ class LLM:
 
 class _Events:
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[bool | list[News] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[bool | list[EngineOutput] | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
 
     def ready(self) -> None:
@@ -328,8 +328,8 @@ class _Events:
 
     def cache_changed(self) -> None: ...
 
-    def news(self, news: list[News]) -> None:
-        self._queue.put(news)
+    def outputs(self, outputs: list[EngineOutput]) -> None:
+        self._queue.put(outputs)
 
     def ended(self, error: BaseException | None) -> None:
         self._error = error
@@ -340,10 +340,10 @@ class _Events:
             assert self._error is not None
             raise self._error
 
-    def wait_news(self) -> list[News]:
-        news = self._queue.get()
-        if isinstance(news, list):
-            return news
+    def wait_outputs(self) -> list[EngineOutput]:
+        outputs = self._queue.get()
+        if isinstance(outputs, list):
+            return outputs
         self._queue.put(None)
         if self._error is None:
             raise EngineStopping("this LLM was closed while it was generating")

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 
 from ..api.config import EngineConfig
-from ..api.engine_request import EngineRequest, News
+from ..api.engine_request import EngineOutput, EngineRequest
 from ..api.errors import Overloaded, SlowReader
 from ..api.output_collector import OutputCollector, logprobs_bytes
 from ..api.outputs import Delta
@@ -57,9 +57,9 @@ class OutputStreams:
     def streams(self) -> tuple[Stream, ...]:
         return tuple(self._by_id.values())
 
-    def push(self, news: list[News]) -> None:
+    def push(self, outputs: list[EngineOutput]) -> None:
         """Deliver deltas to their streams. End streams if too much output is unread."""
-        for number, delta in news:
+        for number, delta in outputs:
             if (stream := self._by_number.get(number)) is not None:
                 stream.push(delta)
         most = MAX_UNREAD_LIMITS * self.limiter.max_unread_bytes

@@ -132,7 +132,7 @@ class PrefixCacheInspector:
             self.blocks.keep_tokens()
         return self.blocks.events.next_number
 
-    def has_news(self) -> bool:
+    def has_updates(self) -> bool:
         if not self.is_watched or self._announced == self.blocks.events.next_number:
             return False
         self._announced = self.blocks.events.next_number

@@ -56,10 +56,10 @@ class DiskTier:
     saves_steps = True
 
     @property
-    def has_news(self) -> bool:
+    def has_updates(self) -> bool:
         return any(fetch.pages or fetch.ended for fetch in self._fetches.values())
 
-    def on_news(self, wake: Callable[[], None]) -> None:
+    def on_update(self, wake: Callable[[], None]) -> None:
         self._wake = wake
 
     def counts(self) -> StoreCounts:
@@ -87,7 +87,7 @@ class DiskTier:
         self._reader.start(fetch)
         return True
 
-    def keep(self, sequence: Sequence, token_s: float | None) -> None:  # noqa: ARG002
+    def offload(self, sequence: Sequence, token_s: float | None) -> None:  # noqa: ARG002
         last = min(sequence.num_written // self._blocks.page_size, len(sequence.digests))
         self._save(sequence, 0, last)
         if self._blocks.states is not None:

@@ -61,17 +61,17 @@ class HostTier:
         return SwapCounts(num_out=self._num_out, num_in=self._num_in, num_bytes=self._num_bytes)
 
     @property
-    def has_news(self) -> bool:
-        return bool(self._returns) or self._behind.has_news
+    def has_updates(self) -> bool:
+        return bool(self._returns) or self._behind.has_updates
 
     @property
     def saves_steps(self) -> bool:
         return self._behind.saves_steps
 
-    def on_news(self, wake: Callable[[], None]) -> None:
-        self._behind.on_news(wake)
+    def on_update(self, wake: Callable[[], None]) -> None:
+        self._behind.on_update(wake)
 
-    def keep(self, sequence: Sequence, token_s: float | None) -> None:
+    def offload(self, sequence: Sequence, token_s: float | None) -> None:
         digests = sequence.digests
         count = self._blocks.num_findable(digests)
         needed = self._needed(count)

@@ -105,7 +105,7 @@ class DraftModel(BatchDrafter):
         step = SchedulerOutput(tuple(row.work for row in rows))
         states = [row.ask.state.guessing(given[row.place]) for row in rows if row.work.samples]
         output = self._runner.run(build_batch(step, self.blocks.page_size, self.blocks.groups), states)
-        drawn = iter(output.samples)
+        sampled = iter(output.samples)
         going_on: list[_Row] = []
         failed = set(output.failed_rows)
         first = 0
@@ -113,7 +113,7 @@ class DraftModel(BatchDrafter):
             guesses, served = ask.guesses, item.sequence
             own = range(first, first + item.stop - item.start)
             first = own.stop
-            token = next(drawn).token if item.samples else None
+            token = next(sampled).token if item.samples else None
             if failed.intersection(own) or (item.samples and token is None):
                 guesses.failed = True
                 self.close(guesses)

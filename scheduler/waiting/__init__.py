@@ -1,10 +1,10 @@
-from .age_order import MAX_PASSED, cached_tokens
+from .age_order import HARD_MAX_OVERTAKEN, cached_tokens
 from .fair import PROMPT_COST, DeficitQueue, FairQueue
 from .queue import LOOK_AHEAD, WaitingQueue
 
 __all__ = [
+    "HARD_MAX_OVERTAKEN",
     "LOOK_AHEAD",
-    "MAX_PASSED",
     "PROMPT_COST",
     "DeficitQueue",
     "FairQueue",

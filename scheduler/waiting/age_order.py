@@ -54,11 +54,11 @@ MAX_OVERTAKEN = 32
 """After this many younger sequences were admitted before the oldest sequence, or before preempted ones, the
 overtaken sequences come first. A single step may exceed this by as many sequences as run at once."""
 
-MAX_PASSED = 256
+HARD_MAX_OVERTAKEN = 256
 """The oldest sequence may come first and still not be admitted, for example because a long prompt is being
 computed. After this many younger sequences were admitted before it, no sequence may pass it. Otherwise the
 memory that it needs might never become free. docs/design/latency-bounds.md and preemption-bounds.md derive
-bounds from MAX_OVERTAKEN and MAX_PASSED."""
+bounds from MAX_OVERTAKEN and HARD_MAX_OVERTAKEN."""
 
 
 class AgeOrder:
@@ -72,37 +72,37 @@ class AgeOrder:
     def __init__(self, blocks: BlockManager | None = None) -> None:
         self.lengths = None if blocks is None else CachedLengths(blocks)
         self.late: Set[Sequence] = frozenset()
-        self._interrupted: set[Sequence] = set()
+        self._preempted: set[Sequence] = set()
 
-    def rank(self, equals: Iterable[Sequence]) -> list[tuple[int, int, Sequence]]:
-        equals = list(equals)
-        _, oldest = self._first_ones(equals)
+    def rank(self, peers: Iterable[Sequence]) -> list[tuple[int, int, Sequence]]:
+        peers = list(peers)
+        _, oldest = self._oldest(peers)
         due = oldest if oldest is not None and oldest.history.num_overtaken >= MAX_OVERTAKEN else None
-        return [self._rank(each, due) for each in equals]
+        return [self._rank(each, due) for each in peers]
 
-    def in_order(self, equals: Iterable[Sequence]) -> list[Sequence]:
-        return [each for _, _, each in sorted(self.rank(equals), key=lambda rank: rank[:2])]
+    def in_order(self, peers: Iterable[Sequence]) -> list[Sequence]:
+        return [each for _, _, each in sorted(self.rank(peers), key=lambda rank: rank[:2])]
 
-    def interrupt(self, sequence: Sequence) -> None:
-        self._interrupted.add(sequence)
+    def mark_preempted(self, sequence: Sequence) -> None:
+        self._preempted.add(sequence)
 
-    def num_before(self, sequence: Sequence, equals: Iterable[Sequence]) -> int:
-        ran, _ = self._first_ones(equals)
+    def num_before(self, sequence: Sequence, peers: Iterable[Sequence]) -> int:
+        ran, _ = self._oldest(peers)
         return sum(each.history.num_admitted_before < sequence.history.num_admitted_before for each in ran)
 
-    def may_pass(self, sequence: Sequence, equals: Iterable[Sequence]) -> bool:
+    def may_overtake(self, sequence: Sequence, peers: Iterable[Sequence]) -> bool:
         """Return whether ``sequence`` may be admitted before an earlier one that must wait."""
-        ran, oldest = self._first_ones(equals)
+        ran, oldest = self._oldest(peers)
         if ran and _times_overtaken(ran) >= MAX_OVERTAKEN:
             return False
-        return oldest is None or oldest is sequence or oldest.history.num_overtaken < MAX_PASSED
+        return oldest is None or oldest is sequence or oldest.history.num_overtaken < HARD_MAX_OVERTAKEN
 
-    def leaves(self, sequence: Sequence, equals: Iterable[Sequence]) -> None:
+    def remove(self, sequence: Sequence, peers: Iterable[Sequence]) -> None:
         if self.lengths is not None:
             self.lengths.forget(sequence)
-        ran, oldest = self._first_ones(equals)
-        if sequence in self._interrupted:
-            self._interrupted.remove(sequence)
+        ran, oldest = self._oldest(peers)
+        if sequence in self._preempted:
+            self._preempted.remove(sequence)
             others = [each for each in ran if each is not sequence]
             if others:
                 others[0].history.num_overtaken = max(
@@ -118,12 +118,12 @@ class AgeOrder:
         """Let ``successor`` take the place and age of a waiting sequence."""
         if self.lengths is not None:
             self.lengths.forget(sequence)
-        if sequence in self._interrupted:
-            self._interrupted.remove(sequence)
-            self._interrupted.add(successor)
+        if sequence in self._preempted:
+            self._preempted.remove(sequence)
+            self._preempted.add(successor)
 
     def _rank(self, sequence: Sequence, due: Sequence | None) -> tuple[int, int, Sequence]:
-        if sequence in self._interrupted:
+        if sequence in self._preempted:
             return 0, 0, sequence
         if sequence is due:
             return 1, 0, sequence
@@ -132,10 +132,10 @@ class AgeOrder:
     def _preference(self, sequence: Sequence) -> int:
         return 0 if self.lengths is None else -self.lengths.of(sequence)
 
-    def _first_ones(self, equals: Iterable[Sequence]) -> tuple[list[Sequence], Sequence | None]:
+    def _oldest(self, peers: Iterable[Sequence]) -> tuple[list[Sequence], Sequence | None]:
         ran: list[Sequence] = []
-        for each in equals:
-            if each not in self._interrupted:
+        for each in peers:
+            if each not in self._preempted:
                 return ran, each
             ran.append(each)
         return ran, None

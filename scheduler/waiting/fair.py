@@ -62,26 +62,26 @@ class FairQueue(WaitingQueue):
         found = self._classes.get(priority)
         return found.service.get(tenant, 0.0) if found is not None else 0.0
 
-    def offers(self) -> Iterator[Sequence]:
+    def admission_order(self) -> Iterator[Sequence]:
         self._settle()
-        return super().offers()
+        return super().admission_order()
 
-    def short_rivals(self, running: Sequence) -> Iterable[Sequence]:
+    def waiting_prompts(self, running: Sequence) -> Iterable[Sequence]:
         return islice(self._lane(running), LOOK_AHEAD)
 
-    def first_claims(self, running: Sequence) -> Iterable[Sequence]:
+    def served_less(self, running: Sequence) -> Iterable[Sequence]:
         lanes = self._class(running.priority).lanes
-        others = (self._line(lane) for tenant, lane in lanes.items() if tenant != running.tenant)
-        claim = self._service(running) + self._rest(running)
-        behind = (lane for lane in others if self._service(lane[0]) + self._rest(lane[0]) <= claim)
+        others = (self._ordered(lane) for tenant, lane in lanes.items() if tenant != running.tenant)
+        claim = self._service(running) + self._remaining_cost(running)
+        behind = (lane for lane in others if self._service(lane[0]) + self._remaining_cost(lane[0]) <= claim)
         return islice(chain.from_iterable(behind), LOOK_AHEAD)
 
-    def in_turn(self, running: list[Sequence]) -> list[Sequence]:
+    def prefill_order(self, running: list[Sequence]) -> list[Sequence]:
         """Return running prompts, ordered by the counter that their tenant will have at the prompt's end.
 
         This is weighted fair queueing.
         """
-        return sorted(running, key=lambda s: (s.priority, self._service(s) + self._rest(s)))
+        return sorted(running, key=lambda s: (s.priority, self._service(s) + self._remaining_cost(s)))
 
     def victim(self, candidates: list[Sequence], lost_work: Callable[[Sequence], int]) -> Sequence:
         """Return the sequence to preempt: lowest priority, most served tenant, least lost work."""
@@ -90,7 +90,7 @@ class FairQueue(WaitingQueue):
         served = [s for s in candidates if s.priority == lowest and self._service(s) == most]
         return super().victim(served, lost_work)
 
-    def precedes(self, sequence: Sequence, other: Sequence) -> bool:
+    def has_precedence(self, sequence: Sequence, other: Sequence) -> bool:
         """Return whether the tenant of ``sequence`` was served no more than the tenant of ``other``."""
         return self._service(sequence) <= self._service(other)
 
@@ -110,13 +110,13 @@ class FairQueue(WaitingQueue):
         self._is_short = self._is_short or ends
         return ends
 
-    def let_in(self, sequence: Sequence) -> None:
+    def on_admitted(self, sequence: Sequence) -> None:
         sequence.history.num_charged = max(sequence.history.num_charged, sequence.num_written)
 
-    def planned(self, item: ScheduledChunk) -> None:
+    def on_planned(self, item: ScheduledChunk) -> None:
         self._charge(item.sequence, min(item.stop, item.sequence.num_prompt))
 
-    def computed(self, work: abc.Sequence[ScheduledChunk]) -> None:
+    def on_computed(self, work: abc.Sequence[ScheduledChunk]) -> None:
         self._since_short = 0 if self._is_short else self._since_short + 1
         self._is_short = False
         self._unsettled.update(dict.fromkeys(map(_SEQUENCE, work)))
@@ -150,7 +150,7 @@ class FairQueue(WaitingQueue):
             known[tenant] = unit / self._weights.get(tenant, 1.0)
         return known[tenant]
 
-    def _rest(self, sequence: Sequence) -> float:
+    def _remaining_cost(self, sequence: Sequence) -> float:
         return sequence.backlog * self._cost(self._prompt_cost, sequence.tenant)
 
     def _service(self, sequence: Sequence) -> float:
@@ -163,7 +163,7 @@ class FairQueue(WaitingQueue):
         self._settle()
         return super()._open_lane(sequence)
 
-    def _begins_to_wait(self, priority_class: PriorityClass, tenant: str) -> None:
+    def _on_tenant_waiting(self, priority_class: PriorityClass, tenant: str) -> None:
         service = priority_class.service
         if priority_class.lanes:
             floor = min([service.get(other, 0.0) for other in priority_class.lanes])
@@ -189,7 +189,7 @@ class FairQueue(WaitingQueue):
             _, index, tenant, passed = heap[0]
             line = lines.get(tenant)
             if line is None:
-                line = lines[tenant] = tuple(islice(self._line(priority_class.lanes[tenant]), LOOK_AHEAD))
+                line = lines[tenant] = tuple(islice(self._ordered(priority_class.lanes[tenant]), LOOK_AHEAD))
             if passed == len(line):
                 heapq.heappop(heap)
                 continue
@@ -222,12 +222,12 @@ class DeficitQueue(FairQueue):
             )
         self.quantum = quantum
 
-    def may_pass(self, blocked: Sequence, sequence: Sequence) -> bool:
+    def may_overtake(self, blocked: Sequence, sequence: Sequence) -> bool:
         if sequence.priority != blocked.priority:
             return False
-        return self._order.may_pass(sequence, self._lane(sequence))
+        return self._order.may_overtake(sequence, self._lane(sequence))
 
-    def _begins_to_wait(self, priority_class: PriorityClass, tenant: str) -> None:
+    def _on_tenant_waiting(self, priority_class: PriorityClass, tenant: str) -> None:
         floor = priority_class.level - self.quantum
         self._forget_absent(priority_class, floor)
         priority_class.service[tenant] = max(priority_class.service.get(tenant, 0.0), floor)
@@ -238,7 +238,7 @@ class DeficitQueue(FairQueue):
         while lanes:
             least = min([service[tenant] for tenant in lanes])
             if least >= priority_class.level:
-                priority_class.level = self._raised(priority_class.level, least)
+                priority_class.level = self._raise_level(priority_class.level, least)
             fresh = [sequence for sequence in self._ranked(priority_class) if sequence not in offered]
             if not fresh:
                 return
@@ -247,7 +247,7 @@ class DeficitQueue(FairQueue):
                 if service[sequence.tenant] < priority_class.level:
                     yield sequence
 
-    def _raised(self, level: float, least: float) -> float:
+    def _raise_level(self, level: float, least: float) -> float:
         raised = level + ((least - level) // self.quantum + 1) * self.quantum
         return raised if least < raised < math.inf else math.nextafter(least, math.inf)
 

@@ -42,7 +42,7 @@ class WaitingQueue:
         """Admit these sequences after those that can still meet their deadline."""
         self._order.late = late
 
-    def offers(self) -> Iterator[Sequence]:
+    def admission_order(self) -> Iterator[Sequence]:
         """Yield sequences that may be admitted now, in order. Callers may remove a yielded sequence."""
         for priority in sorted(self._classes):
             yield from self._choose(self._classes[priority])
@@ -67,11 +67,11 @@ class WaitingQueue:
         lane = self._open_lane(sequence)
         lane.insert(self._order.num_before(sequence, lane), sequence)
         self._size += 1
-        self._order.interrupt(sequence)
+        self._order.mark_preempted(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         lane = self._lane(sequence)
-        self._order.leaves(sequence, lane)
+        self._order.remove(sequence, lane)
         lane.remove(sequence)
         self._size -= 1
         if not lane:
@@ -84,18 +84,20 @@ class WaitingQueue:
         lane[lane.index(sequence)] = successor
         self._order.replace(sequence, successor)
 
-    def may_pass(self, blocked: Sequence, sequence: Sequence) -> bool:
+    def may_overtake(self, blocked: Sequence, sequence: Sequence) -> bool:
         """Return whether ``sequence`` may overtake ``blocked``, which waits for a long prompt or a page."""
-        return self._share_lane(blocked, sequence) and self._order.may_pass(sequence, self._lane(sequence))
+        return self._share_lane(blocked, sequence) and self._order.may_overtake(
+            sequence, self._lane(sequence)
+        )
 
-    def holds_back(self, running: Sequence, sequence: Sequence) -> bool:
+    def delays(self, running: Sequence, sequence: Sequence) -> bool:
         """Return whether the long prompt ``sequence`` must wait for the long prompt ``running``."""
         return running.priority < sequence.priority or self._share_lane(running, sequence)
 
-    def short_rivals(self, _running: Sequence) -> Iterable[Sequence]:
+    def waiting_prompts(self, _running: Sequence) -> Iterable[Sequence]:
         return islice(self, LOOK_AHEAD)
 
-    def first_claims(self, _running: Sequence) -> Iterable[Sequence]:
+    def served_less(self, _running: Sequence) -> Iterable[Sequence]:
         return ()
 
     def ends_step(
@@ -104,7 +106,7 @@ class WaitingQueue:
         """Return whether the step leaves out this prompt's chunk, so that the step is shorter."""
         return False
 
-    def in_turn(self, running: list[Sequence]) -> list[Sequence]:
+    def prefill_order(self, running: list[Sequence]) -> list[Sequence]:
         """Return the running prompts in the order in which they continue."""
         return running
 
@@ -114,16 +116,16 @@ class WaitingQueue:
         equals = [sequence for sequence in reversed(candidates) if sequence.priority == lowest]
         return min(equals, key=lost_work)
 
-    def precedes(self, _sequence: Sequence, _other: Sequence) -> bool:
+    def has_precedence(self, _sequence: Sequence, _other: Sequence) -> bool:
         return True
 
-    def let_in(self, sequence: Sequence) -> None:
+    def on_admitted(self, sequence: Sequence) -> None:
         """Record that a sequence was admitted; its table has the cached prefix."""
 
-    def planned(self, item: ScheduledChunk) -> None:
+    def on_planned(self, item: ScheduledChunk) -> None:
         """Record that a chunk of a prompt was added to the step."""
 
-    def computed(self, work: abc.Sequence[ScheduledChunk]) -> None:
+    def on_computed(self, work: abc.Sequence[ScheduledChunk]) -> None:
         """Record that a step is committed and its tokens are appended."""
 
     def _lane_name(self, _sequence: Sequence) -> str:
@@ -134,11 +136,11 @@ class WaitingQueue:
         for lane in list(priority_class.lanes.values()):
             if lengths is not None:
                 lengths.refresh(islice(lane, LOOK_AHEAD))
-            yield from tuple(self._line(lane, by_length=lengths is not None))
+            yield from tuple(self._ordered(lane, by_length=lengths is not None))
 
-    def _begins_to_wait(self, priority_class: PriorityClass, name: str) -> None: ...
+    def _on_tenant_waiting(self, priority_class: PriorityClass, name: str) -> None: ...
 
-    def _line(self, lane: deque[Sequence], *, by_length: bool = False) -> abc.Sequence[Sequence]:
+    def _ordered(self, lane: deque[Sequence], *, by_length: bool = False) -> abc.Sequence[Sequence]:
         if not (by_length or self._order.late):
             return lane
         return [*self._order.in_order(islice(lane, LOOK_AHEAD)), *islice(lane, LOOK_AHEAD, None)]
@@ -160,7 +162,7 @@ class WaitingQueue:
         priority_class, name = self._class(sequence.priority), self._lane_name(sequence)
         lane = priority_class.lanes.get(name)
         if lane is None:
-            self._begins_to_wait(priority_class, name)
+            self._on_tenant_waiting(priority_class, name)
             lane = priority_class.lanes[name] = deque()
         return lane
 

@@ -13,8 +13,8 @@ RESULTS = st.builds(
     SampleResult,
     st.none() | st.integers(0, 3),
     finished=st.booleans(),
-    more=st.just(()),
-    void=st.sampled_from((False, False, False, True)),
+    accepted=st.just(()),
+    discarded=st.sampled_from((False, False, False, True)),
 )
 
 
@@ -28,11 +28,11 @@ def serve(states: RecurrentState | None, steps: list[list[SampleResult]], *, by_
     for number, results in enumerate([[SampleResult(1)] * 3, *steps]):
         if (step := scheduler.plan()) is None:
             break
-        assert step.plain == (number > 0)
+        assert step.decode_only == (number > 0)
         if number == 2:
             scheduler.abort(sequences[1])
         if by_rows:
-            step = scheduler._planned[0] = step._replace(plain=False)
+            step = scheduler._planned[0] = step._replace(decode_only=False)
         scheduler.commit(step, results[: len(step.work)])
         blocks.check()
         seen.append([(each.status, list(each.tokens), each.num_written) for each in sequences])
@@ -53,7 +53,7 @@ def plain_step(sequence: Sequence) -> SchedulerOutput:
     scheduler.add(sequence)
     step = scheduler.plan()
     assert step is not None
-    assert not step.plain
+    assert not step.decode_only
     scheduler.commit(step, [SampleResult(1)] * (1 + len(sequence.parallel_samples)))
     step = scheduler.plan()
     assert step is not None
@@ -62,12 +62,12 @@ def plain_step(sequence: Sequence) -> SchedulerOutput:
 
 def test_drafts_make_a_step_less_plain() -> None:
     sequence = Sequence("one", [1] * PROMPT, 6)
-    assert plain_step(sequence).plain
+    assert plain_step(sequence).decode_only
     sequence = Sequence("one", [1] * PROMPT, 6)
     sequence.drafts = (1,)
     step = plain_step(sequence)
     assert step.work[0].drafts == (1,)
-    assert not step.plain
+    assert not step.decode_only
 
 
 def test_a_last_prompt_token_is_not_plain() -> None:
@@ -77,7 +77,7 @@ def test_a_last_prompt_token_is_not_plain() -> None:
     for results in ([], [SampleResult(1)], [SampleResult(1)]):
         step = scheduler.plan()
         assert step is not None
-        seen += [(item.start, item.stop, step.plain) for item in step.work]
+        seen += [(item.start, item.stop, step.decode_only) for item in step.work]
         scheduler.commit(step, results)
     assert seen == [(0, 4, False), (4, 5, False), (5, 6, True)]
 
@@ -93,7 +93,7 @@ def test_a_last_prompt_token_with_parallel_samples_is_not_plain() -> None:
     step = scheduler.plan()
     assert step is not None
     assert [(item.start, item.stop, len(item.parallel_samples)) for item in step.work] == [(4, 5, 1)]
-    assert not step.plain
+    assert not step.decode_only
     scheduler.commit(step, [SampleResult(1), SampleResult(2)])
     assert len(scheduler._queues.running) == 2
 

@@ -41,15 +41,15 @@ class HostMemory:
     closed: bool = False
 
     @property
-    def has_news(self) -> bool:
+    def has_updates(self) -> bool:
         return bool(self.loading)
 
-    def on_news(self, wake: Callable[[], None]) -> None:
+    def on_update(self, wake: Callable[[], None]) -> None:
         self.wake = wake
 
     saves_steps = True
 
-    def keep(self, sequence: Sequence, token_s: float | None) -> None: ...
+    def offload(self, sequence: Sequence, token_s: float | None) -> None: ...
 
     def start_load(self, sequence: Sequence, /, *, token_s: float | None = None) -> bool:  # noqa: ARG002
         digests = self.blocks.name_pages(sequence.tokens, sequence.digests, salt=sequence.salt)

@@ -9,10 +9,10 @@ import pytest
 from octavo.block_manager import BlockManager
 from octavo.scheduler import LatencyGoal, Limits, SampleResult, Scheduler, Sequence
 from octavo.scheduler.latency_target import (
-    LEAST_HEADROOM,
+    MAX_HEADROOM,
     MIN_CHUNK,
+    MIN_HEADROOM,
     MIN_RUNNING,
-    MOST_HEADROOM,
     LatencyTarget,
 )
 from octavo.scheduler.step_cost import StepCost, shape_of, with_chunk
@@ -107,7 +107,7 @@ def test_auto_gives_fast_models_their_chunks_and_slow_ones_room() -> None:
             target.observe(shape, scale)
             target.observe(full, scale * 1.1)
     work = [ScheduledChunk(Sequence(f"s{i}", [1] * 125, 10), 124, 125, True, ()) for i in range(8)]
-    most_fast, most_slow = (target.limit(shape_of(work)).most(0, 2048) for target in (fast, slow))  # type: ignore[union-attr]
+    most_fast, most_slow = (target.limit(shape_of(work)).max_chunk(0, 2048) for target in (fast, slow))  # type: ignore[union-attr]
     assert most_fast == 2048
     assert MIN_CHUNK < most_slow < 200
 
@@ -178,7 +178,7 @@ def test_before_a_chunk_was_timed_chunks_are_small() -> None:
     assert step is not None
     limit = target.limit(shape_of(step.work))
     assert limit is not None
-    assert 0 < limit.most(0, 512) <= 64
+    assert 0 < limit.max_chunk(0, 512) <= 64
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -196,7 +196,7 @@ def test_as_many_decodes_in_every_step_leave_the_prediction_right(seed: int) -> 
         start, decodes = step * 37 % 2000, StepShape(8, 0, 800 + 8 * step, 0)
         time = target.limit(decodes)
         assert time is not None
-        shape = with_chunk(decodes, start, time.most(start, 512))
+        shape = with_chunk(decodes, start, time.max_chunk(start, 512))
         taken.append(seconds(shape))
         predicted.append(target.predict(shape))
         target.observe(shape, taken[-1] * rng.uniform(0.85, 1.15))
@@ -220,7 +220,7 @@ def cut_in_tiles(row_tile: int, noise: float = 0.0) -> tuple[list[StepShape], li
         time = target.limit(decodes)
         assert time is not None
         start = step * 37 % 2000
-        shape = with_chunk(decodes, start, time.most(start, 512)) if step % 5 else decodes
+        shape = with_chunk(decodes, start, time.max_chunk(start, 512)) if step % 5 else decodes
         seconds = in_tiles(shape) * rng.uniform(1 - noise, 1 + noise)
         target.observe(shape, seconds)
         if step > 100 and shape.num_chunk_tokens:
@@ -256,7 +256,7 @@ def test_headroom_follows_the_errors_of_predictions_within_bounds() -> None:
         calm.observe(shape, 0.1)
         wild.observe(shape, 0.1 * (1 + step % 2 * 9))
         stalled.observe(shape, 0.1 if step < 199 else 60.0)
-    assert calm.headroom == MOST_HEADROOM
-    assert wild.headroom == LEAST_HEADROOM
-    assert LEAST_HEADROOM < first < MOST_HEADROOM
-    assert stalled.headroom > 0.93 * MOST_HEADROOM, "one stall says little of the others"
+    assert calm.headroom == MAX_HEADROOM
+    assert wild.headroom == MIN_HEADROOM
+    assert MIN_HEADROOM < first < MAX_HEADROOM
+    assert stalled.headroom > 0.93 * MAX_HEADROOM, "one stall says little of the others"

@@ -8,7 +8,7 @@ from octavo.scheduler.preemption import has_headroom
 from octavo.scheduler.step_cost import StepCost
 from octavo.scheduler.types import ScheduledChunk, StepShape
 from octavo.scheduler.waiting import DeficitQueue, FairQueue, WaitingQueue, cached_tokens
-from octavo.scheduler.waiting.age_order import MAX_OVERTAKEN, MAX_PASSED, AgeOrder
+from octavo.scheduler.waiting.age_order import HARD_MAX_OVERTAKEN, MAX_OVERTAKEN, AgeOrder
 from waiting_queues import QUEUES
 
 PAGE_SIZE = 4
@@ -20,18 +20,18 @@ def sequence(name: str, **options: object) -> Sequence:
 
 def test_who_gave_way_comes_before_those_that_never_ran() -> None:
     order, older, back = AgeOrder(), sequence("older"), sequence("back")
-    order.interrupt(back)
+    order.mark_preempted(back)
     assert order.in_order([older, back]) == [back, older]
 
 
 def test_who_gave_way_overtakes_nobody_by_coming_back() -> None:
     order, older, back = AgeOrder(), sequence("older"), sequence("back")
     for _ in range(MAX_OVERTAKEN):
-        order.interrupt(back)
-        order.leaves(back, [older, back])
+        order.mark_preempted(back)
+        order.remove(back, [older, back])
     assert order.rank([older])[0][0] == order.rank([sequence("other")])[0][0], "it is not due"
     for _ in range(MAX_OVERTAKEN):
-        order.leaves(back, [older, back])
+        order.remove(back, [older, back])
     assert order.rank([older])[0][0] < order.rank([sequence("other")])[0][0], "now it is"
 
 
@@ -50,7 +50,7 @@ def test_those_that_gave_way_come_back_in_the_order_in_which_they_were_let_in(ki
     for each in (second, third, first):
         queue.put_back(each)
     queue.set_late({never_ran})
-    assert list(queue.offers()) == [first, second, third, never_ran]
+    assert list(queue.admission_order()) == [first, second, third, never_ran]
 
 
 def test_who_gave_way_comes_back_whatever_is_cached() -> None:
@@ -63,7 +63,7 @@ def test_who_gave_way_comes_back_whatever_is_cached() -> None:
     cached.history.num_admitted_before = 1
     queue.put_back(first)
     queue.put_back(cached)
-    assert list(queue.offers()) == [first, cached]
+    assert list(queue.admission_order()) == [first, cached]
 
 
 @pytest.mark.parametrize("kind", QUEUES)
@@ -71,12 +71,12 @@ def test_the_oldest_is_passed_so_often_and_no_more(kind: str) -> None:
     queue = QUEUES[kind](BlockManager(8, PAGE_SIZE))
     oldest = sequence("oldest")
     queue.append(oldest)
-    for number in range(MAX_PASSED + 1):
+    for number in range(HARD_MAX_OVERTAKEN + 1):
         other = sequence(str(number))
         queue.append(other)
-        assert queue.may_pass(oldest, other) == (number < MAX_PASSED)
+        assert queue.may_overtake(oldest, other) == (number < HARD_MAX_OVERTAKEN)
         queue.remove(other)
-    assert queue.may_pass(let_in_as(0), oldest), "who has waited so long passes others"
+    assert queue.may_overtake(let_in_as(0), oldest), "who has waited so long passes others"
 
 
 @pytest.mark.parametrize("kind", QUEUES)
@@ -90,7 +90,7 @@ def test_those_that_gave_way_are_passed_so_often_together(kind: str) -> None:
         for _ in range(number):
             other = sequence("other")
             queue.append(other)
-            assert queue.may_pass(first, other)
+            assert queue.may_overtake(first, other)
             queue.remove(other)
 
     passes(MAX_OVERTAKEN // 2)
@@ -99,33 +99,33 @@ def test_those_that_gave_way_are_passed_so_often_together(kind: str) -> None:
     passes(MAX_OVERTAKEN // 2)
     other = sequence("other")
     queue.append(other)
-    assert not queue.may_pass(second, other)
+    assert not queue.may_overtake(second, other)
     queue.remove(second)
-    assert not queue.may_pass(third, other)
+    assert not queue.may_overtake(third, other)
     queue.remove(third)
     fresh = let_in_as(3)
     queue.put_back(fresh)
-    assert queue.may_pass(fresh, other), "they were back in the meantime"
+    assert queue.may_overtake(fresh, other), "they were back in the meantime"
 
 
 def test_who_gave_way_is_its_tenants_first() -> None:
     queue, older, back = FairQueue(), sequence("older", tenant="a"), sequence("back", tenant="a")
     queue.append(older)
     queue.put_back(back)
-    assert list(queue.offers()) == [back, older]
+    assert list(queue.admission_order()) == [back, older]
 
 
 def test_a_long_prompt_holds_back_nobody_more_urgent() -> None:
     queue, urgent, later = WaitingQueue(), sequence("urgent", priority=-1), sequence("later", priority=1)
-    assert queue.holds_back(urgent, later)
-    assert not queue.holds_back(later, urgent)
+    assert queue.delays(urgent, later)
+    assert not queue.delays(later, urgent)
 
 
 def test_what_a_tenant_has_had_is_not_forgotten_when_it_comes_back() -> None:
     queue = DeficitQueue(BlockManager(8, PAGE_SIZE), quantum=10.0)
     first, second = sequence("first", tenant="a"), sequence("second", tenant="a")
     queue.append(first)
-    queue.planned(ScheduledChunk(first, 0, 3, True))
+    queue.on_planned(ScheduledChunk(first, 0, 3, True))
     queue.remove(first)
     queue.append(second)
     assert queue.service_of("a") == 3.0
@@ -135,12 +135,12 @@ def test_tokens_that_drafts_gave_are_charged_each() -> None:
     queue, one = FairQueue(), sequence("one", tenant="a")
     queue.append(one)
     work = [ScheduledChunk(one, 0, 3, True)]
-    queue.planned(work[0])
+    queue.on_planned(work[0])
     one.tokens.append(4)
-    queue.computed(work)
+    queue.on_computed(work)
     assert queue.service_of("a") == 3 + 2
     one.tokens += [5, 6, 7]
-    queue.computed([ScheduledChunk(one, 3, 4, True, (), (5, 6))])
+    queue.on_computed([ScheduledChunk(one, 3, 4, True, (), (5, 6))])
     assert queue.service_of("a") == 3 + 2 + 3 * 2
 
 

@@ -68,10 +68,10 @@ class Store(NoConnector):
         self._steps = 0
 
     @property
-    def has_news(self) -> bool:  # type: ignore[override]
+    def has_updates(self) -> bool:  # type: ignore[override]
         return bool(self._waiting)
 
-    def keep(self, sequence: Sequence, token_s: float | None) -> None:  # noqa: ARG002
+    def offload(self, sequence: Sequence, token_s: float | None) -> None:  # noqa: ARG002
         self._kept.update(sequence.digests[: sequence.num_written // PAGE_SIZE])
 
     def start_load(self, sequence: Sequence, /, *, token_s: float | None = None) -> bool:  # noqa: ARG002
@@ -128,7 +128,7 @@ def advance(scheduler: Scheduler, *, in_vain: bool = False) -> int:
     scheduler.observe(step, 0.01 + 0.001 * step.num_tokens)
     if ahead is None:
         return 1
-    scheduler.commit(ahead, [SampleResult(7, void=True) for _ in ahead.sampled()])
+    scheduler.commit(ahead, [SampleResult(7, discarded=True) for _ in ahead.sampled()])
     return 2
 
 

@@ -16,7 +16,7 @@ from octavo.scheduler import (
     Sequence,
     Status,
 )
-from octavo.scheduler.waiting import MAX_PASSED
+from octavo.scheduler.waiting import HARD_MAX_OVERTAKEN
 from waiting_queues import QUEUES
 
 every_queue = pytest.mark.parametrize("queue", QUEUES)
@@ -38,7 +38,7 @@ class KeySlots(Resource):
     def hold(self, sequence: Sequence) -> Admission:
         self.num_asked += 1
         if self.coming or len(self.keys | {key_of(sequence)} - {"-"}) > self.num_slots:
-            return Admission.LACKS
+            return Admission.NO_RESOURCE
         self.holders[key_of(sequence)] += 1
         return Admission.ADMITTED
 
@@ -111,7 +111,7 @@ def test_a_sequence_that_lacks_a_slot_is_not_passed_for_ever(queue: str) -> None
     while lacks.status is Status.WAITING:
         scheduler.add(Sequence(f"a{num_added}", [1, 2], 3))
         num_added += 1
-        assert num_added < 2 * MAX_PASSED, "others with the slot's key came without end"
+        assert num_added < 2 * HARD_MAX_OVERTAKEN, "others with the slot's key came without end"
         step(scheduler)
     assert num_added > 2, "others passed it meanwhile"
 
@@ -188,7 +188,7 @@ class Media(Resource):
         if self.has_come or key_of(sequence) != "m":
             return Admission.ADMITTED
         self.waiting.append(sequence)
-        return Admission.LACKS_MEDIA
+        return Admission.NO_MEDIA
 
     def come(self, scheduler: Scheduler) -> None:
         self.has_come = True

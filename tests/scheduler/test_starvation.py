@@ -126,7 +126,7 @@ class Flood:
 def flood(traffic: Traffic, kind: str, num_steps: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(age_order, "MAX_OVERTAKEN", OVERTAKEN)
-        patch.setattr(age_order, "MAX_PASSED", PASSED)
+        patch.setattr(age_order, "HARD_MAX_OVERTAKEN", PASSED)
         served = Flood(traffic, kind)
         for _ in range(num_steps):
             served.step()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from octavo.scheduler import Limits
 from octavo.scheduler.step_cost import (
-    _FORGETTING,
+    _DECAY,
     _MAX_COVARIANCE,
     _PRIOR,
     StepCost,
@@ -102,9 +102,9 @@ def test_the_fit_is_that_of_recursive_least_squares(steps: list[tuple[int, int, 
         cost.observe(shape, seconds)
         x = np.array(_terms(shape, 1)) / seconds
         px = covariance @ x
-        gain = _FORGETTING + x @ px
+        gain = _DECAY + x @ px
         weights = weights + px * (1.0 - weights @ x) / gain
-        covariance = (covariance - np.outer(px, px) / gain) / _FORGETTING
+        covariance = (covariance - np.outer(px, px) / gain) / _DECAY
         if min(weights) < 0 or covariance.diagonal().max() > _MAX_COVARIANCE:
             return
         lower = covariance[np.tril_indices(5)]

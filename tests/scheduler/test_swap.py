@@ -181,7 +181,7 @@ class Promises(NoConnector):
         self._asking: list[Sequence] = []
 
     @property
-    def has_news(self) -> bool:  # type: ignore[override]
+    def has_updates(self) -> bool:  # type: ignore[override]
         return bool(self._asking)
 
     def start_load(self, sequence: Sequence, /, *, token_s: float | None = None) -> bool:

@@ -136,34 +136,34 @@ class Served:
     def _commit_ahead(self, ahead: AheadStep) -> None:
         step = ahead.step
         lost = [item for item in step.work if item.sequence.table is None]
-        void = [
+        discarded = [
             item.sequence
             for item in step.work
             if item not in lost and next_token([self.num_steps], item.sequence.sequence_id) == 0
         ]
-        self._planned_ahead = None if void else self._plan_ahead()
+        self._planned_ahead = None if discarded else self._plan_ahead()
         for item, slots in zip(step.work, ahead.slots, strict=True):
-            if item in lost or item.sequence in void:
+            if item in lost or item.sequence in discarded:
                 self.ledger.spoil(slots)
         self.num_dropped += len(lost)
-        kept = [item for item in step.work if item not in lost and item.sequence not in void]
+        kept = [item for item in step.work if item not in lost and item.sequence not in discarded]
         drawn = dict(
             zip([item.sequence for item in kept], self._compute(step._replace(work=tuple(kept))), strict=True)
         )
         self._happen("abort_in_flight")
-        results = [drawn.get(item.sequence, SampleResult(None, void=True)) for item in step.work]
+        results = [drawn.get(item.sequence, SampleResult(None, discarded=True)) for item in step.work]
         self.scheduler.commit(step, results)
         self.blocks.check()
         for sequence in self._running():
             sequence.drafts = guesses(sequence, self.workload.drafts)
 
     def _check_rejected(self, item: ScheduledChunk, result: SampleResult) -> None:
-        self.num_accepted += len(result.more)
-        self.num_rejected += len(item.drafts) - len(result.more)
+        self.num_accepted += len(result.accepted)
+        self.num_rejected += len(item.drafts) - len(result.accepted)
         table = item.sequence.table
-        if table is None or len(result.more) == len(item.drafts):
+        if table is None or len(result.accepted) == len(item.drafts):
             return
-        assert table.num_written == item.stop + len(result.more)
+        assert table.num_written == item.stop + len(result.accepted)
         for part in table.parts:
             assert len(part.pages) == -(-table.num_written // self.workload.page_size)
 
@@ -228,7 +228,7 @@ class Served:
         self.ledger.run(step, self.everyone, broken)
         results = []
         self._drafted: list[SampleResult] = []
-        for sequence, drafts in step.draws():
+        for sequence, drafts in step.sampled_with_drafts():
             results.append(SampleResult(None) if sequence in failing else judge(sequence, drafts))
             if drafts:
                 self._drafted.append(results[-1])
@@ -275,7 +275,7 @@ def check_step(
     decodes = [sequence for sequence in planned if backlogs.get(sequence) == 1]
     assert planned[: len(decodes)] == decodes, "decodes come first"
     assert [age[s] for s in decodes] == sorted(age[s] for s in decodes), "oldest first"
-    if step.plain:
+    if step.decode_only:
         assert not step.lookups
         assert all(item[1:] == (item.start, item.start + 1, True, (), ()) for item in step.work)
         assert all(item.start >= item.sequence.num_prompt for item in step.work)

@@ -11,7 +11,7 @@ from octavo.scheduler import Sequence
 
 def wait_for_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Preempted pages go to disk, and reading is assumed to take no time."""
-    keep = DiskTier.keep
+    keep = DiskTier.offload
 
     def patient(self: DiskTier, sequence: Sequence, token_s: float | None) -> None:
         keep(self, sequence, token_s)

@@ -157,5 +157,7 @@ class MTPRunner:
         failed = self.paged.nonfinite_rows()
         if outputs.logits is None or outputs.hidden is None:
             return RunOutput((), tuple(failed))
-        drawn = list(self.sampling.draw(outputs.logits, range(len(states)), states))
-        return RunOutput(with_failures(drawn, batch, failed), tuple(failed), hidden=np.array(outputs.hidden))
+        sampled = list(self.sampling.draw(outputs.logits, range(len(states)), states))
+        return RunOutput(
+            with_failures(sampled, batch, failed), tuple(failed), hidden=np.array(outputs.hidden)
+        )

@@ -78,7 +78,7 @@ class Served:
         assert (gauges.num_running, gauges.num_waiting, gauges.media_waits) == (0, 0, 0)
         assert gauges.pages_held == 0
         part = self.part
-        assert not any((part._prompts, part._waiting, part._ready, part._stopped))
+        assert not any((part._prompts, part._waiting, part._ready, part._paused))
 
     @property
     def part(self) -> ImagePart:

@@ -66,7 +66,7 @@ def steps(draw: st.DrawFn) -> tuple[SchedulerOutput, int]:
             )
         )
     said = plain and draw(st.booleans())
-    return SchedulerOutput(tuple(work), (PageCopy(PageId(1), PageId(2)),), plain=said), size
+    return SchedulerOutput(tuple(work), (PageCopy(PageId(1), PageId(2)),), decode_only=said), size
 
 
 @given(steps())
@@ -158,7 +158,7 @@ def test_two_writers_of_one_slot_are_our_own_bug(start: int) -> None:
 
 def test_nobody_can_change_what_later_steps_are_built_from() -> None:
     item = make_work([3], 4, 1, 2, samples=True, num_parallel_samples=0)
-    batch = build_batch(SchedulerOutput((item,), plain=True), 4)
+    batch = build_batch(SchedulerOutput((item,), decode_only=True), 4)
     for shared in (batch.sample_rows, batch.attention.q_start):
         with pytest.raises(ValueError, match="read-only"):
             shared[0] = 7

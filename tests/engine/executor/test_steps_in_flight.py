@@ -37,12 +37,12 @@ class Watched:
 
 @contextmanager
 def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
-    counts, resolve, take, redraw = Watched(), DeviceStep.resolve, DeviceStep.take, DeviceStep._redraw
+    counts, resolve, take, redraw = Watched(), DeviceStep.resolve, DeviceStep.take, DeviceStep._resample
 
     def resolving(self: DeviceStep) -> Any:
         counts.num_steps += 1
         output = resolve(self)
-        counts.num_void += len(output.void)
+        counts.num_void += len(output.discarded)
         return output
 
     def taking(self: DeviceStep, sources: Any) -> Any:
@@ -56,7 +56,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
     with monkeypatch.context() as patch:
         patch.setattr(DeviceStep, "resolve", resolving)
         patch.setattr(DeviceStep, "take", taking)
-        patch.setattr(DeviceStep, "_redraw", redrawing)
+        patch.setattr(DeviceStep, "_resample", redrawing)
         yield counts
 
 

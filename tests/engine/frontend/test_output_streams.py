@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes import small_config
-from octavo.engine.api.engine_request import EngineRequest, News
+from octavo.engine.api.engine_request import EngineOutput, EngineRequest
 from octavo.engine.api.errors import Overloaded
 from octavo.engine.api.output_collector import prompt_logprobs_bytes
 from octavo.engine.api.outputs import Delta, FinishReason, PromptLogprobs, TokenLogprob
@@ -115,7 +115,10 @@ async def test_log_probabilities_held_until_the_end_have_a_bound(monkeypatch: py
     entry = (TokenLogprob(token_id=1, logprob=-1.0, top=((1, -1.0),) * 20),)
     for number in range(40):
         delta = Delta(request_id="r", index=number % 2, token_ids=(1,), logprobs=entry)
-        streams.push([News(few.request.number, delta)] * (number < 4) + [News(many.request.number, delta)])
+        streams.push(
+            [EngineOutput(few.request.number, delta)] * (number < 4)
+            + [EngineOutput(many.request.number, delta)]
+        )
     assert aborted == [many.request]
     with pytest.raises(Overloaded, match="request a stream"):
         await many.next()

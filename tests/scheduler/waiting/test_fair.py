@@ -93,18 +93,18 @@ def test_the_last_token_of_a_prompt_is_charged_though_it_looks_like_a_decode() -
 def test_counters_do_not_lag_behind_what_was_drawn() -> None:
     queue, runs, equal = FairQueue(), request("a1"), request("a2")
     queue.append(runs)
-    queue.planned(ScheduledChunk(runs, 0, 8, True))
+    queue.on_planned(ScheduledChunk(runs, 0, 8, True))
     queue.remove(runs)
     queue.append(equal)
     runs.tokens.append(7)
-    queue.computed([ScheduledChunk(runs, 0, 8, True)])
+    queue.on_computed([ScheduledChunk(runs, 0, 8, True)])
     queue.append(request("b1"))
-    queue.planned(ScheduledChunk(request("b2"), 0, 1, False))
-    assert next(queue.offers()) is equal, "b was lifted to 8 + 2, and has had one token more"
+    queue.on_planned(ScheduledChunk(request("b2"), 0, 1, False))
+    assert next(queue.admission_order()) is equal, "b was lifted to 8 + 2, and has had one token more"
     assert queue.service_of("b") == 8 + 2 + 1
     runs.tokens.append(7)
-    queue.computed([ScheduledChunk(runs, 8, 9, True)])
-    assert next(queue.offers()) is not equal, "now it has 8 + 4"
+    queue.on_computed([ScheduledChunk(runs, 8, 9, True)])
+    assert next(queue.admission_order()) is not equal, "now it has 8 + 4"
 
 
 def test_cached_tokens_are_free() -> None:

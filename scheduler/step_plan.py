@@ -10,12 +10,12 @@ from .step_cost import shape_of
 from .types import Lookup, ScheduledChunk, SchedulerOutput, Sequence, StepShape
 
 
-class StepDraft:
+class StepPlan:
     __slots__ = (
         "budget",
         "chunks",
         "has_drafts",
-        "is_plain",
+        "is_decode_only",
         "lookups",
         "num_decodes",
         "preempted",
@@ -29,7 +29,7 @@ class StepDraft:
         self.preempted: list[Sequence] = []
         self.lookups: list[Lookup] = []
         self.chunks: list[Sequence] = []
-        self.is_plain, self.has_drafts, self.num_decodes = True, False, 0
+        self.is_decode_only, self.has_drafts, self.num_decodes = True, False, 0
         self.shape: StepShape | None = None
 
     def add_chunk(self, sequence: Sequence, granted: int, wanted: int) -> ScheduledChunk:
@@ -75,5 +75,5 @@ def next_tokens(
         shape = shape_of(work)
         predicted_s = latency.predict(shape)
     return SchedulerOutput(
-        tuple(work), predicted_s=predicted_s, shape=shape, sources=tuple(sources), plain=True
+        tuple(work), predicted_s=predicted_s, shape=shape, sources=tuple(sources), decode_only=True
     )
