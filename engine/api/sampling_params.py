@@ -98,6 +98,15 @@ class SamplingParams:
         kind="ints", metavar="N", flag="--allowed-id",
         more="End tokens must be listed too: without one, the output ends with max_tokens.",
     )  # fmt: skip
+    num_output_tokens: int = parameter(
+        0,
+        "number of the prompt's last tokens that are output of an earlier part of the request",
+        kind="int",
+        low=0,
+        flag="",
+        more="All parameters are those of the whole request: max_tokens, min_tokens, penalties and random "
+        "numbers count these tokens as output. With a seed, the output continues as if it had not been cut.",
+    )
     ignore_eos: bool = parameter(False, "continue after the model's end tokens", shown="", kind="switch")
     skip_special_tokens: bool = parameter(
         True, "leave special tokens out of the text; a token that ends the output is always left out",
@@ -151,6 +160,11 @@ class SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
                 f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}"
+            )
+        if self.max_tokens is not None and self.num_output_tokens >= self.max_tokens:
+            raise InvalidRequest(
+                f"num_output_tokens must be less than max_tokens ({self.max_tokens}), got "
+                f"{self.num_output_tokens}; send the max_tokens of the whole request"
             )
         for token, bias in self.logit_bias.items():
             _within(f"logit_bias of token {token}", bias, -100, 100)

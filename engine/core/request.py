@@ -9,7 +9,7 @@ from octavo.scheduler import LatencyGoal, Sequence
 
 from ..api.engine_info import EngineInfo
 from ..api.engine_request import EngineRequest
-from ..api.errors import NotFound
+from ..api.errors import InvalidRequest, NotFound
 from ..api.image import PromptImage
 from ..api.outputs import Delta, FinishReason, PromptLogprobs, TokenLogprob
 from ..api.sampling_params import SamplingParams
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Request:
     """A prompt, its sampling parameters, and its ``params.n`` samples.
 
-    ``max_tokens`` limits each sample. Times are in seconds of the engine's clock.
+    ``max_tokens`` limits each sample, earlier output included. Times are in seconds of the engine's clock.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class Request:
         self.params = params
         self.max_tokens = max_tokens
         self.num_prompt = len(prompt_ids)
+        self.num_given = self.num_prompt - params.num_output_tokens
         self.end_ids = frozenset(params.stop_ids) | (frozenset() if params.ignore_eos else tokenizer.eos_ids)
         self.arrived_at = arrived_at
         self.started_at: float | None = None
@@ -76,7 +77,7 @@ class Request:
                 Sequence(
                     f"{request_id}/{index}",
                     list(prompt_ids),
-                    max_tokens,
+                    max_tokens - params.num_output_tokens,
                     salt=salt,
                     priority=priority,
                     skip_prefix_cache=params.prompt_logprobs is not None or params.pooling == "mean",
@@ -92,7 +93,7 @@ class Request:
                 SampleState(
                     params,
                     seed=(seed + index) % 2**64,
-                    prompt_ids=prompt_ids,
+                    prompt_ids=prompt_ids[: self.num_given],
                     vocab_size=vocab_size,
                     end_ids=self.end_ids,
                     bad_ids=bad_ids,
@@ -116,7 +117,8 @@ class Request:
 
     @property
     def num_generated(self) -> int:
-        return sum(sample.num_tokens for sample in self.samples)
+        earlier = self.params.num_output_tokens
+        return sum(sample.num_tokens - earlier for sample in self.samples)
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -156,11 +158,20 @@ class Sample:
         self.finish_reason: FinishReason | None = None
         self.drafting: Drafting | None = None
         self._detokenizer = tokenizer.detokenizer(
-            context=sequence.tokens[-8:], shows_special=not request.params.skip_special_tokens
+            context=sequence.tokens[max(0, request.num_given - 8) : request.num_given],
+            shows_special=not request.params.skip_special_tokens,
         )
         self._stops = tokenizer.stop_checker(
             request.params.stop, shows_match=request.params.include_stop_str_in_output
         )
+        for token in sequence.tokens[request.num_given :]:
+            _, reason, match = self._advance(token)
+            if reason is not None:
+                raise InvalidRequest(
+                    f"num_output_tokens must not reach beyond the output's end, got "
+                    f"{request.params.num_output_tokens}, but {reason} ({match!r}) ended it after "
+                    f"{self.num_tokens}; the request is complete"
+                )
 
     @property
     def room(self) -> int:
@@ -171,6 +182,10 @@ class Sample:
         if token is None:
             error = sampled.error or "the model's results for this request are not finite numbers"
             return self.fail(error, invalid=sampled.invalid)
+        text, reason, match = self._advance(token)
+        return self._delta(text, token, sampled.logprob, reason=reason, match=match)
+
+    def _advance(self, token: int) -> tuple[str, FinishReason | None, str | int | None]:
         self.state.record(token)
         self.num_tokens += 1
         reason: FinishReason | None = None
@@ -192,7 +207,7 @@ class Sample:
             elif self.num_tokens >= self.request.max_tokens:
                 text += self._stops.flush()
                 reason = FinishReason.LENGTH
-        return self._delta(text, token, sampled.logprob, reason=reason, match=match)
+        return text, reason, match
 
     def fail(self, message: str, *, invalid: bool = False) -> Delta:
         self.request.invalid = self.request.invalid or invalid
@@ -224,7 +239,7 @@ class Sample:
             prompt_tokens=self.request.num_prompt,
             cached_tokens=self.request.num_cached,
         )
-        if token is not None and self.num_tokens == 1:
+        if token is not None and self.num_tokens == self.request.params.num_output_tokens + 1:
             delta.embedding, delta.prompt_logprobs = self.request.embedding, self.request.prompt_logprobs
         return delta
 
@@ -281,4 +296,5 @@ class RequestBuilder:
             return grammar
         if grammar is not None and params.structured_from_first_token:
             return grammar
-        return self._marks.gate(request.prompt_ids, grammar, params.max_reasoning_tokens) or grammar
+        prompt_ids = request.prompt_ids[: request.num_prompt - params.num_output_tokens]
+        return self._marks.gate(prompt_ids, grammar, params.max_reasoning_tokens) or grammar

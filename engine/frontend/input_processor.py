@@ -192,12 +192,13 @@ class InputProcessor:
         self._check_something_may_come(params)
         self._check_reasoning(params)
         self._check_images(prompt)
+        self._check_earlier_output(prompt, params)
         return EngineRequest(
             request_id=f"request-{secrets.token_hex(8)}" if request_id is None else request_id,
             prompt_ids=prompt.ids,
             images=prompt.images,
             params=params,
-            max_tokens=self._max_tokens(len(prompt.ids), params.max_tokens),
+            max_tokens=self._max_tokens(len(prompt.ids), params),
             arrived_at=time.monotonic(),
             namespace=CacheNamespace(tenant, salt, self._variant(adapter)),
             priority=priority,
@@ -226,6 +227,20 @@ class InputProcessor:
                 "images in chats"
             )
 
+    def _check_earlier_output(self, prompt: EncodedPrompt, params: SamplingParams) -> None:
+        if not (earlier := params.num_output_tokens):
+            return
+        if earlier >= len(prompt.ids):
+            raise InvalidRequest(
+                f"num_output_tokens must be less than the number of prompt tokens ({len(prompt.ids)}), got "
+                f"{earlier}; send the whole prompt, and after it the output so far"
+            )
+        ends = set(params.stop_ids) | (set() if params.ignore_eos else self._tokenizer.eos_ids)
+        if ended := ends.intersection(prompt.ids[-earlier:]):
+            raise InvalidRequest(
+                f"earlier output must have no token that ends it, got {min(ended)}; the request is complete"
+            )
+
     def _check_reasoning(self, params: SamplingParams) -> None:
         if params.max_reasoning_tokens is not None and not self._has_reasoning:
             raise InvalidRequest(
@@ -252,18 +267,18 @@ class InputProcessor:
                 "every first token would end the output; leave out one of the two"
             )
 
-    def _max_tokens(self, num_prompt: int, asked: int | None) -> int:
+    def _max_tokens(self, num_prompt: int, params: SamplingParams) -> int:
         if not num_prompt:
             raise InvalidRequest("the prompt is empty; give at least one token")
-        room = self._capacity
-        least = 1 if self._cut_max_tokens else asked or 1
+        room, asked, earlier = self._capacity, params.max_tokens, params.num_output_tokens
+        least = 1 if self._cut_max_tokens or asked is None else asked - earlier
         for limit, what, remedy in (
             (self._info.max_model_len, "model's length is", ""),
             (room, "page pool holds", ", or start the engine with a larger pool"),
         ):
             if num_prompt + least > limit:
                 raise _too_long(num_prompt, least, what, limit, remedy)
-        fits = min(self._info.max_model_len, room) - num_prompt
+        fits = min(self._info.max_model_len, room) - num_prompt + earlier
         return min(asked or fits, fits)
 
 

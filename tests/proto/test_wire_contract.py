@@ -154,7 +154,7 @@ def test_every_parameter_travels_in_a_field_of_its_name() -> None:
     assert {declared.vllm for declared, _ in PARAMETERS.values() if declared.vllm} <= theirs
     of_their_own = {
         "structured", "speculate", "pooling", "target_itl", "target_ttft", "stop_ids", "max_reasoning_tokens",
-        "structured_from_first_token", "bad_words", "allowed_token_ids",
+        "structured_from_first_token", "bad_words", "allowed_token_ids", "num_output_tokens",
     }  # fmt: skip
     assert set(PARAMETERS) - theirs == of_their_own
 

@@ -12,14 +12,14 @@ ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {
     "block_manager": 3_166,
     "engine": 85,  # code without a budget below
-    "engine/api": 2_077,
+    "engine/api": 2_091,
     "engine/arguments": 704,
     "engine/chat": 1_822,
     "engine/cli": 1_666,
     "engine/client": 605,
-    "engine/core": 3_286,
+    "engine/core": 3_302,
     "engine/executor": 10_866,
-    "engine/frontend": 1_797,
+    "engine/frontend": 1_812,
     "engine/gguf": 771,
     "engine/grpc": 3_421,
     "engine/http": 3_783,
@@ -51,7 +51,7 @@ BUDGETS = {
     "lab/plots": 229,
     "lab/policies": 348,
     "scheduler": 2_945,
-    "tests": 64_574,
+    "tests": 64_715,
     "tools": 5_542,
 }
 

@@ -303,8 +303,8 @@ def next_token(digest: bytes, draw: tuple[int, int] | None, ends_every: int) -> 
 
 
 def _allowed_token(state: SampleState, token: int) -> int:
-    assert state.constraint is not None
-    mask = state.constraint.allowed(may_end=state.may_end)
+    mask = state.allowed()
+    assert mask is not None
     if mask[token]:
         return token
     ids = np.flatnonzero(mask)

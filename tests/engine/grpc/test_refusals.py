@@ -52,6 +52,8 @@ MALFORMED = {
     "empty stop string": (_request(sampling={"stop": [""]}), "stop"),
     "stop id outside": (_request(sampling={"stop_ids": [100_000]}), "100000"),
     "logprobs too many": (_request(sampling={"logprobs": 500}), "500"),
+    "earlier output negative": (_request(sampling={"num_output_tokens": -1}), "num_output_tokens"),
+    "earlier output without a prompt": (_request(sampling={"num_output_tokens": 5}), "less than the number"),
     "unknown output mode": (_request(output_mode=17), "output_mode 17"),
     "request id too long": (_request(request_id="x" * 300), "300"),
 }

@@ -170,6 +170,7 @@ def test_every_sampling_parameter_has_its_field() -> None:
     served = {name for _, wanted in SAMPLED.values() for name in wanted}
     elsewhere = {
         "logprobs", "pooling", "max_reasoning_tokens", "structured_from_first_token", "skip_special_tokens",
+        "num_output_tokens",
     }  # fmt: skip
     assert PARAMETERS.keys() - elsewhere == served
 
