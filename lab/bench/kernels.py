@@ -29,8 +29,6 @@ from ..kernels.kernel_timings import (
 )
 from ..kernels.roofline import Roofline, measure_roofline
 from .arguments import format_names, weight_names
-from .compare_isa import CONTEXTS as COMPARED_CONTEXTS
-from .compare_isa import compare_levels
 
 CONTEXTS, CHUNK, ROWS, PLAIN_ROWS = (512, 4096, 32768), 512, (1, 8, 32, 512), (1, 8)
 QUICK_CONTEXTS, QUICK_CHUNK, QUICK_ROWS = (1024,), 128, (1, 8, 128)
@@ -45,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--backend", choices=get_args(BackendName), default="auto", help="backend whose kernels are measured")
     add("--threads", type=positive, metavar="N", help="number of CPU threads (all that this process may use)")
     add("--contexts", type=counts, metavar="N,N", help="lengths of sequences in tokens "
-        f"({_shown(CONTEXTS)}; with --compare-isa {_shown(COMPARED_CONTEXTS)})")  # fmt: skip
+        f"({_shown(CONTEXTS)})")  # fmt: skip
     add("--formats", type=format_names, default=",".join(FORMAT_NAMES), metavar="F,F",
         help="page formats to measure (%(default)s)")  # fmt: skip
     add("--chunk", type=positive, metavar="N", help=f"number of tokens in a prompt chunk ({CHUNK})")
@@ -54,12 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "1,8 if the backend has no linear kernels)")  # fmt: skip
     add("--weights", type=weight_names, default="bf16,int8,w8a8,int4,w4a8", metavar="W,W",
         help="weight formats of the linear layers (%(default)s)")  # fmt: skip
-    add("--compare-isa", action="store_true", help="measure each instruction set of this CPU, "
-        "interleaved; list kernels that a higher one slows down")  # fmt: skip
-    add("--rounds", type=positive, default=3, metavar="N", help="number of rounds of --compare-isa, of "
-        "which the best counts")  # fmt: skip
     add("--quick", action="store_true", help="measure native kernels on one thread by processor time, for "
-        "shared machines; takes a few seconds per instruction set. Defaults become --contexts "
+        "shared machines; takes a few seconds. Defaults become --contexts "
         f"{_shown(QUICK_CONTEXTS)}, --chunk {QUICK_CHUNK}, --rows {_shown(QUICK_ROWS)}; the machine's "
         "limits are not measured")  # fmt: skip
 
@@ -69,8 +63,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         raise InvalidConfig(
             f"--quick counts the processor time of one thread, not of {args.threads}; leave --threads out"
         )
-    if args.compare_isa:
-        return compare_levels(args)
     timing = QUICK if args.quick else Timing()
     try:
         choice = choose_backend(args.backend, 1 if args.quick else args.threads)

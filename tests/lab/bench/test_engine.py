@@ -80,6 +80,13 @@ def test_counts_must_be_counts(flags: tuple[str, ...], capsys: pytest.CaptureFix
     assert "must be" in capsys.readouterr().err
 
 
+def test_quick_runs_are_of_one_thread_and_native_kernels() -> None:
+    with pytest.raises(InvalidConfig, match="one thread, not of 2; leave --threads out"):
+        run(bench_kernels, "--quick", "--threads", "2")
+    with pytest.raises(InvalidConfig, match="of the reference backend"):
+        run(bench_kernels, "--quick", "--backend", "reference")
+
+
 def test_the_demo_models_work_is_counted_from_its_files() -> None:
     path = resolve_model("demo")
     config = json.loads((path / "config.json").read_text())
