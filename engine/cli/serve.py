@@ -323,7 +323,7 @@ class ServerProbes:
             return Gauges()
 
     def holders(self) -> dict[str, int]:
-        return {} if self.server is None else self.server.holders.counts()
+        return {} if self.server is None else self.server.held()
 
     def alive(self) -> str | None:
         if (death := self._engine.death) is not None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from ..api.errors import Overloaded
 from ..api.tenant import Tenant
@@ -45,19 +45,3 @@ class Holders:
                     f"{count} {self._doing}, but at most {most}{whose} may; end one, or try again later",
                     **numbers,
                 )
-
-
-class HolderRegistry:
-    def __init__(self) -> None:
-        self._counts: dict[str, Callable[[], int]] = {}
-
-    def add(self, kind: str, count: Callable[[], int]) -> None:
-        assert kind not in self._counts, f"{kind} are counted already"
-        self._counts[kind] = count
-
-    def add_holders(self, holders: Holders) -> Holders:
-        self.add(holders.name, lambda: holders.total)
-        return holders
-
-    def counts(self) -> dict[str, int]:
-        return {kind: count() for kind, count in self._counts.items()}

@@ -19,7 +19,6 @@ from octavo.proto import (
 
 from ..api.address import Address, port_in_use
 from ..api.stats import Gauges
-from ..frontend.holders import HolderRegistry
 from ..memory.malloc import give_memory_back
 from .call_limiter import CallLimiter
 from .interface import Engine
@@ -98,7 +97,6 @@ class GrpcServer:
         self.max_message_bytes = max_message_bytes
         self._server = self._new_server()
         self._of_adapters: list[grpc.aio.Server] = []
-        self.holders = self._registry()
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._watches: list[asyncio.Task[None]] = []
         self.died = asyncio.Event()
@@ -124,23 +122,22 @@ class GrpcServer:
             options=[*OPTIONS, ("grpc.max_receive_message_length", self.max_message_bytes + room)],
         )
 
-    def _registry(self) -> HolderRegistry:
-        held, handler, engine = HolderRegistry(), self.handler, self._engine
-        for holders in (self.limiter.calls, self.limiter.health_calls, handler.page_events.holders):
-            held.add_holders(holders)
-        held.add("requests", lambda: handler.num_active)
-        held.add("streams", lambda: engine.num_streams)
-        held.add("text_calls", lambda: handler.texts.num_pending)
-
-        def gauges() -> Gauges:
-            return Gauges() if engine.death is not None else engine.gauges()
-
-        held.add("sequences", lambda: gauges().num_running + gauges().num_waiting)
-        held.add("pages", lambda: gauges().pages_held - gauges().pages_pinned)
-        held.add("pinned_pages", lambda: gauges().pages_pinned)
-        held.add("residual_pages", lambda: 0 if (of := gauges().residual) is None else of.held)
-        held.add("state_slots", lambda: 0 if (of := gauges().states) is None else of.held)
-        return held
+    def held(self) -> dict[str, int]:
+        """Return how many calls, streams, pages and other resources are in use, by kind."""
+        engine, handler, limiter = self._engine, self.handler, self.limiter
+        gauges = Gauges() if engine.death is not None else engine.gauges()
+        counted = (limiter.calls, limiter.health_calls, handler.page_events.holders)
+        return {
+            **{holders.name: holders.total for holders in counted},
+            "requests": handler.num_active,
+            "streams": engine.num_streams,
+            "text_calls": handler.texts.num_pending,
+            "sequences": gauges.num_running + gauges.num_waiting,
+            "pages": gauges.pages_held - gauges.pages_pinned,
+            "pinned_pages": gauges.pages_pinned,
+            "residual_pages": 0 if gauges.residual is None else gauges.residual.held,
+            "state_slots": 0 if gauges.states is None else gauges.states.held,
+        }
 
     async def start(self, address: Address) -> Address:
         """Start to listen; return the actual address. Raises InvalidConfig if that fails."""

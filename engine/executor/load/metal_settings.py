@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import MutableMapping
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 
@@ -27,88 +26,50 @@ LEAST_CACHE = 1 << 30
 """Bytes of freed buffers that MLX may keep on Metal."""
 
 
-class Device(Protocol):
-    def is_metal(self) -> bool: ...
-
-    def working_set(self) -> int:
-        """Return the recommended maximum of GPU memory in bytes."""
-
-    def set_wired_limit(self, size: int) -> None: ...
-
-    def set_cache_limit(self, size: int) -> None: ...
+def _is_metal() -> bool:
+    return sys.platform == "darwin" and mx.metal.is_available()
 
 
-class MLXDevice:
-    def is_metal(self) -> bool:
-        return sys.platform == "darwin" and mx.metal.is_available()
-
-    def working_set(self) -> int:
-        return int(mx.device_info().get("max_recommended_working_set_size", 0))
-
-    def set_wired_limit(self, size: int) -> None:
-        mx.set_wired_limit(size)
-
-    def set_cache_limit(self, size: int) -> None:
-        mx.set_cache_limit(size)
+def _working_set() -> int:
+    """Return the recommended maximum of GPU memory in bytes."""
+    return int(mx.device_info().get("max_recommended_working_set_size", 0))
 
 
-def set_command_buffers(
-    environ: MutableMapping[str, str], *, pool_bytes: int, weight_bytes: int, num_layers: int
-) -> None:
-    per_layer = (pool_bytes + weight_bytes) // max(num_layers, 1)
-    mebi = max(_LEAST_MEBI_ELEMENTS, -(-_LAYERS_PER_BUFFER * per_layer // 2 // (1 << 20)))
-    environ.setdefault(OPERATIONS_VARIABLE, str(_OPERATIONS))
-    environ.setdefault(ELEMENTS_VARIABLE, str(mebi))
-
-
-def prepare_device(
-    config: EngineConfig,
-    model_config: dict[str, Any],
-    weight_bytes: int,
-    *,
-    environ: MutableMapping[str, str] | None = None,
-    platform: str = sys.platform,
-) -> None:
-    if platform != "darwin" or config.backend == "cpu":
+def prepare_device(config: EngineConfig, model_config: dict[str, Any], weight_bytes: int) -> None:
+    """Let a command buffer hold about four layers. Call it before MLX first uses its device."""
+    if sys.platform != "darwin" or config.backend == "cpu":
         return
     layers = int(text_config(model_config).get("num_hidden_layers") or 1)
-    set_command_buffers(
-        os.environ if environ is None else environ,
-        pool_bytes=config.kv_memory or DEFAULT_KV_MEMORY,
-        weight_bytes=weight_bytes,
-        num_layers=layers,
-    )
+    per_layer = ((config.kv_memory or DEFAULT_KV_MEMORY) + weight_bytes) // max(layers, 1)
+    mebi = max(_LEAST_MEBI_ELEMENTS, -(-_LAYERS_PER_BUFFER * per_layer // 2 // (1 << 20)))
+    os.environ.setdefault(OPERATIONS_VARIABLE, str(_OPERATIONS))
+    os.environ.setdefault(ELEMENTS_VARIABLE, str(mebi))
 
 
-def set_memory_limits(workspace: int, device: Device | None = None) -> None:
+def set_memory_limits(workspace: int) -> None:
     """Wire the recommended working set on Metal, and limit MLX's buffer cache to ``workspace`` bytes."""
-    device = MLXDevice() if device is None else device
-    if not device.is_metal():
-        device.set_cache_limit(workspace)
+    if not _is_metal():
+        mx.set_cache_limit(workspace)
         return
-    if wired := device.working_set():
-        device.set_wired_limit(wired)
-    device.set_cache_limit(max(workspace, LEAST_CACHE))
+    if wired := _working_set():
+        mx.set_wired_limit(wired)
+    mx.set_cache_limit(max(workspace, LEAST_CACHE))
 
 
-def usable_memory(weight_bytes: int, device: Device | None = None) -> int:
-    device = MLXDevice() if device is None else device
+def usable_memory(weight_bytes: int) -> int:
     free = available_memory()
-    if not device.is_metal() or not (most := device.working_set()):
+    if not _is_metal() or not (most := _working_set()):
         return free
     return max(0, min(free, most - weight_bytes))
 
 
-def describe_settings(
-    device: Device | None = None, environ: MutableMapping[str, str] | None = None
-) -> dict[str, Any] | None:
+def describe_settings() -> dict[str, Any] | None:
     """Return the settings of this process for ``octavo doctor``; None without Metal."""
-    device, environ = MLXDevice() if device is None else device, os.environ if environ is None else environ
-    if not device.is_metal():
+    if not _is_metal():
         return None
     return {
-        "wired_limit": device.working_set(),
+        "wired_limit": _working_set(),
         "cache_limit_at_least": LEAST_CACHE,
-        OPERATIONS_VARIABLE: environ.get(OPERATIONS_VARIABLE),
-        ELEMENTS_VARIABLE: environ.get(ELEMENTS_VARIABLE),
+        OPERATIONS_VARIABLE: os.environ.get(OPERATIONS_VARIABLE),
+        ELEMENTS_VARIABLE: os.environ.get(ELEMENTS_VARIABLE),
     }

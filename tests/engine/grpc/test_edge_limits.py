@@ -437,7 +437,7 @@ async def test_every_holder_is_counted_until_it_lets_go() -> None:
     gate = Gate()
     config = small_config(max_pinned_pages=8)
     async with served(FakeCore(before_step=gate), config=config) as its, its.channel() as channel:
-        counts = its.server.holders.counts
+        counts = its.server.held
         gate.allow(4)
         assert await collect(its.client.generate("x" * 8, SamplingParams(max_tokens=2)))
         await its.client.cache.pin("a", cache_pb2.Prefix(text="x" * 8))

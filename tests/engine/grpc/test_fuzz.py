@@ -209,7 +209,7 @@ async def fuzz(num_messages: int) -> None:
         for pin in (await its.client.cache.stats()).pins:
             await its.client.cache.unpin(pin.name)
         await eventually(lambda: all_idle(its.engine), "every page idle")
-        await eventually(lambda: not any(its.server.holders.counts().values()), "nobody holds anything")
+        await eventually(lambda: not any(its.server.held().values()), "nobody holds anything")
         assert core.core is not None
         core.core._blocks.check()
         assert sum(seen.values()) == num_messages
