@@ -24,6 +24,7 @@ Backend = Literal["auto", "metal", "cpu", "reference"]
 Weights = Literal["keep", "bf16", "int8", "w8a8", "int4", "w4a8"]
 SchedulePolicy = Literal["fcfs", "lpm", "vtc", "dlpm"]
 
+MAX_DRAFTS = 8  # draft tokens of one sequence in a step
 MAX_WAITING_TOKENS = 2**20  # limit on prompt tokens in the queue
 KEPT_TOKENS = 4
 DEFAULT_LORA_MEMORY = 1 << 30  # bytes
@@ -163,9 +164,6 @@ class EngineConfig:
         "outputs too. mtp: the checkpoint's head for multi-token prediction. draft:PATH: a draft model. mtp "
         "and draft models take pages from --kv-memory. A request may choose another source.",
     )  # fmt: skip
-    draft_tokens: int = setting(
-        8, "maximum number of draft tokens of one sequence in a step", kind="int", metavar="N", low=1
-    )
     async_steps: bool | None = setting(
         None, "submit the next step to the device before the current one has finished",
         shown="yes on Metal if its self-test of writing pages in place passes, else no", kind="switch",

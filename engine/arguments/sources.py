@@ -32,6 +32,7 @@ DELETED = {
     "max-unread-bytes": "leave it out; unread output is bounded at 64MiB",
     "fuse": "leave it out; kernels are fused where that changes no result",
     "no-fuse": "leave it out; kernels are fused where that changes no result",
+    "draft-tokens": "leave it out; a sequence has at most 8 drafts in a step, fewer where they do not pay",
     "tenant-share": "leave it out; where there are several tenants, each may take half",
 }
 _READ_ELSEWHERE = {"OCTAVO_CPU_ISA", "OCTAVO_CPU_THREADS", "OCTAVO_METAL_IN_PLACE"}

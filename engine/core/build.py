@@ -168,7 +168,7 @@ def assemble(
         resources=tuple(part for part in (adapters, images) if part is not None),
     )
     drafts_from = "draft" if draft_model is not None else drafts_by(config, info)
-    speculation = Speculation(drafts_from, most=config.draft_tokens)
+    speculation = Speculation(drafts_from)
     return EngineCore(
         runner,
         tokenizer,

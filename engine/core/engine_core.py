@@ -71,7 +71,7 @@ class EngineCore:
         if images is not None:
             images.on_encoded, images.on_hit = self._stats.encoded, self._stats.hit_image
         self._clock = clock
-        self.drafts = drafts or DraftPart(Speculation("off", most=1), None, scheduler, clock)
+        self.drafts = drafts or DraftPart(Speculation("off"), None, scheduler, clock)
         grammars = Grammars(may_be_late=blocks.states is None)
         parts = (*(part for part in (adapters, images) if part is not None), *parts)
         self._parts = StepParts((PromptScores(), PromptEmbeddings(), *parts, self.drafts, grammars))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from octavo.block_manager import RecurrentState
 
-from ..api.config import EngineConfig
+from ..api.config import MAX_DRAFTS, EngineConfig
 from ..api.errors import InvalidConfig
 from .budget import DEFAULT_KV_MEMORY, format_size
 
@@ -62,7 +62,7 @@ def plan_states(
 
 def draft_state_bytes(config: EngineConfig, slot_bytes: int) -> int:
     """Return the bytes of a draft model's recurrent states."""
-    return (1 + config.draft_tokens) * min(config.max_running, NUM_GUESSED_FOR) * slot_bytes
+    return (1 + MAX_DRAFTS) * min(config.max_running, NUM_GUESSED_FOR) * slot_bytes
 
 
 def _num_conversations(config: EngineConfig, num_bytes: int, snapshot_bytes: int, page_bytes: int) -> int:
@@ -74,4 +74,4 @@ def _num_conversations(config: EngineConfig, num_bytes: int, snapshot_bytes: int
 
 def _num_drafts(config: EngineConfig) -> int:
     drafts = config.speculate not in ("off", "auto")
-    return config.draft_tokens * min(config.max_running, NUM_DRAFTING) if drafts else 0
+    return MAX_DRAFTS * min(config.max_running, NUM_DRAFTING) if drafts else 0

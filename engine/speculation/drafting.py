@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Hashable, Sequence
 from typing import Literal, Protocol
 
+from ..api.config import MAX_DRAFTS
 from ..api.sampling_params import Speculate
 from .drafter import Drafter, ModelDrafter, Proposal
 from .hold_rates import FORCED, MODEL, EngineRates, HoldRates
@@ -139,7 +140,7 @@ class StepTimes(Protocol):
 
 
 class Speculation:
-    def __init__(self, speculate: Speculate | Literal["draft"], *, most: int) -> None:
+    def __init__(self, speculate: Speculate | Literal["draft"], *, most: int = MAX_DRAFTS) -> None:
         self._speculate = speculate
         self._most = most
         self._histories = Histories()

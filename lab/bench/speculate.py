@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from octavo.engine.api.config import EngineConfig
+from octavo.engine.api.config import MAX_DRAFTS, EngineConfig
 from octavo.engine.api.errors import InvalidConfig, RequestFailed
 from octavo.engine.api.sampling_params import SamplingParams, Speculate
 from octavo.engine.api.stats import DraftRecord, Observer, StepRecord
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "weights": info.weights,
         "kv_format": info.kv_format,
         "speculate": speculate,
-        "draft_tokens": config.draft_tokens,
+        "draft_tokens": MAX_DRAFTS,
         "prompt_tokens": args.prompt_tokens,
         "output_tokens": args.output_tokens,
         "cases": _cases(rows),

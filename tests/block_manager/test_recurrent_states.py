@@ -365,8 +365,8 @@ def test_drafts_leave_slots_for_cached_states_and_snapshots() -> None:
 
 def test_speculation_gets_slots_for_drafts() -> None:
     plain = EngineConfig(kv_memory=1000 * MiB, max_running=4)
-    asked = EngineConfig(kv_memory=1000 * MiB, max_running=4, speculate="ngram", draft_tokens=5)
-    for config, count in ((plain, 8), (asked, 28)):
+    asked = EngineConfig(kv_memory=1000 * MiB, max_running=4, speculate="ngram")
+    for config, count in ((plain, 8), (asked, 40)):
         states = plan_states(config, MiB, page_bytes=MiB // 2, available=2**34)
         assert states is not None
         assert states.num_slots == count

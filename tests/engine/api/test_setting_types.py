@@ -42,7 +42,7 @@ def test_whatever_is_given_is_refused_or_kept_in_its_type(config: type, value: A
         ({"kv_memory": "0"}, "kv_memory must be at least 1, got 0; leave it out"),
         ({"page_size": 16.0}, r"page_size must be a whole number, got 16\.0"),
         ({"page_size": None}, "page_size must be a whole number, got None; leave it out for the default"),
-        ({"draft_tokens": True}, "draft_tokens must be a whole number, got True"),
+        ({"max_loras": True}, "max_loras must be a whole number, got True"),
         ({"prefix_cache": 1}, "prefix_cache must be True or False, got 1"),
         ({"cache_dir": ""}, "cache_dir must be a path, got ''"),
         (

@@ -64,7 +64,6 @@ def configs(draw: st.DrawFn) -> EngineConfig:
         max_running=max_running,
         max_step_tokens=max_running + draw(st.integers(0, 20)),
         speculate=draw(st.sampled_from(["off", "ngram"])),
-        draft_tokens=draw(st.integers(1, 9)),
         prefix_cache=draw(st.booleans()),
         async_steps=draw(st.booleans()),
     )

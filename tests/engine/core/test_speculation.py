@@ -50,7 +50,7 @@ def parrot(**options: object) -> tuple[Harness, Parrot]:
 
 
 def test_what_repeats_takes_fewer_steps() -> None:
-    harness, runner = parrot(speculate="ngram", draft_tokens=8)
+    harness, runner = parrot(speculate="ngram")
     request = harness.add(TEXT, SamplingParams(max_tokens=64))
     harness.run()
     assert bytes(harness.result(request).token_ids) == TEXT * 2
@@ -115,7 +115,7 @@ def test_a_failure_behind_drafts_ends_the_request_after_what_held() -> None:
 
 
 def test_rejected_drafts_publish_nothing() -> None:
-    harness = Harness(small_config(page_size=2, num_pages=128, speculate="ngram", draft_tokens=9))
+    harness = Harness(small_config(page_size=2, num_pages=128, speculate="ngram"))
     blocks = harness.core._blocks
     blocks.keep_tokens()
     request = harness.add(b"abcabcabcabc", SamplingParams(max_tokens=200))

@@ -52,9 +52,7 @@ class Drafts(MTPDrafts):
 class Traced:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, num_pages: int, max_step_tokens: int) -> None:
         self.lines: list[str] = []
-        config = small_config(
-            num_pages=num_pages, draft_tokens=2, speculate="mtp", max_step_tokens=max_step_tokens
-        )
+        config = small_config(num_pages=num_pages, speculate="mtp", max_step_tokens=max_step_tokens)
         info = replace(fake_info(config), embeds=True)
         runner = LedgerRunner(info)
         drafts = Drafts(Head(self.note), BlockManager(64, 4, prefix_cache=False), max_tokens=32)
@@ -62,6 +60,7 @@ class Traced:
         self.core: EngineCore = assemble(
             config, runner, byte_tokenizer(), None, drafts, lambda: next(ticks) * 2e-3
         )
+        self.core.drafts.speculation._most = 2
         self.admission = InputProcessor(
             info, self.core.tokenizer, capacity=self.core.capacity, grammars=self.core.builder.grammars
         )

@@ -52,7 +52,6 @@ def random_config(rng: random.Random, folder: Path, draft: Path, backend: str) -
         max_running=rng.choice([4, 8, 16]),
         max_step_tokens=rng.choice([16, 48, 128]),
         prefix_cache=rng.random() < 0.8,
-        draft_tokens=rng.choice([1, 4, 7]),
         speculate=f"draft:{draft}",
         async_steps=backend == "cpu" and rng.random() < 0.5,
     )

@@ -47,7 +47,7 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config_of(folder: Path, draft: Path, **settings: Any) -> EngineConfig:
     small: dict[str, Any] = {"page_size": 8, "num_pages": 60, "max_running": 6, "max_step_tokens": 48}
-    small |= {"backend": "cpu", "draft_tokens": 5}
+    small |= {"backend": "cpu"}
     return EngineConfig(model=str(folder), speculate=f"draft:{draft}", **(small | settings))
 
 
@@ -99,7 +99,7 @@ def test_a_model_with_recurrent_layers_guesses(tmp_path: Path) -> None:
 
 def test_without_a_slot_a_model_with_recurrent_layers_guesses_less(folder: Path, tmp_path: Path) -> None:
     recurrent = recurrent_models.make_folder(tmp_path / "lfm2", "lfm2", mx.bfloat16)
-    assert serve_and_cancel(config_of(folder, recurrent, num_pages=40, draft_tokens=1)) > 5
+    assert serve_and_cancel(config_of(folder, recurrent, num_pages=40)) > 5
     assert serve_and_cancel(config_of(recurrent, recurrent, num_pages=40, max_step_tokens=12)) > 5
 
 
@@ -159,7 +159,7 @@ def test_kv_memory_pays_for_the_draft_models_pages(folder: Path, windowed: Path)
         core.close()
 
 
-AS_PLANNED: dict[str, Any] = {"draft_tokens": 8, "max_running": 64, "max_step_tokens": 512}
+AS_PLANNED: dict[str, Any] = {"max_running": 64, "max_step_tokens": 512}
 
 
 @pytest.mark.parametrize("is_recurrent", [False, True])
@@ -171,7 +171,6 @@ def test_plans_count_what_the_draft_model_takes(folder: Path, tmp_path: Path, *,
         draft,
         num_pages=None,
         kv_memory=3_000_000,
-        draft_tokens=8,
         max_running=64,
         max_step_tokens=512,
     )

@@ -39,7 +39,7 @@ ARCHITECTURES = (
 
 def config_of(folder: Path, **settings: Any) -> EngineConfig:
     small: dict[str, Any] = {"page_size": 8, "num_pages": 60, "max_running": 6, "max_step_tokens": 48}
-    small |= {"backend": "cpu", "draft_tokens": 4}
+    small |= {"backend": "cpu"}
     return EngineConfig(model=str(folder), speculate="mtp", **(small | settings))
 
 

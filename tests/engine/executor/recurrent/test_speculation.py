@@ -48,7 +48,7 @@ ARCHITECTURES = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name i
 def config(folder: Path, **changes: Any) -> EngineConfig:
     settings: dict[str, Any] = {
         "page_size": 8, "num_pages": 40, "max_running": 5, "max_step_tokens": 48, "max_model_len": 256,
-        "state_memory": 2**21, "backend": "cpu", "draft_tokens": 7,
+        "state_memory": 2**21, "backend": "cpu",
     }  # fmt: skip
     return EngineConfig(model=str(folder), **settings | changes)
 
