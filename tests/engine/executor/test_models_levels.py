@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-import tiny_models
-from native import LEVELS, at_every_level, require_extension, run_at_level
+from native import at_every_level, require_extension, run_at_level
 
 pytestmark = pytest.mark.parity
 
@@ -24,16 +23,6 @@ sys.exit(code)
 
 def run_tests(level: str, *arguments: str) -> str:
     return run_at_level(level, RUN.format(arguments=list(arguments)), limit=800)
-
-
-@at_every_level
-def test_models_are_mlx_lms_own_at_every_level(level: str) -> None:
-    quarter = list(tiny_models.CONFIGS)[LEVELS.index(level) :: len(LEVELS)]
-    chosen = [f"{name}-bfloat16-bf16" for name in quarter] + ["llama-float32-fp16", "llama-float32-int8"]
-    test = f"{FOLDER / 'test_models.py'}::test_greedy_serving_is_mlx_lms_own"
-    printed = run_tests(level, *(f"{test}[{case}-cpu]" for case in chosen))
-    assert f"ran at {level}" in printed
-    assert f"{len(chosen)} passed" in printed
 
 
 @pytest.mark.slow

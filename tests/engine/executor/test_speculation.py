@@ -26,7 +26,7 @@ def answers(llm: LLM, seed: int, count: int, speculate: Speculate) -> list[Any]:
 
 def engine(folder: Path, observer: Observer | None = None, **settings: Any) -> LLM:
     settings = {"page_size": 8, "num_pages": 60, "max_running": 6, "max_step_tokens": 48} | settings
-    return LLM(EngineConfig(model=str(folder), draft_tokens=7, **settings), observer=observer)
+    return LLM(EngineConfig(model=str(folder), **settings), observer=observer)
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +48,8 @@ def check(
     assert watched.num_accepted > 0
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_drafts_change_nothing(folder: Path, backend: str) -> None:
-    check(folder, seeds=range(2), count=10, drafters=("ngram", "suffix"), backend=backend)
+def test_drafts_change_nothing_on_mlx_operations(folder: Path) -> None:
+    check(folder, seeds=range(2), count=10, drafters=("ngram", "suffix"), backend="reference")
 
 
 @pytest.mark.usefixtures("every_draft_is_computed")
@@ -87,10 +86,9 @@ def structured_answers(llm: LLM, seed: int, count: int, speculate: Speculate) ->
     return list(map(essence, llm.generate(prompts, params, progress=False)))
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_drafts_change_nothing_under_a_grammar(folder: Path, backend: str) -> None:
+def test_drafts_change_nothing_under_a_grammar(folder: Path) -> None:
     watched = Drafts()
-    with engine(folder, watched, backend=backend) as llm:
+    with engine(folder, watched, backend="cpu") as llm:
         for seed in range(2):
             plain = structured_answers(llm, seed, 10, "off")
             assert structured_answers(llm, seed, 10, "ngram") == plain

@@ -77,6 +77,7 @@ class Counter(Observer):
         raise AssertionError(f"a request was refused: {reason}")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_a_thousand_requests_leave_every_page_idle_and_memory_flat() -> None:
     rng = random.Random(11)

@@ -41,9 +41,7 @@ class Steps(Observer):
 
 @asynccontextmanager
 async def serving(folder: Path, speculate: str) -> AsyncIterator[tuple[Client, Any, Steps]]:
-    config = EngineConfig(
-        model=str(folder), speculate=speculate, draft_tokens=6, page_size=8, num_pages=96, max_running=8
-    )
+    config = EngineConfig(model=str(folder), speculate=speculate, page_size=8, num_pages=96, max_running=8)
     steps = Steps()
     engine = AsyncEngine(config, observer=steps)
     await engine.start()

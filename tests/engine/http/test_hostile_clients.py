@@ -357,6 +357,7 @@ def tls_files(folder: Path) -> tuple[TlsFiles, ssl.SSLContext]:
     return files, context
 
 
+@pytest.mark.slow
 async def test_250_idle_tls_connections_cost_16_mib(tmp_path: Path) -> None:
     """Each connection was used once. A new process is measured, so freed memory cannot hide the cost."""
     files, context = tls_files(tmp_path)
