@@ -40,7 +40,6 @@ LONGEST_FIRST = (
     "tests/engine/gguf/test_smollm2.py",
     "tests/kernels/metal/test_attention.py",
     "tests/engine/executor/native/test_linear.py",
-    "tests/kernels/metal/test_traffic.py",
     "tests/engine/executor/test_models.py",
     "tests/kernels/metal/test_latents.py",
     "tests/kernels/cpu/test_attention.py",
@@ -49,7 +48,6 @@ LONGEST_FIRST = (
     "tests/kernels/metal/test_pages.py",
     "tests/kernels/test_latent_attention.py",
     "tests/engine/executor/load/test_models_loading.py",
-    "tests/kernels/metal/test_resources.py",
     "tests/engine/executor/load/test_models_probe.py",
     "tests/kernels/metal/test_recurrent.py",
 )

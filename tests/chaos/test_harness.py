@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import mmap
 import os
-import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,15 +13,11 @@ import pytest
 from chaos import honest, observer, soak
 from chaos.attack import Target
 from chaos.attacks import ATTACKS, BY_CLIENTS
-from chaos.attacks.rule_chains import gbnf_chain, lark_chain, schema_chain
-from chaos.disks.damaged_shards import damage
 from chaos.honest import Answer, HonestLoad, Request
 from chaos.run import run_attackers
 from chaos.setups import Folder, small_disk
 from chaos.verdict import Bounds, Phase
-from hostile_messages import field, varint
 from octavo.engine.api.sampling_params import SamplingParams
-from octavo.proto import generation_pb2 as pb
 from served import eventually, served
 
 IDS = Request("ids", "bob", [3, 1, 4, 1, 5], SamplingParams(max_tokens=6, ignore_eos=True))
@@ -155,32 +150,6 @@ def test_every_attack_names_its_finding() -> None:
     assert all(attack.finding and attack.run.__module__.startswith("chaos.") for attack in BY_CLIENTS)
 
 
-def test_raw_messages_are_what_they_say() -> None:
-    body = field(3, field(1, b"\x05" * 300))
-    assert list(pb.GenerateRequest.FromString(body).token_ids.ids) == [5] * 300
-    assert varint(300) == b"\xac\x02"
-
-
-def test_chains_are_chains() -> None:
-    assert lark_chain(2) == 'start: r0\nr0: r1\nr1: r2\nr2: "a"\n'
-    assert gbnf_chain(1) == 'root ::= r0\nr0 ::= r1\nr1 ::= "a"\n'
-    assert schema_chain(1, "items") == {
-        "$defs": {"d0": {"type": "array", "items": {"$ref": "#/$defs/d1"}}, "d1": {"type": "integer"}},
-        "type": "array",
-        "items": {"$ref": "#/$defs/d0"},
-    }
-
-
-def test_damage_changes_files(tmp_path: Path) -> None:
-    rng, data = random.Random(0), bytes(range(200)) * 4
-    path = tmp_path / "page"
-    for _ in range(20):
-        path.write_bytes(data)
-        damage(path, rng)
-        assert path.read_bytes() != data
-    damage(tmp_path / "gone", rng)
-
-
 def test_a_small_disk_is_small(tmp_path: Path) -> None:
     launcher = small_disk(tmp_path, size="1m")
     if launcher is None:
@@ -242,9 +211,3 @@ def test_a_sample_leaves_out_pages_of_files(tmp_path: Path) -> None:
         assert soak.sample_of(os.getpid(), 0.0).helper > 0
     finally:
         helper.communicate()
-
-
-def test_slack_widens_times_and_memory() -> None:
-    strict, wide = Bounds(), Bounds().times(3.0)
-    assert (wide.stall, wide.first, wide.kept) == (3 * strict.stall, 3 * strict.first, 3 * strict.kept)
-    assert Bounds().times(1.0) == strict

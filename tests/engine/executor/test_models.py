@@ -154,7 +154,8 @@ def grid() -> Iterator[object]:
     for case, backend in itertools.product(CASES, BACKENDS):
         usual = "reference" if case.kv_format == "fp16" else "cpu"
         if backend.name == usual or architectures.index(case.architecture) % 3 == 0:
-            yield pytest.param(case, backend, id=f"{case}-{backend.name}")
+            marks = () if backend.name == usual else pytest.mark.slow
+            yield pytest.param(case, backend, id=f"{case}-{backend.name}", marks=marks)
 
 
 def load_served(folder: Path, case: Case, backend: str) -> ModelRunner:

@@ -11,6 +11,7 @@ from metal_resources import examine, examine_recurrences
 
 pytestmark = [
     pytest.mark.parity,
+    pytest.mark.slow,
     needs_compiler,
     pytest.mark.skipif(
         why_unavailable() is None and not has_target(), reason="this clang makes no code for amdgcn"

@@ -12,7 +12,7 @@ from octavo.kernels import page_format
 from octavo.kernels.metal import units
 from octavo.kernels.metal.attention_units import CHUNK_SIMDGROUPS, MAX_HEADS
 
-pytestmark = [pytest.mark.parity, needs_compiler, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.parity, pytest.mark.slow, needs_compiler, pytest.mark.timeout(300)]
 
 
 def last_decode(case: Case, formats: tuple[str, str]) -> list[Result]:

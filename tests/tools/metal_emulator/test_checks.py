@@ -18,6 +18,7 @@ from metal_samples import (
 
 pytestmark = [
     pytest.mark.emulator,
+    pytest.mark.slow,
     pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or ""),
 ]
 BARRIER = "  threadgroup_barrier(mem_flags::mem_threadgroup);\n"

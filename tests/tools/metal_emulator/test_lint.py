@@ -9,7 +9,7 @@ import pytest
 
 from metal_emulator import emulate, lint, lint_text, why_unavailable
 
-pytestmark = pytest.mark.emulator
+pytestmark = [pytest.mark.emulator, pytest.mark.slow]
 
 needs_compiler = pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
 NOT_COMPILED = "does not compile"  # the shim's types and address spaces refuse it

@@ -27,7 +27,7 @@ from metal_emulator.compiler import COMPILER_VARIABLE
 from metal_emulator.tensors import METAL_TYPES
 from metal_samples import ROW_SUM, run_one, run_row_sum
 
-pytestmark = pytest.mark.emulator
+pytestmark = [pytest.mark.emulator, pytest.mark.slow]
 
 needs_compiler = pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
 ROOT = Path(metal_emulator.__file__).resolve().parents[2]

@@ -10,6 +10,7 @@ from metal_samples import NUM_ROWS, run_matrix_product, run_one, run_row_sum
 
 pytestmark = [
     pytest.mark.emulator,
+    pytest.mark.slow,
     pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or ""),
 ]
 

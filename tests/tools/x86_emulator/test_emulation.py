@@ -14,7 +14,7 @@ import pytest
 import x86_emulator
 from x86_emulator import build as building
 
-pytestmark = pytest.mark.emulator
+pytestmark = [pytest.mark.emulator, pytest.mark.slow]
 
 FOLDER = Path(x86_emulator.__file__).parent
 AVX512 = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni"}
