@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("block_manager", "engine", "kernels", "lab", "proto", "scheduler")
+FOLDERS = ("block_manager", "engine", "integrations", "kernels", "lab", "proto", "scheduler")
 NAMES = {"lab": "octavo_lab"}  # folder: package name; other folders are octavo.<folder>
 LIGHT = (
     "octavo.block_manager",
@@ -53,6 +53,7 @@ BELOW = {  # top-level folder: folders that it may import
     "scheduler": {"block_manager"},
     "kernels": set(),
     "engine": {"block_manager", "scheduler", "kernels", "proto", "v1"},
+    "integrations": {"engine"},
     "proto": {"v1"},
     "lab": {"block_manager", "scheduler", "kernels", "engine", "v1"},
 }

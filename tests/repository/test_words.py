@@ -18,7 +18,7 @@ import pytest
 from octavo.engine.cli import COMMANDS, command_parser
 
 ROOT = Path(__file__).resolve().parents[2]
-PRODUCT = ("block_manager", "engine", "kernels", "proto", "scheduler")
+PRODUCT = ("block_manager", "engine", "integrations", "kernels", "proto", "scheduler")
 OPENERS = re.compile(
     r"(What|Who|Whoever|Whom|Which|Where|When|How|Why|Of|The same|The one|One|Those|It|As|In|With|Beside)\b"
 )
