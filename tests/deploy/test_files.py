@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from octavo.engine.cli import main, serve
+from octavo.engine.client.router_process import HEALTH_FLAGS
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 MANIFESTS = ("namespace", "worker", "router", "autoscaling", "monitoring", "rules", "network")
@@ -148,6 +149,14 @@ def test_kubernetes_objects_point_at_each_other() -> None:
     (router,) = manifest("Deployment", "octavo-router")["spec"]["template"]["spec"]["containers"]
     assert {f"{key}={value}" for key, value in labels.items()} <= set(router["args"])
     assert f"--service-discovery-port={GRPC}" in router["args"]
+
+
+def test_every_router_notices_a_dead_worker_in_seconds() -> None:
+    (router,) = manifest("Deployment", "octavo-router")["spec"]["template"]["spec"]["containers"]
+    command = shlex.split(compose()["services"]["router"]["command"])
+    guide = (DEPLOY / "router" / "README.md").read_text().split()
+    for words in (router["args"], command, guide):
+        assert set(HEALTH_FLAGS) <= set(words)
 
 
 def test_the_autoscaler_asks_for_a_metric_that_is_exported() -> None:

@@ -57,9 +57,10 @@ def openai_client(ready: dict[str, str]) -> Any:
 
 
 async def metrics_of(address: str) -> str:
-    return await asyncio.to_thread(_get, f"http://{address}/metrics")
+    return await asyncio.to_thread(get, f"http://{address}/metrics")
 
 
-def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as reply:
+def get(url: str, body: bytes | None = None) -> str:
+    request = urllib.request.Request(url, body, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=10) as reply:
         return str(reply.read().decode())
