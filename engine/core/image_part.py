@@ -26,6 +26,12 @@ AXES = ("position_t", "position_h", "position_w")
 MAX_READY = 4
 """Largest number of waiting sequences with an encoded image."""
 
+NUM_RECENT = 16
+"""Number of portions whose longest time predicts the next portion's time."""
+
+SLICE_S = 0.1
+"""Seconds of encoding between two steps without a latency target."""
+
 
 class ImagePart(StepPart, Resource):
     """Encodes images between steps, and adds their features to the rows of image tokens.
@@ -105,13 +111,14 @@ class ImagePart(StepPart, Resource):
         if self._current is None or self._current.digest != image.digest:
             self._current, self._portions_s = image, []
         portions_s, first = self._portions_s, len(self._portions_s)
-        left_s = time_left() or 0.0
+        left_s = SLICE_S if (spare_s := time_left()) is None else spare_s
         while True:
             began = self._clock()
             encoded = self._images.advance(image)
             portions_s.append(self._clock() - began)
             # The first portion only prepares pixels, so its time does not predict the others.
-            if encoded is not None or not first or sum(portions_s[first:]) + max(portions_s) > left_s:
+            spent_s, next_s = sum(portions_s[first:]), max(portions_s[-NUM_RECENT:])
+            if encoded is not None or not first or spent_s + next_s > left_s:
                 break
         if encoded is None:
             return []

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -46,6 +46,26 @@ class Report:
     num_bytes: int
 
 
+class ImageResults(NamedTuple):
+    """Results of attention for some queries each, and arrays to evaluate before them."""
+
+    before: list[mx.array]
+    parts: list[mx.array]
+
+
+class ImageAttention(Protocol):
+    """Attention of each row to all rows, for arrays [1, H, rows, D] and a mask [..., queries, keys] or None.
+
+    Computes ``size`` queries at a time. Returns None for arrays that it cannot take.
+    """
+
+    def __call__(
+        self, q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array | None, size: int, /
+    ) -> ImageResults | None: ...
+
+    def forget(self) -> None: ...
+
+
 class ModelOps(Protocol):
     @property
     def fusion(self) -> Fusion | None: ...
@@ -70,7 +90,9 @@ class ModelOps(Protocol):
         """
         ...
 
-    def prepare_tower(self, tower: Module, *, exact: bool) -> None: ...
+    def prepare_tower(self, tower: Module, *, exact: bool) -> ImageAttention | None:
+        """Make a vision part compute with these operations; return their attention, if they have one."""
+        ...
 
     def weight_bytes(self, model: Module) -> int:
         """Return the bytes of the weights. Call it after the first forward."""
@@ -103,8 +125,9 @@ class MLXOps:
         reference()
         return None
 
-    def prepare_tower(self, tower: Module, *, exact: bool) -> None:
+    def prepare_tower(self, tower: Module, *, exact: bool) -> ImageAttention | None:
         del tower, exact
+        return None
 
     def weight_bytes(self, model: Module) -> int:
         return parameter_bytes(model)

@@ -22,6 +22,7 @@ from ..sampling.logit_rows import Sampler
 from ..sampling.native_sampling import NativeSampler
 from .activations import originals
 from .comparison import recorded
+from .image_attention import NativeImageAttention
 from .merged import observe
 from .modules import (
     multiplications,
@@ -137,8 +138,9 @@ class NativeOps:
         model.update(tree_map(_ext.copy_of, model.parameters()))
         return report
 
-    def prepare_tower(self, tower: Module, *, exact: bool) -> None:
+    def prepare_tower(self, tower: Module, *, exact: bool) -> NativeImageAttention:
         replace_modules(tower, exact=exact, fuse=False)
+        return NativeImageAttention(exact=exact)
 
     def weight_bytes(self, model: Module) -> int:
         return parameter_bytes(model) + packed_bytes(model)

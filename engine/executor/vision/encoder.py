@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -20,7 +20,9 @@ from ...api.image import ImageRules, PromptImage
 from ...memory.model_files import read_config
 from ..model_ops import ModelOps
 from ..row_inputs import RowInputs
+from .adapted import adapt
 from .families import FAMILIES, Floats, tensors_of
+from .portions import Portions, cut, modules_to_cut, use_linear_patches
 
 IS_IMAGE = "image_rows"  # int32 [T], 1 for image rows
 FEATURES = "image_features"  # float32 [T, D], embeddings of image rows
@@ -44,13 +46,13 @@ def adapt_language(model: Module, config: Mapping[str, Any], rows: RowInputs, *,
             f"a model with images must have one embed_tokens and more than {num_deepstack} layers, got "
             f"{len(embeddings)} and {len(layers)}; serve the model without vision"
         )
-    _adapt(embeddings[0], rows, _embedding)
+    adapt(embeddings[0], rows, _embedding)
     for path, module in model.named_modules():
         if path.endswith("embed_tokens_per_layer"):
-            _adapt(module, rows, _layer_embedding)
+            adapt(module, rows, _layer_embedding)
     for index, layer in enumerate(layers[:num_deepstack]):
         object.__setattr__(layer, "deepstack_index", index)
-        _adapt(layer, rows, _layer)
+        adapt(layer, rows, _layer)
     section = rope_settings(config).get("mrope_section")
     if section is None:
         return False
@@ -58,7 +60,7 @@ def adapt_language(model: Module, config: Mapping[str, Any], rows: RowInputs, *,
     ropes: list[Any] = [module for _, module in model.named_modules() if isinstance(module, _ROPES)]
     for module in ropes:
         object.__setattr__(module, "axis_of_value", mx.array(axes * 2, mx.int32))
-        _adapt(module, rows, _rope)
+        adapt(module, rows, _rope)
     return True
 
 
@@ -83,17 +85,6 @@ def axes_of_pairs(section: list[int], *, interleaved: bool) -> list[int]:
         for pair in range(axis, 3 * section[axis], 3):
             axes[pair] = axis
     return axes
-
-
-_CLASSES: dict[tuple[type, Any], type] = {}
-
-
-def _adapt(module: Any, state: RowInputs | list[mx.array], make: Any) -> None:
-    kind = type(module)
-    object.__setattr__(module, "image_inputs", state)
-    if (kind, make) not in _CLASSES:
-        _CLASSES[kind, make] = type(kind.__name__, (kind,), make(kind))
-    module.__class__ = _CLASSES[kind, make]
 
 
 def _of_images(rows: RowInputs, values: mx.array, others: mx.array) -> mx.array:
@@ -152,15 +143,6 @@ def _rope(kind: Any) -> dict[str, Any]:
     return {"__call__": __call__}
 
 
-def _recorded(kind: Any) -> dict[str, Any]:
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        out = kind.__call__(self, *args, **kwargs)
-        self.image_inputs.append(out[0] if isinstance(out, tuple) else out)
-        return out
-
-    return {"__call__": __call__}
-
-
 def _do_not_evaluate(model: Module) -> None:
     """Turn ``mx.eval`` off in mlx-vlm's modules. Some would evaluate a whole image early."""
     lazy = ModuleType(mx.__name__)
@@ -188,7 +170,16 @@ class Encoded(NamedTuple):
 class Tower:
     """Vision part of a model. Encodes an image at a time."""
 
-    def __init__(self, path: Path, family: str, rules: ImageRules, *, width: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        family: str,
+        rules: ImageRules,
+        *,
+        width: int,
+        ops: ModelOps,
+        exact: bool = False,
+    ) -> None:
         """Read the weights. Raises ModelLoadError."""
         load = _mlx_vlm_loader()
         try:
@@ -212,29 +203,32 @@ class Tower:
                 f"mlx-vlm cannot load the vision part of {path}: {why}; serve the model without vision"
             ) from error
         self._family, self._rules = family, rules
-        self._outputs: list[mx.array] = []
-        for layer in _longest_list(self.model):
-            _adapt(layer, self._outputs, _recorded)
         self.nbytes = sum(weight.nbytes for weight in weights)
+        use_linear_patches(self.model)
+        modules = modules_to_cut(self.model)
+        self._portions = Portions(ops.prepare_tower(self.model, exact=exact))
+        for module, num_rows in modules:
+            cut(module, num_rows, self._portions.results)
 
     def encode(self, image: PromptImage) -> Generator[None, None, Encoded]:
         """Compute an image's rows in portions; yield between portions.
 
-        A portion evaluates the output of one layer, so results are bit-identical to a single evaluation.
+        Results are bit-identical to a single evaluation.
         """
         rules, height, width = self._rules, image.rows * self._rules.side, image.columns * self._rules.side
         pixels = np.frombuffer(image.pixels, np.uint8).reshape(height, width, 3)
         ids = mx.full((1, image.num_rows), rules.token, mx.int32)
         values, tensors = tensors_of(self._family, rules, pixels)
         yield
-        self._outputs.clear()
-        found = self.model.get_input_embeddings(ids, mx.array(values), mask=mx.ones_like(ids), **tensors)
-        deepstack = found.deepstack_visual_embeds
-        outputs = [*self._outputs, *(deepstack or ())]
-        self._outputs.clear()
+        with self._portions.recording() as results:
+            found = self.model.get_input_embeddings(ids, mx.array(values), mask=mx.ones_like(ids), **tensors)
+            deepstack = found.deepstack_visual_embeds
+            outputs = deque((*results, *(deepstack or ())))
+            results.clear()
         while outputs:
-            mx.eval(outputs.pop(0))  # frees its memory after its last use
             yield
+            mx.eval(outputs.popleft())  # frees its memory after its last use
+        yield
         features = np.array(found.inputs_embeds[0].astype(mx.float32))
         if FAMILIES[self._family].scales:
             features /= np.float32(features.shape[-1] ** 0.5)
@@ -245,16 +239,6 @@ class Tower:
             return Encoded(features, None)
         layers = [np.array(layer.astype(mx.float32)) for layer in deepstack]
         return Encoded(features, np.stack(layers, axis=1) if layers else None)
-
-
-def _longest_list(model: Module) -> list[Module]:
-    lists = [
-        value
-        for _, module in model.named_modules()
-        for value in module.values()
-        if isinstance(value, list) and value and all(isinstance(each, Module) for each in value)
-    ]
-    return max(lists, key=len, default=[])
 
 
 def _mlx_vlm_loader() -> Callable[..., Any]:
@@ -307,8 +291,7 @@ def load_encoder(
 ) -> ImageEncoder:
     raw = read_config(path)
     text = raw.get("text_config") or raw
-    tower = Tower(path, raw["model_type"], rules, width=text["hidden_size"])
-    ops.prepare_tower(tower.model, exact=config.exact)
+    tower = Tower(path, raw["model_type"], rules, width=text["hidden_size"], ops=ops, exact=config.exact)
     num_deepstack = len(raw["vision_config"].get("deepstack_visual_indexes") or ())
     has_axes = adapt_language(model, raw, rows, num_deepstack=num_deepstack)
     return ImageEncoder(tower, has_axes=has_axes, max_bytes=config.vision_cache)

@@ -1,13 +1,9 @@
 from __future__ import annotations
 
-import inspect
-import io
-from collections.abc import Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -20,8 +16,7 @@ from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.api.stats import Observer
 from octavo.engine.core.build import build_core
 from octavo.engine.core.engine_core import EngineCore
-from octavo.engine.executor.vision import encoder
-from octavo.engine.executor.vision.encoder import Encoded, ImageEncoder, Tower
+from octavo.engine.executor.vision.encoder import ImageEncoder
 from octavo.engine.executor.vision.families import read_rules, tensors_of
 from octavo.engine.frontend.llm import LLM
 from octavo.engine.memory.model_files import read_config
@@ -139,47 +134,6 @@ def test_a_prompt_has_the_same_bits_alone_and_in_a_batch(case: Case) -> None:
         alone = [generate(llm, [asked], params)[0] for asked in case.work]
     for one, all_ in zip(alone, together, strict=True):
         assert one.outputs[0].logprobs == all_.outputs[0].logprobs
-
-
-def test_portions_have_the_bits_of_encoding_at_once(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    rules = read_rules(case.model, read_config(case.model), max_pixels=2**20)
-    reader = PictureReader(rules)
-    try:
-        image = reader.read(tiny_vlm.picture(1, 6 * rules.side, 4 * rules.side))
-    finally:
-        reader.close()
-    work = Tower(case.model, case.family, rules, width=64).encode(image)
-    lefts: list[int] = []
-    try:
-        while True:
-            next(work)
-            lefts.append(sum(map(is_left, inspect.getgeneratorlocals(work).get("outputs", ()))))
-    except StopIteration as done:
-        found: Encoded = done.value
-    monkeypatch.setattr(encoder, "_longest_list", lambda _: [])
-    (at_once,) = run(Tower(case.model, case.family, rules, width=64).encode(image))
-    assert found.features.any()
-    for one, other in zip(found, at_once, strict=True):
-        assert (one is None) == (other is None)
-        if one is not None and other is not None:
-            assert np.array_equal(one, other)
-    config = read_config(case.model)["vision_config"]
-    depth = config["depth"] if "depth" in config else config["num_hidden_layers"]
-    num_last = 0 if found.deepstack is None else found.deepstack.shape[1]
-    assert lefts == [0, *reversed(range(depth + num_last))], "each portion computes one layer"
-
-
-def is_left(array: mx.array) -> bool:
-    file = io.StringIO()
-    mx.export_to_dot(file, array)
-    return "->" in file.getvalue()
-
-
-def run(work: Generator[None, None, Encoded]) -> list[Encoded]:
-    def results() -> Generator[Encoded]:
-        yield (yield from work)  # type: ignore[misc]
-
-    return [each for each in results() if each is not None]
 
 
 def test_pixels_are_prepared_as_by_mlx_vlm(case: Case) -> None:
