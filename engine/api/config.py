@@ -81,6 +81,10 @@ class EngineConfig:
         1, "number of processes that compute the model together, each with a part of its heads", kind="int",
         metavar="N", low=1, aliases=("--tensor-parallel-size",),
     )  # fmt: skip
+    pipeline_parallel: int = setting(
+        1, "number of processes that compute the model in turn, each with a part of its layers", kind="int",
+        metavar="N", low=1, aliases=("--pipeline-parallel-size",),
+    )  # fmt: skip
     kv_format: str = setting(
         "bf16", "format of the KV pages, or one for keys and one for values, written K/V: "
         f"{', '.join(FORMAT_NAMES)}; auto chooses",
@@ -283,22 +287,36 @@ class EngineConfig:
                 "or lower the second"
             )
 
+    @property
+    def num_ranks(self) -> int:
+        return self.tensor_parallel * self.pipeline_parallel
+
+    @property
+    def ranks_setting(self) -> str:
+        return "pipeline_parallel" if self.pipeline_parallel > 1 else "tensor_parallel"
+
     def _check_ranks(self) -> None:
-        if self.tensor_parallel == 1:
+        if self.num_ranks == 1:
             return
+        if self.tensor_parallel > 1 and self.pipeline_parallel > 1:
+            raise InvalidConfig(
+                f"pipeline_parallel must be 1 with tensor_parallel={self.tensor_parallel}, got "
+                f"{self.pipeline_parallel}; set one of them to 1"
+            )
         for name in (
             "cache_dir", "remote_cache", "save_dir", "swap_memory", "lora_bytes", "draft_model",
             "async_steps", "vision",
         ):  # fmt: skip
             if getattr(self, name):
                 raise InvalidConfig(
-                    f"{name.removesuffix('_bytes')} must be left out with tensor_parallel, which does not "
-                    f"support it yet, got tensor_parallel={self.tensor_parallel}; leave out one of the two"
+                    f"{name.removesuffix('_bytes')} must be left out with {self.ranks_setting}, which does "
+                    f"not support it yet, got {self.ranks_setting}={self.num_ranks}; leave out one of the two"
                 )
         if self.kv_format == AUTO or self.speculate == "mtp":
             name, value = ("kv_format", AUTO) if self.kv_format == AUTO else ("speculate", "mtp")
             raise InvalidConfig(
-                f"{name} must not be {value} with tensor_parallel, which does not support it; choose another"
+                f"{name} must not be {value} with {self.ranks_setting}, which does not support it; choose "
+                "another"
             )
 
     def _check_fairness(self) -> None:

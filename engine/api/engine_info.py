@@ -48,6 +48,8 @@ class EngineInfo:
     residual_pages   pages per sequence that are kept in 16 bits
     batch_invariant  whether results are bit-identical in any batch
     images           preprocessing of images; None if the model takes only text
+    memory           memory of this process
+    other_ranks      memory of the other processes that compute the model
     """
 
     name: str
@@ -75,3 +77,4 @@ class EngineInfo:
     images: ImageRules | None = None
     states: RecurrentState | None = None
     recurrent: str = ""
+    other_ranks: tuple[MemoryBudget, ...] = ()

@@ -254,4 +254,8 @@ def budget_lines(info: EngineInfo) -> list[str]:
         f"pages {format_size(memory.pages)} ({info.num_pages} of {info.page_size} positions, {_windows(info)}"
         f"{info.kv_format}), {_drafts(info)}{_states(info)}{adapters}{vision}"
         f"workspace {format_size(memory.workspace)}",
+        *(
+            f"rank {rank}: weights {format_size(other.weights)}, pages {format_size(other.pages)}"
+            for rank, other in enumerate(info.other_ranks, start=1)
+        ),
     ]

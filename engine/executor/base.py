@@ -24,8 +24,9 @@ class RunOutput(NamedTuple):
     """Results of one step.
 
     failed_rows  rows with NaN or infinity in K or V; their sequences must end
-    hidden       [P, D] inputs of the output head for the rows in ``batch.hidden``
-    discarded         indices of samples that must be computed again
+    hidden       [P, D] inputs of the output head for the rows in ``batch.hidden``; on ranks without the
+                 head, the bits of the layers' output for all rows
+    discarded    indices of samples that must be computed again
     """
 
     samples: tuple[Sampled, ...]

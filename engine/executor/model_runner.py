@@ -48,8 +48,9 @@ class StoredPages:
                 pages.copy_pages(pairs)
         behind = len(self._info.groups)
         if pairs := [(copy.source, copy.target) for copy in copies if copy.group == behind]:
-            assert self._states is not None, "the model has no state slots to copy"
-            self._states.copy_slots(pairs)
+            assert self._info.states is not None, "the model has no state slots to copy"
+            if self._states is not None:
+                self._states.copy_slots(pairs)
 
     def read(self, pages: Sequence[int], group: int) -> PageBytes:
         if self._states is not None and group == len(self._info.groups):
@@ -106,6 +107,7 @@ class PagedRunner:
         *,
         gathered_row_bytes: int | None,
         exact: bool = False,
+        gives_logits: bool = True,
         fused_argmax: bool = False,
         sampling: Sampler | None = None,
         on_device: bool = False,
@@ -121,6 +123,7 @@ class PagedRunner:
         self._info = info
         self._pages = StoredPages(model.kv_cache, model.states, info, exact=exact)
         self._gathered_row_bytes = gathered_row_bytes
+        self._gives_logits = gives_logits
         self._fused_argmax = fused_argmax
         self._on_device = on_device and gathered_row_bytes is None and not model.computes_apart
         self._feeds = feeds
@@ -187,6 +190,8 @@ class PagedRunner:
         return step
 
     def _run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
+        if not self._gives_logits:
+            return self._run_layers(batch)
         scored = batch.scored
         rows, places = each_once(
             batch.sample_rows if scored is None else np.r_[batch.sample_rows, scored.rows]
@@ -209,6 +214,13 @@ class PagedRunner:
             )
         hidden = None if outputs.hidden is None else np.array(outputs.hidden)
         return RunOutput(tuple(samples), tuple(failed), scores, hidden)
+
+    def _run_layers(self, batch: Batch) -> RunOutput:
+        rows = self._model.forward(batch).logits
+        assert rows is not None
+        self._model.evaluate([rows])
+        bits = np.array(rows.view(mx.int32)).view(np.float32)
+        return RunOutput((), tuple(self._model.nonfinite_rows()), hidden=bits)
 
     def _draw(
         self, outputs: Outputs, places: Sequence[int], states: Sequence[SampleState]

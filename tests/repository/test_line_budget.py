@@ -12,13 +12,13 @@ ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {
     "block_manager": 3_166,
     "engine": 85,  # code without a budget below
-    "engine/api": 2_089,
-    "engine/arguments": 705,
+    "engine/api": 2_110,
+    "engine/arguments": 709,
     "engine/chat": 1_822,
     "engine/cli": 1_666,
     "engine/client": 721,
     "engine/core": 3_309,
-    "engine/executor": 11_085,
+    "engine/executor": 11_547,
     "engine/frontend": 1_796,
     "engine/gguf": 771,
     "engine/grpc": 3_418,
@@ -51,7 +51,7 @@ BUDGETS = {
     "lab/plots": 229,
     "lab/policies": 348,
     "scheduler": 2_945,
-    "tests": 64_809,
+    "tests": 64_964,
     "tools": 5_542,
 }
 

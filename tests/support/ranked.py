@@ -1,18 +1,24 @@
 """Greedy tokens of one engine over several ranks, in a new process: MLX has one group per process.
 
-    python ranked.py MODEL RANKS [SETTINGS]
+    python ranked.py MODEL [SETTINGS]
 
 SETTINGS and the output are JSON."""
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
+
 from octavo.engine import LLM, EngineConfig, SamplingParams
+from octavo_lab.architectures.configurations import configuration
+from tiny_models import VOCAB_SIZE, make_model
 
 PROMPTS = [
     [(7 * i * (n + 1) + n) % 250 for i in range(length)] for n, length in enumerate((3, 40, 17, 70, 40))
@@ -22,10 +28,19 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def answers(model: Path, num_ranks: int, **settings: Any) -> dict[str, Any]:
+def tiny(folder: Path, name: str, dtype: mx.Dtype = mx.float32) -> Path:
+    arguments = importlib.import_module(f"mlx_lm.models.{name}").ModelArgs
+    taken = {each.name for each in dataclasses.fields(arguments)}
+    config = {key: value for key, value in configuration(name).items() if key in taken}
+    if "text_config" in config:
+        config["text_config"] |= {"vocab_size": VOCAB_SIZE}
+    return make_model(folder, name, dtype=dtype, **config | {"vocab_size": VOCAB_SIZE})
+
+
+def answers(model: Path, **settings: Any) -> dict[str, Any]:
     """Return answers to all prompts in one batch, then each alone from cached pages."""
     params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True, logprobs=1)
-    config = EngineConfig(model=str(model), tensor_parallel=num_ranks, **(SETTINGS | settings))
+    config = EngineConfig(model=str(model), **(SETTINGS | settings))
     with LLM(config) as llm:
         first = llm.generate(PROMPTS, params, progress=False)
         alone = [llm.generate([prompt], params, progress=False)[0] for prompt in PROMPTS]
@@ -34,16 +49,20 @@ def answers(model: Path, num_ranks: int, **settings: Any) -> dict[str, Any]:
             sample = output.outputs[0]
             return list(sample.token_ids), [each.logprob for each in sample.logprobs]
 
+        memories = [llm.info.memory, *llm.info.other_ranks]
         return {
             "tokens": [said(output)[0] for output in first],
+            "bits": [list(said(output)) for output in first],
             "same_alone": [said(output) for output in first] == [said(output) for output in alone],
             "cached": [output.cached_tokens for output in alone],
-            "page_bytes": llm.info.memory.pages,
+            "page_bytes": [memory.pages for memory in memories],
+            "weight_bytes": [memory.weights for memory in memories],
+            "state_bytes": [memory.states for memory in memories],
         }
 
 
-def in_ranks(model: Path, num_ranks: int, **settings: Any) -> dict[str, Any]:
-    command = [sys.executable, __file__, str(model), str(num_ranks), json.dumps(settings)]
+def in_ranks(model: Path, **settings: Any) -> dict[str, Any]:
+    command = [sys.executable, __file__, str(model), json.dumps(settings)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -51,4 +70,4 @@ def in_ranks(model: Path, num_ranks: int, **settings: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(answers(Path(sys.argv[1]), int(sys.argv[2]), **json.loads(sys.argv[3]))))
+    print(json.dumps(answers(Path(sys.argv[1]), **json.loads(sys.argv[2]))))

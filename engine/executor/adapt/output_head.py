@@ -71,13 +71,25 @@ class SelectingHead(Module):
 def select_rows(model: Module, *, vocab_size: int, take: TakeRows = operator.getitem) -> RowSelection:
     """Let the output head compute only the selected rows. Call this before native layers replace MLX's."""
     selection = RowSelection(take)
-    for path, module in list(model.named_modules()):
-        parent_path, _, name = path.rpartition(".")
+    for _, module in list(model.named_modules()):
         if hasattr(module, "as_linear"):
             object.__setattr__(module, "as_linear", _selecting(module, selection))
-        elif name in HEAD_NAMES and "weight" in module and module.weight.shape[0] == vocab_size:
-            setattr(_module_at(model, parent_path), name, SelectingHead(module, selection))
+    for path, module in output_heads(model, vocab_size):
+        parent_path, _, name = path.rpartition(".")
+        setattr(module_at(model, parent_path), name, SelectingHead(module, selection))
     return selection
+
+
+def output_heads(model: Module, vocab_size: int) -> list[tuple[str, Any]]:
+    modules: list[tuple[str, Any]] = model.named_modules()
+    return [
+        (path, module)
+        for path, module in modules
+        if path.rpartition(".")[2] in HEAD_NAMES
+        and not hasattr(module, "as_linear")
+        and "weight" in module
+        and module.weight.shape[0] == vocab_size
+    ]
 
 
 def _selecting(embedding: Any, selection: RowSelection) -> Callable[[mx.array], mx.array]:
@@ -87,7 +99,7 @@ def _selecting(embedding: Any, selection: RowSelection) -> Callable[[mx.array], 
     return as_linear
 
 
-def _module_at(model: Module, path: str) -> Any:
+def module_at(model: Module, path: str) -> Any:
     node: Any = model
     for part in path.split(".") if path else ():
         node = node[int(part)] if isinstance(node, list) else getattr(node, part)

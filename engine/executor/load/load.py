@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -34,9 +34,10 @@ from ..cache_layout import CacheLayout
 from ..freed_memory import give_freed_memory_back, nothing_cached
 from ..model_runner import PagedRunner
 from ..paged_model import PagedModel
-from ..recurrent.entries import EntrySpec, slot_bytes
+from ..recurrent.entries import slot_bytes
 from ..recurrent.mixers import describe_mixers
 from ..recurrent.state_pool import StatePool
+from ..row_inputs import RowInputs
 from ..vision.encoder import load_encoder
 from ..vision.families import read_rules
 from .discover import discover_layout
@@ -54,9 +55,20 @@ SCORED_AT_ONCE = 32
 
 
 class ModelPart(Protocol):
-    def shard(self, model: Module) -> None: ...
+    row_inputs: RowInputs
+    gives_logits: bool
 
     def smallest(self, value: int) -> int: ...
+
+    def split(self, model: Module) -> None: ...
+
+    def layouts(self, found: CacheLayout) -> tuple[CacheLayout, CacheLayout]: ...
+
+    def slot_bytes(self, own: int) -> int: ...
+
+    def own(
+        self, found: CacheLayout, whole: CacheLayout, size: Sizing, sized: Callable[[CacheLayout], Sizing]
+    ) -> tuple[CacheLayout, Sizing]: ...
 
 
 def load_paged_runner(
@@ -75,8 +87,10 @@ def load_paged_runner(
         rules = read_rules(path, read_config(path), max_pixels=config.max_image_pixels)
     choice = choose_device(config)
     ops = model_ops(choice.backend)
-    loaded = load_model(path, weights=config.weights, ops=ops, change=None if part is None else part.shard)
+    loaded = load_model(path, weights=config.weights, ops=ops, change=None if part is None else part.split)
     probed = layout = discover_layout(loaded.model, loaded.architecture)
+    if part is not None:
+        probed, layout = part.layouts(probed)
     windowed = with_windows(layout.layers, sliding_windows(read_config(path)))
     if windowed != layout.layers:
         log.info("%s: mlx-lm ignores the sliding window; the page tables enforce it", config.model)
@@ -115,10 +129,11 @@ def load_paged_runner(
     size, states, num_pages = _rooms(config, layout, max_model_len, available, beside)
     if part is not None:
         num_pages = part.smallest(num_pages)
+        if states is not None:
+            states = replace(states, num_slots=part.smallest(states.num_slots))
     ready = make_ready(loaded, probed, choice, exact=config.exact)
     result = ready.result
     log.info("%s: %s", config.model, describe(result))
-    bounded_layout = replace(layout, layers=without_unreached_windows(layout.layers, max_model_len))
     settled = config
     if score is not None and layout.layers and (config.kv_format == AUTO or not config.has_exact_pages):
         with nothing_cached(choice.backend.name):
@@ -131,22 +146,30 @@ def load_paged_runner(
     if settled != config:
         config = settled
         size, states, num_pages = _rooms(config, layout, max_model_len, available, beside)
+    own, own_size = layout, size
+    if part is not None:
+        own, own_size = part.own(
+            probed, layout, size, lambda own: sizing_of(config, own.layers, max_model_len)
+        )
+    bounded_layout = replace(own, layers=without_unreached_windows(own.layers, max_model_len))
     kv_cache = (
-        _create_kv_cache(config, choice, bounded_layout, size, num_pages)
-        if layout.layers
+        _create_kv_cache(config, choice, bounded_layout, own_size, num_pages)
+        if own.layers
         else GroupedKVCache((), ())
     )
-    if states is not None and slot_bytes(result.entries) != states.slot_bytes:
-        states = _as_written(config, loaded.architecture, states, result, size)
-    pool = None if states is None else _state_pool(states, result)
+    written = slot_bytes(result.entries) if part is None else part.slot_bytes(slot_bytes(result.entries))
+    if states is not None and written != states.slot_bytes:
+        states = _as_written(config, loaded.architecture, states, written, size)
+    pool = None if states is None or not result.entries else _state_pool(states, result)
     model = PagedModel(
         loaded.model,
-        layout,
+        own,
         kv_cache,
         selection=ready.selection if result.selects_rows else None,
         replay=ready.replays and not config.async_steps,
         recurrent=result.recurrent,
         states=pool,
+        row_inputs=None if part is None else part.row_inputs,
     )
     adapters = None if is_draft else (load_adapters(config, loaded.model, model.row_inputs, choice.backend))
     images = None
@@ -156,7 +179,7 @@ def load_paged_runner(
         weights=ops.weight_bytes(loaded.model),
         unread=ops.unread_weight_bytes(loaded.model),
         pages=sum(storage.nbytes for storage in kv_cache.storages),
-        residual=sum(storage.nbytes for storage in kv_cache.storages[len(size.groups) :]),
+        residual=sum(storage.nbytes for storage in kv_cache.storages[len(own_size.groups) :]),
         workspace=workspace_bytes(
             read_config(path),
             max_step_tokens=config.max_step_tokens,
@@ -188,8 +211,9 @@ def load_paged_runner(
     runner = PagedRunner(
         model,
         info,
-        gathered_row_bytes=_gathered_row_bytes(layout, size) if result.gathers else None,
+        gathered_row_bytes=_gathered_row_bytes(own, own_size) if result.gathers else None,
         exact=config.exact,
+        gives_logits=part is None or part.gives_logits,
         fused_argmax=ready.fused_argmax and part is None,
         sampling=ops.sampler(),
         on_device=part is None and (not choice.backend.has_model_ops or config.async_steps is True),
@@ -223,7 +247,7 @@ def _trial(
     )  # fmt: skip
     assert config.num_pages is not None
     size = sizing_of(config, layout.layers, length)
-    states = _plan_states(config, result.entries, size, 8 * slot)
+    states = _plan_states(config, slot, size, 8 * slot)
     pool = None if states is None else _state_pool(states, result)
     bounded = replace(layout, layers=without_unreached_windows(layout.layers, length))
     model = PagedModel(
@@ -256,16 +280,16 @@ def _rooms(
     beside: Callable[[int], int],
 ) -> tuple[Sizing, RecurrentState | None, int]:
     size = replace(sizing_of(config, layout.layers, max_model_len), beside=beside)
-    states = _plan_states(config, {str(i): entry for i, entry in enumerate(layout.entries)}, size, available)
+    states = _plan_states(config, layout.slot_bytes, size, available)
     if states is None and config.state_memory is not None:
         log.warning("%s: no layer is recurrent, so state_memory is not used", config.model)
     return size, states, _num_pages(config, size, max_model_len, states, available)
 
 
 def _plan_states(
-    config: EngineConfig, entries: Mapping[str, EntrySpec], size: Sizing, available: int
+    config: EngineConfig, slot_bytes: int, size: Sizing, available: int
 ) -> RecurrentState | None:
-    return plan_states(config, slot_bytes(entries), page_bytes=size.page_bytes, available=available)
+    return plan_states(config, slot_bytes, page_bytes=size.page_bytes, available=available)
 
 
 def _state_pool(states: RecurrentState, result: ProbeResult) -> StatePool:
@@ -278,15 +302,15 @@ def _state_pool(states: RecurrentState, result: ProbeResult) -> StatePool:
 
 
 def _as_written(
-    config: EngineConfig, architecture: str, states: RecurrentState, result: ProbeResult, size: Sizing
+    config: EngineConfig, architecture: str, states: RecurrentState, written: int, size: Sizing
 ) -> RecurrentState:
     planned = replace(config, state_memory=states.nbytes)
     try:
-        fitting = _plan_states(planned, result.entries, size, states.nbytes)
+        fitting = _plan_states(planned, written, size, states.nbytes)
     except InvalidConfig:
         raise InvalidConfig(
             "state_memory must hold the recurrent state of one sequence "
-            f"({format_size(slot_bytes(result.entries))}) and a snapshot of it, got "
+            f"({format_size(written)}) and a snapshot of it, got "
             f"{format_size(states.nbytes)}; raise it"
         ) from None
     assert fitting is not None

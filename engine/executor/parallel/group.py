@@ -7,7 +7,6 @@ adds their outputs. So native kernels and quantization work on each rank.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import pickle
 import socket
@@ -15,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
@@ -27,8 +26,17 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
 
+from octavo.kernels.metadata import Ints
+
 from ...api.config import EngineConfig
 from ...api.errors import InvalidConfig
+from ...memory.sizing import Sizing
+from ..adapt.output_head import module_at
+from ..batch import Batch
+from ..cache_layout import CacheLayout
+from ..model_runner import PagedRunner
+from ..row_inputs import RowInputs
+from ..sampling.sampler import SampleState
 
 _SPLIT_OUTPUTS = (distributed.AllToShardedLinear, distributed.QuantizedAllToShardedLinear)
 _SPLIT_INPUTS = (distributed.ShardedToAllLinear, distributed.QuantizedShardedToAllLinear)
@@ -82,7 +90,7 @@ def shard(model: Any, group: Any) -> None:
     for path, module in modules:
         if (plain := _as_plain(module, group)) is not None:
             parent, _, name = path.rpartition(".")
-            setattr(_at(model, parent), name, plain)
+            setattr(module_at(model, parent), name, plain)
 
 
 def _drop_gradients() -> None:
@@ -119,15 +127,6 @@ def _as_plain(module: Any, group: Any) -> Module | None:
     return plain
 
 
-def _at(model: Any, path: str) -> Any:
-    node = model
-    for part in path.split(".") if path else ():
-        node = node[int(part)] if isinstance(node, list) else getattr(node, part)
-    return node
-
-
-logger = logging.getLogger(__name__)
-
 END_GRACE_S = 2.0  # seconds for rank 0 to report its own error
 STOP_S = 10.0
 _started = False  # MLX makes only one group per process
@@ -147,6 +146,49 @@ class RankGroup:
         """Return the smallest of all ranks' values. All ranks must call it together."""
         return int(np.array(mx.distributed.all_min(mx.array([value]), group=self._mlx))[0])
 
+    def total(self, value: int) -> int:
+        return int(np.array(mx.distributed.all_sum(mx.array([value], mx.int64), group=self._mlx))[0])
+
+    def send(self, values: Ints, rank: int) -> None:
+        mx.eval(mx.distributed.send(mx.array(values), rank, group=self._mlx))
+
+    def receive(self, shape: tuple[int, ...], rank: int) -> Ints:
+        return np.array(mx.distributed.recv(shape, mx.int32, rank, group=self._mlx))
+
+
+class Shard:
+    """A rank's part of each layer, in tensor parallel."""
+
+    gives_logits = True
+
+    def __init__(self, group: RankGroup) -> None:
+        self._group = group
+        self.row_inputs = RowInputs()
+
+    def smallest(self, value: int) -> int:
+        return self._group.smallest(value)
+
+    def split(self, model: Any) -> None:
+        self._group.shard(model)
+
+    def layouts(self, found: CacheLayout) -> tuple[CacheLayout, CacheLayout]:
+        return found, found
+
+    def slot_bytes(self, own: int) -> int:
+        return own
+
+    def own(
+        self, found: CacheLayout, whole: CacheLayout, size: Sizing, sized: Callable[[CacheLayout], Sizing]
+    ) -> tuple[CacheLayout, Sizing]:
+        del found, sized
+        return whole, size
+
+    def receive(self, batch: Batch) -> Batch:
+        return batch
+
+    def follow(self, runner: PagedRunner, batch: Batch, greedy: SampleState) -> tuple[int, ...]:
+        return runner.run(batch, [greedy] * len(batch.sample_rows)).failed_rows
+
 
 class LeadingGroup(RankGroup):
     """Rank 0, which starts the other ranks on this machine and ends with them."""
@@ -156,15 +198,15 @@ class LeadingGroup(RankGroup):
         global _started
         if _started:
             raise InvalidConfig(
-                "tensor_parallel must be 1 in a process that has had a group of ranks, because MLX keeps the "
-                f"first one, got {config.tensor_parallel}; start another process"
+                f"{config.ranks_setting} must be 1 in a process that has had a group of ranks, because MLX "
+                f"keeps the first one, got {config.num_ranks}; start another process"
             )
         _started = True
         self._ending = False
         self._ranks: list[subprocess.Popen[bytes]] = []
-        addresses = json.dumps([[f"127.0.0.1:{port}"] for port in _free_ports(config.tensor_parallel)])
+        addresses = json.dumps([[f"127.0.0.1:{port}"] for port in _free_ports(config.num_ranks)])
         steps = []
-        for rank in range(1, config.tensor_parallel):
+        for rank in range(1, config.num_ranks):
             ours, theirs = socket.socketpair()
             with theirs:
                 command = [sys.executable, "-m", "octavo.engine.executor.parallel", str(theirs.fileno())]

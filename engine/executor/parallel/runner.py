@@ -8,7 +8,6 @@ from octavo.kernels.interface import PageStorage
 from octavo.kernels.page_bytes import PageBytes
 
 from ...api.config import EngineConfig
-from ...api.engine_info import EngineInfo
 from ...api.sampling_params import SamplingParams
 from ...kv_store.page_runs import PageLayoutKey
 from ..base import Adapters, HeadRunner, Images, Pending, Resolved, RunOutput, with_failed_rows
@@ -16,7 +15,8 @@ from ..batch import Batch
 from ..load.load import load_paged_runner
 from ..model_runner import PagedRunner
 from ..sampling.sampler import SampleState
-from .group import LeadingGroup, RankGroup
+from .group import LeadingGroup, RankGroup, Shard
+from .stages import Stage
 
 
 def load_leading_runner(config: EngineConfig) -> LeadingRunner:
@@ -24,10 +24,15 @@ def load_leading_runner(config: EngineConfig) -> LeadingRunner:
         config = replace(config, threads=max(1, available_threads() // config.tensor_parallel))
     group = LeadingGroup(config)
     try:
-        return LeadingRunner(load_paged_runner(config, part=group), group)
+        part = _part(config, group)
+        return LeadingRunner(load_paged_runner(config, part=part), group, part)
     except BaseException:
         group.close()
         raise
+
+
+def _part(config: EngineConfig, group: RankGroup) -> Shard:
+    return Stage(group) if config.pipeline_parallel > 1 else Shard(group)
 
 
 class LeadingRunner:
@@ -35,12 +40,9 @@ class LeadingRunner:
     adapters: Adapters | None = None
     images: Images | None = None
 
-    def __init__(self, inner: PagedRunner, group: LeadingGroup) -> None:
-        self._inner, self._group = inner, group
-
-    @property
-    def info(self) -> EngineInfo:
-        return self._inner.info
+    def __init__(self, inner: PagedRunner, group: LeadingGroup, part: Shard) -> None:
+        self._inner, self._group, self._part = inner, group, part
+        self.info = replace(inner.info, other_ranks=tuple(each.recv() for each in group.steps))
 
     def submit(self, batch: Batch, states: Sequence[SampleState], after: Pending | None = None) -> Pending:
         assert after is None, "steps of ranks do not overlap"
@@ -50,7 +52,7 @@ class LeadingRunner:
         step = batch._replace(inputs=dict(batch.inputs))
         for connection in self._group.steps:
             connection.send(step)
-        output = self._inner.run(batch, states)
+        output = self._inner.run(self._part.receive(batch), states)
         failed = set(output.failed_rows)
         for connection in self._group.steps:
             failed.update(connection.recv())  # K or V may be NaN on one rank only
@@ -77,14 +79,16 @@ class LeadingRunner:
 
 def follow(config: EngineConfig, group: RankGroup) -> None:
     """Compute this rank's part of every step until rank 0 ends."""
-    runner = load_paged_runner(config, part=group)
+    part = _part(config, group)
+    runner = load_paged_runner(config, part=part)
     greedy = SampleState(
         SamplingParams(temperature=0.0), seed=0, prompt_ids=[], vocab_size=runner.info.vocab_size
     )
     (leader,) = group.steps
+    leader.send(runner.info.memory)
     while True:
         try:
             batch = leader.recv()
         except EOFError:
             return
-        leader.send(runner.run(batch, [greedy] * len(batch.sample_rows)).failed_rows)
+        leader.send(part.follow(runner, batch, greedy))

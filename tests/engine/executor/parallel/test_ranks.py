@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
-import importlib
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -17,9 +14,8 @@ from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.client.client import Client
 from octavo.engine.client.server_process import ServerProcess
-from octavo_lab.architectures.configurations import configuration
 from served import collect, eventually
-from tiny_models import VOCAB_SIZE, make_model
+from tiny_models import make_model
 
 SPLIT = {
     "deepseek_v32": False, "gpt_oss": True, "iquestloopcoder": True, "longcat_flash_ngram": False,
@@ -29,23 +25,14 @@ SPLIT = {
 """Architectures that mlx-lm can split; True: each rank has a part of the pages."""
 
 
-def tiny(folder: Path, name: str) -> Path:
-    arguments = importlib.import_module(f"mlx_lm.models.{name}").ModelArgs
-    taken = {each.name for each in dataclasses.fields(arguments)}
-    config = {key: value for key, value in configuration(name).items() if key in taken}
-    if "text_config" in config:
-        config["text_config"] |= {"vocab_size": VOCAB_SIZE}
-    return make_model(folder, name, dtype=mx.float32, **config | {"vocab_size": VOCAB_SIZE})
-
-
 def check(model: Path, num_ranks: int, *, share: bool = True, **settings: Any) -> None:
-    one = ranked.answers(model, 1, **settings)
-    several = ranked.in_ranks(model, num_ranks, **settings)
+    one = ranked.answers(model, **settings)
+    several = ranked.in_ranks(model, tensor_parallel=num_ranks, **settings)
     assert several["tokens"] == one["tokens"]
     assert several["cached"] == one["cached"]
     assert several["same_alone"], "a sequence's bits depend on its batch"
     if share:
-        assert several["page_bytes"] * num_ranks == one["page_bytes"]
+        assert several["page_bytes"] == [one["page_bytes"][0] // num_ranks] * num_ranks
 
 
 def test_two_ranks_give_the_tokens_of_one_process(tmp_path: Path) -> None:
@@ -54,28 +41,34 @@ def test_two_ranks_give_the_tokens_of_one_process(tmp_path: Path) -> None:
 
 def test_heads_that_cannot_be_divided_are_refused() -> None:
     with pytest.raises(AssertionError, match="tensor_parallel must divide the heads"):
-        ranked.in_ranks(Path("demo"), 3)
+        ranked.in_ranks(Path("demo"), tensor_parallel=3)
 
 
+@pytest.mark.parametrize("kind", ["tensor_parallel", "pipeline_parallel"])
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"swap_memory": 2**20}, "swap_memory must be left out with tensor_parallel"),
-        ({"lora_memory": 2**20}, "lora must be left out"),
-        ({"kv_format": "auto"}, "kv_format must not be auto"),
-        ({"speculate": "mtp"}, "speculate must not be mtp"),
-        ({"speculate": "draft:x"}, "draft_model must be left out"),
+        ({"swap_memory": 2**20}, "swap_memory must be left out with {}, which"),
+        ({"lora_memory": 2**20}, "lora must be left out with {}"),
+        ({"kv_format": "auto"}, "kv_format must not be auto with {}"),
+        ({"speculate": "mtp"}, "speculate must not be mtp with {}"),
+        ({"speculate": "draft:x"}, "draft_model must be left out with {}"),
     ],
 )
-def test_what_ranks_cannot_do_is_refused(settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(InvalidConfig, match=says):
-        EngineConfig(tensor_parallel=2, **settings)
+def test_what_ranks_cannot_do_is_refused(kind: str, settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidConfig, match=says.format(kind)):
+        EngineConfig(**({kind: 2} | settings))
+
+
+def test_both_kinds_of_ranks_together_are_refused() -> None:
+    with pytest.raises(InvalidConfig, match="pipeline_parallel must be 1 with tensor_parallel=2, got 3"):
+        EngineConfig(tensor_parallel=2, pipeline_parallel=3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "share"), SPLIT.items())
 def test_architectures_that_can_be_split(tmp_path: Path, name: str, share: bool) -> None:
-    check(tiny(tmp_path / "m", name), 2, share=share)
+    check(ranked.tiny(tmp_path / "m", name), 2, share=share)
 
 
 @pytest.mark.slow
@@ -97,37 +90,40 @@ def test_formats_preemption_drafts_and_windows(tmp_path: Path, settings: dict[st
     check(model, 2, share="kv_format" not in settings, **settings)
 
 
+def _ranks_of(server: ServerProcess) -> list[psutil.Process]:
+    children = psutil.Process(server.pid).children()
+    ranks = [each for each in children if "octavo.engine.executor.parallel" in each.cmdline()]
+    return sorted(ranks, key=lambda each: each.environ()["MLX_RANK"])
+
+
 @pytest.mark.slow
 @pytest.mark.server
-@pytest.mark.parametrize("killed", ["rank 0", "rank 1"])
-async def test_when_one_rank_is_killed_all_end(killed: str) -> None:
-    server = ServerProcess(["--model", "demo", "--tensor-parallel", "2", "--threads", "1"])
+@pytest.mark.parametrize("killed", [0, 1, 2])
+@pytest.mark.parametrize("kind", ["--tensor-parallel", "--pipeline-parallel"])
+async def test_when_one_rank_is_killed_all_end(kind: str, killed: int) -> None:
+    if kind == "--tensor-parallel" and killed == 2:
+        return
+    num_ranks = 2 if kind == "--tensor-parallel" else 3
+    server = ServerProcess(["--model", "demo", kind, str(num_ranks), "--threads", "1"])
     async with server:
         async with Client(server.ready["grpc"]) as client:
             await collect(client.generate("One", SamplingParams(max_tokens=4)))
-        ranks = [
-            p
-            for p in psutil.Process(server.pid).children()
-            if "octavo.engine.executor.parallel" in p.cmdline()
-        ]
-        assert len(ranks) == 1
-        os.kill(server.pid if killed == "rank 0" else ranks[0].pid, signal.SIGKILL)
-        gone = (ranks[0], psutil.Process(server.pid))
+        processes = [psutil.Process(server.pid), *_ranks_of(server)]
+        assert len(processes) == num_ranks
+        processes[killed].send_signal(signal.SIGKILL)
         await eventually(
-            lambda: not any(p.is_running() and p.status() != "zombie" for p in gone), "all have ended"
+            lambda: not any(p.is_running() and p.status() != "zombie" for p in processes), "all have ended"
         )
-    if killed == "rank 1":
-        assert server.last_errors[-1] == "octavo: rank 1 has ended with code -9, and all end with it"
+    if killed:
+        line = f"octavo: rank {killed} has ended with code -9, and all end with it"
+        assert line in server.last_errors
 
 
 @pytest.mark.slow
 @pytest.mark.server
-async def test_a_signal_ends_every_rank() -> None:
-    async with ServerProcess(["--model", "demo", "--tensor-parallel", "2", "--threads", "1"]) as server:
-        (rank,) = (
-            p
-            for p in psutil.Process(server.pid).children()
-            if "octavo.engine.executor.parallel" in p.cmdline()
-        )
+@pytest.mark.parametrize("kind", ["--tensor-parallel", "--pipeline-parallel"])
+async def test_a_signal_ends_every_rank(kind: str) -> None:
+    async with ServerProcess(["--model", "demo", kind, "2", "--threads", "1"]) as server:
+        (rank,) = _ranks_of(server)
     assert server.returncode == 0
     assert not rank.is_running()
