@@ -1,16 +1,16 @@
 """Commands that the engine's thread executes between steps.
 
-Commands and answers are picklable, because the engine may run in another process.
+Calling one gives a picklable ``Command``, because the engine may run in another process.
 A command delays the next step, so it must be short.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
 
 from octavo.block_manager import Digest, EventsLost, PageContents, PageEvent
 from octavo.block_manager.pins import PinLimit
@@ -27,6 +27,7 @@ from .adapter_part import AdapterPart
 
 AnswerT = TypeVar("AnswerT")
 AnswerT_co = TypeVar("AnswerT_co", covariant=True)
+Arguments = ParamSpec("Arguments")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +37,31 @@ class CommandTarget:
     adapters: AdapterPart | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Command(ABC, Generic[AnswerT_co]):
+class Command(NamedTuple, Generic[AnswerT_co]):
     """Work for the engine's thread between two steps."""
 
-    changes_pages: ClassVar[bool] = False
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
 
-    @abstractmethod
-    def execute(self, core: CommandTarget) -> AnswerT_co: ...
+    def execute(self, core: CommandTarget) -> AnswerT_co:
+        answer: AnswerT_co = COMMANDS[self.name](core, *self.args, **self.kwargs)
+        return answer
+
+
+COMMANDS: dict[str, Callable[..., Any]] = {}
+
+
+def command(
+    function: Callable[Concatenate[CommandTarget, Arguments], AnswerT],
+) -> Callable[Arguments, Command[AnswerT]]:
+    COMMANDS[function.__name__] = function
+
+    @functools.wraps(function)
+    def made(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Command[AnswerT]:
+        return Command(function.__name__, args, kwargs)
+
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,188 +100,126 @@ class CachedContents:
     pages: Mapping[Digest, PageContents]
 
 
-@dataclass(frozen=True, slots=True)
-class GetCacheStats(Command[CacheStats]):
+@command
+def get_cache_stats(core: CommandTarget, pin_owner: str | None = None) -> CacheStats:
     """Return the cache's totals and the pins of ``pin_owner``; None: pins of all owners."""
-
-    pin_owner: str | None = None
-
-    def execute(self, core: CommandTarget) -> CacheStats:
-        return CacheStats(core.cache.totals(), core.cache.pins(self.pin_owner))
+    return CacheStats(core.cache.totals(), core.cache.pins(pin_owner))
 
 
-@dataclass(frozen=True, slots=True)
-class ListReusedPrefixes(Command[list[ReusedPrefix]]):
+@command
+def list_reused_prefixes(core: CommandTarget, salt_prefix: bytes, most: int) -> list[ReusedPrefix]:
     """Return the reused prefixes that saved most, of salts that begin with ``salt_prefix``."""
-
-    salt_prefix: bytes
-    most: int
-
-    def execute(self, core: CommandTarget) -> list[ReusedPrefix]:
-        return core.cache.reused.best(self.salt_prefix, self.most)
+    return core.cache.reused.best(salt_prefix, most)
 
 
-@dataclass(frozen=True, slots=True)
-class ExplainRequest(Command[LookupRecord]):
+@command
+def explain_request(core: CommandTarget, request_id: str) -> LookupRecord:
     """Return a request's prefix-cache look-up. Raises NotFound if the history lacks the request."""
-
-    request_id: str
-
-    def execute(self, core: CommandTarget) -> LookupRecord:
-        return core.cache.remembered(self.request_id).lookup
+    return core.cache.remembered(request_id).lookup
 
 
-@dataclass(frozen=True, slots=True)
-class GetRequestTokens(Command[RequestTokens]):
+@command
+def get_request_tokens(core: CommandTarget, request_id: str) -> RequestTokens:
     """Return a request's tokens so far. Raises NotFound if the history lacks the request."""
-
-    request_id: str
-
-    def execute(self, core: CommandTarget) -> RequestTokens:
-        remembered = core.cache.remembered(self.request_id)
-        return RequestTokens(remembered.tokens, remembered.salt)
+    remembered = core.cache.remembered(request_id)
+    return RequestTokens(remembered.tokens, remembered.salt)
 
 
-@dataclass(frozen=True, slots=True)
-class PinPrefix(Command[Pinned]):
+@command
+def pin_prefix(
+    core: CommandTarget,
+    name: str,
+    tokens: tuple[int, ...],
+    salt: bytes = b"",
+    owner: str = "",
+    max_pages: int | None = None,
+) -> Pinned:
     """Pin the cached pages of these tokens. Raises NotConfigured, Overloaded or NotFound.
 
     ``max_pages`` limits all pins of this owner. If it is None, only the total limit applies.
     """
-
-    changes_pages: ClassVar[bool] = True
-
-    name: str
-    tokens: tuple[int, ...]
-    salt: bytes = b""
-    owner: str = ""
-    max_pages: int | None = None
-
-    def execute(self, core: CommandTarget) -> Pinned:
-        limit = None if self.max_pages is None else PinLimit(self.owner, self.max_pages)
-        return core.cache.pin(self.name, self.tokens, salt=self.salt, limit=limit)
+    limit = None if max_pages is None else PinLimit(owner, max_pages)
+    return core.cache.pin(name, tokens, salt=salt, limit=limit)
 
 
-@dataclass(frozen=True, slots=True)
-class UnpinPrefix(Command[int]):
+@command
+def unpin_prefix(core: CommandTarget, name: str, shown: str) -> int:
     """Release a pin; return the number of pages that are still pinned."""
-
-    changes_pages: ClassVar[bool] = True
-
-    name: str
-    shown: str
-
-    def execute(self, core: CommandTarget) -> int:
-        return core.cache.unpin(self.name, shown=self.shown)
+    return core.cache.unpin(name, shown=shown)
 
 
-@dataclass(frozen=True, slots=True)
-class FlushCache(Command[int]):
+@command
+def flush_cache(core: CommandTarget) -> int:
     """Discard every cached page that is not in use; return the number of discarded pages."""
-
-    changes_pages: ClassVar[bool] = True
-
-    def execute(self, core: CommandTarget) -> int:
-        return core.cache.flush()
+    return core.cache.flush()
 
 
-@dataclass(frozen=True, slots=True)
-class SubscribeEvents(Command[EventLogState]):
+@command
+def subscribe_events(core: CommandTarget, tokens: bool = False) -> EventLogState:
     """Start announcing page events. With ``tokens``, record the tokens of new pages."""
-
-    tokens: bool = False
-
-    def execute(self, core: CommandTarget) -> EventLogState:
-        cache = core.cache
-        number = cache.watch(tokens=self.tokens)
-        since = cache.blocks.events.tokens_since or number
-        return EventLogState(number, cache.log_id, cache.log_began, since)
+    cache = core.cache
+    number = cache.watch(tokens=tokens)
+    since = cache.blocks.events.tokens_since or number
+    return EventLogState(number, cache.log_id, cache.log_began, since)
 
 
-@dataclass(frozen=True, slots=True)
-class UnsubscribeEvents(Command[None]):
-    def execute(self, core: CommandTarget) -> None:
-        core.cache.is_watched = False
+@command
+def unsubscribe_events(core: CommandTarget) -> None:
+    core.cache.is_watched = False
 
 
-@dataclass(frozen=True, slots=True)
-class PageEventsSince(Command[list[PageEvent]]):
+@command
+def page_events_since(core: CommandTarget, number: int, limit: int) -> list[PageEvent]:
     """Return at most ``limit`` events, starting at ``number``. Raises EventsGone if an event is gone."""
-
-    number: int
-    limit: int
-
-    def execute(self, core: CommandTarget) -> list[PageEvent]:
-        try:
-            return core.cache.events(self.number, self.limit)
-        except EventsLost as error:
-            raise EventsGone(str(error)) from error
+    try:
+        return core.cache.events(number, limit)
+    except EventsLost as error:
+        raise EventsGone(str(error)) from error
 
 
-@dataclass(frozen=True, slots=True)
-class GetCachedContents(Command[CachedContents]):
+@command
+def get_cached_contents(core: CommandTarget) -> CachedContents:
     """Return the contents of cached pages with known tokens."""
-
-    def execute(self, core: CommandTarget) -> CachedContents:
-        blocks = core.cache.blocks
-        unknown = (blocks.events.tokens_since or 1) - 1
-        return CachedContents(blocks.events.next_number - 1, unknown, blocks.cached_contents())
+    blocks = core.cache.blocks
+    unknown = (blocks.events.tokens_since or 1) - 1
+    return CachedContents(blocks.events.next_number - 1, unknown, blocks.cached_contents())
 
 
-@dataclass(frozen=True, slots=True)
-class GetPageLayout(Command[PageLayoutKey]):
+@command
+def get_page_layout(core: CommandTarget) -> PageLayoutKey:
     """Return the layout of the engine's pages. Raises NotConfigured without a prefix cache."""
-
-    def execute(self, core: CommandTarget) -> PageLayoutKey:
-        return core.transfer.kind
+    return core.transfer.kind
 
 
-@dataclass(frozen=True, slots=True)
-class FindPrefix(Command[CachedPrefix]):
+@command
+def find_prefix(core: CommandTarget, digests: tuple[Digest, ...]) -> CachedPrefix:
     """Return the longest cached prefix of a sequence with these pages."""
-
-    digests: tuple[Digest, ...]
-
-    def execute(self, core: CommandTarget) -> CachedPrefix:
-        return core.transfer.find_prefix(self.digests)
+    return core.transfer.find_prefix(digests)
 
 
-@dataclass(frozen=True, slots=True)
-class ReadPages(Command[tuple[PagePart, ...]]):
+@command
+def read_pages(
+    core: CommandTarget, digests: tuple[Digest, ...], wanted: tuple[tuple[int, ...], ...] | None = None
+) -> tuple[PagePart, ...]:
     """Return copies of cached pages: one ``PagePart`` per group of layers, then one for states.
 
     ``wanted`` has ascending indices into ``digests`` for each part; None: all pages.
     """
-
-    digests: tuple[Digest, ...]
-    wanted: tuple[tuple[int, ...], ...] | None = None
-
-    def execute(self, core: CommandTarget) -> tuple[PagePart, ...]:
-        return core.transfer.read(self.digests, self.wanted)
+    return core.transfer.read(digests, wanted)
 
 
-@dataclass(frozen=True, slots=True)
-class InsertPages(Command[Inserted]):
+@command
+def insert_pages(
+    core: CommandTarget, tokens: tuple[int, ...], pages: PageBytes, salt: bytes, first: int, group: int
+) -> Inserted:
     """Cache pages ``first``, ``first + 1``, ... of a sequence in one group of layers."""
-
-    changes_pages: ClassVar[bool] = True
-
-    tokens: tuple[int, ...]
-    pages: PageBytes
-    salt: bytes
-    first: int
-    group: int
-
-    def execute(self, core: CommandTarget) -> Inserted:
-        return core.transfer.insert(self.tokens, self.pages, self.salt, first=self.first, group=self.group)
+    return core.transfer.insert(tokens, pages, salt, first=first, group=group)
 
 
-@dataclass(frozen=True, slots=True)
-class ListPages(Command[dict[Digest, PageContents]]):
+@command
+def list_pages(core: CommandTarget) -> dict[Digest, PageContents]:
     """Return the contents of every cached page. Empty unless ``save_dir`` is set."""
-
-    def execute(self, core: CommandTarget) -> dict[Digest, PageContents]:
-        return core.transfer.list_pages()
+    return core.transfer.list_pages()
 
 
 def _adapters(core: CommandTarget) -> AdapterPart:
@@ -274,23 +230,13 @@ def _adapters(core: CommandTarget) -> AdapterPart:
     return core.adapters
 
 
-@dataclass(frozen=True, slots=True)
-class LoadAdapter(Command[AdapterInfo]):
+@command
+def load_adapter(core: CommandTarget, name: str, folder: str, replace: bool = False) -> AdapterInfo:
     """Load an adapter from a folder. Raises InvalidRequest if the adapter is not supported."""
-
-    name: str
-    folder: str
-    replace: bool = False
-
-    def execute(self, core: CommandTarget) -> AdapterInfo:
-        return _adapters(core).load(self.name, Path(self.folder), replace=self.replace)
+    return _adapters(core).load(name, Path(folder), replace=replace)
 
 
-@dataclass(frozen=True, slots=True)
-class UnloadAdapter(Command[None]):
+@command
+def unload_adapter(core: CommandTarget, name: str) -> None:
     """Unload an adapter. Raises NotFound for an unknown name, InvalidRequest while requests use it."""
-
-    name: str
-
-    def execute(self, core: CommandTarget) -> None:
-        _adapters(core).unload(self.name)
+    _adapters(core).unload(name)

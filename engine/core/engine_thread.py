@@ -219,8 +219,7 @@ def _answer(pending: _PendingCommand, core: EngineCore, parts: CommandTarget) ->
         return
     try:
         answer = pending.command.execute(parts)
-        if pending.command.changes_pages:
-            core.measure()
+        core.measure()
     except Exception as error:  # handled by the caller; the engine continues
         pending.answer.set_exception(error)
     else:

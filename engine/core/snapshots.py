@@ -22,7 +22,8 @@ from ..api.errors import InvalidRequest, NotFound, RequestFailed
 from ..kv_store.page_files import SUFFIX, BadPages, read_run, sync, write_run
 from ..kv_store.page_runs import Chain, PageLayoutKey, PagePart, PageRun, chains, segments
 from ..kv_store.transfer import CachedPrefix, Inserted
-from .commands import AnswerT, Command, FindPrefix, GetPageLayout, InsertPages, ListPages, ReadPages
+from . import commands
+from .commands import AnswerT, Command
 
 MAX_NAME_BYTES = 200  # file systems allow 255; temporary files have longer names
 PART_BYTES = 64 * 1024**2  # bytes of pages copied between two steps
@@ -110,10 +111,12 @@ def save_all(ask: Ask, path: Path) -> SavedPages:
     """Write every cached page to a new folder. Raises as ``save_prompt`` does."""
     _check_new(path)
     num_pages = num_tokens = num_bytes = num_missing = 0
-    kind = ask(GetPageLayout())
+    kind = ask(commands.get_page_layout())
     with _new(path) as unfinished:
         unfinished.mkdir()
-        for number, chain in enumerate(chains(ask(ListPages()), _part(kind), page_size=kind.page_size)):
+        for number, chain in enumerate(
+            chains(ask(commands.list_pages()), _part(kind), page_size=kind.page_size)
+        ):
             run = _read_chain(ask, kind, chain)
             file = unfinished / f"{number:06}{SUFFIX}"
             write_run(file, run)
@@ -132,7 +135,7 @@ def load(ask: Ask, path: Path) -> LoadedPages:
     Pages of another format or page size are converted. Raises NotFound if there is no file, and
     InvalidRequest, before any page is inserted, if a file is damaged or from another model.
     """
-    kind = ask(GetPageLayout())
+    kind = ask(commands.get_page_layout())
     files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
     if not files or not files[0].exists():
         raise NotFound(f"there are no saved pages at {path.name}; give the path of an earlier save")
@@ -225,12 +228,12 @@ class _PromptPages:
 
 
 def _read_prompt(ask: Ask, tokens: list[int], salt: bytes) -> _PromptPages:
-    kind = ask(GetPageLayout())
+    kind = ask(commands.get_page_layout())
     size, count = kind.page_size, len(tokens) // kind.page_size
     digests = tuple(sha256_chain(root(salt), pack(tokens[: count * size]), size * TOKEN_BYTES))
     most = 0
     for _ in range(MOST_TRIES):
-        prefix = ask(FindPrefix(digests))
+        prefix = ask(commands.find_prefix(digests))
         most = max(most, prefix.num_pages)
         whole = PageRun(kind, root(salt), tuple(tokens), _read_parts(ask, kind, digests, prefix), salt)
         gap = _first_gap(whole, prefix)
@@ -247,7 +250,7 @@ def _read_parts(
     for first in range(0, prefix.num_pages, portion := _part(kind)):
         stop = min(first + portion, prefix.num_pages)
         wanted = tuple(tuple(i - first for i in needed if first <= i < stop) for needed in prefix.needed)
-        for parts, part in zip(read, ask(ReadPages(digests[first:stop], wanted)), strict=True):
+        for parts, part in zip(read, ask(commands.read_pages(digests[first:stop], wanted)), strict=True):
             parts.append(PagePart(tuple(first + index for index in part.indices), part.pages))
     return tuple(
         PagePart(
@@ -276,14 +279,14 @@ def _shortened(run: PageRun, num_pages: int) -> PageRun:
 
 def _read_chain(ask: Ask, kind: PageLayoutKey, chain: Chain) -> PageRun:
     parent = root(chain.salt) if chain.parent is None else chain.parent
-    return PageRun(kind, parent, chain.tokens, ask(ReadPages(chain.digests)), chain.salt)
+    return PageRun(kind, parent, chain.tokens, ask(commands.read_pages(chain.digests)), chain.salt)
 
 
 def _insert_part(
     ask: Ask, kind: PageLayoutKey, tokens: list[int], pages: PageBytes, *, salt: bytes, first: int, group: int
 ) -> Inserted:
     stop = (first + len(pages)) * kind.page_size
-    return ask(InsertPages(tuple(tokens[:stop]), pages, salt, first, group))
+    return ask(commands.insert_pages(tuple(tokens[:stop]), pages, salt, first, group))
 
 
 def _part(kind: PageLayoutKey) -> int:

@@ -16,7 +16,8 @@ from ..api.prompt import EncodedPrompt, Prompt
 from ..api.sampling_params import SamplingParams
 from ..api.stats import Gauges, Observer
 from ..api.tenant import NO_TENANT, Tenant
-from ..core.commands import AnswerT, Command, LoadAdapter, UnloadAdapter
+from ..core import commands
+from ..core.commands import AnswerT, Command
 from ..core.engine_client import EngineClient
 from ..core.engine_core import EngineCore
 from ..core.engine_process import EngineProcess
@@ -233,7 +234,7 @@ class AsyncEngine:
         loaded = self._input.adapters
 
         async def load() -> AdapterInfo:
-            loaded[name] = await self.ask(LoadAdapter(name, str(folder), replace))
+            loaded[name] = await self.ask(commands.load_adapter(name, str(folder), replace))
             return loaded[name]
 
         return await asyncio.shield(load())
@@ -245,7 +246,7 @@ class AsyncEngine:
         loaded = self._input.adapters
 
         async def unload() -> None:
-            await self.ask(UnloadAdapter(name))
+            await self.ask(commands.unload_adapter(name))
             loaded.pop(name, None)
 
         await asyncio.shield(unload())

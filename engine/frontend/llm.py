@@ -26,7 +26,8 @@ from ..api.sampling_params import Pooling, SamplingParams
 from ..api.stats import Observer
 from ..chat.answer import whole_answer
 from ..chat.tool_choice import tool_use
-from ..core.commands import AnswerT, Command, GetPageLayout, LoadAdapter, UnloadAdapter
+from ..core import commands
+from ..core.commands import AnswerT, Command
 from ..core.engine_core import EngineCore
 from ..core.engine_thread import EngineThread
 from ..core.snapshots import LoadedPages, SavedPages, load, save_prompt
@@ -229,20 +230,20 @@ class LLM:
         Raises InvalidRequest if the adapter is unsupported or the replaced adapter is in use. Raises
         NotConfigured if this LLM has no memory for adapters.
         """
-        info = self._ask(LoadAdapter(name, str(folder), replace))
+        info = self._ask(commands.load_adapter(name, str(folder), replace))
         self._input.adapters[name] = info
         return info
 
     def unload_adapter(self, name: str) -> None:
         """Unload a LoRA adapter. Raises NotFound for an unknown name, and InvalidRequest if it is in use."""
-        self._ask(UnloadAdapter(name))
+        self._ask(commands.unload_adapter(name))
         self._input.adapters.pop(name, None)
 
     def save_prompt(self, prompt: Prompt, path: Path | str) -> SavedPages:
         """Save the full KV pages of a prompt to a new ``.safetensors`` file. Missing pages are computed
         first. Raises InvalidRequest, NotFound, NotConfigured or RequestFailed."""
         prompt_ids = self._input.encode(prompt).ids
-        self._ask(GetPageLayout())
+        self._ask(commands.get_page_layout())
         self.generate(prompt_ids, SamplingParams(max_tokens=1), progress=False)
         return save_prompt(self._ask, Path(path), prompt_ids, b"")
 

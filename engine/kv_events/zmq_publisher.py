@@ -22,7 +22,8 @@ from octavo.block_manager.page_index import parents_first
 from ..api.engine_request import salt_and_variant
 from ..api.errors import EngineDead, FellBehind, InvalidConfig
 from ..api.tenant import NO_TENANT
-from ..core.commands import CachedContents, GetCachedContents
+from ..core import commands
+from ..core.commands import CachedContents
 from ..grpc.interface import Engine
 from ..grpc.page_events import PageEventHub
 
@@ -122,7 +123,7 @@ class KvEventPublisher:
             logger.exception("KV events are published no longer")
 
     async def _follow(self, engine: Engine, hub: PageEventHub) -> None:
-        contents = await engine.ask(GetCachedContents())
+        contents = await engine.ask(commands.get_cached_contents())
         if self._sent or contents.pages:
             events = await asyncio.to_thread(_snapshot, contents)
             await self._send(contents.number, events, engine)

@@ -11,17 +11,8 @@ from octavo.proto import cache_pb2 as pb
 from octavo.proto import cache_pb2_grpc
 
 from ...api.errors import EventsGone, InvalidRequest, NotConfigured
-from ...core.commands import (
-    AnswerT,
-    Command,
-    ExplainRequest,
-    FlushCache,
-    GetCacheStats,
-    GetRequestTokens,
-    ListReusedPrefixes,
-    PinPrefix,
-    UnpinPrefix,
-)
+from ...core import commands
+from ...core.commands import AnswerT, Command
 from ...core.snapshots import Ask, below, load, save_all, save_prompt
 from ...frontend.text_executor import call_on_daemon
 from ..request_handler import RequestHandler, checked_id, own_name
@@ -47,11 +38,11 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         tenant = self._handler.tenant_of(context)
         salt = self._handler.tenant_salt(context)
         prefix = own_name(tenant, "")
-        stats = await self._engine.ask(GetCacheStats(prefix or None))
+        stats = await self._engine.ask(commands.get_cache_stats(prefix or None))
         own = {name.removeprefix(prefix): kept for name, kept in stats.pins.items()}
         response = messages.stats_message(stats.totals, self._engine.gauges(), own, hide_salts=bool(tenant))
         decode = self._engine.tokenizer.decode
-        for reused in await self._engine.ask(ListReusedPrefixes(salt, most)):
+        for reused in await self._engine.ask(commands.list_reused_prefixes(salt, most)):
             response.prefixes.append(messages.prefix_message(reused, decode(reused.preview)))
         return response
 
@@ -62,7 +53,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             raise InvalidRequest("request_id is empty; give the id of the request to explain")
         tenant = self._handler.tenant_of(context)
         name = own_name(tenant, request_id)
-        found = await self._engine.ask(ExplainRequest(name))
+        found = await self._engine.ask(commands.explain_request(name))
         return messages.explain_message(
             found,
             request_id,
@@ -126,7 +117,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         tokens, salt = await self._prefix(request.prefix, context)
         most = tenant.part_of(self._engine.config.max_pinned_pages)
         pinned = await self._engine.ask(
-            PinPrefix(name, tuple(tokens), salt, owner=own_name(tenant.name, ""), max_pages=most)
+            commands.pin_prefix(name, tuple(tokens), salt, owner=own_name(tenant.name, ""), max_pages=most)
         )
         return pb.PinResponse(
             num_tokens=pinned.num_tokens, prefix_tokens=len(tokens), pinned_pages=pinned.pinned_pages
@@ -135,13 +126,13 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     @errors_as_status
     async def Unpin(self, request: pb.UnpinRequest, context: Context) -> pb.UnpinResponse:
         name = own_name(self._handler.tenant_of(context), messages.pin_name(request.name))
-        left = await self._engine.ask(UnpinPrefix(name, request.name))
+        left = await self._engine.ask(commands.unpin_prefix(name, request.name))
         return pb.UnpinResponse(pinned_pages=left)
 
     @errors_as_status
     async def Flush(self, _request: pb.FlushRequest, context: Context) -> pb.FlushResponse:
         self._handler.check_operator(context, "flush the cache of all tenants")
-        return pb.FlushResponse(num_pages=await self._engine.ask(FlushCache()))
+        return pb.FlushResponse(num_pages=await self._engine.ask(commands.flush_cache()))
 
     @errors_as_status
     async def Watch(self, request: pb.WatchRequest, context: Context) -> None:
@@ -169,5 +160,5 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         if prefix.cache_salt:
             raise InvalidRequest("cache_salt must be left out with request_id; a request has its own salt")
         name = own_name(self._handler.tenant_of(context), checked_id(prefix.request_id))
-        found = await self._engine.ask(GetRequestTokens(name))
+        found = await self._engine.ask(commands.get_request_tokens(name))
         return list(found.tokens), found.salt

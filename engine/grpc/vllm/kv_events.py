@@ -20,7 +20,8 @@ from octavo.block_manager.page_index import parents_first
 from ...api.engine_request import salt_and_variant
 from ...api.errors import EventsGone, InvalidRequest
 from ...api.stats import Gauges
-from ...core.commands import CachedContents, EventLogState, FlushCache, GetCachedContents
+from ...core import commands
+from ...core.commands import CachedContents, EventLogState
 from ..request_handler import RequestHandler
 from ..status import Context
 
@@ -49,7 +50,7 @@ class KvEventStream:
     ) -> AsyncGenerator[pb.KvEventBatch, None]:
         """Yield batches of events from ``number`` on. Raises FellBehind if this reader is too slow."""
         if not request.start_sequence_number:
-            snapshot = await self._engine.ask(GetCachedContents())
+            snapshot = await self._engine.ask(commands.get_cached_contents())
             number = snapshot.number + 1
             pages = await asyncio.to_thread(_own_pages, snapshot, self._is_own)
             for batch in self._snapshot_batches(snapshot, pages):
@@ -226,5 +227,5 @@ async def flush_cache(
             message=f"{left} requests are unfinished, so nothing was flushed; wait longer, or stop sending "
             "requests",
         )
-    num_pages = await engine.ask(FlushCache())
+    num_pages = await engine.ask(commands.flush_cache())
     return pb.FlushCacheResponse(success=True, message=f"{num_pages} cached pages were discarded")

@@ -10,7 +10,7 @@ from engines import collect, until
 from fakes import Recording
 from octavo.engine import AsyncEngine, EngineConfig, EngineDead, SamplingParams, StructuredOutput
 from octavo.engine.api.errors import InvalidRequest, NotFound
-from octavo.engine.core.commands import ExplainRequest, GetCacheStats
+from octavo.engine.core import commands
 from octavo.engine.core.engine_process import EngineProcess
 from octavo.engine.frontend.llm import LLM
 
@@ -35,9 +35,9 @@ async def test_a_process_serves_what_a_thread_serves() -> None:
         assert (await collect(engine.generate("x", structured)))[0].text == "abab"
         with pytest.raises(InvalidRequest, match="regex"):
             await collect(engine.generate("x", SamplingParams(structured=StructuredOutput(regex="("))))
-        assert (await engine.ask(GetCacheStats())).pins == {}
+        assert (await engine.ask(commands.get_cache_stats())).pins == {}
         with pytest.raises(NotFound):
-            await engine.ask(ExplainRequest("nobody"))
+            await engine.ask(commands.explain_request("nobody"))
         stream = engine.generate("count", SamplingParams(max_tokens=400, ignore_eos=True))
         await anext(stream)
         await stream.aclose()

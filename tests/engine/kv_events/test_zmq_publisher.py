@@ -22,7 +22,7 @@ from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.cli import main
 from octavo.engine.client.client import Client
 from octavo.engine.client.server_process import ServerProcess
-from octavo.engine.core.commands import FlushCache, GetCachedContents
+from octavo.engine.core import commands
 from octavo.engine.kv_events import zmq_publisher
 from octavo.engine.kv_events.zmq_publisher import KvEventOptions, KvEventPublisher
 from served import Served, collect, eventually_async, served
@@ -117,7 +117,7 @@ class Reader:
         async def same() -> bool:
             if self._task.done():
                 self._task.result()
-            pages = (await its.engine.ask(GetCachedContents())).pages
+            pages = (await its.engine.ask(commands.get_cached_contents())).pages
             return self.blocks.keys() == {int.from_bytes(digest[-8:], "big") for digest in pages}
 
         await eventually_async(same, "the index is the cache")
@@ -141,7 +141,7 @@ async def published(tmp_path: Path, encoding: Any = "array", **reader: Any) -> A
 
             async def is_read() -> bool:
                 await say(its, [255] * 10)
-                await its.engine.ask(FlushCache())
+                await its.engine.ask(commands.flush_cache())
                 return index.next > 0
 
             await eventually_async(is_read, "the reader's subscription has come")
@@ -169,7 +169,7 @@ async def test_a_reader_holds_what_the_cache_holds_though_a_message_is_lost(
         assert index.salts == {"s"}
         assert index.adapters == {None, "tale"}
         assert {tokens[0] for tokens in index.blocks.values()} <= set(range(8))
-        await its.engine.ask(FlushCache())
+        await its.engine.ask(commands.flush_cache())
         await index.agrees(its)
         assert index.blocks == {}
 
