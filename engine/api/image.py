@@ -91,15 +91,15 @@ class Tensor(NamedTuple):
 
 
 class ImageTensors(NamedTuple):
-    """Images that a router has resized.
+    """Images that a router or client has resized.
 
     grids    [images, 3], number of patches in time, height and width
-    places   position of the first token and number of tokens, for each image
+    places   position of the first token and number of tokens, for each image in a prompt of token ids
     """
 
     pixels: Tensor
     grids: Tensor | None
-    places: tuple[tuple[int, int], ...]
+    places: tuple[tuple[int, int], ...] = ()
 
 
 class PromptImage(NamedTuple):

@@ -11,14 +11,14 @@ from typing import cast
 from ..api.engine_info import EngineInfo
 from ..api.engine_request import CacheNamespace, EngineRequest
 from ..api.errors import InvalidRequest, NotFound, RequestTooLong
-from ..api.image import ImageRules
+from ..api.image import ImageRules, ImageTensors
 from ..api.prompt import ChatPrompt, EncodedPrompt, ImagePrompt, Message, Prompt
 from ..api.sampling_params import SamplingParams
 from ..core.engine_client import GrammarCompiler
 from ..tokenizer.tokenizer import Tokenizer
 from ..vision.messages import has_pictures, num_bytes_of, of_url, pictures_in, set_images, take_pictures
 from ..vision.reader import MAX_IMAGES, PictureReader
-from ..vision.tensors import place_tensors
+from ..vision.tensors import images_of, place_tensors
 from .text_executor import TextExecutor
 
 MAX_PRIORITY = 1000
@@ -63,12 +63,16 @@ class InputProcessor:
         return self._pictures is not None and has_pictures(_messages_of(prompt))
 
     def _with_images(self, chat: ChatPrompt, reader: PictureReader) -> EncodedPrompt:
-        chat, files = take_pictures(chat, max_bytes=reader.limits.max_bytes)
+        chat, pictures = take_pictures(chat, max_bytes=reader.limits.max_bytes)
         check_prompt(chat)
         limit, marks = self._info.max_model_len, (reader.rules.mark, reader.rules.text or reader.rules.mark)
         ids = self._tokenizer.apply_chat_template(chat, max_tokens=limit, replaced=marks)
         self.check_ids("prompt", ids)
-        return set_images(ids, [reader.read(file) for file in files], reader.rules)
+        images = [
+            images_of(each, 1, reader.rules)[0] if isinstance(each, ImageTensors) else reader.read(each)
+            for each in pictures
+        ]
+        return set_images(ids, images, reader.rules)
 
     def _with_given_images(self, prompt: ImagePrompt) -> EncodedPrompt:
         if (reader := self._pictures) is None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..api.errors import InvalidRequest
-from ..api.image import ImageRules, PromptImage
+from ..api.image import ImageRules, ImageTensors, PromptImage
 from ..api.prompt import ChatPrompt, EncodedPrompt, Message
 from .reader import MAX_IMAGES
 
@@ -31,16 +31,18 @@ def has_pictures(messages: Sequence[Any]) -> bool:
 def num_bytes_of(part: Mapping[str, Any]) -> int:
     """Return the size of a picture in bytes or characters; 0 for a path or a Pillow image."""
     given = _given(part)
+    if isinstance(given, ImageTensors):
+        return len(given.pixels.values)
     return len(given) if isinstance(given, _IN_MEMORY) else 0
 
 
-def take_pictures(chat: ChatPrompt, *, max_bytes: int) -> tuple[ChatPrompt, list[bytes]]:
-    """Return the chat with image placeholders, and the image files in order. Raises InvalidRequest."""
-    pictures: list[bytes] = []
+def take_pictures(chat: ChatPrompt, *, max_bytes: int) -> tuple[ChatPrompt, list[bytes | ImageTensors]]:
+    """Return the chat with image placeholders, and its pictures in order. Raises InvalidRequest."""
+    pictures: list[bytes | ImageTensors] = []
     messages: list[Message] = []
     for message in chat.messages:
         parts = _parts(message)
-        found = [bytes_of(part, max_bytes) for part in parts if is_picture(part)]
+        found = [_taken(part, max_bytes) for part in parts if is_picture(part)]
         content = [{"type": "image"} if is_picture(part) else _text(part) for part in parts]
         messages.append({**message, "content": content} if found else message)
         pictures += found
@@ -95,6 +97,11 @@ def _text(part: object) -> dict[str, str]:
 def _given(part: Mapping[str, Any]) -> object:
     given: object = part.get("image_url", part.get("image"))
     return given.get("url") if isinstance(given, Mapping) else given
+
+
+def _taken(part: Mapping[str, Any], max_bytes: int) -> bytes | ImageTensors:
+    given = _given(part)
+    return given if isinstance(given, ImageTensors) else bytes_of(part, max_bytes)
 
 
 def bytes_of(part: Mapping[str, Any], max_bytes: int) -> bytes:

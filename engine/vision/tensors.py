@@ -23,6 +23,7 @@ Pixels: TypeAlias = npt.NDArray[np.uint8]
 
 _TYPES = {"uint8": "u1", "float16": "<f2", "float32": "<f4"}  # bfloat16 is too coarse for 8-bit pixels
 _WHOLE = {"int32": "<i4", "uint32": "<u4", "int64": "<i8"}
+_MOST_DIMS = 32
 _FAR = 0.1  # distance from a whole number; float16 pixels are up to 0.07 away
 
 
@@ -32,31 +33,35 @@ def place_tensors(ids: list[int], given: ImageTensors, rules: ImageRules) -> Enc
         raise InvalidRequest(
             f"mm_placeholders must have 1 to {MAX_IMAGES} images, got {len(given.places)}; leave some out"
         )
-    pixels = _array("pixel_values", given.pixels, _TYPES)
-    parts = (
-        _planes(pixels)
-        if given.grids is None
-        else _from_patches(pixels, given.grids, len(given.places), rules)
-    )
-    if len(parts) != len(given.places):
-        raise InvalidRequest(
-            f"pixel_values must have {len(given.places)} images, as mm_placeholders, got {len(parts)}; "
-            "send both for each image"
-        )
     images, end = [], 0
-    for part, (start, length) in zip(parts, given.places, strict=True):
-        size = Size(*part.shape[:2])
-        _check_size(size, rules)
-        image = PromptImage.of(rules, size, _pixels(part, given.pixels.dtype, rules).tobytes())
+    found = images_of(given, len(given.places), rules)
+    for image, (start, length) in zip(found, given.places, strict=True):
         end, least = start + length, end
         if start < least or ids[start:end] != tokens_of(image, rules):
+            width, height = image.columns * rules.side, image.rows * rules.side
             raise InvalidRequest(
-                f"an image of {size.width} x {size.height} pixels must have {image.length} placeholders (id "
+                f"an image of {width} x {height} pixels must have {image.length} placeholders (id "
                 f"{rules.token}), after those of earlier images, got {length} tokens at {start}; expand each "
                 "image to its own"
             )
         images.append(image._replace(start=start))
     return EncodedPrompt(ids, tuple(images))
+
+
+def images_of(given: ImageTensors, count: int, rules: ImageRules) -> list[PromptImage]:
+    """Return ``count`` images without their places. Raises InvalidRequest."""
+    pixels = _array("pixel_values", given.pixels, _TYPES)
+    parts = _planes(pixels) if given.grids is None else _from_patches(pixels, given.grids, count, rules)
+    if len(parts) != count:
+        raise InvalidRequest(
+            f"pixel_values must have {count} images, as the prompt, got {len(parts)}; send each image's own"
+        )
+    images = []
+    for part in parts:
+        size = Size(*part.shape[:2])
+        _check_size(size, rules)
+        images.append(PromptImage.of(rules, size, _pixels(part, given.pixels.dtype, rules).tobytes()))
+    return images
 
 
 def _check_size(size: Size, rules: ImageRules) -> None:
@@ -95,6 +100,10 @@ def _array(name: str, tensor: Tensor, types: dict[str, str]) -> Array:
     if tensor.dtype not in types:
         raise InvalidRequest(
             f"{name} must be of type {', '.join(types)}, got {tensor.dtype!r:.60}; convert it"
+        )
+    if len(tensor.shape) > _MOST_DIMS:
+        raise InvalidRequest(
+            f"{name} must have at most {_MOST_DIMS} dimensions, got {len(tensor.shape)}; reshape it"
         )
     made = np.frombuffer(tensor.values, np.uint8)
     kind = np.dtype(types[tensor.dtype])

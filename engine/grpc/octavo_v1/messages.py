@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 import octavo
 from octavo.proto import generation_pb2 as pb
 
 from ...api.engine_info import AdapterInfo, EngineInfo
 from ...api.errors import InvalidRequest, RequestFailed, RequestTooLong
+from ...api.image import ImageTensors, Tensor
 from ...api.outputs import Delta, FinishReason, PromptLogprobs, TokenLogprob
 from ...api.prompt import ChatPrompt, Prompt, check_variables
 from ...api.sampling_params import SamplingParams
@@ -64,18 +67,28 @@ def _message_of(index: int, message: pb.ChatMessage) -> dict[str, Any]:
             raise InvalidRequest(f"{where} has both content and parts; set one of them")
         kinds = [part.WhichOneof("part") for part in message.parts]
         if None in kinds:
-            raise InvalidRequest(f"{where} has an empty part; set its text, image or image_url")
+            raise InvalidRequest(f"{where} has an empty part; set text, image, image_url or pixel_values")
         if kinds.count("text") == len(kinds):
             found["content"] = "".join(part.text for part in message.parts)
         else:
-            parts = zip(kinds, message.parts, strict=True)
-            found["content"] = [{"type": kind, kind: getattr(part, kind)} for kind, part in parts]
+            found["content"] = [_part_of(part) for part in message.parts]
     if message.tool_calls:
         found["tool_calls"] = [_object(f"a tool call of {where}", call) for call in message.tool_calls]
     for name in ("tool_call_id", "reasoning_content"):
         if value := getattr(message, name):
             found[name] = value
     return found
+
+
+def _part_of(part: pb.ContentPart) -> dict[str, Any]:
+    kind = part.WhichOneof("part")
+    assert kind is not None, "empty parts are refused"
+    if kind != "pixel_values":
+        return {"type": kind, kind: getattr(part, kind)}
+    given = part.pixel_values
+    grid = Tensor(np.array([given.grid], "<u4").tobytes(), (1, len(given.grid)), "uint32")
+    pixels = Tensor(given.values, tuple(given.shape), given.dtype)
+    return {"type": "image", "image": ImageTensors(pixels, grid if given.grid else None)}
 
 
 def _object(where: str, text: str) -> dict[str, Any]:

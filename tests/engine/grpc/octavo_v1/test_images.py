@@ -1,13 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
+from PIL import Image
 
 from engines import Gate
-from fake_images import TEMPLATE, FakeImages, bomb, data_url, png
+from fake_images import RULES, TEMPLATE, FakeImages, bomb, data_url, grid_of, patches_of, png
 from fakes import FakeCore, byte_tokenizer, small_config
 from octavo.engine.api.errors import InvalidRequest, OctavoError, Overloaded
 from octavo.engine.api.outputs import Delta
@@ -67,6 +72,42 @@ async def test_the_same_picture_is_cached_and_another_is_not(tmp_path: Path) -> 
     assert [each.prompt_tokens for each in found] == [len(tokens.token_ids)] * 4
     assert [*(each.cached_tokens for each in found), last.cached_tokens] == [0, 16, 24, 24, 24]
     assert len(images.encoded) == 2
+
+
+def tensor_request(pixels: npt.NDArray[Any], **others: Any) -> pb.GenerateRequest:
+    fields = {"dtype": pixels.dtype.name, "shape": pixels.shape, "values": pixels.tobytes()} | others
+    part = pb.ContentPart(pixel_values=pb.PixelValues(**fields))
+    request = url_request("")
+    request.chat.messages[0].parts[1].CopyFrom(part)
+    return request
+
+
+async def test_tensors_share_the_pages_of_their_pictures() -> None:
+    images = FakeImages()
+    pixels = np.array(Image.open(io.BytesIO(CAT)))
+    patches, (grid,) = patches_of(pixels, RULES), grid_of(RULES, pixels).tolist()
+    normalized = ((patches / 255 - RULES.mean[0]) / RULES.std[0]).astype(np.float32)
+    planes = np.ascontiguousarray(pixels.transpose(2, 0, 1)[None])
+    async with served(core(images), config=small_config()) as its:
+        assert (await generate(its, asked(CAT))).cached_tokens == 0
+        for values, its_grid in ((patches, grid), (normalized, grid), (planes, [])):
+            async for response in its.client.stub.Generate(tensor_request(values, grid=its_grid)):
+                last = response.usage
+            assert (last.prompt_tokens, last.cached_tokens) == (25, 24)
+        for changes, message in (
+            ({"grid": [1, 4, 5]}, "squares of 2 x 2 patches"),
+            ({"grid": [2, 4, 6]}, "a time of 1"),
+            ({"grid": []}, r"must be \[images, 3, height, width\]"),
+            ({"values": b"1"}, "must have 36864 values"),
+            ({"shape": [2**31, 2**31]}, "must have .* values"),
+            ({"shape": [1] * 100, "values": b"1"}, "at most 32 dimensions, got 100"),
+            ({"dtype": "int8"}, "must be of type uint8"),
+        ):
+            error = await refusal(its, tensor_request(patches, **{"grid": grid, **changes}))
+            assert isinstance(error, InvalidRequest)
+            assert re.search(message, str(error)), error
+        await eventually(lambda: all_idle(its.engine), "pages are held")
+    assert len(images.encoded) == 1
 
 
 @pytest.mark.parametrize(
