@@ -17,6 +17,7 @@ from typing import Any
 import mlx.core as mx
 
 from octavo.engine import LLM, EngineConfig, SamplingParams
+from octavo.engine.api.structured_output import StructuredOutput
 from octavo_lab.architectures.configurations import configuration
 from tiny_models import VOCAB_SIZE, make_model
 
@@ -49,10 +50,15 @@ def answers(model: Path, **settings: Any) -> dict[str, Any]:
             sample = output.outputs[0]
             return list(sample.token_ids), [each.logprob for each in sample.logprobs]
 
+        several = SamplingParams(max_tokens=8, temperature=0.9, seed=3, n=3, prompt_logprobs=1)
+        guided = SamplingParams(max_tokens=8, structured=StructuredOutput(regex="[a-f]{4,6}[0-9]"), seed=3)
+        more = llm.generate([PROMPTS[1], PROMPTS[2]], several, progress=False)
+        more += llm.generate(PROMPTS[:2], guided, progress=False)
         memories = [llm.info.memory, *llm.info.other_ranks]
         return {
             "tokens": [said(output)[0] for output in first],
             "bits": [list(said(output)) for output in first],
+            "more": [[*(each.text for each in out.outputs), str(out.prompt_logprobs)] for out in more],
             "same_alone": [said(output) for output in first] == [said(output) for output in alone],
             "cached": [output.cached_tokens for output in alone],
             "page_bytes": [memory.pages for memory in memories],

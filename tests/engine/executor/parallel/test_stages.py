@@ -47,6 +47,7 @@ def check(model: Path, num_ranks: int, parts: list[int], **settings: Any) -> Non
     one = ranked.answers(model, **settings)
     several = ranked.in_ranks(model, pipeline_parallel=num_ranks, **settings)
     assert several["bits"] == one["bits"]
+    assert several["more"] == one["more"], "parallel samples, a grammar and scored prompts"
     assert several["cached"] == one["cached"]
     assert several["same_alone"], "a sequence's bits depend on its batch"
     for name in ("page_bytes", "state_bytes"):
