@@ -78,7 +78,7 @@ class RouterProcess:
             "--policy", self._policy, *HEALTH_FLAGS, "--log-level", "warn",
             "--shutdown-grace-period-secs", "20",
             "--worker-urls", *(f"grpc://{address}" for address in self._workers),
-            stdout=sys.stderr.fileno(),
+            stdout=sys.__stderr__,
             start_new_session=True,
         )  # fmt: skip
         return self

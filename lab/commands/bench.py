@@ -13,10 +13,12 @@ BENCHES = {
     "serve": "measure latencies and rates of a server over gRPC",
     "kernels": "compare the speed of each kernel with the limits of this machine",
     "prefix": "measure how the prefix cache shortens the time to first token",
+    "route": "compare routing policies of the router on a recorded trace",
     "quality": "measure the loss in quality and the memory of each page format",
     "speculate": "measure tokens per second with and without drafts, by kind of text",
     "invariance": "check that a request's output has the same bits however it is served",
     "schedule": "simulate waiting times under each order of admission",
+    "machines": "estimate what several machines send, and the load of a router",
     "scheduler": "measure the time per step of the control plane, without a model",
 }
 
