@@ -123,13 +123,13 @@ POOLS = (
     # attention over quantized and residual pages
     bug(
         "what one pool gives lies at rows of another head",
-        "int64_t(first_item.first_token) * num_heads + first_item.kv_head * group;",
-        "int64_t(first_item.first_token) * num_heads;",
+        "at(int64_t token, int head) const { return token * num_heads + head; }",
+        "at(int64_t token, int head) const { return token * num_heads + 0 * head; }",
     ),
     bug(
-        "the upper half of a tile has the weights of the lower",
-        "softmax_update_span<Span<kVectors / 2, kVectors>>",
-        "softmax_update_span<Span<0, kVectors / 2>>",
+        "the upper half of a tile has no weights",
+        "seen >> 32 == 0 ? kVectors / 2 : kVectors}",
+        "kVectors / 2}",
     ),
 )
 

@@ -46,10 +46,6 @@ void attend_latents(AttendArgs& args, const RowsView& rotary_queries) {
 
 namespace {
 
-constexpr int kPartSlot = 1;  // slot of thread_scratch; kernels use slot 0
-
-int num_tokens(const AttendArgs& args) { return args.q_start[args.num_sequences]; }
-
 // A call with its kernel and its division into items.
 struct PlannedCall {
   AttendArgs args;
@@ -63,98 +59,32 @@ struct PlannedCall {
     plan = plan_attention(args, kernel.width);
   }
 
-  void attend(const AttendItem& item) const { kernel.attend(args, item, partials); }
-  void merge() const {
+  void run() const {
+    parallel_for(int(plan.items.size()), [&](int item) { kernel.attend(args, plan.items[item], partials); });
     parallel_for(int(plan.merges.size()), [&](int item) { kernel.merge(args, plan.merges[item], partials); });
   }
 };
-
-// Pairs of items from two calls; the second item of a pair joins the first item's results with its own.
-struct ItemPairs {
-  std::vector<const AttendItem*> alone;  // items of the first call that have no partner
-  std::vector<std::pair<const AttendItem*, const AttendItem*>> all;  // (first or null, second)
-};
-
-// Pairs items of both calls that finish the same rows; other items stay single.
-ItemPairs pair_items(const PlannedCall& first, const PlannedCall& second) {
-  const AttendArgs& args = first.args;
-  const int num_heads = args.layout.num_heads;
-  const bool comparable = num_heads == second.args.layout.num_heads;
-  std::vector<const AttendItem*> partners(size_t(num_tokens(args)) * num_heads);
-  const auto partner = [&](const AttendItem& item) -> const AttendItem*& {
-    return partners[size_t(item.first_token) * num_heads + item.kv_head];
-  };
-  for (const AttendItem& item : second.plan.items)
-    if (comparable && item.partial < 0) partner(item) = &item;
-  ItemPairs pairs;
-  for (const AttendItem& item : first.plan.items) {
-    const AttendItem* const other = partner(item);
-    if (item.partial >= 0 || other == nullptr || other->num_tokens != item.num_tokens ||
-        other->num_heads != item.num_heads) {
-      pairs.alone.push_back(&item);
-      continue;
-    }
-    pairs.all.push_back({&item, other});
-    partner(item) = nullptr;
-  }
-  for (const AttendItem& item : second.plan.items)
-    if (!comparable || item.partial >= 0 || partner(item) != nullptr) pairs.all.push_back({nullptr, &item});
-  return pairs;
-}
-
-// Computes both items of a pair; the first one's results stay in this thread's memory.
-void attend_pair(const PlannedCall& first, const AttendItem& first_item, const PlannedCall& second,
-                 const AttendItem& second_item) {
-  const int group = group_size(first.args), num_heads = first_item.num_heads * group;
-  const int dim = first.args.layout.v.dim;
-  const size_t num_rows = size_t(first_item.num_tokens) * num_heads;
-  float* const memory =
-      static_cast<float*>(thread_scratch(sizeof(float) * num_rows * size_t(dim + 2), kPartSlot));
-  const int64_t first_row = int64_t(first_item.first_token) * num_heads + first_item.kv_head * group;
-  const FloatRows rows = FloatRows::in(memory, num_rows, dim, num_heads, first_row);
-  if (first_item.num_tiles == 0) {  // no visible position: rows are zeros with a sum of weights of 0
-    std::fill(rows.rows, rows.maxima, 0.0f);
-    std::fill(rows.maxima, rows.sums, kLowest);
-    std::fill(rows.sums, rows.sums + num_rows, 0.0f);
-  } else {
-    AttendArgs args = first.args;
-    args.part = rows;
-    first.kernel.attend(args, first_item, nullptr);
-  }
-  AttendArgs args = second.args;
-  args.other = rows;
-  second.kernel.attend(args, second_item, nullptr);
-}
 
 }  // namespace
 
 void run_attention(const AttendArgs& args) {
   PlannedCall call(args);
   call.partials = partial_buffer(call.plan.partial_floats);
-  parallel_for(int(call.plan.items.size()), [&](int item) { call.attend(call.plan.items[item]); });
-  call.merge();
+  call.run();
 }
 
 void run_attention(const AttendArgs& first_args, const AttendArgs& second_args) {
   PlannedCall first(first_args), second(second_args);
   first.args.sinks = nullptr;  // sinks are folded in once, by the second call
-  const ItemPairs pairs = pair_items(first, second);
   const int num_heads = first.args.num_query_heads, dim = first.args.layout.v.dim;
-  const int64_t num_rows = pairs.alone.empty() ? 0 : int64_t(num_tokens(first.args)) * num_heads;
+  const int64_t num_rows = int64_t(first.args.q_start[first.args.num_sequences]) * num_heads;
   const int64_t partials = first.plan.partial_floats + second.plan.partial_floats;
   first.partials = partial_buffer(partials + num_rows * (dim + 2));
   second.partials = first.partials + first.plan.partial_floats;
-  float* const rows = first.partials + partials;
-  if (num_rows > 0)
-    first.args.part = second.args.other = FloatRows::in(rows, size_t(num_rows), dim, num_heads, 0);
-  parallel_for(int(pairs.alone.size()), [&](int item) { first.attend(*pairs.alone[item]); });
-  first.merge();
-  parallel_for(int(pairs.all.size()), [&](int item) {
-    const auto [of_first, of_second] = pairs.all[item];
-    if (of_first != nullptr) attend_pair(first, *of_first, second, *of_second);
-    else second.attend(*of_second);
-  });
-  second.merge();
+  first.args.part = second.args.other =
+      FloatRows::in(first.partials + partials, size_t(num_rows), dim, num_heads);
+  first.run();
+  second.run();
 }
 
 namespace {

@@ -102,19 +102,18 @@ struct RotaryPart {
 };
 
 // Weighted sums as float rows, with dims in order. They are relative to 2^maximum and not yet divided by the
-// sums of weights. The row of token t and query head h has index t * num_heads + h - first.
+// sums of weights. The row of token t and query head h has index t * num_heads + h.
 struct FloatRows {
   float *rows, *maxima, *sums;  // [rows, v.dim], [rows], [rows]; or null
   int num_heads;
-  int64_t first;
 
   explicit operator bool() const { return rows != nullptr; }
-  int64_t at(int64_t token, int head) const { return token * num_heads + head - first; }
+  int64_t at(int64_t token, int head) const { return token * num_heads + head; }
 
   // Returns rows inside `memory`, which has num_rows * (dim + 2) floats.
-  static FloatRows in(float* memory, size_t num_rows, int dim, int num_heads, int64_t first) {
+  static FloatRows in(float* memory, size_t num_rows, int dim, int num_heads) {
     float* const maxima = memory + num_rows * size_t(dim);
-    return {memory, maxima, maxima + num_rows, num_heads, first};
+    return {memory, maxima, maxima + num_rows, num_heads};
   }
 };
 
@@ -147,19 +146,14 @@ inline constexpr int kShortestPage = 16;
 // result is bit-identical whether one item computes all parts or each part has an item of its own.
 inline constexpr int kPartTokens = 1024;
 
-// Work of one thread: some query tokens of one sequence, all query heads of some KV heads, and some visible
-// tiles. An item with several KV heads computes all of them for a tile before the next tile: a position's
-// heads are adjacent in memory, so memory is read in longer runs.
+// Work of one thread: some query tokens of one sequence, all query heads of one KV head, and some visible
+// tiles.
 struct AttendItem {
-  int sequence, kv_head, num_heads;
+  int sequence, kv_head;
   int first_token, num_tokens;  // rows of the batch
   int first_tile, num_tiles;    // indices in the list of visible tiles, see attention/tiles.h
   int64_t partial;              // offset in the buffer of partial results; -1: write the output
-  int64_t partial_stride;       // distance between the partial results of two KV heads
 };
-
-// Largest number of rows (query heads of all KV heads, times tokens) of an item with several KV heads.
-inline constexpr int kRowsInTurn = 32;
 
 // Rows whose positions were divided among several items; their partial results are adjacent.
 struct MergeItem {

@@ -65,9 +65,9 @@ void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) 
   }
 }
 
-size_t key_panel_bytes(int dim) { return size_t(dim) * 16; }
+size_t key_panel_bytes(int) { return 0; }
 
-// Adjacent rows of codes, or of codes expanded to bytes, with their scales or planes of lowest bits.
+// Adjacent rows of codes, with their scales or planes of lowest bits.
 struct Keys {
   const uint8_t *codes, *planes;
   int64_t plane_stride;
@@ -155,28 +155,8 @@ OCTAVO_INLINE void multiply_codes(const Lookup<Code>& lookup, const int8_t* rows
   }
 }
 
-// Computes the same sums as multiply_codes, from keys that are already expanded to bytes.
-template <int kRows, int kChunks>
-OCTAVO_INLINE void multiply_bytes(const int8_t* rows, int dim, const uint8_t* keys, __m256i (&sums)[kSums]) {
-  constexpr int kKeys = kSums / kRows;
-  forget(rows);
-#pragma GCC unroll 8
-  for (int i = 0; i < kChunks * kChunk; i += 32) {
-    __m256i bytes[kKeys];
-#pragma GCC unroll 8
-    for (int key = 0; key < kKeys; ++key) bytes[key] = load256(keys + key * dim + i);
-#pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) {
-      __m256i row = load256(rows + r * dim + i);
-      hold(row);
-#pragma GCC unroll 8
-      for (int key = 0; key < kKeys; ++key) add_products(sums[r * kKeys + key], bytes[key], row);
-    }
-  }
-}
-
 // Adds up fixed-point scores over kChunks chunks from dim d on. Lanes are [kRows rows][8 / kRows keys].
-template <class Code, int kRows, int kChunks, bool kExpanded>
+template <class Code, int kRows, int kChunks>
 OCTAVO_INLINE __m256i multiply(const Lookup<Code>& lookup, const Queries& queries, int first, int dim, int d,
                                const Keys& keys, const uint8_t* ahead) {
   const int8_t* rows = queries.rows + size_t(first) * dim + d;
@@ -184,59 +164,32 @@ OCTAVO_INLINE __m256i multiply(const Lookup<Code>& lookup, const Queries& querie
   __m256i sums[kSums];
 #pragma GCC unroll 8
   for (int i = 0; i < kSums; ++i) sums[i] = load256(biases + i * kRows / kSums * Queries::num_runs(dim) * 16);
-  if constexpr (kExpanded) multiply_bytes<kRows, kChunks>(rows, dim, keys.codes + d, sums);
-  else multiply_codes<Code, kRows, kChunks>(lookup, rows, dim, d, keys, ahead, sums);
+  multiply_codes<Code, kRows, kChunks>(lookup, rows, dim, d, keys, ahead, sums);
   return reduce<Code>(sums);
 }
 
 // Scores a block's 16 keys for kRows rows. Rows have kDim dims, or `any_dim` dims if kDim is 0.
-template <class Code, int kDim, int kRows, bool kExpanded>
+template <class Code, int kDim, int kRows>
 OCTAVO_INLINE void score_rows(const Lookup<Code>& lookup, const Queries& queries, int first, int any_dim,
                               Keys keys, const uint8_t* ahead, const float (&scales)[16], float* scores) {
   constexpr int kKeys = kSums / kRows;
-  const int dim = kDim > 0 ? kDim : any_dim, stride = kExpanded ? dim : dim / 2;
+  const int dim = kDim > 0 ? kDim : any_dim, stride = dim / 2;
   const __m256 factors = spread<kRows>(queries.factors + first);
   scores += size_t(first) * kTileTokens;
   for (int key = 0; key < 16; key += kKeys) {
     __m256i total = _mm256_setzero_si256();
     for (int d = 0; d < dim; d += kRun)
       total = _mm256_add_epi32(
-          total, dim - d >= kRun
-                     ? multiply<Code, kRows, 2, kExpanded>(lookup, queries, first, dim, d, keys, ahead)
-                     : multiply<Code, kRows, 1, kExpanded>(lookup, queries, first, dim, d, keys, ahead));
+          total, dim - d >= kRun ? multiply<Code, kRows, 2>(lookup, queries, first, dim, d, keys, ahead)
+                                 : multiply<Code, kRows, 1>(lookup, queries, first, dim, d, keys, ahead));
     finish<kRows>(total, factors, scales + key, scores + key);
     keys.codes += kKeys * stride, keys.planes += kKeys * keys.plane_stride, ahead += kKeys * stride;
   }
 }
 
-template <class Code, int kDim, bool kExpanded>
-void score_block(const Lookup<Code>& lookup, const Queries& queries, int num_rows, int dim, const Keys& keys,
-                 const uint8_t* ahead, const float (&scales)[16], float* scores) {
-  int row = 0;
-  for (; row + 4 <= num_rows; row += 4)
-    score_rows<Code, kDim, 4, kExpanded>(lookup, queries, row, dim, keys, ahead, scales, scores);
-  for (; row + 2 <= num_rows; row += 2)
-    score_rows<Code, kDim, 2, kExpanded>(lookup, queries, row, dim, keys, ahead, scales, scores);
-  if (row < num_rows)
-    score_rows<Code, kDim, 1, kExpanded>(lookup, queries, row, dim, keys, ahead, scales, scores);
-}
-
-// Expands a block's keys to bytes, in adjacent rows.
-template <class Code>
-void expand_keys(const Lookup<Code>& lookup, const Keys& keys, int dim, uint8_t* panel) {
-  for (int key = 0; key < 16; ++key)
-    for (int d = 0; d < dim; d += kChunk, panel += kChunk) {
-      __m256i bytes[2];
-      lookup.expand(load256(keys.codes + (key * dim + d) / 2),
-                    plane_bytes<Code>(keys.planes + key * keys.plane_stride, d), bytes[0], bytes[1]);
-      store256(panel, bytes[0]);
-      store256(panel + 32, bytes[1]);
-    }
-}
-
 template <class Code, int kDim>
 void score_dims(const PageLayout& layout, const Tile& tile, const Queries& queries, int num_rows,
-                uint8_t* panel, float* scores) {
+                float* scores) {
   const RowFormat& format = layout.k;
   const Lookup<Code> lookup;
   for (int b = 0; b < kBlocks; ++b) {
@@ -249,27 +202,21 @@ void score_dims(const PageLayout& layout, const Tile& tile, const Queries& queri
                        format.scale_bytes};
     float scales[16];
     Code::load_scales(keys.planes, format.scale_bytes, tile.mask(b), scales);
-    if (num_rows <= kDirectRows) {
-      score_block<Code, kDim, false>(lookup, queries, num_rows, format.dim, keys, ahead, scales,
-                                     scores + 16 * b);
-      continue;
-    }
-    prefetch(ahead, 16 * format.row_bytes);
-    expand_keys(lookup, keys, format.dim, panel);
-    score_block<Code, kDim, true>(lookup, queries, num_rows, format.dim,
-                                  {panel, keys.planes, keys.plane_stride}, ahead, scales, scores + 16 * b);
+    for_rows(num_rows, [&](int row, auto rows) {
+      score_rows<Code, kDim, rows()>(lookup, queries, row, format.dim, keys, ahead, scales, scores + 16 * b);
+    });
   }
 }
 
 template <class Code>
-void score(const PageLayout& layout, const Tile& tile, const void* memory, int num_rows, void* scratch,
+void score(const PageLayout& layout, const Tile& tile, const void* memory, int num_rows, void*,
            float* scores) {
   const int dim = layout.k.dim;
   const Queries queries(const_cast<void*>(memory), dim, num_rows);
   const auto run = dim == 64    ? score_dims<Code, 64>
                    : dim == 128 ? score_dims<Code, 128>
                                 : score_dims<Code, 0>;
-  run(layout, tile, queries, num_rows, static_cast<uint8_t*>(scratch), scores);
+  run(layout, tile, queries, num_rows, scores);
 }
 
 template <class Code>

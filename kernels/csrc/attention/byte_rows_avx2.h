@@ -21,9 +21,6 @@ using Lookup = ByteLookup<Code, 0, 2>;
 
 inline int value_width(int dim) { return dim; }
 
-// Size of a stretch's panel, [pairs of positions][chunks][4 vectors]. A tile's panels are adjacent.
-inline size_t panel_bytes(int dim) { return size_t(dim) * kStretch; }
-
 // A chunk of a block's 16 rows, read as pairs of rows. Rows have kDim dims, or `any_dim` if kDim is 0.
 template <class Code, int kDim>
 struct Rows {
@@ -63,7 +60,6 @@ struct Values {
   const PageLayout& layout;
   const Tile& tile;
   const Lookup<Code>& lookup;
-  uint8_t* panel;
   int stretch;
 
   const Tile::Block& block(int i) const { return tile.blocks[2 * stretch + i]; }
@@ -72,9 +68,6 @@ struct Values {
     const Tile::Block& next =
         tile.next[2 * stretch + i].base != nullptr ? tile.next[2 * stretch + i] : block(i);
     return v_codes(layout, next.base, next.offset) + dim / kChunk * kPairs / 2 * 64;
-  }
-  uint8_t* expanded(int pair, int dim) const {
-    return panel + 2 * ((stretch * kPairs + pair) * layout.v.dim + dim);
   }
 };
 
@@ -87,24 +80,6 @@ OCTAVO_INLINE void add_sums(__m256i sums, __m256 factor, float* accumulators) {
                    _mm256_fmadd_ps(_mm256_cvtepi32_ps(even), unit, _mm256_loadu_ps(accumulators)));
   _mm256_storeu_ps(accumulators + 8,
                    _mm256_fmadd_ps(_mm256_cvtepi32_ps(odd), unit, _mm256_loadu_ps(accumulators + 8)));
-}
-
-template <class Code>
-void expand_stretch(const Values<Code>& values) {
-  for (int dim = 0; dim < values.layout.v.dim; dim += kChunk)
-    for (int b = 0; b < 2; ++b) {
-      if (values.block(b).base == nullptr) continue;
-      Rows<Code, 0> rows(values.layout, values.block(b), dim);
-      const uint8_t* const ahead = values.ahead(b, dim);
-      for (int pair = 0; pair < kPairs / 2; ++pair, rows.advance()) {
-        __builtin_prefetch(ahead + pair * 64);
-        __m256i bytes[4];
-        rows.expand(values.lookup, 0, bytes);
-        rows.expand(values.lookup, 1, bytes + 2);
-        uint8_t* const to = values.expanded(b * kPairs / 2 + pair, dim);
-        for (int j = 0; j < 4; ++j) store256(to + 32 * j, bytes[j]);
-      }
-    }
 }
 
 // Copies a chunk of an accumulator in the order of dims. It is [4 vectors][even lanes, odd lanes]. In each

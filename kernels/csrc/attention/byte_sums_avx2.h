@@ -1,5 +1,5 @@
 // Loops of value sides that multiply bytes on AVX2 (VPMADDUBSW). They decide which stretches, chunks and rows
-// are summed together, and whether codes are expanded for each group of rows or once for all rows.
+// are summed together.
 //
 // A side's class `Weights` has a tile's weights in fixed point. `fix<kRows>(row)` converts the weights of
 // some rows just before their use, so that they are still in L1. `Weights::Rows` has the weights of a few
@@ -15,7 +15,7 @@ namespace octavo::OCTAVO_ISA {
 namespace {
 
 // Adds products of kRows rows and kVectors vectors of the chunk at `dim`: all 4 vectors, or the 2 of `half`.
-template <class Code, int kDim, int kRows, int kVectors, bool kExpanded, class Weights>
+template <class Code, int kDim, int kRows, int kVectors, class Weights>
 OCTAVO_INLINE void accumulate_rows(const Values<Code>& values, const Weights& weights, int first, int dim,
                                    int half, float* accumulators) {
   __m256i sums[kRows * kVectors];
@@ -26,15 +26,13 @@ OCTAVO_INLINE void accumulate_rows(const Values<Code>& values, const Weights& we
     if (values.block(b).base == nullptr) continue;
     Rows<Code, kDim> rows(values.layout, values.block(b), dim);
     const uint8_t* const ahead = values.ahead(b, dim);
-    const uint8_t* from = values.expanded(b * kPairs / 2, dim) + half * 64;
 #pragma GCC unroll 2
     for (int pair = 0; pair < kPairs / 2; ++pair) {
-      if (!kExpanded) __builtin_prefetch(ahead + pair * 64);
+      __builtin_prefetch(ahead + pair * 64);
 #pragma GCC unroll 2
       for (int j = 0; j < kVectors; j += 2) {
         __m256i bytes[2];
-        if (kExpanded) bytes[0] = load256(from + 32 * j), bytes[1] = load256(from + 32 * j + 32);
-        else rows.expand(values.lookup, half + j / 2, bytes);
+        rows.expand(values.lookup, half + j / 2, bytes);
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
           const __m256i weight = of_rows.pair(r, b * kPairs / 2 + pair, j);
@@ -42,7 +40,6 @@ OCTAVO_INLINE void accumulate_rows(const Values<Code>& values, const Weights& we
           for (int i = 0; i < 2; ++i) add_products(sums[r * kVectors + j + i], weight, bytes[i]);
         }
       }
-      from += 2 * (kDim > 0 ? kDim : values.layout.v.dim);
       rows.advance();
     }
   }
@@ -56,7 +53,7 @@ OCTAVO_INLINE void accumulate_rows(const Values<Code>& values, const Weights& we
 }
 
 // Computes kRows rows, from `row` on, over both stretches of the tile.
-template <class Code, int kDim, int kRows, bool kExpanded, class Weights>
+template <class Code, int kDim, int kRows, class Weights>
 OCTAVO_INLINE void accumulate_block(Values<Code>& values, Weights& weights, int row, float* accumulators) {
   const int width = kDim > 0 ? kDim : values.layout.v.dim;
   weights.template fix<kRows>(row);
@@ -66,48 +63,32 @@ OCTAVO_INLINE void accumulate_block(Values<Code>& values, Weights& weights, int 
     for (int dim = 0; dim < width; dim += kChunk)
       if constexpr (kRows == 4)
         for (int half = 0; half < 2; ++half)
-          accumulate_rows<Code, kDim, 4, 2, kExpanded>(values, weights, row, dim, half, accumulators);
-      else accumulate_rows<Code, kDim, kRows, 4, kExpanded>(values, weights, row, dim, 0, accumulators);
+          accumulate_rows<Code, kDim, 4, 2>(values, weights, row, dim, half, accumulators);
+      else accumulate_rows<Code, kDim, kRows, 4>(values, weights, row, dim, 0, accumulators);
   }
-}
-
-template <class Code, int kDim, bool kExpanded, class Weights>
-void accumulate_tile_rows(Values<Code>& values, Weights& weights, int num_rows, float* accumulators) {
-  int row = 0;
-  for (; row + 4 <= num_rows; row += 4)
-    accumulate_block<Code, kDim, 4, kExpanded>(values, weights, row, accumulators);
-  for (; row + 2 <= num_rows; row += 2)
-    accumulate_block<Code, kDim, 2, kExpanded>(values, weights, row, accumulators);
-  if (row < num_rows) accumulate_block<Code, kDim, 1, kExpanded>(values, weights, row, accumulators);
 }
 
 template <class Code, int kDim, class Weights>
 void accumulate_dims(const PageLayout& layout, const Tile& tile, Weights& weights, int num_rows,
-                     uint8_t* panel, float* accumulators) {
+                     float* accumulators) {
   const Lookup<Code> lookup;
-  Values<Code> values{layout, tile, lookup, panel, 0};
+  Values<Code> values{layout, tile, lookup, 0};
   for (const Tile::Block& next : tile.next)
     if (next.base != nullptr) prefetch(v_scale(layout, next.base, next.offset), 16 * layout.v.scale_bytes);
-  if (num_rows <= kDirectRows) {
-    accumulate_tile_rows<Code, kDim, false>(values, weights, num_rows, accumulators);
-    return;
-  }
-  for (int stretch = 0; stretch < kStretches; ++stretch) {
-    values.stretch = stretch;
-    expand_stretch(values);
-  }
-  accumulate_tile_rows<Code, kDim, true>(values, weights, num_rows, accumulators);
+  for_rows(num_rows, [&](int row, auto rows) {
+    accumulate_block<Code, kDim, rows()>(values, weights, row, accumulators);
+  });
 }
 
 // Adds the tile's values times weights[row] to accumulators[row].
 template <class Code, class Weights>
-void accumulate_tile(const PageLayout& layout, const Tile& tile, Weights& weights, int num_rows, void* panel,
+void accumulate_tile(const PageLayout& layout, const Tile& tile, Weights& weights, int num_rows,
                      float* accumulators) {
   const int dim = layout.v.dim;
   const auto run = dim == 64    ? accumulate_dims<Code, 64, Weights>
                    : dim == 128 ? accumulate_dims<Code, 128, Weights>
                                 : accumulate_dims<Code, 0, Weights>;
-  run(layout, tile, weights, num_rows, static_cast<uint8_t*>(panel), accumulators);
+  run(layout, tile, weights, num_rows, accumulators);
 }
 
 }  // namespace

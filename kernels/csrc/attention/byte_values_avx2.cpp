@@ -11,17 +11,15 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// Returns the size of the panels of both stretches, and of weights and factors behind them.
-size_t value_panel_bytes(int dim, int num_rows) {
-  return kStretches * panel_bytes(dim) + size_t(num_rows) * kStretches * (4 * kPairs + 4);
-}
+// Returns the size of a tile's weights and factors.
+size_t value_panel_bytes(int, int num_rows) { return size_t(num_rows) * kStretches * (4 * kPairs + 4); }
 
 struct Weights {
   uint32_t* pairs;  // [rows][stretches][pairs]: weights of two positions, repeated
   float* factors;   // [rows][stretches]
 
-  Weights(void* scratch, int dim, int num_rows)
-      : pairs(reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(scratch) + kStretches * panel_bytes(dim))),
+  Weights(void* scratch, int num_rows)
+      : pairs(static_cast<uint32_t*>(scratch)),
         factors(reinterpret_cast<float*>(pairs + size_t(num_rows) * kTileTokens / 2)) {}
 
   template <int>
@@ -66,9 +64,9 @@ void fix_tile(const PageLayout& layout, const Tile& tile, const float* weights, 
 template <class Code>
 void accumulate(const PageLayout& layout, const Tile& tile, const float* weights, int num_rows, void* scratch,
                 float* accumulators) {
-  Weights fixed(scratch, layout.v.dim, num_rows);
+  Weights fixed(scratch, num_rows);
   fix_tile<Code>(layout, tile, weights, num_rows, fixed);
-  accumulate_tile<Code>(layout, tile, fixed, num_rows, scratch, accumulators);
+  accumulate_tile<Code>(layout, tile, fixed, num_rows, accumulators);
 }
 
 template <class Code>

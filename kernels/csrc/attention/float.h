@@ -102,15 +102,6 @@ OCTAVO_INLINE void add_block(const float* weights, const uint8_t* values, int64_
     add_columns<Codec, kRows, 2>(weights, values, stride, width, column, nullptr, accumulators);
 }
 
-// Calls body(first_row, std::integral_constant n) over all rows, with n = 4, 2 or 1 rows at a time.
-template <class Body>
-OCTAVO_INLINE void for_rows(int num_rows, Body body) {
-  int row = 0;
-  for (; row + 4 <= num_rows; row += 4) body(row, std::integral_constant<int, 4>{});
-  for (; row + 2 <= num_rows; row += 2) body(row, std::integral_constant<int, 2>{});
-  if (row < num_rows) body(row, std::integral_constant<int, 1>{});
-}
-
 // Returns the number of floats from one row of a panel to the next. Multiples of 2 KiB are avoided, because a
 // block's rows would then share two L1 sets.
 inline int panel_stride(int dim) {

@@ -234,13 +234,9 @@ void score_dims(const PageLayout& layout, const Tile& tile, const Queries& queri
     prefetch(k_scale(layout, soon.base, soon.offset), 16 * format.scale_bytes);
     const uint8_t* const codes = k_codes(layout, block.base, block.offset);
     scales.load(k_scale(layout, block.base, block.offset), format.scale_bytes, format.dim);
-    int row = 0;
-    for (; row + 4 <= num_rows; row += 4)
-      score_rows<kDim, 4>(lookup, queries, row, format.dim, codes, ahead, scales, scores + 16 * b);
-    for (; row + 2 <= num_rows; row += 2)
-      score_rows<kDim, 2>(lookup, queries, row, format.dim, codes, ahead, scales, scores + 16 * b);
-    if (row < num_rows)
-      score_rows<kDim, 1>(lookup, queries, row, format.dim, codes, ahead, scales, scores + 16 * b);
+    for_rows(num_rows, [&](int row, auto rows) {
+      score_rows<kDim, rows()>(lookup, queries, row, format.dim, codes, ahead, scales, scores + 16 * b);
+    });
   }
 }
 

@@ -63,7 +63,7 @@ class Weights {
       : scales_(layout, tile),
         weights_(weights),
         vectors_(num_vectors(layout.v.dim)),
-        pairs_(static_cast<uint8_t*>(scratch) + kStretches * panel_bytes(layout.v.dim)),
+        pairs_(static_cast<uint8_t*>(scratch)),
         units_(reinterpret_cast<float*>(pairs_ + kMostRows * vectors_ * kVectorBytes)) {}
 
   static size_t scratch_bytes(int dim) {
@@ -182,12 +182,12 @@ class Weights {
   float* units_;
 };
 
-size_t value_panel_bytes(int dim, int) { return kStretches * panel_bytes(dim) + Weights::scratch_bytes(dim); }
+size_t value_panel_bytes(int dim, int) { return Weights::scratch_bytes(dim); }
 
 void accumulate(const PageLayout& layout, const Tile& tile, const float* weights, int num_rows, void* scratch,
                 float* accumulators) {
   Weights fixed(layout, tile, weights, scratch);
-  accumulate_tile<Nvfp4>(layout, tile, fixed, num_rows, scratch, accumulators);
+  accumulate_tile<Nvfp4>(layout, tile, fixed, num_rows, accumulators);
 }
 
 constexpr ValueSide sides = {value_width, value_panel_bytes, accumulate, to_natural<Nvfp4>};

@@ -86,12 +86,9 @@ void score_dims(const PageLayout& layout, const Tile& tile, const Queries& queri
     const uint8_t* const codes = k_codes(layout, block.base, block.offset);
     float scales[16];
     load_halves(k_scale(layout, block.base, block.offset), tile.mask(b), scales);
-    int row = 0;
-    for (; row + 4 <= num_rows; row += 4)
-      score_rows<kDim, 4>(queries, row, format.dim, codes, ahead, scales, scores + 16 * b);
-    for (; row + 2 <= num_rows; row += 2)
-      score_rows<kDim, 2>(queries, row, format.dim, codes, ahead, scales, scores + 16 * b);
-    if (row < num_rows) score_rows<kDim, 1>(queries, row, format.dim, codes, ahead, scales, scores + 16 * b);
+    for_rows(num_rows, [&](int row, auto rows) {
+      score_rows<kDim, rows()>(queries, row, format.dim, codes, ahead, scales, scores + 16 * b);
+    });
   }
 }
 

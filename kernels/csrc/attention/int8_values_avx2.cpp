@@ -14,26 +14,22 @@ namespace octavo::OCTAVO_ISA {
 namespace {
 
 constexpr int kPart = 32, kVectors = 4;
-constexpr int kRowsDirect = 2;  // most rows that widen codes at each load; more share a panel
-constexpr int kPairs = kTileTokens / 2;
 
 int value_width(int dim) { return dim; }
 
 static_assert(int64_t(kTileTokens) * 128 * kLargestWord <= INT32_MAX);
 
-// Each row's weights of the tile, and its factor, behind the panel [parts][pairs of positions][4 vectors].
+// Each row's weights of the tile, and its factor.
 struct Weights {
   int16_t* fixed;
   float* factors;
 
-  Weights(void* scratch, int dim, int num_rows)
-      : fixed(reinterpret_cast<int16_t*>(static_cast<uint8_t*>(scratch) + size_t(dim) * 2 * kTileTokens)),
+  Weights(void* scratch, int num_rows)
+      : fixed(static_cast<int16_t*>(scratch)),
         factors(reinterpret_cast<float*>(fixed + size_t(num_rows) * kTileTokens)) {}
 };
 
-size_t value_panel_bytes(int dim, int num_rows) {
-  return size_t(dim) * 2 * kTileTokens + size_t(num_rows) * (2 * kTileTokens + 4);
-}
+size_t value_panel_bytes(int, int num_rows) { return size_t(num_rows) * (2 * kTileTokens + 4); }
 
 // Converts weights * scales of one row to fixed point relative to the largest product.
 OCTAVO_INLINE void fix_weights(const float* weights, const float* scales, int row, const Weights& to) {
@@ -66,22 +62,17 @@ OCTAVO_INLINE void widen_pair(const uint8_t* first, const uint8_t* second, __m25
 struct Values {
   const PageLayout& layout;
   const Tile& tile;
-  uint8_t* panel;
 
-  const uint8_t* codes(int block, int pair, int part) const {
-    const Tile::Block& from = tile.blocks[block];
-    return v_codes(layout, from.base, from.offset + 2 * pair) + part * kPart;
+  const uint8_t* codes(int block, int part) const {
+    return v_codes(layout, tile.blocks[block].base, tile.blocks[block].offset) + part * kPart;
   }
   const uint8_t* ahead(int block) const {
     const Tile::Block& next = tile.next[block].base != nullptr ? tile.next[block] : tile.blocks[block];
     return v_codes(layout, next.base, next.offset);
   }
-  uint8_t* words(int block, int pair, int part) const {
-    return panel + size_t((part * kPairs + 8 * block + pair) * kVectors) * 32;
-  }
 };
 
-template <int kRows, bool kExpanded>
+template <int kRows>
 OCTAVO_INLINE void accumulate_rows(const Values& values, const Weights& weights, int first, int part,
                                    float* accumulators) {
   const int dim = values.layout.v.dim;
@@ -92,20 +83,14 @@ OCTAVO_INLINE void accumulate_rows(const Values& values, const Weights& weights,
     for (int j = 0; j < kVectors; ++j) sums[r][j] = _mm256_setzero_si256();
   for (int b = 0; b < kBlocks; ++b) {
     if (values.tile.blocks[b].base == nullptr) continue;
-    const uint8_t* from = kExpanded ? values.words(b, 0, part) : values.codes(b, 0, part);
+    const uint8_t* from = values.codes(b, part);
     const uint8_t* const ahead = values.ahead(b) + part * 8 * 64;
     const int16_t* fixed = weights.fixed + size_t(first) * kTileTokens + 16 * b;
     for (int pair = 0; pair < 8; ++pair) {
       __m256i words[kVectors];
-      if constexpr (kExpanded) {
-#pragma GCC unroll 4
-        for (int j = 0; j < kVectors; ++j) words[j] = load256(from + 32 * j);
-        from += 32 * kVectors;
-      } else {
-        __builtin_prefetch(ahead + pair * 64);
-        widen_pair(from, from + dim, words);
-        from += 2 * dim;
-      }
+      __builtin_prefetch(ahead + pair * 64);
+      widen_pair(from, from + dim, words);
+      from += 2 * dim;
 #pragma GCC unroll 2
       for (int r = 0; r < kRows; ++r) {
         int32_t two;
@@ -128,31 +113,6 @@ OCTAVO_INLINE void accumulate_rows(const Values& values, const Weights& weights,
   }
 }
 
-void widen_tile(const Values& values) {
-  const int dim = values.layout.v.dim;
-  for (int b = 0; b < kBlocks; ++b) {
-    if (values.tile.blocks[b].base == nullptr) continue;
-    for (int part = 0; part < dim / kPart; ++part)
-      for (int pair = 0; pair < 8; ++pair) {
-        const uint8_t* const from = values.codes(b, pair, part);
-        __builtin_prefetch(values.ahead(b) + (part * 8 + pair) * 64);
-        __m256i words[kVectors];
-        widen_pair(from, from + dim, words);
-        for (int j = 0; j < kVectors; ++j) store256(values.words(b, pair, part) + 32 * j, words[j]);
-      }
-  }
-}
-
-template <bool kExpanded>
-void accumulate_parts(const Values& values, const Weights& weights, int num_rows, float* accumulators) {
-  for (int part = 0; part < values.layout.v.dim / kPart; ++part) {
-    int row = 0;
-    for (; row + 2 <= num_rows; row += 2)
-      accumulate_rows<2, kExpanded>(values, weights, row, part, accumulators);
-    if (row < num_rows) accumulate_rows<1, kExpanded>(values, weights, row, part, accumulators);
-  }
-}
-
 void accumulate(const PageLayout& layout, const Tile& tile, const float* weights, int num_rows, void* scratch,
                 float* accumulators) {
   const int dim = layout.v.dim;
@@ -163,12 +123,14 @@ void accumulate(const PageLayout& layout, const Tile& tile, const float* weights
     if (block.base != nullptr)
       load_halves(v_scale(layout, block.base, block.offset), tile.mask(b), scales[b]);
   }
-  const Weights fixed(scratch, dim, num_rows);
+  const Weights fixed(scratch, num_rows);
   for (int row = 0; row < num_rows; ++row) fix_weights(weights + row * kTileTokens, scales[0], row, fixed);
-  const Values values{layout, tile, static_cast<uint8_t*>(scratch)};
-  if (num_rows <= kRowsDirect) return accumulate_parts<false>(values, fixed, num_rows, accumulators);
-  widen_tile(values);
-  accumulate_parts<true>(values, fixed, num_rows, accumulators);
+  const Values values{layout, tile};
+  for (int part = 0; part < dim / kPart; ++part) {
+    int row = 0;
+    for (; row + 2 <= num_rows; row += 2) accumulate_rows<2>(values, fixed, row, part, accumulators);
+    if (row < num_rows) accumulate_rows<1>(values, fixed, row, part, accumulators);
+  }
 }
 
 void to_natural(int dim, const float* accumulator, float* row) {

@@ -58,7 +58,6 @@ struct Workspace {
   PageLayout layout;  // as the sides read it, see block_layout
   uint8_t *queries, *key_panel, *value_panel, *blocks, *rotary_queries;
   float *scores, *result, *rotary_scores;
-  size_t query_bytes, result_floats, rotary_bytes;  // for one KV head
 
   // `results`: 1, or 2 if the item has several parts, because rows then have sums of the current part and
   // totals of earlier parts.
@@ -69,22 +68,19 @@ struct Workspace {
         layout(small_pages ? block_layout(args.layout, rotary) : args.layout) {
     const int num_rows = item.num_tokens * group_size(args);
     const int width = values.width(args.layout.v.dim);
-    query_bytes = round_up64(keys.query_bytes(args.layout.k.dim, num_rows));
-    result_floats = size_t(partial_floats(args, item.num_tokens, width)) * results;
-    size_t panel_bytes = keys.panel_bytes(args.layout.k.dim);
-    rotary_bytes = 0;
+    size_t panel_bytes = keys.panel_bytes(args.layout.k.dim), rotary_bytes = 0;
     if (rotary) {
       const KeySide& rotary_keys = *key_side(rotary_args(args));
-      rotary_bytes = round_up64(rotary_keys.query_bytes(rotary.format.dim, num_rows));
+      rotary_bytes = rotary_keys.query_bytes(rotary.format.dim, num_rows);
       panel_bytes = std::max(panel_bytes, rotary_keys.panel_bytes(rotary.format.dim));
     }
-    const size_t sizes[] = {query_bytes * item.num_heads,
+    const size_t sizes[] = {keys.query_bytes(args.layout.k.dim, num_rows),
                             panel_bytes,
                             values.panel_bytes(args.layout.v.dim, num_rows),
                             size_t(num_rows) * kTileTokens * sizeof(float),
-                            result_floats * item.num_heads * sizeof(float),
+                            size_t(partial_floats(args, item.num_tokens, width)) * results * sizeof(float),
                             small_pages ? size_t(layout.head_bytes) * kBlocks : 0,
-                            rotary_bytes * item.num_heads,
+                            rotary_bytes,
                             rotary ? size_t(num_rows) * kTileTokens * sizeof(float) : 0};
     size_t total = 0;
     for (size_t size : sizes) total += round_up64(size);
@@ -126,6 +122,15 @@ void stage(const AttendArgs& args, const AttendItem& item, int start, uint64_t b
   const int32_t* table = args.page_table + item.sequence * args.table_width;
   const int size = from.page_size;
   const uint64_t page_bits = (uint64_t(1) << size) - 1;
+  const RowFormat& rotary = args.rotary.format;
+  const struct {
+    int64_t bytes, from, to;
+  } parts[] = {{from.k.row_bytes, 0, 0},
+               {from.k.scale_bytes, from.k_scales, to.k_scales},
+               {from.v.row_bytes, from.v_codes, to.v_codes},
+               {from.v.scale_bytes, from.v_scales, to.v_scales},
+               {rotary.row_bytes, args.rotary.codes, work.rotary.codes},
+               {rotary.scale_bytes, args.rotary.scales, work.rotary.scales}};
   for (int b = 0; b < kBlocks; ++b) {
     const bool visible = (bits >> (16 * b) & 0xffff) != 0;
     uint8_t* const block = work.blocks + b * to.head_bytes;
@@ -133,19 +138,8 @@ void stage(const AttendArgs& args, const AttendItem& item, int start, uint64_t b
     for (int row = 0; visible && row < kBlockRows; row += size) {
       if ((bits >> (16 * b + row) & page_bits) == 0) continue;
       const uint8_t* page = args.pool + page_offset(args, table, start + 16 * b + row, item.kv_head);
-      std::memcpy(block + row * from.k.row_bytes, page, size_t(size * from.k.row_bytes));
-      std::memcpy(block + to.k_scales + row * from.k.scale_bytes, page + from.k_scales,
-                  size_t(size * from.k.scale_bytes));
-      std::memcpy(block + to.v_codes + row * from.v.row_bytes, page + from.v_codes,
-                  size_t(size * from.v.row_bytes));
-      std::memcpy(block + to.v_scales + row * from.v.scale_bytes, page + from.v_scales,
-                  size_t(size * from.v.scale_bytes));
-      if (!args.rotary) continue;
-      const RowFormat& format = args.rotary.format;
-      std::memcpy(block + work.rotary.codes + row * format.row_bytes, page + args.rotary.codes,
-                  size_t(size * format.row_bytes));
-      std::memcpy(block + work.rotary.scales + row * format.scale_bytes, page + args.rotary.scales,
-                  size_t(size * format.scale_bytes));
+      for (const auto& [bytes, source, target] : parts)
+        std::memcpy(block + target + row * bytes, page + source, size_t(size * bytes));
     }
   }
 }
@@ -193,63 +187,30 @@ class TileWalk {
   Tile::Block next_[kBlocks];
 };
 
-// An item's rows for one of its KV heads: their queries, and their sums so far.
-struct HeadRows {
-  AttendItem item;  // of this head alone
-  uint8_t* queries;
-  float *result, *maxima, *sums;  // of the current part
-  float* total;                   // of earlier parts, like `result`; null if the item has only one part
+// Sums of an item's rows: accumulators [rows][width], then maxima and sums of weights.
+struct RowSums {
+  int num_rows, width;
+  float *sums, *maxima, *weights;
 
-  void begin_part(int num_rows) const {
-    std::fill(result, maxima, 0.0f);
-    std::fill(maxima, sums, kLowest);
-    std::fill(sums, sums + num_rows, 0.0f);
+  RowSums(float* memory, int num_rows, int width)
+      : num_rows(num_rows),
+        width(width),
+        sums(memory),
+        maxima(memory + int64_t(num_rows) * width),
+        weights(maxima + num_rows) {}
+
+  void clear() const {
+    std::fill(sums, maxima, 0.0f);
+    std::fill(maxima, weights, kLowest);
+    std::fill(weights, weights + num_rows, 0.0f);
   }
 
-  void end_part(int num_rows, int width) const {
-    float* const maximum = total + (maxima - result);
+  void fold_into(const RowSums& total) const {
     for (int row = 0; row < num_rows; ++row)
-      fold_part(result + int64_t(row) * width, width, maxima[row], sums[row], total + int64_t(row) * width,
-                maximum[row], maximum[num_rows + row]);
+      fold_part(sums + int64_t(row) * width, width, maxima[row], weights[row],
+                total.sums + int64_t(row) * width, total.maxima[row], total.weights[row]);
   }
 };
-
-// Returns the tile of head `head` of `num_heads`, given the first head's tile. The tile that will be read
-// next is the next head's, or after the last head the first head's next tile.
-Tile tile_of_head(const PageLayout& layout, const Tile& first, int head, int num_heads, bool rotary) {
-  Tile tile = first;
-  if (rotary) return tile;  // all heads are at one address
-  for (int b = 0; b < kBlocks; ++b) {
-    const uint8_t* const base = first.blocks[b].base;
-    if (base != nullptr) tile.blocks[b].base = base + head * layout.head_bytes;
-    if (head + 1 == num_heads) continue;
-    tile.next[b] = first.blocks[b];
-    if (base != nullptr) tile.next[b].base = base + (head + 1) * layout.head_bytes;
-  }
-  return tile;
-}
-
-HeadRows begin_head(const AttendArgs& args, const AttendItem& item, int head, const KeySide& keys, int width,
-                    const Workspace& work, bool several_parts, float* partials) {
-  const int num_rows = item.num_tokens * group_size(args);
-  HeadRows rows{item, work.queries + head * work.query_bytes, nullptr, nullptr, nullptr, nullptr};
-  rows.item.kv_head += head;
-  rows.result = item.partial >= 0 ? partials + item.partial + head * item.partial_stride
-                                  : work.result + head * work.result_floats;
-  rows.maxima = rows.result + int64_t(num_rows) * width;
-  rows.sums = rows.maxima + num_rows;
-  if (several_parts) {
-    rows.total = rows.result + work.result_floats / 2;
-    HeadRows whole = rows;
-    whole.result = rows.total;
-    whole.maxima = rows.total + (rows.maxima - rows.result);
-    whole.sums = whole.maxima + num_rows;
-    whole.begin_part(num_rows);
-  }
-  rows.begin_part(num_rows);
-  keys.load_queries(args, rows.item, rows.queries);
-  return rows;
-}
 
 void merge(const AttendArgs& args, const MergeItem& item, const float* partials) {
   const ValueSide& values = *value_side(args);
@@ -259,8 +220,8 @@ void merge(const AttendArgs& args, const MergeItem& item, const float* partials)
 }
 
 // Turns scores of the tile at `start` into weights.
-void softmax_update(const AttendArgs& args, const HeadRows& rows, int start, int width, float* scores) {
-  const AttendItem& item = rows.item;
+void softmax_update(const AttendArgs& args, const AttendItem& item, const RowSums& rows, int start,
+                    float* scores) {
   const int group = group_size(args), num_rows = item.num_tokens * group, length = args.kv_len[item.sequence];
   // Masks without added values use the plain path, so that rows which see all positions keep their bits.
   const bool is_plain = args.softcap <= 0 && args.mask.added == nullptr;
@@ -279,31 +240,28 @@ void softmax_update(const AttendArgs& args, const HeadRows& rows, int start, int
                   scores + row * kTileTokens);
     }
     softmax_update_rows(is_plain ? args.scale * kLog2E : 1.0f, bits, end - first,
-                        scores + first * kTileTokens, rows.result + int64_t(first) * width, width,
-                        rows.maxima + first, rows.sums + first);
+                        scores + first * kTileTokens, rows.sums + int64_t(first) * rows.width, rows.width,
+                        rows.maxima + first, rows.weights + first);
   }
 }
 
 // Adds products of rotary queries and the tile's rotary keys to the scores of some rows.
 class RotaryScores {
  public:
-  RotaryScores(const AttendArgs& args, const Workspace& work)
+  RotaryScores(const AttendArgs& args, const AttendItem& item, const Workspace& work)
       : args_(rotary_args(args)),
         work_(work),
         keys_(*key_side(args_)),
-        layout_(rotary_layout(work.layout, work.rotary)) {}
-
-  void load_queries(const AttendItem& item, int head) const {
-    keys_.load_queries(args_, item, work_.rotary_queries + head * work_.rotary_bytes);
+        layout_(rotary_layout(work.layout, work.rotary)) {
+    keys_.load_queries(args_, item, work.rotary_queries);
   }
 
-  void add(Tile tile, int head, int num_rows) const {
+  void add(Tile tile, int num_rows) const {
     for (int b = 0; b < kBlocks; ++b) {
       if (tile.blocks[b].base != nullptr) tile.blocks[b].base += work_.rotary.codes;
       if (tile.next[b].base != nullptr) tile.next[b].base += work_.rotary.codes;
     }
-    keys_.score(layout_, tile, work_.rotary_queries + head * work_.rotary_bytes, num_rows, work_.key_panel,
-                work_.rotary_scores);
+    keys_.score(layout_, tile, work_.rotary_queries, num_rows, work_.key_panel, work_.rotary_scores);
     const float factor = 1 / args_.scale;  // divided by the scale, because scores are multiplied by it later
     for (int i = 0; i < num_rows * kTileTokens; i += kLanes)
       store(work_.scores + i, load(work_.scores + i) + load(work_.rotary_scores + i) * factor);
@@ -321,42 +279,36 @@ void attend(const AttendArgs& args, const AttendItem& item, float* partials) {
   const ValueSide& values = *value_side(args);
   const int position = row_position(args, item.sequence, item.first_token);
   const TileList tiles(args, item.sequence, position, position + item.num_tokens - 1);
-  const int end_tile = item.first_tile + item.num_tiles;
-  const bool several_parts = item.num_tiles > 0 && tiles.part_end(item.first_tile) < end_tile;
+  const bool several_parts =
+      item.num_tiles > 0 && tiles.part_end(item.first_tile) < item.first_tile + item.num_tiles;
   const Workspace work(args, item, keys, values, item.partial >= 0 ? 0 : several_parts ? 2 : 1);
   const int num_rows = item.num_tokens * group_size(args), width = values.width(args.layout.v.dim);
-  HeadRows heads[kRowsInTurn];
-  for (int head = 0; head < item.num_heads; ++head)
-    heads[head] = begin_head(args, item, head, keys, width, work, several_parts, partials);
+  const RowSums rows(item.partial >= 0 ? partials + item.partial : work.result, num_rows, width);
+  const RowSums total(work.result + partial_floats(args, item.num_tokens, width), num_rows, width);
+  rows.clear();
+  if (several_parts) total.clear();
+  keys.load_queries(args, item, work.queries);
   std::optional<RotaryScores> rotary;
-  if (args.rotary) rotary.emplace(args, work);
-  for (int head = 0; rotary && head < item.num_heads; ++head) rotary->load_queries(heads[head].item, head);
+  if (args.rotary) rotary.emplace(args, item, work);
 
   TileWalk walk(args, item, tiles, work);
-  Tile first{};
+  Tile tile{};
   int part = item.num_tiles > 0 ? tiles.part(item.first_tile) : 0;
-  for (int start; walk.advance(first, start);) {
+  for (int start; walk.advance(tile, start);) {
     if (several_parts && start / kPartTokens != part) {
       part = start / kPartTokens;
-      for (int head = 0; head < item.num_heads; ++head) {
-        heads[head].end_part(num_rows, width);
-        heads[head].begin_part(num_rows);
-      }
+      rows.fold_into(total);
+      rows.clear();
     }
-    for (int head = 0; head < item.num_heads; ++head) {
-      const HeadRows& rows = heads[head];
-      const Tile tile = tile_of_head(work.layout, first, head, item.num_heads, bool(args.rotary));
-      keys.score(work.layout, tile, rows.queries, num_rows, work.key_panel, work.scores);
-      if (rotary) rotary->add(tile, head, num_rows);
-      softmax_update(args, rows, start, width, work.scores);
-      values.accumulate(work.layout, tile, work.scores, num_rows, work.value_panel, rows.result);
-    }
+    keys.score(work.layout, tile, work.queries, num_rows, work.key_panel, work.scores);
+    if (rotary) rotary->add(tile, num_rows);
+    softmax_update(args, item, rows, start, work.scores);
+    values.accumulate(work.layout, tile, work.scores, num_rows, work.value_panel, rows.sums);
   }
-  for (int head = 0; item.partial < 0 && head < item.num_heads; ++head) {
-    if (several_parts) heads[head].end_part(num_rows, width);
-    merge(args, {item.kv_head + head, item.first_token, item.num_tokens, 1, 0},
-          several_parts ? heads[head].total : heads[head].result);
-  }
+  if (item.partial >= 0) return;
+  if (several_parts) rows.fold_into(total);
+  merge(args, {item.kv_head, item.first_token, item.num_tokens, 1, 0},
+        several_parts ? total.sums : rows.sums);
 }
 
 // Returns the kernel of a call that has both sides.

@@ -12,7 +12,7 @@ namespace {
 constexpr int kRowsPerItem = 128;        // most query rows that share one dequantized tile
 constexpr int kRowsWorthSplitting = 16;  // with more rows, items are long, partial results large
 
-constexpr int kItemsPerThread = 4;  // fewest items per thread for which one item may have several KV heads
+constexpr int kItemsPerThread = 4;  // items wanted for each thread in latent calls
 
 // In latent calls, all query heads are rows of one KV head. The number of all rows of a sequence decides
 // whether its positions are divided.
@@ -22,7 +22,7 @@ constexpr int kLatentsWorthSplitting = 512;  // most rows of a sequence whose po
 
 // Cost of an item in row-tiles; dequantizing a tile costs about as much as four rows.
 int64_t cost(const AttendArgs& args, const AttendItem& item) {
-  return int64_t(item.num_tiles) * item.num_heads * (item.num_tokens * group_size(args) + 4);
+  return int64_t(item.num_tiles) * (item.num_tokens * group_size(args) + 4);
 }
 
 // Some tokens of a sequence, whose visible tiles are divided among items; `ends`: where each item ends.
@@ -82,17 +82,6 @@ std::vector<Rows> list_rows(const AttendArgs& args) {
   return list;
 }
 
-// Returns how many KV heads an item of `num_tokens` tokens computes together. Results do not depend on it.
-int heads_in_turn(const AttendArgs& args, int num_tokens, int64_t num_parts) {
-  const int num_heads = args.layout.num_heads;
-  if (args.mask || args.rotary || args.layout.page_size < kShortestPage)
-    return 1;  // a mask may differ between heads, latents have one address, and small pages are copied
-  const int64_t items = int64_t(kItemsPerThread) * num_threads();
-  int heads = std::clamp(kRowsInTurn / (num_tokens * group_size(args)), 1, num_heads);
-  while (heads > 1 && (num_heads % heads != 0 || num_parts * (num_heads / heads) < items)) --heads;
-  return heads;
-}
-
 }  // namespace
 
 int latent_group(const AttendArgs& args) {
@@ -109,18 +98,15 @@ int latent_group(const AttendArgs& args) {
 
 AttendPlan plan_attention(const AttendArgs& args, int width) {
   AttendPlan plan;
-  const std::vector<Rows> list = list_rows(args);
-  int64_t num_parts = 0;
-  for (const Rows& rows : list) num_parts += rows.num_parts();
-  for (const Rows& rows : list) {
-    const int heads = heads_in_turn(args, rows.num_tokens, num_parts), parts = rows.num_parts();
+  for (const Rows& rows : list_rows(args)) {
+    const int parts = rows.num_parts();
     const int64_t size = rows.split() ? partial_floats(args, rows.num_tokens, width) : 0;
-    for (int head = 0; head < args.layout.num_heads; head += heads)
+    for (int head = 0; head < args.layout.num_heads; ++head)
       for (int part = 0, tile = 0; part < parts; tile = rows.ends[part++]) {
         const int64_t partial =
             rows.split() ? plan.partial_floats + (int64_t(head) * parts + part) * size : -1;
-        plan.items.push_back({rows.sequence, head, heads, rows.first, rows.num_tokens, tile,
-                              rows.ends[part] - tile, partial, parts * size});
+        plan.items.push_back(
+            {rows.sequence, head, rows.first, rows.num_tokens, tile, rows.ends[part] - tile, partial});
       }
     for (int head = 0; rows.split() && head < args.layout.num_heads; ++head)
       plan.merges.push_back(

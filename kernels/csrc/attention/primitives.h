@@ -61,7 +61,7 @@ void attend_latents(AttendArgs& args, const RowsView& rotary_queries);
 void run_attention(const AttendArgs& args);
 
 // Runs the same attention over two pools: the second call joins both results into `second.out` and adds
-// `second.sinks`. Where items match, the first result stays in the thread's memory.
+// `second.sinks`.
 void run_attention(const AttendArgs& first, const AttendArgs& second);
 
 }  // namespace octavo

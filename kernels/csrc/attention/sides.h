@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "attention/attention.h"
 
@@ -60,6 +61,15 @@ OCTAVO_INLINE void prefetch(const uint8_t* from, int64_t bytes) {
 }
 
 OCTAVO_INLINE size_t round_up64(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// Calls body(first_row, std::integral_constant n) over all rows, with n = 4, 2 or 1 rows at a time.
+template <class Body>
+OCTAVO_INLINE void for_rows(int num_rows, Body body) {
+  int row = 0;
+  for (; row + 4 <= num_rows; row += 4) body(row, std::integral_constant<int, 4>{});
+  for (; row + 2 <= num_rows; row += 2) body(row, std::integral_constant<int, 2>{});
+  if (row < num_rows) body(row, std::integral_constant<int, 1>{});
+}
 
 // Calls body(first_row, std::integral_constant n) until all rows are done, with n = 3, 2 or 1 rows at a time.
 // A row's results do not depend on n.

@@ -32,70 +32,36 @@ inline IntVec seen_lanes(uint64_t bits, int i) {
   return ((IntVec{} + int32_t(bits >> (i * kLanes))) & lane_bit) != 0;
 }
 
-// Softmax over vectors [kFirst, kEnd) of a tile. They contain all positions that any of the given rows sees.
-template <int kFirst, int kEnd>
+// Vectors [first, end) of a tile, which contain all positions that any of some rows sees.
 struct Span {
-  static constexpr uint64_t kAll = (~uint64_t(0) >> (64 - (kEnd - kFirst) * kLanes)) << (kFirst * kLanes);
-  static constexpr bool kWhole = kEnd - kFirst == kVectors;
-
-  // Returns the largest of the visible logits scores * factor.
-  static float largest(float factor, uint64_t bits, const float* scores) {
-    Vec highest[2] = {Vec{} + kLowest, Vec{} + kLowest};
-    if (bits == kAll) {
-#pragma GCC unroll 16
-      for (int i = kFirst; i < kEnd; ++i)
-        highest[i % 2] = largest_of(load(scores + i * kLanes) * factor, highest[i % 2]);
-    } else {
-#pragma GCC unroll 16
-      for (int i = kFirst; i < kEnd; ++i) {
-        const Vec logits = load(scores + i * kLanes) * factor;
-        highest[i % 2] = largest_of(seen_lanes(bits, i) ? logits : Vec{} + kLowest, highest[i % 2]);
-      }
-    }
-    return largest_lane(largest_of(highest[0], highest[1]));
-  }
-
-  // Turns one row's scores into weights 2^(logit - maximum), 0 for invisible positions, and returns their
-  // sum. Rows that see the whole tile have two partial sums, others one. The number must not depend
-  // on kFirst and kEnd, because other rows determine those.
-  static float weigh(float factor, uint64_t bits, float* scores, float maximum) {
-    Vec total[2] = {};
-#pragma GCC unroll 16
-    for (int i = 0; i < kVectors; ++i)
-      if (i < kFirst || i >= kEnd) store(scores + i * kLanes, Vec{});
-    if (bits == kAll) {
-#pragma GCC unroll 16
-      for (int i = kFirst; i < kEnd; ++i) {
-        const Vec weights = exp2(load(scores + i * kLanes) * factor - maximum);
-        store(scores + i * kLanes, weights);
-        total[kWhole ? i % 2 : 0] += weights;
-      }
-      return sum_lanes(total[0] + total[1]);
-    }
-#pragma GCC unroll 16
-    for (int i = kFirst; i < kEnd; ++i) {
-      const Vec weights = seen_lanes(bits, i) ? exp2(load(scores + i * kLanes) * factor - maximum) : Vec{};
-      store(scores + i * kLanes, weights);
-      total[0] += weights;
-    }
-    return sum_lanes(total[0]);
-  }
+  int first, end;
 };
 
-constexpr int kSoftmaxRows = 16;  // most rows per call
-
-template <class Seen>
-inline void softmax_update_span(float factor, const uint64_t* bits, int num_rows, float* scores,
-                                float* accumulators, int width, float* maxima, float* sums) {
-  float tops[kSoftmaxRows];
-  for (int row = 0; row < num_rows; ++row)
-    tops[row] = Seen::largest(factor, bits[row], scores + row * kTileTokens);
-  for (int row = 0; row < num_rows; ++row)
-    if (!(tops[row] <= maxima[row] + kHeadroom))
-      raise_maximum(tops[row], accumulators + int64_t(row) * width, width, maxima[row], sums[row]);
-  for (int row = 0; row < num_rows; ++row)
-    sums[row] += Seen::weigh(factor, bits[row], scores + row * kTileTokens, maxima[row]);
+// Returns the largest of the visible logits scores * factor.
+inline float largest_logit(float factor, uint64_t bits, const float* scores, Span span) {
+  Vec highest = Vec{} + kLowest;
+  for (int i = span.first; i < span.end; ++i)
+    highest = largest_of(seen_lanes(bits, i) ? load(scores + i * kLanes) * factor : Vec{} + kLowest, highest);
+  return largest_lane(highest);
 }
+
+// Turns one row's scores into weights 2^(logit - maximum), 0 for invisible positions, and returns their
+// sum. Rows that see the whole tile have two partial sums, others one. The number must not depend on the
+// span, because other rows determine it.
+inline float weigh(float factor, uint64_t bits, float* scores, float maximum, Span span) {
+  const bool whole = bits == ~uint64_t(0);
+  Vec even{}, odd{};
+  std::fill(scores, scores + span.first * kLanes, 0.0f);
+  for (int i = span.first; i < span.end; ++i) {
+    const Vec weights = seen_lanes(bits, i) ? exp2(load(scores + i * kLanes) * factor - maximum) : Vec{};
+    store(scores + i * kLanes, weights);
+    (whole && i % 2 != 0 ? odd : even) += weights;
+  }
+  std::fill(scores + span.end * kLanes, scores + kTileTokens, 0.0f);
+  return sum_lanes(even + odd);
+}
+
+constexpr int kSoftmaxRows = 16;  // most rows per call
 
 // Turns raw scores of some rows into weights, and updates their running maxima (log2 domain) and sums. All
 // maxima are computed before any is raised, because a mispredicted branch would delay the following rows.
@@ -105,10 +71,15 @@ inline void softmax_update_rows(float factor, const uint64_t* bits, int num_rows
                                 float* accumulators, int width, float* maxima, float* sums) {
   uint64_t seen = 0;
   for (int row = 0; row < num_rows; ++row) seen |= bits[row];
-  const auto update = seen >> 32 == 0       ? softmax_update_span<Span<0, kVectors / 2>>
-                      : uint32_t(seen) == 0 ? softmax_update_span<Span<kVectors / 2, kVectors>>
-                                            : softmax_update_span<Span<0, kVectors>>;
-  update(factor, bits, num_rows, scores, accumulators, width, maxima, sums);
+  const Span span{uint32_t(seen) == 0 ? kVectors / 2 : 0, seen >> 32 == 0 ? kVectors / 2 : kVectors};
+  float tops[kSoftmaxRows];
+  for (int row = 0; row < num_rows; ++row)
+    tops[row] = largest_logit(factor, bits[row], scores + row * kTileTokens, span);
+  for (int row = 0; row < num_rows; ++row)
+    if (!(tops[row] <= maxima[row] + kHeadroom))
+      raise_maximum(tops[row], accumulators + int64_t(row) * width, width, maxima[row], sums[row]);
+  for (int row = 0; row < num_rows; ++row)
+    sums[row] += weigh(factor, bits[row], scores + row * kTileTokens, maxima[row], span);
 }
 
 // Turns raw scores of a row with capped or biased logits into logits (log2 domain); `added` may be null.

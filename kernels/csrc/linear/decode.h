@@ -39,8 +39,8 @@ inline void decode_group(const PackedShape& shape, const uint8_t* block, const u
   }
 }
 
-// Converts inputs [k, k + count) of `panel` to float32 [count][64]: a group of a quantized weight, or any
-// range of inputs of an f16 or f32 weight.
+// Converts inputs [k, k + count) of `panel` to float32 [count][64]: a group of a quantized weight, or a range
+// of inputs of another, with whole pairs of bf16.
 inline void decode(const PackedWeight& weight, int panel, int k, int count, float* out) {
   const PackedShape& shape = weight.shape;
   if (shape.quantized()) {
@@ -48,6 +48,13 @@ inline void decode(const PackedWeight& weight, int panel, int k, int count, floa
     return decode_group(shape, weight.codes(panel, group), weight.parameters(panel, group), out);
   }
   const std::size_t at = static_cast<std::size_t>(k) * kPanel;
+  if (shape.kind == WeightKind::bf16) {
+    const Word* pairs = reinterpret_cast<const Word*>(weight.panel(panel)) + at / 2;
+    for (int i = 0; i < count; i += 2, pairs += kPanel, out += 2 * kPanel)
+      for (int n = 0; n < kPanel; ++n)
+        out[n] = as_float(pairs[n] << 16), out[kPanel + n] = as_float(pairs[n] & 0xffff0000);
+    return;
+  }
   load_floats(weight.panel(panel), shape.scale_type, at, count * kPanel, out);
 }
 

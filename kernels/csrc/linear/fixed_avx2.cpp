@@ -140,68 +140,31 @@ void run_item(const LinearCall& call, const FixedRows& x, const RowTiles& tiles,
   finish_rows(call, panel, first, rows, sums);
 }
 
-// Sums of one or two rows, for which weights are converted in registers and used at once. Sums of two rows
-// and a whole panel do not fit into registers, so halves of the panel alternate every few lines, and memory
-// is still read continuously.
-template <int R>
-struct PanelSums {
-  static constexpr int C = kPanel / 8 / R;
-  static constexpr int kTurn = R == 1 ? kFixedGroup / 2 : 8;  // pairs of inputs before the other half's turn
-  __m256i at[R][R][C];                                        // [columns of 64 / R outputs][rows][vectors]
-};
-
-// Adds products of some input pairs to at[rows][vectors]; weights become codes by their factors.
-template <int R>
-inline __attribute__((always_inline)) void dot_words(const int32_t* x, const uint8_t* words,
-                                                     const float* factors, int pairs,
-                                                     __m256i (&at)[R][PanelSums<R>::C]) {
-  constexpr int C = PanelSums<R>::C;
-  __m256i dots[R][C];
-  unrolled<R * C>([&](auto i) __attribute__((always_inline)) { dots[i / C][i % C] = at[i / C][i % C]; });
-  for (int pair = 0; pair < pairs; ++pair, x += R, words += kPairBytes)
-    unrolled<C>([&](auto c) __attribute__((always_inline)) {
-      if constexpr (c % 2 == 0) fetch_weights(words + kAhead + 32 * c);
-      const __m256i codes = fixed_pairs(load_words(words + 32 * c), _mm256_load_ps(factors + 8 * c));
-      unrolled<R>([&](auto m) __attribute__((always_inline)) {
-        const __m256i product = _mm256_madd_epi16(codes, _mm256_set1_epi32(x[m]));
-        dots[m][c] = _mm256_add_epi32(dots[m][c], product);
-      });
-    });
-  unrolled<R * C>([&](auto i) __attribute__((always_inline)) { at[i / C][i % C] = dots[i / C][i % C]; });
-}
-
-// Adds one group to sums[R][64].
-template <int R>
-void multiply_words(const RowsView& x, const uint8_t* words, const uint8_t* exponents, int pairs,
-                    float* sums) {
-  constexpr int C = PanelSums<R>::C, kColumns = 8 * C;
-  alignas(32) float factors[kPanel];
-  PanelSums<R> dots = {};
-  unrolled<kPanel / 8>([&](auto c) __attribute__((always_inline)) {
-    _mm256_store_ps(factors + 8 * c, inverse_step(exponents + 8 * c));
-  });
-  for (int pair = 0; pair < pairs; pair += PanelSums<R>::kTurn)
-    for (int part = 0; part < R; ++part)
-      dot_words<R>(x.codes + pair * R, words + pair * kPairBytes + 4 * kColumns * part,
-                   factors + kColumns * part, std::min(pairs - pair, PanelSums<R>::kTurn), dots.at[part]);
-  for (int part = 0; part < R; ++part)
-    unrolled<R * C>([&](auto i) __attribute__((always_inline)) {
-      constexpr int m = i / C, c = i % C;
-      const int column = kColumns * part + 8 * c;
-      add_group(dots.at[part][m][c], x.steps[m], step_of(exponents + column), sums + m * kPanel + column);
-    });
-}
-
-template <int R>
-void run_words(const LinearCall& call, const FixedRows& x, int panel) {
+// Multiplies a single row, for which weights are converted in registers and used at once.
+void run_row(const LinearCall& call, const FixedRows& x, int panel) {
+  constexpr int C = kPanel / 8;
   const int inputs = call.weight->shape.padded_inputs();
-  alignas(32) float sums[R * kPanel] = {};
+  alignas(32) float sums[kPanel] = {}, factors[kPanel];
   const uint8_t* words = call.weight->panel(panel);
   const uint8_t* exponents = call.weight->fixed_steps(panel);
-  for (int k = 0, group = 0; k < inputs; k += kFixedGroup, ++group)
-    multiply_words<R>({x.codes + k / 2 * R, x.steps + group * R}, words + k / 2 * kPairBytes,
-                      exponents + group * kPanel, std::min(inputs - k, kFixedGroup) / 2, sums);
-  finish_rows(call, panel, 0, R, sums);
+  const int32_t* codes = x.codes;
+  for (int k = 0, group = 0; k < inputs; k += kFixedGroup, ++group, exponents += kPanel) {
+    __m256i dots[C];
+    unrolled<C>([&](auto c) __attribute__((always_inline)) {
+      _mm256_store_ps(factors + 8 * c, inverse_step(exponents + 8 * c));
+      dots[c] = _mm256_setzero_si256();
+    });
+    for (int pair = std::min(inputs - k, kFixedGroup) / 2; pair > 0; --pair, ++codes, words += kPairBytes)
+      unrolled<C>([&](auto c) __attribute__((always_inline)) {
+        if constexpr (c % 2 == 0) fetch_weights(words + kAhead + 32 * c);
+        const __m256i fixed = fixed_pairs(load_words(words + 32 * c), _mm256_load_ps(factors + 8 * c));
+        dots[c] = _mm256_add_epi32(dots[c], _mm256_madd_epi16(fixed, _mm256_set1_epi32(*codes)));
+      });
+    unrolled<C>([&](auto c) __attribute__((always_inline)) {
+      add_group(dots[c], x.steps[group], step_of(exponents + 8 * c), sums + 8 * c);
+    });
+  }
+  finish_rows(call, panel, 0, 1, sums);
 }
 
 }  // namespace
@@ -209,11 +172,7 @@ void run_words(const LinearCall& call, const FixedRows& x, int panel) {
 void linear_fixed(const LinearCall& call) {
   const RowTiles tiles(call.rows, kTileRows);
   const FixedRows x = fix_rows(call, tiles);
-  if (call.rows <= 2)
-    return for_items(call, tiles, 1, [&](int panel, int, int) {
-      if (call.rows == 1) run_words<1>(call, x, panel);
-      else run_words<2>(call, x, panel);
-    });
+  if (call.rows == 1) return for_items(call, tiles, 1, [&](int panel, int, int) { run_row(call, x, panel); });
   for_items(call, tiles, kItemTiles, [&](int panel, int first_tile, int last_tile) {
     run_item(call, x, tiles, panel, first_tile, last_tile);
   });
