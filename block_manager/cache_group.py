@@ -20,7 +20,7 @@ class CacheGroup(ABC):
     pool: PagePool
 
     @abstractmethod
-    def held(self, table: PageTable) -> abc.Sequence[PageId]: ...
+    def held_pages(self, table: PageTable) -> abc.Sequence[PageId]: ...
 
     @abstractmethod
     def longest_prefix(

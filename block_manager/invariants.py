@@ -6,7 +6,7 @@ from .kv_group import KVGroup, page_ids
 from .types import NULL_PAGE, PageCopy, PageId, PageTable
 
 
-def check_books(
+def check_ref_counts(
     groups: abc.Iterable[KVGroup],
     page_size: int,
     tables: abc.Iterable[PageTable],
@@ -33,9 +33,9 @@ def _check_group(
     assert not targets.keys() & {copy.source for copy in copies}, "a copy reads another's target"
     assert all(count == 1 for count in targets.values()), "two copies write one page"
     for table, part in parts:
-        visible = max(group.first_visible_page(table.num_written), group.num_kept)
+        visible = max(group.first_visible_page(table.num_written), group.num_sink_pages)
         assert part.window_start <= visible, "a page that queries can see was given back"
-        freed = part.pages[group.num_kept : part.window_start]
+        freed = part.pages[group.num_sink_pages : part.window_start]
         assert all(page == NULL_PAGE for page in freed), "an entry names a page that was given back"
         for page in page_ids(part.pages[table.num_written // page_size :]):
             assert in_tables[page] == 1, f"page {page} is written by one table and held by another"

@@ -11,7 +11,7 @@ from .spec import KVGroupSpec
 from .types import NULL_PAGE, Digest, GroupPageTable, PageId, PageTable
 
 
-class PassedFirst:
+class OutOfWindowFirst:
     """Eviction policy of groups with a window: evict pages behind the window first.
 
     A hit at a prompt's end needs only the last pages.
@@ -19,36 +19,40 @@ class PassedFirst:
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self._policy = policy
-        self._passed: OrderedDict[PageId, None] = OrderedDict()
+        self._out_of_window: OrderedDict[PageId, None] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._passed) + len(self._policy)
+        return len(self._out_of_window) + len(self._policy)
 
     def __iter__(self) -> abc.Iterator[PageId]:
-        yield from self._passed
+        yield from self._out_of_window
         yield from self._policy
 
     def release(self, pages: abc.Sequence[PageId], digests: abc.Sequence[Digest | None]) -> None:
         self._policy.release(pages, digests)
 
-    def release_passed(self, pages: abc.Sequence[PageId], digests: abc.Sequence[Digest | None]) -> None:  # noqa: ARG002
+    def release_out_of_window(
+        self,
+        pages: abc.Sequence[PageId],
+        digests: abc.Sequence[Digest | None],  # noqa: ARG002
+    ) -> None:
         for page in pages:
-            self._passed[page] = None
+            self._out_of_window[page] = None
 
     def reuse(self, pages: abc.Sequence[PageId]) -> None:
-        passed, others = self._passed, []
+        out_of_window, others = self._out_of_window, []
         for page in pages:
-            if page in passed:
-                del passed[page]
+            if page in out_of_window:
+                del out_of_window[page]
             else:
                 others.append(page)
         if others:
             self._policy.reuse(others)
 
     def evict(self, num_pages: int) -> list[PageId]:
-        passed = self._passed
-        first = min(num_pages, len(passed))
-        pages = [passed.popitem(last=False)[0] for _ in range(first)]
+        out_of_window = self._out_of_window
+        first = min(num_pages, len(out_of_window))
+        pages = [out_of_window.popitem(last=False)[0] for _ in range(first)]
         return pages if first == num_pages else pages + self._policy.evict(num_pages - first)
 
 
@@ -75,24 +79,27 @@ class KVGroup(CacheGroup):
     ) -> None:
         self.index = index
         self.spec = spec
-        self._order = None if spec.window is None else PassedFirst(policy)
+        self._order = None if spec.window is None else OutOfWindowFirst(policy)
         self.pool = PagePool(spec.num_pages, policy if self._order is None else self._order, clock=clock)
-        self.num_kept = spec.kept_pages(page_size)
+        self.num_sink_pages = spec.sink_pages(page_size)
         self._page_size = page_size
 
     def first_visible_page(self, num_written: int) -> int:
         return self.spec.first_visible(num_written) // self._page_size
 
-    def held(self, table: PageTable) -> abc.Sequence[PageId]:
+    def held_pages(self, table: PageTable) -> abc.Sequence[PageId]:
         return self.live(table.parts[self.index])
 
     def live(self, part: GroupPageTable) -> abc.Sequence[PageId]:
-        pages, kept, start = part.pages, self.num_kept, part.window_start
-        return page_ids(pages if start <= kept else pages[:kept] + pages[start:])
+        pages, sink_pages, start = part.pages, self.num_sink_pages, part.window_start
+        return page_ids(pages if start <= sink_pages else pages[:sink_pages] + pages[start:])
 
     def live_indices(self, part: GroupPageTable) -> list[int]:
         count = len(part.pages)
-        return [*range(min(self.num_kept, count)), *range(max(part.window_start, self.num_kept), count)]
+        return [
+            *range(min(self.num_sink_pages, count)),
+            *range(max(part.window_start, self.num_sink_pages), count),
+        ]
 
     def extend(self, part: GroupPageTable, num_pages: int) -> None:
         """Allocate pages until ``part`` has ``num_pages`` entries; the pool must have enough idle pages."""
@@ -105,26 +112,26 @@ class KVGroup(CacheGroup):
         if self._order is None:
             return
         part = table.parts[self.index]
-        first = max(part.window_start, self.num_kept)
+        first = max(part.window_start, self.num_sink_pages)
         last = self.first_visible_page(table.num_written)
         if first < last:
-            run, needed = page_ids(part.pages[first:last]), self._needed_at_partings(table)
+            run, needed = page_ids(part.pages[first:last]), self._needed_at_branches(table)
             if needed:
                 self.pool.decref([run[i - first] for i in range(last - 1, first - 1, -1) if i in needed])
                 run = [page for i, page in enumerate(run, first) if i not in needed]
-            self.pool.decref(run, release=self._order.release_passed)
+            self.pool.decref(run, release=self._order.release_out_of_window)
             part.pages[first:last] = _null_pages(last - first)
             part.window_start = last
 
-    def _needed_at_partings(self, table: PageTable) -> set[int]:
+    def _needed_at_branches(self, table: PageTable) -> set[int]:
         needed = self.spec.needed_pages
-        return {page for end in table.partings for page in needed(end, self._page_size)}
+        return {page for end in table.branch_points for page in needed(end, self._page_size)}
 
     def trim(self, part: GroupPageTable, num_pages: int) -> None:
         """Release all but the first ``num_pages`` pages, the last page first."""
-        pages, kept, start = part.pages, self.num_kept, part.window_start
+        pages, sink_pages, start = part.pages, self.num_sink_pages, part.window_start
         window = pages[max(num_pages, start) :]
-        tail = pages[num_pages:kept] + window if start > kept else pages[num_pages:]
+        tail = pages[num_pages:sink_pages] + window if start > sink_pages else pages[num_pages:]
         del pages[num_pages:]
         part.window_start = min(start, num_pages)
         tail.reverse()
@@ -152,7 +159,7 @@ class KVGroup(CacheGroup):
     ) -> int | None:
         """Return the index of the last page that is needed but not cached; None if all are cached."""
         for index in self.spec.needed_pages(num_pages, self._page_size):
-            if held is not None and (index < self.num_kept or index >= held.window_start):
+            if held is not None and (index < self.num_sink_pages or index >= held.window_start):
                 continue
             if index >= len(digests) or not self.pool.is_cached(digests[index]):
                 return index
@@ -160,14 +167,14 @@ class KVGroup(CacheGroup):
 
     def acquire(self, digests: abc.Sequence[Digest], num_pages: int) -> GroupPageTable:
         """Hold the cached pages that a sequence needs to continue after ``num_pages`` pages."""
-        kept, first = self.num_kept, 0
+        sink_pages, first = self.num_sink_pages, 0
         if self.spec.window is not None:
             first = self.first_visible_page(num_pages * self._page_size)
-        if first <= kept:
+        if first <= sink_pages:
             found = digests if num_pages == len(digests) else digests[:num_pages]
             return GroupPageTable(array("i", self.pool.acquire(found)))
-        pages = array("i", self.pool.acquire(digests[:kept]))
-        pages.extend(_null_pages(first - kept))
+        pages = array("i", self.pool.acquire(digests[:sink_pages]))
+        pages.extend(_null_pages(first - sink_pages))
         pages.extend(self.pool.acquire(digests[first:num_pages]))
         return GroupPageTable(pages, first)
 
@@ -175,7 +182,7 @@ class KVGroup(CacheGroup):
         """Shorten ``table`` to ``num_pages`` pages, and hold the pages that its window sees there."""
         part, digests = table.parts[self.index], table.digests
         self.trim(part, num_pages)
-        first = max(self.first_visible_page(num_pages * self._page_size), self.num_kept)
+        first = max(self.first_visible_page(num_pages * self._page_size), self.num_sink_pages)
         if first < part.window_start:
             found = self.pool.acquire(digests[first : part.window_start])
             part.pages[first : part.window_start] = array("i", found)

@@ -6,7 +6,7 @@ from collections import abc
 from .cache_group import CacheGroup, Fill
 from .digests import NO_MEDIA, Hasher, check_strength, extend_chain, page_contents, sha256_chain
 from .events import EventLog
-from .invariants import check_books
+from .invariants import check_ref_counts
 from .kv_group import KVGroup, page_ids
 from .miss_reasons import Miss, MissClassifier
 from .page_copies import PageCopies
@@ -195,7 +195,7 @@ class BlockManager:
             table.digests = digests
         if self.prefix_cache:
             num_pages = max(len(tokens) - 1, 0) // self.page_size
-            self._name(table.digests, tokens, num_pages, salt, media)
+            self._digests_of(table.digests, tokens, num_pages, salt, media)
             if find and num_pages:
                 digests = table.digests[:num_pages]
                 found = self._prefixes.find(table, digests)
@@ -214,7 +214,7 @@ class BlockManager:
         if num_tokens <= table.capacity and ahead <= table.reserved_ahead:
             return True
         for states in self._states:
-            if not states.has_room(table):
+            if not states.has_slot(table):
                 return False
         before, table.reserved_ahead = table.reserved_ahead, max(table.reserved_ahead, ahead)
         for group in self._windowed:
@@ -226,7 +226,7 @@ class BlockManager:
             if missing <= 0:
                 continue
             for states in self._states:
-                states.make_room(group.pool, missing)
+                states.evict_for(group.pool, missing)
             if not group.pool.has_idle(missing):
                 table.reserved_ahead = before
                 return False
@@ -276,7 +276,7 @@ class BlockManager:
             return
         first, last = before // page_size, num_written // page_size
         if self.prefix_cache:
-            self._name(table.digests, tokens, last, table.salt, table.media)
+            self._digests_of(table.digests, tokens, last, table.salt, table.media)
             if first == 0:
                 self.miss_reasons.first_page(self._contents(tokens, 0, 1, table.media)[0], table.salt)
             parent, digests = table.digests[first - 1] if first else None, table.digests[first:last]
@@ -323,7 +323,7 @@ class BlockManager:
             tuple(parts),
             digests=table.digests[:num_full],
             num_written=table.num_written,
-            partings=table.partings,
+            branch_points=table.branch_points,
             media=table.media,
         )
         for states in self._states:
@@ -416,7 +416,7 @@ class BlockManager:
         """
         return self._all[group].spec.needed_pages(num_pages, self.page_size)
 
-    def name_pages(
+    def page_digests(
         self,
         tokens: abc.Sequence[int],
         digests: list[Digest],
@@ -425,11 +425,11 @@ class BlockManager:
         media: tuple[MediaSpan, ...] = NO_MEDIA,
     ) -> list[Digest]:
         num_pages = max(len(tokens) - 1, 0) // self.page_size
-        self._name(digests, tokens, num_pages, salt, media)
+        self._digests_of(digests, tokens, num_pages, salt, media)
         return digests
 
     def held_by(self, table: PageTable) -> list[tuple[int, PageId]]:
-        return [(group.index, page) for group in self._all for page in group.held(table)]
+        return [(group.index, page) for group in self._all for page in group.held_pages(table)]
 
     def flush(self) -> int:
         """Empty every idle page; return the number of pages that were cached."""
@@ -457,14 +457,14 @@ class BlockManager:
     def check(self) -> None:
         """Raise AssertionError if a rule of README.md is broken; slow, for tests."""
         pending = self._copies.pending
-        check_books(self._groups, self.page_size, self._tables, pending)
+        check_ref_counts(self._groups, self.page_size, self._tables, pending)
         held = {each for table in self._tables for each in self.held_by(table)}
         for copy in self._copies.waiting:
             assert (copy.group, copy.target) in held, f"{copy} waits for a table that is closed"
         for states in self._states:
             states.check(self._tables, [copy for copy in pending if copy.group == states.index])
 
-    def _name(
+    def _digests_of(
         self,
         digests: list[Digest],
         tokens: abc.Sequence[int],

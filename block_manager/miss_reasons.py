@@ -92,7 +92,7 @@ class MissClassifier:
         self._page_size = page_size
         self._first_pages = FirstPages(capacity)
         self._evicted = evicted
-        self.in_other_format: abc.Callable[[Digest], bool] = _nowhere
+        self.in_other_format: abc.Callable[[Digest], bool] = _in_no_format
 
     def first_page(self, contents: bytes, salt: bytes) -> None:
         self._first_pages.add(contents, salt)
@@ -102,8 +102,8 @@ class MissClassifier:
         num_tokens, page = len(tokens), table.num_written // self._page_size
         if page == max(num_tokens - 1, 0) // self._page_size:
             return Miss(page, self._tail_reason(num_tokens - page * self._page_size))
-        if table.state is not None and table.state.junction > page:
-            return Miss(page, "no_state", num_pages=table.state.junction)
+        if table.state is not None and table.state.branch > page:
+            return Miss(page, "no_state", num_pages=table.state.branch)
         evicted_at = self._evicted(table, page + 1)
         if evicted_at is not None:
             return Miss(page, "evicted", evicted_at)
@@ -131,5 +131,5 @@ class MissClassifier:
         return "last_token" if tail == self._page_size else "partial_page"
 
 
-def _nowhere(_digest: Digest) -> bool:
+def _in_no_format(_digest: Digest) -> bool:
     return False

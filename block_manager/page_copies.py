@@ -37,14 +37,14 @@ class PageCopies:
         pages = set(held)
         dropped = [copy for copy in self.waiting if (copy.group, copy.target) in pages]
         self.waiting = [copy for copy in self.waiting if (copy.group, copy.target) not in pages]
-        self._let_go(dropped)
+        self._release(dropped)
 
     def release(self, copies: abc.Iterable[PageCopy]) -> None:
         copies = tuple(copies)
         for copy in copies:
             self.taken.remove(copy)
-        self._let_go(copies)
+        self._release(copies)
 
-    def _let_go(self, copies: abc.Iterable[PageCopy]) -> None:
+    def _release(self, copies: abc.Iterable[PageCopy]) -> None:
         for copy in copies:
             self._pools[copy.group].decref([copy.target, copy.source])

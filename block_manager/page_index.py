@@ -25,7 +25,7 @@ class PageIndex:
         self.recording = False
         self._is_cached = is_cached
         self._contents: dict[Digest, PageContents] = {}
-        self._capacity = self._most = 2 * capacity
+        self._capacity = self._max_pages = 2 * capacity
 
     def __len__(self) -> int:
         return len(self._contents)
@@ -44,14 +44,14 @@ class PageIndex:
         for digest, tokens in zip(digests, contents, strict=True):
             self._contents[digest] = PageContents(tokens, parent, salt)
             parent = digest
-        if len(self._contents) > self._most:
-            self._contents = self.worth_keeping()
-            self._most = max(self._capacity, 2 * len(self._contents))
+        if len(self._contents) > self._max_pages:
+            self._contents = self.cached_pages()
+            self._max_pages = max(self._capacity, 2 * len(self._contents))
 
     def cached(self, is_cached: abc.Callable[[Digest], bool]) -> dict[Digest, PageContents]:
         return {digest: page for digest, page in self._contents.items() if is_cached(digest)}
 
-    def worth_keeping(self) -> dict[Digest, PageContents]:
+    def cached_pages(self) -> dict[Digest, PageContents]:
         contents, wanted = self._contents, set[Digest]()
         for digest in contents:
             at: Digest | None = digest if self._is_cached(digest) else None

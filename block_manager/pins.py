@@ -8,7 +8,7 @@ from .types import PageId, PageTable
 
 MAX_NAMES = 256
 
-Held = abc.Iterable[tuple[int, PageId]]
+HeldPages = abc.Iterable[tuple[int, PageId]]
 """Pairs of a group's index and a page, as ``BlockManager.held_by`` returns them."""
 
 
@@ -26,13 +26,13 @@ class _Pages:
     by_group: Counter[int] = field(default_factory=Counter)
     most: int = 0
 
-    def add(self, pages: Held) -> None:
+    def add(self, pages: HeldPages) -> None:
         for page in pages:
             self.by_group[page[0]] += not self.num_pins[page]
             self.num_pins[page] += 1
         self.most = max(self.by_group.values(), default=0)
 
-    def remove(self, pages: Held) -> None:
+    def remove(self, pages: HeldPages) -> None:
         for page in pages:
             self.num_pins[page] -= 1
             if not self.num_pins[page]:
@@ -74,7 +74,7 @@ class Pins:
         """Return the number of pages that pins of one owner hold, in the group with most of them."""
         return self._owners[owner].pages.most if owner in self._owners else 0
 
-    def has_name_left(self, name: str, owner: str) -> bool:
+    def can_add_name(self, name: str, owner: str) -> bool:
         """Return whether an owner may use this name, because it exists or a new pin is allowed."""
         return name in self._owner_of or len(self._owners.get(owner, _Owner()).tables) < MAX_NAMES
 
@@ -88,7 +88,7 @@ class Pins:
         """
         blocks = self._blocks
         owner = "" if limit is None else limit.owner
-        if not self.has_name_left(name, owner):
+        if not self.can_add_name(name, owner):
             return None
         table = blocks.open([*tokens, 0], salt=salt)
         if not table.num_written:

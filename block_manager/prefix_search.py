@@ -22,7 +22,7 @@ class PrefixSearch:
         reach = self._cached_in_full(digests)
         num_pages = self._longest(digests, reach)
         if self._windowed:
-            table.partings = (num_pages, reach) if self._full else (num_pages,)
+            table.branch_points = (num_pages, reach) if self._full else (num_pages,)
         for states in self._states:
             states.find(table, digests, num_pages, self._longest(digests, reach, groups=self._windowed))
         return num_pages

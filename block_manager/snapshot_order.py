@@ -3,7 +3,7 @@
 A snapshot may be as large as the K/V of hundreds of tokens, so each sequence takes only two kinds:
 
 tail       after its last full page, where the next message of a conversation begins
-junction   after the last cached page, where prompts with a common prefix branch off
+branch     after the last cached page, where prompts with a common prefix branch off
 
 If a slot is no bigger than a page, every page gets a snapshot.
 """
@@ -22,7 +22,7 @@ def wanted_snapshots(
     stop: int,
     *,
     page_size: int,
-    junction: int,
+    branch: int,
     every_page: bool,
     num_known: int,
     with_tail: bool = True,
@@ -34,7 +34,7 @@ def wanted_snapshots(
     first, last = start // page_size + 1, stop // page_size
     if every_page:
         return list(range(first, last + 1))
-    pages = {junction} if first <= junction <= last else set()
+    pages = {branch} if first <= branch <= last else set()
     tail = num_known // page_size
     if with_tail and first <= tail <= last:
         pages.add(tail)
@@ -46,12 +46,12 @@ RERANK_FIRST, RERANK_LAST = 16, 128
 SLOTS_PER_RELEASE = 4
 PRICE_STEP, MAX_PRICE = 1.003, 8.0
 SHARED = 2  # a snapshot with more hits than this counts as shared by several conversations
-TAIL, JUNCTION, CONTINUED = range(3)
+TAIL, BRANCH, CONTINUED = range(3)
 
 
 class _Record:
     __slots__ = (
-        "age", "is_awaited", "is_junction", "is_stepped_down", "num_hits", "num_new", "num_pages",
+        "age", "is_awaited", "is_branch", "is_demoted", "num_hits", "num_new", "num_pages",
         "released_at", "seen", "serial", "slot", "turns",
     )  # fmt: skip
 
@@ -59,8 +59,8 @@ class _Record:
         self.num_pages = 0
         self.turns = 0
         self.num_new = 0
-        self.is_junction = False
-        self.is_stepped_down = False
+        self.is_branch = False
+        self.is_demoted = False
         self.num_hits = 0
         self.slot: PageId | None = None
         self.seen: AgeHistogram | None = None
@@ -71,7 +71,7 @@ class _Record:
 
     @property
     def kind(self) -> int:
-        what = JUNCTION if self.is_junction else CONTINUED if self.num_hits else TAIL
+        what = BRANCH if self.is_branch else CONTINUED if self.num_hits else TAIL
         return kind_of(uses=self.turns + self.num_hits, num_new=self.num_new, gap=what)
 
 
@@ -82,14 +82,14 @@ class SnapshotOrder:
     snapshots are remembered, so the hit statistics do not depend on evictions.
     """
 
-    def __init__(self, num_slots: int, *, page_bytes: int, bytes_kept: int) -> None:
+    def __init__(self, num_slots: int, *, page_bytes: int, snapshot_bytes: int) -> None:
         self.price = 1.0
         self._page_bytes = page_bytes
-        self._bytes_kept = bytes_kept
+        self._snapshot_bytes = snapshot_bytes
         self._num_short = 0
-        self._most_remembered = max(MIN_REMEMBERED, 4 * num_slots)
+        self._max_remembered = max(MIN_REMEMBERED, 4 * num_slots)
         self._records: dict[Digest, _Record] = {}
-        self._gone: OrderedDict[Digest, _Record] = OrderedDict()
+        self._evicted: OrderedDict[Digest, _Record] = OrderedDict()
         self._listed: dict[PageId, _Record] = {}
         self._now = 0
         self._due: dict[int, list[_Record]] = {}
@@ -99,21 +99,21 @@ class SnapshotOrder:
         self._rerank_at = RERANK_FIRST
 
     def add(
-        self, digest: Digest, num_pages: int, *, turns: int = 0, num_new: int = 0, is_junction: bool = False
+        self, digest: Digest, num_pages: int, *, turns: int = 0, num_new: int = 0, is_branch: bool = False
     ) -> None:
-        record = self._gone.pop(digest) if digest in self._gone else _Record()
+        record = self._evicted.pop(digest) if digest in self._evicted else _Record()
         self._records[digest] = record
         record.num_pages, record.turns, record.num_new = num_pages, turns, num_new
-        record.is_junction, record.is_stepped_down = is_junction, False
+        record.is_branch, record.is_demoted = is_branch, False
 
-    def lose(self, digest: Digest) -> None:
-        self._gone[digest] = self._records.pop(digest)
-        if len(self._gone) > self._most_remembered:
-            self._gone.popitem(last=False)[1].is_awaited = False
+    def record_eviction(self, digest: Digest) -> None:
+        self._evicted[digest] = self._records.pop(digest)
+        if len(self._evicted) > self._max_remembered:
+            self._evicted.popitem(last=False)[1].is_awaited = False
 
     def forget(self, digest: Digest) -> None:
         """Drop the record of an evicted snapshot, because a later one of its sequence replaced it."""
-        record = self._gone.pop(digest, None)
+        record = self._evicted.pop(digest, None)
         if record is not None:
             record.is_awaited = False
 
@@ -123,20 +123,20 @@ class SnapshotOrder:
         The snapshot may be cached or evicted.
         """
         for num_pages in range(len(digests), 0, -1):
-            if digests[num_pages - 1] in self._records or digests[num_pages - 1] in self._gone:
+            if digests[num_pages - 1] in self._records or digests[num_pages - 1] in self._evicted:
                 return num_pages
         return 0
 
-    def go_on(self, digest: Digest) -> int:
-        record = self._records.get(digest) or self._gone[digest]
+    def record_hit(self, digest: Digest) -> int:
+        record = self._records.get(digest) or self._evicted[digest]
         if record.is_awaited:
             assert record.seen is not None
             record.seen.reached[record.age] += 1
             record.seen.used[record.age] += 1
             record.is_awaited = False
         record.num_hits += 1
-        record.is_stepped_down = False
-        return 0 if record.is_junction or record.num_hits > SHARED else record.turns + 1
+        record.is_demoted = False
+        return 0 if record.is_branch or record.num_hits > SHARED else record.turns + 1
 
     def num_hits(self, digest: Digest) -> int:
         return self._records[digest].num_hits
@@ -151,7 +151,7 @@ class SnapshotOrder:
         for page in pages:
             self._now += 1
             for record in self._due.pop(self._now, ()):
-                self._grow_older(record)
+                self._advance_age(record)
             if self._now >= self._rerank_at:
                 self._rerank()
             digest = digests[page]
@@ -185,27 +185,27 @@ class SnapshotOrder:
                 return record.slot
             heappop(self._heap)
 
-    def demote(self, page: PageId, *, most_hits: int) -> None:
-        """Make an idle snapshot the next to evict, unless it has more than ``most_hits`` hits."""
+    def demote(self, page: PageId, *, max_hits: int) -> None:
+        """Make an idle snapshot the next to evict, unless it has more than ``max_hits`` hits."""
         record = self._listed.get(page)
-        if record is not None and record.num_hits <= most_hits:
-            record.is_stepped_down = True
+        if record is not None and record.num_hits <= max_hits:
+            record.is_demoted = True
             self._rank(record)
 
-    def want_pages(self) -> None:
+    def note_page_shortage(self) -> None:
         self._num_short += 1
 
     def check(self, digests: abc.Collection[Digest]) -> None:
         """Raise AssertionError unless the records match ``digests``, the digests of all present snapshots."""
         assert self._records.keys() == set(digests), "a snapshot without a record, or the opposite"
-        assert self._gone.keys().isdisjoint(self._records), "a snapshot is there and gone"
-        assert len(self._gone) <= self._most_remembered, "more is remembered than was promised"
+        assert self._evicted.keys().isdisjoint(self._records), "a snapshot is there and gone"
+        assert len(self._evicted) <= self._max_remembered, "more is remembered than was promised"
         listed = {record.slot: record for record in self._records.values() if record.slot is not None}
         assert listed == self._listed, "a listed snapshot is in another slot"
         ranked = {record.slot for _, _, serial, record in self._heap if record.serial == serial}
         assert self._listed.keys() <= ranked, "a listed snapshot would never go"
 
-    def _grow_older(self, record: _Record) -> None:
+    def _advance_age(self, record: _Record) -> None:
         if not record.is_awaited or self._now != record.released_at + AGES[record.age + 1]:
             return
         assert record.seen is not None
@@ -222,10 +222,10 @@ class SnapshotOrder:
         heappush(self._heap, (self._value(record), record.released_at, record.serial, record))
 
     def _value(self, record: _Record) -> float:
-        if record.is_stepped_down:
+        if record.is_demoted:
             return 0.0
         assert record.seen is not None
-        num_bytes = record.num_pages * self._page_bytes * self.price + self._bytes_kept / self.price
+        num_bytes = record.num_pages * self._page_bytes * self.price + self._snapshot_bytes / self.price
         return record.num_pages / num_bytes * self._statistics.indices(record.seen.kind)[record.age]
 
     def _rerank(self) -> None:

@@ -82,7 +82,7 @@ class KVGroupSpec(ABC):
     def publishable_pages(self, page_size: int) -> int:
         """Return how many of a sequence's first pages to publish."""
 
-    def kept_pages(self, page_size: int) -> int:
+    def sink_pages(self, page_size: int) -> int:
         """Return how many pages hold the first ``keep`` positions."""
         return pages_for(self.keep, page_size)
 
@@ -100,7 +100,7 @@ class KVGroupSpec(ABC):
         """Yield the indices of the pages needed to continue after ``num_pages``, last first."""
         first = self.first_visible(num_pages * page_size) // page_size
         yield from range(num_pages - 1, first - 1, -1)
-        yield from range(min(first, self.kept_pages(page_size)) - 1, -1, -1)
+        yield from range(min(first, self.sink_pages(page_size)) - 1, -1, -1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +154,7 @@ class SlidingWindow(KVGroupSpec):
 
     def max_pages(self, page_size: int, *, max_chunk: int) -> int:
         touched = pages_touched(self.widest_window() - 1 + max_chunk, page_size)
-        return self.kept_pages(page_size) + touched
+        return self.sink_pages(page_size) + touched
 
     def useful_pages(
         self,
@@ -171,10 +171,10 @@ class SlidingWindow(KVGroupSpec):
 
     def table_pages(self, table: PageTable, num_tokens: int, *, max_chunk: int) -> int:
         page_size = table.page_size
-        kept = self.kept_pages(page_size)
-        first = max(self.first_visible(table.num_written) // page_size, kept)
+        sink_pages = self.sink_pages(page_size)
+        first = max(self.first_visible(table.num_written) // page_size, sink_pages)
         most = self.max_pages(page_size, max_chunk=max_chunk)
-        ahead = min(pages_for(table.reserved_ahead, page_size), first - kept + most)
+        ahead = min(pages_for(table.reserved_ahead, page_size), first - sink_pages + most)
         return max(pages_for(num_tokens, page_size), ahead)
 
     def publishable_pages(self, page_size: int) -> int:  # noqa: ARG002
@@ -230,16 +230,16 @@ class ResidualWindow(SlidingWindow):
     def publishable_pages(self, page_size: int) -> int:
         if self.window != 1:
             return UNBOUNDED
-        kept = self.kept_pages(page_size)
+        sink_pages = self.sink_pages(page_size)
         if self.outer_window == 1:
-            return kept
-        return max(kept, (self.quantize_after - 1) // page_size)
+            return sink_pages
+        return max(sink_pages, (self.quantize_after - 1) // page_size)
 
     def running_pages(self, page_size: int) -> int:
         return self.max_pages(page_size, max_chunk=1)
 
     def cached_pages(self, page_size: int) -> int:
-        return self.kept_pages(page_size) + pages_for(self.widest_window() - 1, page_size)
+        return self.sink_pages(page_size) + pages_for(self.widest_window() - 1, page_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,8 +255,8 @@ class RecurrentState:
     slot_bytes: int
     every_page: bool = False
     tail: bool = True
-    junction: bool = True
-    step_down: bool = True
+    branch: bool = True
+    demote_earlier: bool = True
     num_drafted: int = 0
     page_bytes: int = 1
     turn_pages: int = 1

@@ -77,11 +77,11 @@ class StateGroup(CacheGroup):
         self._order = (
             None
             if spec.every_page
-            else SnapshotOrder(spec.num_slots, page_bytes=spec.page_bytes, bytes_kept=spec.slot_bytes)
+            else SnapshotOrder(spec.num_slots, page_bytes=spec.page_bytes, snapshot_bytes=spec.slot_bytes)
         )
         policy = make_policy("lru", spec.num_slots) if self._order is None else self._order
         self.pool = PagePool(spec.num_slots, policy, clock=clock)
-        self.pool.on_forgotten = self._give_up_pages
+        self.pool.on_forgotten = self._discard_pages
         self._pages = pages
         for pool in pages:
             pool.on_forgotten = self.pool.discard
@@ -104,16 +104,16 @@ class StateGroup(CacheGroup):
     def open(self, table: PageTable) -> None:
         table.state = TableState()
 
-    def find(self, table: PageTable, digests: abc.Sequence[Digest], num_pages: int, junction: int) -> None:
+    def find(self, table: PageTable, digests: abc.Sequence[Digest], num_pages: int, branch: int) -> None:
         state = _state(table)
-        state.junction = junction
+        state.branch = branch
         self.hold_snapshot(state, digests, num_pages)
 
     def hold_snapshot(self, state: TableState, digests: abc.Sequence[Digest], num_pages: int) -> None:
         if num_pages:
             (state.found,) = self.pool.acquire([digests[num_pages - 1]])
 
-    def has_room(self, table: PageTable) -> bool:
+    def has_slot(self, table: PageTable) -> bool:
         """Return whether the table has a running slot, or can get one."""
         state = _state(table)
         return state.running is not None or self.pool.num_idle > 0 or self._can_become_running(state.found)
@@ -126,7 +126,7 @@ class StateGroup(CacheGroup):
         state = _state(table)
         if state.running is not None:
             return
-        self._recognise(table, table.num_written // self._page_size)
+        self._record_use(table, table.num_written // self._page_size)
         if not self.pool.num_idle and state.found is not None:
             self.pool.unpublish(state.found)
             state.running, state.found = state.found, None
@@ -172,7 +172,7 @@ class StateGroup(CacheGroup):
             start,
             stop,
             page_size=self._page_size,
-            junction=state.junction if self.spec.junction else 0,
+            branch=state.branch if self.spec.branch else 0,
             every_page=self.spec.every_page,
             num_known=num_known,
             with_tail=self.spec.tail,
@@ -185,7 +185,7 @@ class StateGroup(CacheGroup):
                 continue
             if not self.pool.num_idle:
                 break
-            planned = PlannedSnapshot(page * self._page_size, self._take(), page == state.junction)
+            planned = PlannedSnapshot(page * self._page_size, self._take(), page == state.branch)
             state.planned.append(planned)
         self.pool.decref(kept)
 
@@ -226,14 +226,14 @@ class StateGroup(CacheGroup):
         """Publish the snapshots of a computed step."""
         state = _state(table)
         planned, state.planned = state.planned, []
-        for position, slot, is_junction in planned:
+        for position, slot, is_branch in planned:
             page = position // self._page_size
             assert position % self._page_size == 0, "a snapshot inside a page"
             assert position <= table.num_written, "a snapshot ahead of its page"
-            self._publish(slot, table.digests, page, state=state, is_junction=is_junction, salt=table.salt)
+            self._publish(slot, table.digests, page, state=state, is_branch=is_branch, salt=table.salt)
             self.pool.decref([slot])
-            if self.pool.is_published(slot) and not (is_junction or self.spec.every_page):
-                self._step_down(state)
+            if self.pool.is_published(slot) and not (is_branch or self.spec.every_page):
+                self._demote_earlier(state)
                 state.tail, state.tail_digest = slot, table.digests[page - 1]
 
     def insert(
@@ -266,7 +266,7 @@ class StateGroup(CacheGroup):
             pool.decref([*held, *(new or [])])
         return None if new is None else len(new)
 
-    def make_room(self, pool: PagePool, num_pages: int) -> None:
+    def evict_for(self, pool: PagePool, num_pages: int) -> None:
         """Evict snapshots and their pages until ``num_pages`` pages of a pool are empty.
 
         At most one snapshot is evicted per missing page.
@@ -277,7 +277,7 @@ class StateGroup(CacheGroup):
             if pool.num_idle_empty >= num_pages or not len(self._order):
                 return
             if self.pool.num_idle > len(self._order):
-                self._order.want_pages()
+                self._order.note_page_shortage()
             self.pool.discard([self.pool.digest(self._order.next())])
 
     def close(self, table: PageTable) -> None:
@@ -297,7 +297,7 @@ class StateGroup(CacheGroup):
         for pool in self._pages:
             pool.discard(reversed(table.digests[num_pages:]))
 
-    def held(self, table: PageTable) -> list[PageId]:
+    def held_pages(self, table: PageTable) -> list[PageId]:
         state = _state(table)
         one = [slot for slot in (state.running, state.found) if slot is not None]
         return one + [planned.slot for planned in state.planned] + [slot for _, slot in state.drafted]
@@ -308,7 +308,7 @@ class StateGroup(CacheGroup):
         self._covered.check(self.pool.digests())
         if self._order is not None:
             self._order.check(self.pool.digests())
-        held = Counter(slot for table in tables for slot in self.held(table))
+        held = Counter(slot for table in tables for slot in self.held_pages(table))
         held.update(slot for copy in copies for slot in (copy.source, copy.target))
         for slot in map(PageId, range(self.pool.num_pages)):
             assert self.pool.ref_count(slot) == held[slot], f"slot {slot} is not held {held[slot]} times"
@@ -348,7 +348,7 @@ class StateGroup(CacheGroup):
         *,
         salt: bytes,
         state: TableState | None = None,
-        is_junction: bool = False,
+        is_branch: bool = False,
     ) -> None:
         parent = digests[num_pages - 2] if num_pages > 1 else None
         self.pool.publish([slot], [digests[num_pages - 1]], parent, salt=salt)
@@ -356,34 +356,34 @@ class StateGroup(CacheGroup):
             self._covered.add(digests, num_pages)
             if self._order is None:
                 return
-            if state is None or is_junction:
-                self._order.add(digests[num_pages - 1], num_pages, is_junction=is_junction)
+            if state is None or is_branch:
+                self._order.add(digests[num_pages - 1], num_pages, is_branch=is_branch)
             else:
                 num_new = -(-state.num_new // self.spec.turn_pages)
                 self._order.add(digests[num_pages - 1], num_pages, turns=state.turns, num_new=num_new)
 
-    def _recognise(self, table: PageTable, num_found: int) -> None:
+    def _record_use(self, table: PageTable, num_found: int) -> None:
         if self._order is None:
             return
         state, digests = _state(table), table.digests
         known = self._order.last_known(digests)
         state.num_new = len(digests) - known
         if known:
-            state.turns = self._order.go_on(digests[known - 1])
+            state.turns = self._order.record_hit(digests[known - 1])
         if state.found is not None and known != num_found:
-            self._order.go_on(digests[num_found - 1])
+            self._order.record_hit(digests[num_found - 1])
 
-    def _give_up_pages(self, snapshots: abc.Iterable[Digest]) -> None:
+    def _discard_pages(self, snapshots: abc.Iterable[Digest]) -> None:
         lost = []
         for snapshot in snapshots:
             lost += self._covered.remove(snapshot)
             if self._order is not None:
-                self._order.lose(snapshot)
+                self._order.record_eviction(snapshot)
         for pool in self._pages:
             pool.num_evicted += pool.discard(lost)
 
-    def _step_down(self, state: TableState) -> None:
-        if not self.spec.step_down or self._order is None:
+    def _demote_earlier(self, state: TableState) -> None:
+        if not self.spec.demote_earlier or self._order is None:
             return
         tail, origin, order = state.tail, state.origin, self._order
         is_found = tail is not None and self.pool.lookup(state.tail_digest) == tail
@@ -391,7 +391,7 @@ class StateGroup(CacheGroup):
             self.pool.discard([state.tail_digest])
             order.forget(state.tail_digest)
         if origin is not None and self.pool.is_published(origin):
-            order.demote(origin, most_hits=1)
+            order.demote(origin, max_hits=1)
         state.origin = None
 
 

@@ -49,7 +49,8 @@ class Truncation:
 
     def _has_lost_window(self, table: PageTable, num_tokens: int) -> bool:
         return any(
-            table.parts[group.index].window_start > max(group.first_visible_page(num_tokens), group.num_kept)
+            table.parts[group.index].window_start
+            > max(group.first_visible_page(num_tokens), group.num_sink_pages)
             for group in self._windowed
         )
 

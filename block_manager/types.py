@@ -17,13 +17,13 @@ class MediaSpan(NamedTuple):
     """Positions of an image or other medium in a sequence.
 
     digest         32 bytes that identify the medium and all other inputs of its rows
-    is_whole       whether one step must compute all rows, because they attend to each other
+    is_bidirectional       whether one step must compute all rows, because they attend to each other
     """
 
     start: int
     length: int
     digest: bytes
-    is_whole: bool = False
+    is_bidirectional: bool = False
 
     @property
     def stop(self) -> int:
@@ -67,7 +67,7 @@ class PlannedSnapshot(NamedTuple):
 
     position: int
     slot: PageId
-    is_junction: bool
+    is_branch: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -82,7 +82,7 @@ class TableState:
     running: PageId | None = None
     found: PageId | None = None
     origin: PageId | None = None
-    junction: int = 0
+    branch: int = 0
     planned: list[PlannedSnapshot] = field(default_factory=list)
     drafted: list[tuple[int, PageId]] = field(default_factory=list)
     turns: int = 0
@@ -106,7 +106,7 @@ class PageTable:
     digests: list[Digest] = field(default_factory=list)
     num_written: int = 0
     state: TableState | None = None
-    partings: tuple[int, ...] = ()
+    branch_points: tuple[int, ...] = ()
     capacity: int = field(init=False, default=0)
     reserved_ahead: int = field(init=False, default=0)
     media: tuple[MediaSpan, ...] = field(default=(), kw_only=True)

@@ -17,9 +17,9 @@ Quantized = tuple[mx.array, mx.array, mx.array]  # codes, scales, biases
 
 MIDDLE = 128  # code of the value zero
 LARGEST = 127
-LARGEST_FACTOR = 16
-LARGEST_WEIGHT = 115
-LEAST_SCALE = 2.0**-24  # smallest positive float16
+MAX_FACTOR = 16
+MAX_WEIGHT = 115
+MIN_SCALE = 2.0**-24  # smallest positive float16
 _ROWS = 1024  # rows per operation, to limit memory
 
 
@@ -67,8 +67,8 @@ def _quantize_rows_twice(rows: mx.array, group_size: int) -> Quantized:
     least = mx.minimum(mx.min(values, axis=-1, keepdims=True), 0)
     most = mx.maximum(mx.max(values, axis=-1, keepdims=True), 0)
     step = (most - least) / 15
-    unit = mx.maximum(step / LARGEST_FACTOR, mx.maximum(most, -least) / LARGEST_WEIGHT)
-    unit = mx.maximum(mx.max(unit, axis=1, keepdims=True), LEAST_SCALE)
+    unit = mx.maximum(step / MAX_FACTOR, mx.maximum(most, -least) / MAX_WEIGHT)
+    unit = mx.maximum(mx.max(unit, axis=1, keepdims=True), MIN_SCALE)
     scale = mx.power(2.0, mx.ceil(mx.log2(unit)))
     step = mx.maximum(mx.round(step / scale), 1) * scale
     zero = mx.clip(mx.round(7.5 - (least + most) / (2 * step)), 0, 15)

@@ -86,11 +86,11 @@ def create_kv_cache(
     ]
     caches: list[PagedKVCache]
     if residual:
-        beside = [
+        residual_specs = [
             _residual_spec(some, group, pages, residual_format)
             for some, group, pages in zip(specs, residual, num_pages[len(groups) :], strict=True)
         ]
-        caches = [backend.create_residual_pool(*both) for both in zip(specs, beside, strict=True)]
+        caches = [backend.create_residual_pool(*both) for both in zip(specs, residual_specs, strict=True)]
     else:
         caches = [backend.create_pool(some) for some in specs]
     plain = len(caches) == 1 and groups[0].chunk is None

@@ -88,7 +88,7 @@ class Admitter:
                 is_short = True
                 break
             if outcome is Admission.NO_RESOURCE:
-                if not self._resources.is_coming:
+                if not self._resources.is_pending:
                     self.without_resource.add(sequence)
                 lacks_resource, passed = lacks_resource or sequence, passed + 1
             elif outcome is Admission.NO_MEDIA:

@@ -117,6 +117,6 @@ class TokenBudget:
 
 def _without_cuts(sequence: Sequence, start: int, granted: int) -> int:
     for span in sequence.media:
-        if granted and span.is_whole and span.start < start + granted < span.stop:
+        if granted and span.is_bidirectional and span.start < start + granted < span.stop:
             return (span.start if span.start > start else span.stop) - start
     return granted

@@ -26,7 +26,7 @@ class Resource:
     """
 
     @property
-    def is_coming(self) -> bool:
+    def is_pending(self) -> bool:
         """Whether waiting sequences may get the resource even if no step is computed."""
         return False
 
@@ -52,8 +52,8 @@ class Resources(Resource):
         self._resources = tuple(resources)
 
     @property
-    def is_coming(self) -> bool:
-        return any(resource.is_coming for resource in self._resources)
+    def is_pending(self) -> bool:
+        return any(resource.is_pending for resource in self._resources)
 
     def may_admit(self, sequence: Sequence | None = None) -> bool:
         return all(resource.may_admit(sequence) for resource in self._resources)

@@ -88,7 +88,7 @@ class Scheduler:
         if self._queues.running or self._connector.has_updates:
             return True
         waits = bool(self._queues.waiting) and not self._resumption.all_must_wait()
-        return waits or self._resources.is_coming
+        return waits or self._resources.is_pending
 
     def tenant_loads(self) -> dict[str, tuple[int, int]]:
         """Return the numbers of running and of waiting sequences by tenant."""
@@ -187,7 +187,7 @@ class Scheduler:
     @property
     def is_blocked(self) -> bool:
         """Whether sequences wait for loaded pages, so that ``plan`` may return None."""
-        return bool(self.paused) or self._resources.is_coming
+        return bool(self.paused) or self._resources.is_pending
 
     def stuck(self) -> tuple[Sequence, ...]:
         """Return the sequences that can never make progress; call it right after ``plan`` returned None.

@@ -26,7 +26,7 @@ SchedulePolicy = Literal["fcfs", "lpm", "vtc", "dlpm"]
 
 MAX_DRAFTS = 8  # draft tokens of one sequence in a step
 MAX_WAITING_TOKENS = 2**20  # limit on prompt tokens in the queue
-KEPT_TOKENS = 4
+SINK_TOKENS = 4
 DEFAULT_LORA_MEMORY = 1 << 30  # bytes
 MIN_TENANT_WEIGHT = 1e-12
 
@@ -128,8 +128,8 @@ class EngineConfig:
         kind="int", metavar="N", low=1,
     )  # fmt: skip
     max_kv_size: int | None = setting(
-        None, f"limit attention to N positions: the first {KEPT_TOKENS} and the latest ones",
-        shown="no limit", kind="int", metavar="N", low=KEPT_TOKENS + 1,
+        None, f"limit attention to N positions: the first {SINK_TOKENS} and the latest ones",
+        shown="no limit", kind="int", metavar="N", low=SINK_TOKENS + 1,
         more="Sliding windows stay as they are. Sequences may then exceed the model's length.",
     )  # fmt: skip
     cut_max_tokens: bool = setting(

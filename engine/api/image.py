@@ -41,7 +41,7 @@ class ImageRules:
     std: tuple[float, ...]
     text: str = ""
     line_ends: tuple[int, ...] = ()
-    is_whole: bool = False
+    is_bidirectional: bool = False
     temporal: int = 1
     fit: str = "area"
     edge: int = 0
@@ -116,13 +116,13 @@ class PromptImage(NamedTuple):
     digest: bytes
     pixels: bytes
     has_ends: bool = False
-    is_whole: bool = False
+    is_bidirectional: bool = False
 
     @classmethod
     def of(cls, rules: ImageRules, size: Size, pixels: bytes) -> PromptImage:
         digest = hashlib.sha256(f"octavo image\0{rules}\0{size}\0".encode() + pixels).digest()
         rows, columns = size.height // rules.side, size.width // rules.side
-        return cls(0, rows, columns, digest, pixels, bool(rules.line_ends), rules.is_whole)
+        return cls(0, rows, columns, digest, pixels, bool(rules.line_ends), rules.is_bidirectional)
 
     @property
     def length(self) -> int:
@@ -134,4 +134,4 @@ class PromptImage(NamedTuple):
 
     @property
     def span(self) -> MediaSpan:
-        return MediaSpan(self.start, self.length, self.digest, self.is_whole)
+        return MediaSpan(self.start, self.length, self.digest, self.is_bidirectional)

@@ -59,12 +59,12 @@ class Delta:
 
 @dataclass(slots=True, kw_only=True)
 class ToolCall:
-    """A tool call. ``arguments`` is JSON text; it may be incomplete unless ``is_whole``."""
+    """A tool call. ``arguments`` is JSON text; it may be incomplete unless ``is_complete``."""
 
     call_id: str
     name: str
     arguments: str = ""
-    is_whole: bool = False
+    is_complete: bool = False
 
 
 @dataclass(slots=True, kw_only=True)

@@ -7,7 +7,14 @@ from typing import Any, TypeAlias
 from .errors import InvalidRequest
 from .image import ImageTensors, PromptImage
 
-TAKEN = ("messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template")
+RESERVED = (
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "tokenize",
+    "chat_template",
+)
 Message: TypeAlias = Mapping[str, Any]  # {"role": ..., "content": ...}
 
 
@@ -33,7 +40,7 @@ class ChatPrompt:
 
 
 def check_variables(field: str, variables: Mapping[str, Any]) -> None:
-    for name in TAKEN:
+    for name in RESERVED:
         if variables.get(name) is not None:
             raise InvalidRequest(f"{field}.{name} must be left out: it is not a variable of the template")
 

@@ -48,7 +48,7 @@ class Setting:
     needs: str | None = None
     optional: bool = False
 
-    def taken(self, name: str, value: Any, default: Any) -> Any:
+    def parse(self, name: str, value: Any, default: Any) -> Any:
         """Convert and check a value. Raises ValueError if its type or range is wrong."""
         if value is default or (value is None and self.optional):
             return value
@@ -139,7 +139,7 @@ def take_settings(config: Any, error: type[InvalidConfig | InvalidRequest]) -> N
     for name, (declared, default) in settings_of(config.__class__).items():
         given = getattr(config, name)
         try:
-            taken = declared.taken(name, given, default)
+            taken = declared.parse(name, given, default)
         except ValueError as reason:
             raise error(str(reason)) from None
         if taken is not given:

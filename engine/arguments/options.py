@@ -66,8 +66,8 @@ def add_settings(group: argparse._ActionsContainer, names: Iterable[str]) -> Non
 def add_sampling_arguments(group: argparse._ActionsContainer, **defaults: Any) -> None:
     """Add one option per sampling parameter. All defaults are None."""
     for name, (declared, default) in _PARAMETERS.items():
-        told = dataclasses.replace(declared, shown=str(defaults[name])) if name in defaults else declared
-        _add_option(group, declared.flag or _flag(name), name, told, default)
+        option = dataclasses.replace(declared, shown=str(defaults[name])) if name in defaults else declared
+        _add_option(group, declared.flag or _flag(name), name, option, default)
 
 
 def sampling_arguments(args: argparse.Namespace) -> dict[str, Any]:

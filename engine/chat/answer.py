@@ -171,7 +171,7 @@ def whole_answer(reader: AnswerReader, text: str, *, was_cut: bool) -> ChatAnswe
             case CallArguments(_, more):
                 found.tool_calls[-1].arguments += more
             case CallEnd():
-                found.tool_calls[-1].is_whole = True
+                found.tool_calls[-1].is_complete = True
             case CallMalformed(more, index):
                 found.content += more
                 if index is not None:

@@ -41,12 +41,12 @@ class ToolUse:
 
     shown: Tools = ()
     structured: StructuredOutput | None = None
-    is_whole: bool = False
+    is_complete: bool = False
     form: ToolFormat | None = None
     max_calls: int | None = None
 
     def applied(self, params: SamplingParams) -> SamplingParams:
-        from_first = self.is_whole or params.structured_from_first_token
+        from_first = self.is_complete or params.structured_from_first_token
         return replace(params, structured=self.structured, structured_from_first_token=from_first)
 
     def reader(self, tokenizer: ChatTokenizer, prompt_ids: Sequence[int] | None) -> AnswerReader:
@@ -112,7 +112,7 @@ def tool_use(
         if whole is not None and not is_bounded:
             grammar = StructuredOutput(grammar=whole)
             return ToolUse(
-                shown=list(tools), structured=grammar, is_whole=True, form=form, max_calls=max_calls
+                shown=list(tools), structured=grammar, is_complete=True, form=form, max_calls=max_calls
             )
         form = tool_format(_FORCED_FORMAT)
         assert form is not None

@@ -326,8 +326,8 @@ class ServerProbes:
         return {} if self.server is None else self.server.held()
 
     def alive(self) -> str | None:
-        if (death := self._engine.death) is not None:
-            return f"the engine has died: {death}"
+        if (dead_error := self._engine.dead_error) is not None:
+            return f"the engine has died: {dead_error}"
         if (seconds := self._engine.step_seconds()) > HANG_S:
             return f"the engine hangs: its current step has taken {seconds:.0f} s so far"
         return None

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from octavo.scheduler import Scheduler, SchedulerOutput
 
 from ..api.outputs import FinishReason
-from ..speculation.draft_tables import BatchDrafter, ModelGuesses
+from ..speculation.draft_tables import BatchDrafter, ModelDrafts
 from ..speculation.drafting import Speculation
 from .request import Request, Sample
 from .step_parts import PartResults, PartRows, StepPart
@@ -23,7 +23,7 @@ class DraftPart(StepPart):
     ) -> None:
         self.speculation = speculation
         self.model = model
-        self.guesses = ModelGuesses(model, clock)
+        self.model_drafts = ModelDrafts(model, clock)
         self._scheduler = scheduler
         self._drafting: set[Sample] = set()
         self._to_notify: list[Sample] = []
@@ -44,7 +44,7 @@ class DraftPart(StepPart):
             sample.drafting = drafting
             if drafting is not None:
                 self._drafting.add(sample)
-                self.guesses.begin(sample)
+                self.model_drafts.begin(sample)
 
     def rows(self, step: SchedulerOutput) -> PartRows | None:
         hidden = None if self.model is None else self.model.rows_of(step)
@@ -55,24 +55,24 @@ class DraftPart(StepPart):
         assert results.hidden is not None
         self.model.record(results.hidden)
 
-    def may_overlap(self, going_on: Sequence[Sample]) -> bool:
+    def may_overlap(self, unfinished: Sequence[Sample]) -> bool:
         return not any(
             sample.drafting is not None and (sample.sequence.drafts or sample.drafting.by_model is not None)
-            for sample in going_on
+            for sample in unfinished
         )
 
-    def prepare(self, going_on: Sequence[Sample]) -> None:
+    def prepare(self, unfinished: Sequence[Sample]) -> None:
         for ended in self._to_notify:
             if ended.drafting is not None:
                 ended.drafting.finished(ended.sequence.tokens)
         self._to_notify.clear()
-        if drafting := [sample for sample in going_on if sample.drafting is not None]:
+        if drafting := [sample for sample in unfinished if sample.drafting is not None]:
             times = self._scheduler.draft_times
-            self.guesses.guess(going_on, times.cost)
-            self.speculation.allot(drafting, len(going_on), times)
+            self.model_drafts.draft(unfinished, times.cost)
+            self.speculation.allocate(drafting, len(unfinished), times)
 
     def end(self, sample: Sample) -> None:
-        self.guesses.end(sample)
+        self.model_drafts.end(sample)
         if sample in self._drafting:
             self._drafting.discard(sample)
             if sample.finish_reason is not FinishReason.ERROR:
@@ -80,7 +80,7 @@ class DraftPart(StepPart):
 
     def observe(self, step: SchedulerOutput, seconds: float) -> None:
         if self.model is not None:
-            seconds = self.guesses.time_without(seconds)
+            seconds = self.model_drafts.without_drafting(seconds)
         self._scheduler.observe(step, seconds)
 
     def close(self) -> None:

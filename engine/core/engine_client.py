@@ -74,7 +74,7 @@ class EngineClient(Protocol):
         """End the request with this number. Its pages are released before the next step."""
         ...
 
-    def ask(self, command: Command[AnswerT]) -> Future[AnswerT]:
+    def run_command(self, command: Command[AnswerT]) -> Future[AnswerT]:
         """Queue a command. The future fails with the command's error, or with EngineStopping."""
         ...
 

@@ -19,20 +19,20 @@ from .adapter_part import AdapterPart
 from .draft_part import DraftPart
 from .gauge_source import GaugeSource
 from .image_part import ImagePart
-from .live_samples import Draws, LiveSamples
+from .live_samples import LiveSamples, SampledSequences
 from .overlap import may_overlap
 from .prompt_parts import Grammars, PromptEmbeddings, PromptScores
 from .request import Request, RequestBuilder, Update
-from .step_parts import NONE_PAUSED, NOTHING_ASKED, AskedRows, StepPart, StepParts
+from .step_parts import NO_ROWS_REQUESTED, NONE_PAUSED, RequestedRows, StepPart, StepParts
 from .step_stats import StepStats
 
 
 class _InFlight(NamedTuple):
     step: SchedulerOutput
-    draws: Draws
+    sequences: SampledSequences
     batch: Batch
     pending: Pending
-    asked: AskedRows
+    requested: RequestedRows
 
 
 class EngineCore:
@@ -129,7 +129,7 @@ class EngineCore:
     def _plan(self, now: float) -> SchedulerOutput | None:
         spent_s = 0.0
         if self._parts.live:
-            spent_s = self._let_parts_work()
+            spent_s = self._run_parts()
         else:
             self._scheduler.paused = NONE_PAUSED
         step = self._scheduler.plan(now, spent_s=spent_s)
@@ -146,7 +146,7 @@ class EngineCore:
             self.gauges = self.gauges._replace(prompts_left=self._live.progress.measure())
         return step
 
-    def _let_parts_work(self) -> float:
+    def _run_parts(self) -> float:
         began = self._clock()
         ready = self._parts.work(self._scheduler.spare_time)
         for sequence in ready or ():
@@ -160,20 +160,22 @@ class EngineCore:
     def _submit(self, step: SchedulerOutput | None, after: Pending | None = None) -> _InFlight | None:
         if not step:
             return None
-        batch, asked = build_batch(step, self._blocks.page_size, self._blocks.groups), NOTHING_ASKED
+        batch, requested = build_batch(step, self._blocks.page_size, self._blocks.groups), NO_ROWS_REQUESTED
         if self._parts.live:
-            asked = self._parts.ask(step)
-            batch = asked.added_to(batch)
+            requested = self._parts.request_rows(step)
+            batch = requested.added_to(batch)
         self.passed("batch")
-        draws = step.sampled_with_drafts()
-        pending = self._runner.submit(batch, self._live.states(draws, is_ahead=after is not None), after)
+        sequences = step.sampled_with_drafts()
+        pending = self._runner.submit(batch, self._live.states(sequences, is_ahead=after is not None), after)
         self.passed("run")
-        return _InFlight(step, draws, batch, pending, asked)
+        return _InFlight(step, sequences, batch, pending, requested)
 
     def _submit_ahead(self, flight: _InFlight | None) -> _InFlight | None:
         if not (flight and self._overlaps and flight.pending.feeds):
             return None
-        if flight.asked.expects_results or not may_overlap(self._parts, self._live.going_on(flight.draws)):
+        if flight.requested.expects_results or not may_overlap(
+            self._parts, self._live.unfinished(flight.sequences)
+        ):
             return None
         step = self._scheduler.plan_ahead()
         self.passed("plan")
@@ -184,14 +186,14 @@ class EngineCore:
             return
         output = flight.pending.resolve()
         self.passed("run")
-        flight.asked.deliver(output)
+        flight.requested.deliver(output)
         if output.failed_rows:
             self._live.fail_unsampled(flight.step, flight.batch, output.failed_rows)
-        results = self._live.accept(flight.draws, output)
+        results = self._live.accept(flight.sequences, output)
         self.passed("accept")
         self._scheduler.commit(flight.step, results)
         if self._parts.live:
-            self._parts.prepare(self._live.got_tokens(flight.draws, results))
+            self._parts.prepare(self._live.got_tokens(flight.sequences, results))
         self.passed("commit")
 
     def _publish(self, flight: _InFlight | None, began: float) -> list[Update]:

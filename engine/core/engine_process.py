@@ -156,8 +156,8 @@ class EngineProcess:
     def abort(self, number: int) -> None:
         self._call("abort", number)
 
-    def ask(self, command: Command[AnswerT]) -> Future[AnswerT]:
-        return self._answered("ask", command)
+    def run_command(self, command: Command[AnswerT]) -> Future[AnswerT]:
+        return self._answered("run_command", command)
 
     def begin(self, structured: StructuredOutput, tenant: str = "") -> Future[int]:
         return self._answered("begin", structured, tenant)
@@ -213,7 +213,7 @@ class EngineProcess:
         assert self._pipe is not None
         while ended is None:
             try:
-                ended = self._hear(self._pipe.receive())
+                ended = self._handle(self._pipe.receive())
             except (EOFError, OSError):
                 ended = _Ended(EngineDead("the engine's process ended unexpectedly; see its last messages"))
             except Exception as error:  # an error must not end this thread unnoticed
@@ -226,7 +226,7 @@ class EngineProcess:
             if answer.set_running_or_notify_cancel():
                 answer.set_exception(EngineStopping("the engine ended before it could answer"))
 
-    def _hear(self, message: object) -> _Ended | None:
+    def _handle(self, message: object) -> _Ended | None:
         match message:
             case _Ready():
                 config = self._config
@@ -308,8 +308,8 @@ class _Child:
     def _outcome(self, call: _Call) -> Future[Any]:
         outcome: Future[Any] = Future()
         try:
-            if call.method == "ask":
-                return self.thread.ask(*call.arguments)
+            if call.method == "run_command":
+                return self.thread.run_command(*call.arguments)
             if call.method == "begin":
                 return self.thread.grammars.begin(*call.arguments)
             self.thread.grammars.prepare()

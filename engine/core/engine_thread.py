@@ -110,7 +110,7 @@ class EngineThread:
     def abort(self, number: int) -> None:
         self._inbox.put(_Abort(number))
 
-    def ask(self, command: Command[AnswerT]) -> Future[AnswerT]:
+    def run_command(self, command: Command[AnswerT]) -> Future[AnswerT]:
         pending = _PendingCommand(command)
         self._commands.append(pending)
         if self._has_ended.is_set():
@@ -160,12 +160,12 @@ class EngineThread:
         while self._read_inbox(core):
             self._execute_commands(core, parts)
             if core.has_work:
-                self._tell(core.step())
+                self._emit(core.step())
             if core.cache.has_updates():
                 self._listener.cache_changed()
-        self._tell(core.finish())
+        self._emit(core.finish())
 
-    def _tell(self, updates: list[Update]) -> None:
+    def _emit(self, updates: list[Update]) -> None:
         for request, delta in updates:
             if delta.finish_reason is not None and request.finish_reason is not None:
                 self._open.pop(request.number, None)

@@ -59,7 +59,7 @@ class ImagePart(StepPart, Resource):
         self._ready: set[Sequence] = set()
         self._paused: set[Sequence] = set()
         self._current: PromptImage | None = None
-        self._portions_s: list[float] = []
+        self._encode_step_s: list[float] = []
         self._new: bytes | None = None
 
     @property
@@ -67,7 +67,7 @@ class ImagePart(StepPart, Resource):
         return bool(self._prompts)
 
     @property
-    def is_coming(self) -> bool:
+    def is_pending(self) -> bool:
         return bool(self._waiting)
 
     def num_waiting(self) -> int:
@@ -96,10 +96,10 @@ class ImagePart(StepPart, Resource):
         if (
             missing is None
             or missing.start >= start + self._max_step_tokens
-            or any(encoded < missing.start for encoded in prompt.held)
+            or any(encoded < missing.start for encoded in prompt.ready)
         ):
             return Admission.ADMITTED
-        prompt.held.clear()
+        prompt.ready.clear()
         self._ready.discard(sequence)
         self._waiting[sequence] = missing
         return Admission.NO_MEDIA
@@ -109,22 +109,22 @@ class ImagePart(StepPart, Resource):
         if (image := self._next_image()) is None:
             return None
         if self._current is None or self._current.digest != image.digest:
-            self._current, self._portions_s = image, []
-        portions_s, first = self._portions_s, len(self._portions_s)
+            self._current, self._encode_step_s = image, []
+        encode_step_s, first = self._encode_step_s, len(self._encode_step_s)
         left_s = SLICE_S if (spare_s := time_left()) is None else spare_s
         while True:
             began = self._clock()
             encoded = self._images.advance(image)
-            portions_s.append(self._clock() - began)
+            encode_step_s.append(self._clock() - began)
             # The first portion only prepares pixels, so its time does not predict the others.
-            spent_s, next_s = sum(portions_s[first:]), max(portions_s[-NUM_RECENT:])
+            spent_s, next_s = sum(encode_step_s[first:]), max(encode_step_s[-NUM_RECENT:])
             if encoded is not None or not first or spent_s + next_s > left_s:
                 break
         if encoded is None:
             return []
         self._current = None
         self._new = image.digest
-        self.on_encoded(sum(portions_s))
+        self.on_encoded(sum(encode_step_s))
         self._next_image()
         return self._take_ready()
 
@@ -160,15 +160,15 @@ class ImagePart(StepPart, Resource):
         num_rows = 0
         for image in prompt.images:
             if image.start + image.length <= start:
-                prompt.held.pop(image.start, None)
+                prompt.ready.pop(image.start, None)
                 continue
-            if image.start not in prompt.held:
+            if image.start not in prompt.ready:
                 is_near = num_rows < self._max_step_tokens
                 encoded = self._images.find(image.digest) if is_near else None
                 if encoded is None:
                     sequence.num_ready = image.start
                     return image if is_near else None
-                prompt.held[image.start] = encoded
+                prompt.ready[image.start] = encoded
                 if image.digest != self._new:
                     self.on_hit()
                 self._new = None
@@ -179,7 +179,7 @@ class ImagePart(StepPart, Resource):
     def paused(self) -> Set[Sequence]:
         return self._paused
 
-    def may_overlap(self, going_on: Samples[Sample]) -> bool:  # noqa: ARG002
+    def may_overlap(self, unfinished: Samples[Sample]) -> bool:  # noqa: ARG002
         return not self.num_waiting()
 
     def rows(self, step: SchedulerOutput) -> PartRows | None:
@@ -202,13 +202,13 @@ class ImagePart(StepPart, Resource):
                 for at, part in self._encoded(item, prompt):
                     first = row + at - item.start
                     found.append((first, part))
-                    if part.image.is_whole:
+                    if part.image.is_bidirectional:
                         last[first : first + part.last - part.first] = part.image.start + part.last - 1
             row += item.end - item.start
         if not found:
             return PartRows(inputs=inputs) if inputs else None
-        sees_later = any(part.image.is_whole for _, part in found)
-        return PartRows(inputs=inputs | _laid_out(row, found), last=last if sees_later else None)
+        sees_later = any(part.image.is_bidirectional for _, part in found)
+        return PartRows(inputs=inputs | _row_inputs(row, found), last=last if sees_later else None)
 
     def _encoded(self, item: ScheduledChunk, prompt: _Prompt) -> list[tuple[int, _Part]]:
         parts = []
@@ -216,9 +216,9 @@ class ImagePart(StepPart, Resource):
             first, last = max(item.start, image.start), min(item.stop, image.start + image.length)
             if first >= last:
                 continue
-            encoded = prompt.held[image.start]
+            encoded = prompt.ready[image.start]
             if last == image.start + image.length:
-                del prompt.held[image.start]
+                del prompt.ready[image.start]
             parts.append((first, _Part(image, encoded, first - image.start, last - image.start)))
         return parts
 
@@ -226,7 +226,7 @@ class ImagePart(StepPart, Resource):
 class _Prompt(NamedTuple):
     images: tuple[PromptImage, ...]
     axes: Axes | None
-    held: dict[int, EncodedImage]
+    ready: dict[int, EncodedImage]
 
     @property
     def stop(self) -> int:
@@ -240,7 +240,7 @@ class _Part(NamedTuple):
     last: int
 
 
-def _laid_out(count: int, parts: list[tuple[int, _Part]]) -> dict[str, RowInput]:
+def _row_inputs(count: int, parts: list[tuple[int, _Part]]) -> dict[str, RowInput]:
     sample = parts[0][1].encoded
     inputs: dict[str, RowInput] = {
         IS_IMAGE: np.zeros(count, np.int32),

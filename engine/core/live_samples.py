@@ -51,7 +51,7 @@ class PromptProgress:
 
 logger = logging.getLogger(__name__)
 
-Draws = list[tuple[Sequence, tuple[int, ...]]]
+SampledSequences = list[tuple[Sequence, tuple[int, ...]]]
 
 
 class LiveSamples:
@@ -82,18 +82,18 @@ class LiveSamples:
     def requests(self) -> list[Request]:
         return list({sample.request: None for sample in self.by_sequence.values()})
 
-    def going_on(self, draws: Draws) -> list[Sample]:
+    def unfinished(self, sequences: SampledSequences) -> list[Sample]:
         found = self.by_sequence.get
-        return [sample for each, _ in draws if (sample := found(each)) is not None]
+        return [sample for each, _ in sequences if (sample := found(each)) is not None]
 
-    def got_tokens(self, draws: Draws, results: list[SampleResult]) -> list[Sample]:
-        return self.going_on(
-            [draw for draw, result in zip(draws, results, strict=True) if not result.discarded]
+    def got_tokens(self, sequences: SampledSequences, results: list[SampleResult]) -> list[Sample]:
+        return self.unfinished(
+            [draw for draw, result in zip(sequences, results, strict=True) if not result.discarded]
         )
 
-    def states(self, draws: Draws, *, is_ahead: bool) -> list[SampleState]:
+    def states(self, sequences: SampledSequences, *, is_ahead: bool) -> list[SampleState]:
         samples, states = self.by_sequence, list[SampleState]()
-        for sequence, drafts in draws:
+        for sequence, drafts in sequences:
             state = samples[sequence].state
             if is_ahead:
                 state = state.after((0,))
@@ -116,25 +116,25 @@ class LiveSamples:
                     self._stats.started(request, now)
                     self.progress.begin(request)
 
-    def accept(self, draws: Draws, output: RunOutput) -> list[SampleResult]:
+    def accept(self, sequences: SampledSequences, output: RunOutput) -> list[SampleResult]:
         now = self._clock()
         results = []
-        drawn = iter(output.samples)
-        for index, (sequence, drafts) in enumerate(draws):
+        samples = iter(output.samples)
+        for index, (sequence, drafts) in enumerate(sequences):
             sample = self.by_sequence.get(sequence)
             if sample is None or index in output.discarded:
-                next(drawn)
+                next(samples)
                 results.append(SampleResult(None, discarded=True))
                 continue
-            sampled = next(drawn)
-            run = [sampled, *(next(drawn) for _ in drafts)] if drafts else None
+            sampled = next(samples)
+            run = [sampled, *(next(samples) for _ in drafts)] if drafts else None
             if sampled.is_late:
                 results.append(SampleResult(None, discarded=True))
             elif run:
                 results.append(self._accept_drafts(sample, drafts, run, now))
             else:
                 results.append(self._accept(sample, sampled, now))
-        assert next(drawn, None) is None, "more tokens were sampled than planned"
+        assert next(samples, None) is None, "more tokens were sampled than planned"
         return results
 
     def _accept(self, sample: Sample, sampled: Sampled, now: float) -> SampleResult:
@@ -142,15 +142,15 @@ class LiveSamples:
         failed = delta.error is not None
         if not failed:
             self._stats.token(sample, now)
-        self._tell(sample, delta)
+        self._emit(sample, delta)
         return SampleResult(None if failed else sampled.token, delta.finish_reason is not None)
 
     def _accept_drafts(
-        self, sample: Sample, drafts: tuple[int, ...], drawn: list[Sampled], now: float
+        self, sample: Sample, drafts: tuple[int, ...], samples: list[Sampled], now: float
     ) -> SampleResult:
         tokens: list[int] = []
         last = SampleResult(None)
-        for draft, sampled in zip((*drafts, None), drawn, strict=True):
+        for draft, sampled in zip((*drafts, None), samples, strict=True):
             if tokens and (sampled.invalid or sampled.is_late):
                 break
             last = self._accept(sample, sampled, now)
@@ -187,9 +187,9 @@ class LiveSamples:
         for sample in reversed(request.samples):
             if sample.sequence in self.by_sequence:
                 self._scheduler.abort(sample.sequence)
-                self._tell(sample, how(sample))
+                self._emit(sample, how(sample))
 
-    def _tell(self, sample: Sample, delta: Delta) -> None:
+    def _emit(self, sample: Sample, delta: Delta) -> None:
         request = sample.request
         self.updates.append(Update(request, delta))
         if delta.finish_reason is not None:

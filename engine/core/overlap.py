@@ -13,8 +13,8 @@ from .request import Sample
 from .step_parts import StepParts
 
 
-def may_overlap(parts: StepParts, going_on: Sequence[Sample]) -> bool:
+def may_overlap(parts: StepParts, unfinished: Sequence[Sample]) -> bool:
     """Whether the next step may be submitted while these samples await a token."""
-    return all(part.may_overlap(going_on) for part in parts.live) and all(
-        sample.state.is_foreseen for sample in going_on
+    return all(part.may_overlap(unfinished) for part in parts.live) and all(
+        sample.state.is_foreseen for sample in unfinished
     )

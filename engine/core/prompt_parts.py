@@ -130,8 +130,8 @@ class Grammars(StepPart):
             if (constraint := sample.state.constraint) is not None and constraint.is_late
         }
 
-    def prepare(self, going_on: abc.Sequence[Sample]) -> None:
-        for sample in going_on:
+    def prepare(self, unfinished: abc.Sequence[Sample]) -> None:
+        for sample in unfinished:
             if sample.state.constraint is not None:
                 sample.state.constraint.prepare(sample.sequence.drafts)
 

@@ -174,7 +174,7 @@ class Sample:
                 )
 
     @property
-    def room(self) -> int:
+    def tokens_left(self) -> int:
         return self.request.max_tokens - self.num_tokens
 
     def accept(self, sampled: Sampled) -> Delta:

@@ -28,10 +28,10 @@ from .commands import AnswerT, Command
 MAX_NAME_BYTES = 200  # file systems allow 255; temporary files have longer names
 PART_BYTES = 64 * 1024**2  # bytes of pages copied between two steps
 PART_PAGES = 65_536  # pages copied between two steps if pages have no bytes (no attention)
-MOST_TRIES = 3  # attempts to read a prompt
+MAX_TRIES = 3  # attempts to read a prompt
 
 
-class Ask(Protocol):
+class RunCommand(Protocol):
     def __call__(self, command: Command[AnswerT], /) -> AnswerT: ...
 
 
@@ -82,7 +82,7 @@ def below(folder: Path, path: str, *, what: str) -> Path:
     return target
 
 
-def save_prompt(ask: Ask, path: Path, tokens: list[int], salt: bytes) -> SavedPages:
+def save_prompt(run_command: RunCommand, path: Path, tokens: list[int], salt: bytes) -> SavedPages:
     """Write the cached full pages of a prompt to one file.
 
     Raises NotFound if no page is cached, InvalidRequest if the file exists, NotConfigured without a prefix
@@ -93,7 +93,7 @@ def save_prompt(ask: Ask, path: Path, tokens: list[int], salt: bytes) -> SavedPa
             f"the file of a saved prompt must end with {SUFFIX}; name it {path.name}{SUFFIX}"
         )
     _check_new(path)
-    found = _read_prompt(ask, tokens, salt)
+    found = _read_prompt(run_command, tokens, salt)
     if not found.run.num_pages:
         raise NotFound(
             f"none of these {len(tokens)} tokens is cached, so there is nothing to save; only full pages "
@@ -107,17 +107,17 @@ def save_prompt(ask: Ask, path: Path, tokens: list[int], salt: bytes) -> SavedPa
     )
 
 
-def save_all(ask: Ask, path: Path) -> SavedPages:
+def save_all(run_command: RunCommand, path: Path) -> SavedPages:
     """Write every cached page to a new folder. Raises as ``save_prompt`` does."""
     _check_new(path)
     num_pages = num_tokens = num_bytes = num_missing = 0
-    kind = ask(commands.get_page_layout())
+    kind = run_command(commands.get_page_layout())
     with _new(path) as unfinished:
         unfinished.mkdir()
         for number, chain in enumerate(
-            chains(ask(commands.list_pages()), _part(kind), page_size=kind.page_size)
+            chains(run_command(commands.list_pages()), _part(kind), page_size=kind.page_size)
         ):
-            run = _read_chain(ask, kind, chain)
+            run = _read_chain(run_command, kind, chain)
             file = unfinished / f"{number:06}{SUFFIX}"
             write_run(file, run)
             sync(file)
@@ -129,13 +129,13 @@ def save_all(ask: Ask, path: Path) -> SavedPages:
     return SavedPages(num_pages, num_tokens, num_bytes, num_missing)
 
 
-def load(ask: Ask, path: Path) -> LoadedPages:
+def load(run_command: RunCommand, path: Path) -> LoadedPages:
     """Insert the pages that ``save_prompt`` or ``save_all`` wrote into the prefix cache.
 
     Pages of another format or page size are converted. Raises NotFound if there is no file, and
     InvalidRequest, before any page is inserted, if a file is damaged or from another model.
     """
-    kind = ask(commands.get_page_layout())
+    kind = run_command(commands.get_page_layout())
     files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
     if not files or not files[0].exists():
         raise NotFound(f"there are no saved pages at {path.name}; give the path of an earlier save")
@@ -144,12 +144,12 @@ def load(ask: Ask, path: Path) -> LoadedPages:
             pass  # reading checks the files
     total = LoadedPages(0, 0, 0, 0)
     for tokens, run in _sequences(files, kind):
-        total = _insert(ask, kind, tokens, run, total)
+        total = _insert(run_command, kind, tokens, run, total)
     return total
 
 
 def _insert(
-    ask: Ask, kind: PageLayoutKey, tokens: list[int], run: PageRun, total: LoadedPages
+    run_command: RunCommand, kind: PageLayoutKey, tokens: list[int], run: PageRun, total: LoadedPages
 ) -> LoadedPages:
     size = kind.page_size
     start = len(tokens) - len(run.token_ids)
@@ -160,7 +160,7 @@ def _insert(
         for first in range(0, len(segment.pages), part := _part(kind)):
             some, at = segment.pages[first : first + part], segment.first + first
             inserted = _insert_part(
-                ask, kind, tokens, some, salt=run.salt or b"", first=at, group=segment.group
+                run_command, kind, tokens, some, salt=run.salt or b"", first=at, group=segment.group
             )
             skipped += inserted.num_skipped
             if segment.group == 0:
@@ -227,15 +227,17 @@ class _PromptPages:
     num_missing_pages: int
 
 
-def _read_prompt(ask: Ask, tokens: list[int], salt: bytes) -> _PromptPages:
-    kind = ask(commands.get_page_layout())
+def _read_prompt(run_command: RunCommand, tokens: list[int], salt: bytes) -> _PromptPages:
+    kind = run_command(commands.get_page_layout())
     size, count = kind.page_size, len(tokens) // kind.page_size
     digests = tuple(sha256_chain(root(salt), pack(tokens[: count * size]), size * TOKEN_BYTES))
     most = 0
-    for _ in range(MOST_TRIES):
-        prefix = ask(commands.find_prefix(digests))
+    for _ in range(MAX_TRIES):
+        prefix = run_command(commands.find_prefix(digests))
         most = max(most, prefix.num_pages)
-        whole = PageRun(kind, root(salt), tuple(tokens), _read_parts(ask, kind, digests, prefix), salt)
+        whole = PageRun(
+            kind, root(salt), tuple(tokens), _read_parts(run_command, kind, digests, prefix), salt
+        )
         gap = _first_gap(whole, prefix)
         digests = digests[:gap]
         if gap == prefix.num_pages:
@@ -244,13 +246,15 @@ def _read_prompt(ask: Ask, tokens: list[int], salt: bytes) -> _PromptPages:
 
 
 def _read_parts(
-    ask: Ask, kind: PageLayoutKey, digests: tuple[Digest, ...], prefix: CachedPrefix
+    run_command: RunCommand, kind: PageLayoutKey, digests: tuple[Digest, ...], prefix: CachedPrefix
 ) -> tuple[PagePart, ...]:
     read: list[list[PagePart]] = [[] for _ in prefix.needed]
     for first in range(0, prefix.num_pages, portion := _part(kind)):
         stop = min(first + portion, prefix.num_pages)
         wanted = tuple(tuple(i - first for i in needed if first <= i < stop) for needed in prefix.needed)
-        for parts, part in zip(read, ask(commands.read_pages(digests[first:stop], wanted)), strict=True):
+        for parts, part in zip(
+            read, run_command(commands.read_pages(digests[first:stop], wanted)), strict=True
+        ):
             parts.append(PagePart(tuple(first + index for index in part.indices), part.pages))
     return tuple(
         PagePart(
@@ -277,16 +281,23 @@ def _shortened(run: PageRun, num_pages: int) -> PageRun:
     return replace(run, token_ids=tokens, parts=tuple(parts))
 
 
-def _read_chain(ask: Ask, kind: PageLayoutKey, chain: Chain) -> PageRun:
+def _read_chain(run_command: RunCommand, kind: PageLayoutKey, chain: Chain) -> PageRun:
     parent = root(chain.salt) if chain.parent is None else chain.parent
-    return PageRun(kind, parent, chain.tokens, ask(commands.read_pages(chain.digests)), chain.salt)
+    return PageRun(kind, parent, chain.tokens, run_command(commands.read_pages(chain.digests)), chain.salt)
 
 
 def _insert_part(
-    ask: Ask, kind: PageLayoutKey, tokens: list[int], pages: PageBytes, *, salt: bytes, first: int, group: int
+    run_command: RunCommand,
+    kind: PageLayoutKey,
+    tokens: list[int],
+    pages: PageBytes,
+    *,
+    salt: bytes,
+    first: int,
+    group: int,
 ) -> Inserted:
     stop = (first + len(pages)) * kind.page_size
-    return ask(commands.insert_pages(tuple(tokens[:stop]), pages, salt, first, group))
+    return run_command(commands.insert_pages(tuple(tokens[:stop]), pages, salt, first, group))
 
 
 def _part(kind: PageLayoutKey) -> int:

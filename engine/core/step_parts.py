@@ -61,11 +61,11 @@ class StepPart:
     def deliver(self, results: PartResults) -> None:
         """Called with the results of the rows that ``rows`` returned last."""
 
-    def may_overlap(self, going_on: Sequence[Sample]) -> bool:  # noqa: ARG002
+    def may_overlap(self, unfinished: Sequence[Sample]) -> bool:  # noqa: ARG002
         """Whether the next step may be submitted before these samples get their token."""
         return True
 
-    def prepare(self, going_on: Sequence[Sample]) -> None:
+    def prepare(self, unfinished: Sequence[Sample]) -> None:
         """Called after a step, to prepare the next token of these samples."""
 
     def end(self, sample: Sample) -> None: ...
@@ -73,7 +73,7 @@ class StepPart:
     def close(self) -> None: ...
 
 
-class AskedRows(NamedTuple):
+class RequestedRows(NamedTuple):
     parts: tuple[tuple[StepPart, PartRows], ...]
 
     @property
@@ -108,7 +108,7 @@ class AskedRows(NamedTuple):
                 part.deliver(PartResults(() if rows.scored is None else output.scores, hidden))
 
 
-NOTHING_ASKED = AskedRows(())
+NO_ROWS_REQUESTED = RequestedRows(())
 NONE_PAUSED: Set[Served] = frozenset()
 
 
@@ -141,11 +141,11 @@ class StepParts:
     def paused(self) -> Set[Served]:
         return frozenset().union(*(part.paused() for part in self.live))
 
-    def ask(self, step: SchedulerOutput) -> AskedRows:
-        asked = [(part, rows) for part in self.live if (rows := part.rows(step)) is not None]
-        return AskedRows(tuple(asked)) if asked else NOTHING_ASKED
+    def request_rows(self, step: SchedulerOutput) -> RequestedRows:
+        requested = [(part, rows) for part in self.live if (rows := part.rows(step)) is not None]
+        return RequestedRows(tuple(requested)) if requested else NO_ROWS_REQUESTED
 
-    def prepare(self, going_on: Sequence[Sample]) -> None:
+    def prepare(self, unfinished: Sequence[Sample]) -> None:
         for part in self.live:
-            part.prepare(going_on)
+            part.prepare(unfinished)
         self._find_live()

@@ -40,7 +40,7 @@ class ScoredRows:
     num_top: Ints
 
 
-class Wanted(NamedTuple):
+class OutputSelection(NamedTuple):
     """Requested outputs of a forward.
 
     rows    [R]  ascending rows whose logits are wanted; None: all rows

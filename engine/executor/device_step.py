@@ -10,7 +10,7 @@ from octavo.kernels.metadata import Ints
 
 from .base import RunOutput, with_failures
 from .batch import Batch
-from .sampling.device_sampling import FAILED, UNSURE, draw_tokens, draws_of
+from .sampling.device_sampling import FAILED, UNSURE, draw_tokens, sampling_arrays
 from .sampling.logit_rows import Sampler
 from .sampling.sampler import NOT_FINITE, Sampled, SampleState
 
@@ -40,7 +40,7 @@ class DeviceStep:
         self._host_rows = _rows(logits, [places[i] for i in self._others]).astype(mx.float32)
         report = [mx.zeros(0, mx.int32)]
         if here:
-            resampled = draw_tokens(self._logits, draws_of([states[i] for i in here]))
+            resampled = draw_tokens(self._logits, sampling_arrays([states[i] for i in here]))
             self.tokens = resampled[0]
             report.append(resampled.reshape(-1))
         report += [flag.astype(mx.int32) for flag in flags]
@@ -74,7 +74,7 @@ class DeviceStep:
             samples |= self._resample(unsure, tokens)
         if self._others:
             states = [self._states[i] for i in self._others]
-            resampled = self._sampling.draw(self._host_rows, range(len(states)), states)
+            resampled = self._sampling.sample(self._host_rows, range(len(states)), states)
             samples.update(zip(self._others, resampled, strict=True))
         failed = np.flatnonzero(flags).tolist()
         in_order = [samples[i] for i in range(len(self._states))]
@@ -84,7 +84,7 @@ class DeviceStep:
         rows = _rows(self._logits, unsure).astype(mx.float32)
         mx.eval(rows)
         states = [self._states[self._here[place]] for place in unsure]
-        resampled = self._sampling.draw(rows, range(len(unsure)), states)
+        resampled = self._sampling.sample(rows, range(len(unsure)), states)
         self._changed = frozenset(
             self._here[place]
             for place, sampled in zip(unsure, resampled, strict=True)

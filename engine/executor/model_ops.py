@@ -25,7 +25,7 @@ class Fusion:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class UnchangedModule:
     name: str
     type: str
     reason: str
@@ -39,10 +39,10 @@ class Report:
     """
 
     replaced: dict[str, int]
-    kept: tuple[Kept, ...]
+    kept: tuple[UnchangedModule, ...]
     functions: tuple[str, ...]
     merged: dict[str, int]
-    apart: tuple[Kept, ...]
+    apart: tuple[UnchangedModule, ...]
     num_bytes: int
 
 

@@ -18,7 +18,7 @@ from ..kv_store.fingerprint import model_fingerprint
 from ..kv_store.page_runs import PageLayoutKey, StateKind
 from .adapters.slots import AdapterSlots
 from .base import Pending, Resolved, RunOutput, joined, with_failed_rows
-from .batch import Batch, Wanted, each_once
+from .batch import Batch, OutputSelection, each_once
 from .device_step import DeviceStep
 from .forward_outputs import Outputs
 from .mtp.head import MTPRunner
@@ -174,7 +174,7 @@ class PagedRunner:
         if after is not None:
             assert batch.sources is not None, "the tokens to verify are not known"
             token_ids = after.take(batch.sources)
-        logits = self._model.forward(batch, Wanted(rows), token_ids).logits
+        logits = self._model.forward(batch, OutputSelection(rows), token_ids).logits
         assert logits is not None
         step = DeviceStep(
             batch,
@@ -198,11 +198,11 @@ class PagedRunner:
         )
         greedy = self._fused_argmax and batch.only_samples and len(rows) > 0
         greedy = greedy and all(state.is_argmax for state in states)
-        outputs = self._model.forward(batch, Wanted(rows, greedy, batch.hidden))
+        outputs = self._model.forward(batch, OutputSelection(rows, greedy, batch.hidden))
         self._model.evaluate(outputs.arrays)
         failed = self._model.nonfinite_rows()
         num_samples = len(batch.sample_rows)
-        samples = self._draw(outputs, places[:num_samples], states)
+        samples = self._sample(outputs, places[:num_samples], states)
         scores: tuple[TokenLogprob, ...] = ()
         if scored is not None and outputs.logits is not None:
             asked = zip(places[num_samples:], scored.targets.tolist(), scored.num_top.tolist(), strict=True)
@@ -222,7 +222,7 @@ class PagedRunner:
         bits = np.array(rows.view(mx.int32)).view(np.float32)
         return RunOutput((), tuple(self._model.nonfinite_rows()), hidden=bits)
 
-    def _draw(
+    def _sample(
         self, outputs: Outputs, places: Sequence[int], states: Sequence[SampleState]
     ) -> Sequence[Sampled]:
         assert len(places) == len(states), "there must be one sampled token per state"
@@ -231,7 +231,7 @@ class PagedRunner:
             return sampled if isinstance(places, range) else [sampled[place] for place in places]
         if outputs.logits is None or not states:
             return ()
-        return self._sampling.draw(outputs.logits, places, states)
+        return self._sampling.sample(outputs.logits, places, states)
 
     @property
     def page_layout_key(self) -> PageLayoutKey:

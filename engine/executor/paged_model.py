@@ -14,7 +14,7 @@ from octavo.kernels.replay import ReplayablePool
 
 from .adapt.cache_adapter import HookError, LayerCache, StepContext
 from .adapt.output_head import RowSelection
-from .batch import Batch, RowInput, Wanted
+from .batch import Batch, OutputSelection, RowInput
 from .cache_layout import AttentionCache, CacheLayout, CachePlace, StateCache
 from .capture.graph_runner import Build, GraphRunner
 from .forward_outputs import Form, Outputs, results_of
@@ -24,7 +24,7 @@ from .recurrent.state_pool import StatePool, StateReplay
 from .row_inputs import RowInputs
 
 FIRST_ROW: Ints = np.zeros(1, np.int32)
-ALL_ROWS = Wanted()
+ALL_ROWS = OutputSelection()
 
 
 class UnusedShim:
@@ -85,7 +85,9 @@ class PagedModel:
             case _:
                 return ListShim([self._shim(part) for part in place])
 
-    def forward(self, batch: Batch, wanted: Wanted = ALL_ROWS, token_ids: mx.array | None = None) -> Outputs:
+    def forward(
+        self, batch: Batch, wanted: OutputSelection = ALL_ROWS, token_ids: mx.array | None = None
+    ) -> Outputs:
         """Build the graph of a step, or run its captured program. Raises HookError.
 
         Call ``evaluate`` on the outputs exactly once before the next call.

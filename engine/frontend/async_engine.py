@@ -38,8 +38,8 @@ STOP_TIMEOUT_S = 10.0
 class AsyncEngine:
     """Serves concurrent requests; the engine runs on its own thread.
 
-    Use it only on the event loop that called ``start``. After a fatal error, ``death`` is that error, and
-    all requests raise EngineDead.
+    Use it only on the event loop that called ``start``. After a fatal error, ``dead_error`` is that error,
+    and all requests raise EngineDead.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class AsyncEngine:
         assert core_factory is None or not own_process, "a core must be made in the process that runs it"
         self._own_process = own_process
         self.config = checked(config)
-        self.death: BaseException | None = None
+        self.dead_error: BaseException | None = None
         self._core_factory = core_factory or _default_core
         self._observer = observer
         self._is_ready = False
@@ -176,10 +176,10 @@ class AsyncEngine:
                 check_params(params)
                 place.enter_context(self._shares.entered(tenant, params.n))
                 assert self._input is not None
-                with self._open.limiter.entering(self._input.at_least(prompt), params.n):
+                with self._open.limiter.entering(self._input.min_tokens(prompt), params.n):
                     place.enter_context(self._open.limiter.holding(file_bytes(prompt)))
-                    encoded = await self._input.encode_beside(prompt, self._texts, self._pictures)
-                    grammar = await self._input.compile_beside(params, tenant.name)
+                    encoded = await self._input.encode_in_thread(prompt, self._texts, self._pictures)
+                    grammar = await self._input.compile_in_thread(params, tenant.name)
                     request = self._input.admit(
                         encoded,
                         params,
@@ -234,7 +234,7 @@ class AsyncEngine:
         loaded = self._input.adapters
 
         async def load() -> AdapterInfo:
-            loaded[name] = await self.ask(commands.load_adapter(name, str(folder), replace))
+            loaded[name] = await self.run_command(commands.load_adapter(name, str(folder), replace))
             return loaded[name]
 
         return await asyncio.shield(load())
@@ -246,7 +246,7 @@ class AsyncEngine:
         loaded = self._input.adapters
 
         async def unload() -> None:
-            await self.ask(commands.unload_adapter(name))
+            await self.run_command(commands.unload_adapter(name))
             loaded.pop(name, None)
 
         await asyncio.shield(unload())
@@ -269,8 +269,8 @@ class AsyncEngine:
         self._running()
         assert self._input is not None
         limiter = self._open.limiter
-        with limiter.entering(self._input.at_least(prompt)), limiter.holding(file_bytes(prompt)):
-            return await self._input.encode_beside(prompt, self._texts, self._pictures)
+        with limiter.entering(self._input.min_tokens(prompt)), limiter.holding(file_bytes(prompt)):
+            return await self._input.encode_in_thread(prompt, self._texts, self._pictures)
 
     def _give_up(self, request: EngineRequest) -> None:
         self._abort(request)
@@ -290,22 +290,22 @@ class AsyncEngine:
         return engine
 
     def _running(self) -> EngineClient:
-        if self.death is not None:
-            raise self._dead() from self.death
+        if self.dead_error is not None:
+            raise self._dead() from self.dead_error
         if self._client is None or not self._is_ready:
             raise EngineStopping("the engine has not been started; await start() first")
         return self._client
 
     def _dead(self) -> EngineDead:
-        return EngineDead(f"the engine has failed and must be restarted: {self.death!r}")
+        return EngineDead(f"the engine has failed and must be restarted: {self.dead_error!r}")
 
-    async def ask(self, command: Command[AnswerT]) -> AnswerT:
+    async def run_command(self, command: Command[AnswerT]) -> AnswerT:
         """Execute a command on the engine's thread, between two steps. Raises EngineDead or the command's
         errors."""
         self._running()
         assert self._client is not None
         try:
-            return await asyncio.wrap_future(self._client.ask(command))
+            return await asyncio.wrap_future(self._client.run_command(command))
         except EngineStopping:
             self._running()
             raise
@@ -332,7 +332,7 @@ class AsyncEngine:
             return
         if not self._started.done():
             self._started.set_exception(error)
-        self.death = error
+        self.dead_error = error
         for stream in self._open.streams():
             dead = self._dead()
             dead.__cause__ = error

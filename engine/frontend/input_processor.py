@@ -126,16 +126,16 @@ class InputProcessor:
                 f"{' and '.join(kinds)}; use one kind"
             ) from error
 
-    def at_least(self, prompt: Prompt) -> int:
+    def min_tokens(self, prompt: Prompt) -> int:
         """Return a lower bound for the number of tokens, without encoding. Raises InvalidRequest."""
         check_prompt(prompt)
         if isinstance(prompt, ImagePrompt | EncodedPrompt):
             return len(prompt.ids)
         if isinstance(prompt, str):
-            return self._tokenizer.at_least(prompt)
+            return self._tokenizer.min_tokens(prompt)
         return len(prompt.messages if isinstance(prompt, ChatPrompt) else prompt)
 
-    async def encode_beside(
+    async def encode_in_thread(
         self, prompt: Prompt, texts: TextExecutor, pictures: TextExecutor
     ) -> EncodedPrompt:
         """Encode a prompt. Long prompts and images use another thread."""
@@ -152,7 +152,7 @@ class InputProcessor:
     def compile(self, params: SamplingParams) -> int | None:
         return None if params.structured is None else self.grammars.begin(params.structured).result()
 
-    async def compile_beside(self, params: SamplingParams, tenant: str) -> int | None:
+    async def compile_in_thread(self, params: SamplingParams, tenant: str) -> int | None:
         if params.structured is None:
             return None
         ticket = self.grammars.begin(params.structured, tenant)

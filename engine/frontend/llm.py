@@ -230,32 +230,32 @@ class LLM:
         Raises InvalidRequest if the adapter is unsupported or the replaced adapter is in use. Raises
         NotConfigured if this LLM has no memory for adapters.
         """
-        info = self._ask(commands.load_adapter(name, str(folder), replace))
+        info = self._run_command(commands.load_adapter(name, str(folder), replace))
         self._input.adapters[name] = info
         return info
 
     def unload_adapter(self, name: str) -> None:
         """Unload a LoRA adapter. Raises NotFound for an unknown name, and InvalidRequest if it is in use."""
-        self._ask(commands.unload_adapter(name))
+        self._run_command(commands.unload_adapter(name))
         self._input.adapters.pop(name, None)
 
     def save_prompt(self, prompt: Prompt, path: Path | str) -> SavedPages:
         """Save the full KV pages of a prompt to a new ``.safetensors`` file. Missing pages are computed
         first. Raises InvalidRequest, NotFound, NotConfigured or RequestFailed."""
         prompt_ids = self._input.encode(prompt).ids
-        self._ask(commands.get_page_layout())
+        self._run_command(commands.get_page_layout())
         self.generate(prompt_ids, SamplingParams(max_tokens=1), progress=False)
-        return save_prompt(self._ask, Path(path), prompt_ids, b"")
+        return save_prompt(self._run_command, Path(path), prompt_ids, b"")
 
     def load_prompt(self, path: Path | str) -> LoadedPages:
         """Load KV pages from a file of ``save_prompt``. Other page formats and page sizes are converted.
 
         Raises InvalidRequest for a damaged file or another model, and NotFound for a missing file.
         """
-        return load(self._ask, Path(path))
+        return load(self._run_command, Path(path))
 
-    def _ask(self, command: Command[AnswerT]) -> AnswerT:
-        return self._thread.ask(command).result()
+    def _run_command(self, command: Command[AnswerT]) -> AnswerT:
+        return self._thread.run_command(command).result()
 
     def close(self) -> None:
         """End the engine and free its memory. May be called repeatedly."""

@@ -40,7 +40,7 @@ class Engine(Protocol):
     def tokenizer(self) -> Tokenizer: ...
 
     @property
-    def death(self) -> BaseException | None:
+    def dead_error(self) -> BaseException | None:
         """The error that ended the engine thread; None while the thread runs."""
         ...
 
@@ -73,7 +73,7 @@ class Engine(Protocol):
 
     async def abort(self, request_id: str) -> None: ...
 
-    async def ask(self, command: Command[AnswerT]) -> AnswerT:
+    async def run_command(self, command: Command[AnswerT]) -> AnswerT:
         """Execute a command on the engine's thread and return its answer."""
         ...
 

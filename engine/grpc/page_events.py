@@ -50,13 +50,13 @@ class PageEventHub:
         try:
             with self.holders.held(tenant):
                 self._follow()
-                yield await self._engine.ask(commands.subscribe_events(tokens))
+                yield await self._engine.run_command(commands.subscribe_events(tokens))
         finally:
             self._left.send()
 
     async def check_kept(self, number: int) -> None:
         """Raise EventsGone if event ``number`` has expired or is in the future."""
-        await self._engine.ask(commands.page_events_since(number, 0))
+        await self._engine.run_command(commands.page_events_since(number, 0))
 
     async def events_from(self, number: int, *, heartbeat_s: float) -> AsyncGenerator[list[PageEvent], None]:
         """Yield lists of new events. Raises FellBehind if events expired."""
@@ -79,7 +79,7 @@ class PageEventHub:
         if self._next and number >= self._next:
             return []
         try:
-            return await self._engine.ask(commands.page_events_since(number, BATCH))
+            return await self._engine.run_command(commands.page_events_since(number, BATCH))
         except EventsGone as error:
             raise FellBehind(
                 f"events were read too slowly, and event {number} is gone; list the cached pages again, and "
@@ -96,7 +96,7 @@ class PageEventHub:
             while self.holders.total:
                 await self._fetch_while_watched()
                 self._forget()
-                await self._engine.ask(commands.unsubscribe_events())
+                await self._engine.run_command(commands.unsubscribe_events())
         except Exception as error:
             if not isinstance(error, EngineDead):
                 logger.exception("page events are no longer available")
@@ -107,15 +107,15 @@ class PageEventHub:
             self._task = None
 
     async def _fetch_while_watched(self) -> None:
-        self._next = (await self._engine.ask(commands.subscribe_events())).number
+        self._next = (await self._engine.run_command(commands.subscribe_events())).number
         self._news.send()
         while self.holders.total:
             change, left = self._engine.cache_changes.next(), self._left.next()
             try:
-                events = await self._engine.ask(commands.page_events_since(self._next, BATCH))
+                events = await self._engine.run_command(commands.page_events_since(self._next, BATCH))
             except EventsGone:
                 self._forget()
-                self._next = (await self._engine.ask(commands.subscribe_events())).number
+                self._next = (await self._engine.run_command(commands.subscribe_events())).number
                 self._news.send()
                 continue
             if events:

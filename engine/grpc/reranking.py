@@ -29,7 +29,9 @@ class Question:
     adapter: str | None = field(kw_only=True)
 
 
-async def judge(handler: RequestHandler, asked: Question, caller: Caller) -> tuple[list[float], list[Delta]]:
+async def score_documents(
+    handler: RequestHandler, asked: Question, caller: Caller
+) -> tuple[list[float], list[Delta]]:
     """Return the score and the output of each document. Raises an error if any document fails."""
     check_num_documents(len(asked.documents))
     tokenizer, max_tokens = handler.engine.tokenizer, handler.engine.info.max_model_len

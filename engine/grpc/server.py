@@ -125,7 +125,7 @@ class GrpcServer:
     def held(self) -> dict[str, int]:
         """Return how many calls, streams, pages and other resources are in use, by kind."""
         engine, handler, limiter = self._engine, self.handler, self.limiter
-        gauges = Gauges() if engine.death is not None else engine.gauges()
+        gauges = Gauges() if engine.dead_error is not None else engine.gauges()
         counted = (limiter.calls, limiter.health_calls, handler.page_events.holders)
         return {
             **{holders.name: holders.total for holders in counted},
@@ -190,9 +190,9 @@ class GrpcServer:
         self.limiter.close()
 
     async def _watch_engine(self) -> None:
-        while self._engine.death is None:
+        while self._engine.dead_error is None:
             await asyncio.sleep(DEATH_POLL_S)
-        logger.critical("the engine has died: %s", self._engine.death)
+        logger.critical("the engine has died: %s", self._engine.dead_error)
         for name in ("", *self.services):
             await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
         self.died.set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..api.reranking import RerankPrompt, check_top_n, ranked
-from ..grpc.reranking import Question, judge
+from ..grpc.reranking import Question, score_documents
 from .endpoint import Services
 from .exchange import Exchange
 from .generation import new_id
@@ -57,7 +57,7 @@ async def serve_rerank(services: Services, request: RerankRequest, exchange: Exc
         priority=request.priority or 0,
         adapter=services.adapter(name),
     )
-    scores, deltas = await judge(services.handler, question, exchange)
+    scores, deltas = await score_documents(services.handler, question, exchange)
     results: list[dict[str, Any]] = []
     for found in ranked(scores, request.top_n):
         results.append({"index": found.index, "relevance_score": found.score})

@@ -240,7 +240,7 @@ class _Answer(TurnAnswer):
             if block.kind != "call":
                 yield self._event(f"response.{stem}.done", **part, text=block.text, **more)
                 yield self._event("response.content_part.done", **part, part=_part(block.kind, block.text))
-            elif block.is_whole:
+            elif block.is_complete:
                 done = {**here, **self._named(block), "arguments": block.text}
                 yield self._event("response.function_call_arguments.done", **done)
             item = self._item(block, self._status_of(block))
@@ -252,7 +252,7 @@ class _Answer(TurnAnswer):
 
     def _status_of(self, block: Block) -> str:
         last = block is self.blocks.all[-1]
-        return "completed" if block.is_whole and not (last and self.was_cut) else "incomplete"
+        return "completed" if block.is_complete and not (last and self.was_cut) else "incomplete"
 
     def _item(self, block: Block, status: str) -> dict[str, Any]:
         item: dict[str, Any] = {"id": self._id_of(block), "status": status}

@@ -147,7 +147,7 @@ class Block:
     text: str = ""
     name: str = ""
     call_id: str = ""
-    is_whole: bool = False
+    is_complete: bool = False
 
 
 Step: TypeAlias = tuple[Literal["start", "delta", "stop"], Block, str]
@@ -160,12 +160,12 @@ class Blocks:
 
     @property
     def has_calls(self) -> bool:
-        return any(block.kind == "call" and block.is_whole for block in self.all)
+        return any(block.kind == "call" and block.is_complete for block in self.all)
 
     @property
     def shown(self) -> list[Block]:
         """Return all blocks except malformed or incomplete calls."""
-        return [block for block in self.all if block.kind != "call" or block.is_whole]
+        return [block for block in self.all if block.kind != "call" or block.is_complete]
 
     def add(self, events: Iterable[Event]) -> list[Step]:
         """Add parser events and return the changed blocks."""
@@ -183,14 +183,14 @@ class Blocks:
                     steps += self._append("call", text)
                 case CallEnd():
                     assert self._open is not None
-                    self._open.is_whole = True
+                    self._open.is_complete = True
                     steps += self.end()
         return steps
 
     def end(self) -> list[Step]:
         if (block := self._open) is None:
             return []
-        block.is_whole = block.is_whole or block.kind != "call"
+        block.is_complete = block.is_complete or block.kind != "call"
         self._open = None
         return [("stop", block, "")]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from octavo.block_manager import Miss
 from octavo.scheduler import Lookup, Sequence, Status
 
-MOST_REQUESTS = 1024
-MOST_TOKENS = 1_000_000  # total tokens of the recorded requests (4 MB)
+MAX_REQUESTS = 1024
+MAX_TOKENS = 1_000_000  # total tokens of the recorded requests (4 MB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ class HistoryEntry:
 class LookupHistory:
     """Look-ups of the latest requests, by request id."""
 
-    def __init__(self, *, most_requests: int = MOST_REQUESTS, most_tokens: int = MOST_TOKENS) -> None:
-        self._most_requests = most_requests
-        self._most_tokens = most_tokens
+    def __init__(self, *, max_requests: int = MAX_REQUESTS, max_tokens: int = MAX_TOKENS) -> None:
+        self._max_requests = max_requests
+        self._max_tokens = max_tokens
         self._latest: OrderedDict[str, HistoryEntry] = OrderedDict()
         self._num_tokens = 0
 
@@ -56,7 +56,7 @@ class LookupHistory:
         self._forget(request_id)
         found = LookupRecord(lookup.num_tokens, lookup.num_hit, lookup.misses, lookup.miss, now)
         self._latest[request_id] = HistoryEntry(found, sequence.salt, sequence)
-        if len(self._latest) > self._most_requests:
+        if len(self._latest) > self._max_requests:
             self._forget(next(iter(self._latest)))
 
     def ended(self, request_id: str) -> None:
@@ -67,7 +67,7 @@ class LookupHistory:
             return
         remembered.source = array("I", remembered.source.tokens)
         self._num_tokens += len(remembered.source)
-        while self._num_tokens > self._most_tokens and len(self._latest) > 1:
+        while self._num_tokens > self._max_tokens and len(self._latest) > 1:
             self._forget(next(iter(self._latest)))
 
     def get(self, request_id: str) -> HistoryEntry | None:

@@ -11,7 +11,7 @@ from octavo.block_manager.pins import MAX_NAMES, PinLimit
 from octavo.scheduler import Lookup
 
 from ..api.errors import NotConfigured, NotFound, Overloaded
-from .lookup_history import MOST_REQUESTS, MOST_TOKENS, HistoryEntry, LookupHistory
+from .lookup_history import MAX_REQUESTS, MAX_TOKENS, HistoryEntry, LookupHistory
 from .reused_prefixes import ReusedPrefixes
 
 
@@ -80,8 +80,8 @@ class PrefixCacheInspector:
         remembered = self.lookups.get(request_id)
         if remembered is None:
             raise NotFound(
-                f"no request with this id is recorded: the history keeps at most {MOST_REQUESTS} requests "
-                f"and {MOST_TOKENS} tokens; ask sooner after the request, and copy the id from its response"
+                f"no request with this id is recorded: the history keeps at most {MAX_REQUESTS} requests "
+                f"and {MAX_TOKENS} tokens; ask sooner after the request, and copy the id from its response"
             )
         return remembered
 
@@ -93,7 +93,7 @@ class PrefixCacheInspector:
         most = self.blocks.max_pinned
         if not most:
             raise NotConfigured("pins are turned off; start the server with --max-pinned-pages N")
-        if limit is not None and not self._pins.has_name_left(name, limit.owner):
+        if limit is not None and not self._pins.can_add_name(name, limit.owner):
             raise Overloaded(f"you can pin at most {MAX_NAMES} prefixes; unpin one of them first")
         kept = self._pins.pin(name, tokens, salt=salt, limit=limit)
         if kept == 0:

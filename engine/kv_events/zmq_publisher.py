@@ -123,7 +123,7 @@ class KvEventPublisher:
             logger.exception("KV events are published no longer")
 
     async def _follow(self, engine: Engine, hub: PageEventHub) -> None:
-        contents = await engine.ask(commands.get_cached_contents())
+        contents = await engine.run_command(commands.get_cached_contents())
         if self._sent or contents.pages:
             events = await asyncio.to_thread(_snapshot, contents)
             await self._send(contents.number, events, engine)

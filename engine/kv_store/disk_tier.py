@@ -43,7 +43,7 @@ class DiskTier:
         self._folder = folder
         blocks.miss_reasons.in_other_format = self._folder.has_of_other_kind
         self._counters = StoreCounters()
-        self._wake = _nobody
+        self._wake = _do_nothing
         queue_bytes = max(QUEUE_BYTES, *self._page_bytes, 0)
         self._writer = ShardWriter(self._folder, self._counters, queue_bytes=queue_bytes)
         self._reader = ShardReader(
@@ -69,7 +69,7 @@ class DiskTier:
         if self._reader.is_stuck:
             return False
         blocks = self._blocks
-        digests = blocks.name_pages(
+        digests = blocks.page_digests(
             sequence.tokens, sequence.digests, salt=sequence.salt, media=sequence.media
         )
         self._writer.used(digests)
@@ -173,8 +173,8 @@ class DiskTier:
             if wanted:
                 self._copy_out(sequence, wanted, group)
 
-    def _wanted(self, sequence: Sequence, first: int, last: int, group: int) -> list[_Wanted]:
-        wanted: list[_Wanted] = []
+    def _wanted(self, sequence: Sequence, first: int, last: int, group: int) -> list[_MissingPage]:
+        wanted: list[_MissingPage] = []
         for index in range(first, last):
             digest = sequence.digests[index]
             page = self._blocks.find(digest, group)
@@ -183,10 +183,10 @@ class DiskTier:
             if not self._writer.has_room(self._page_bytes[group] * (len(wanted) + 1)):
                 self._counters.drop("queue_full")
                 continue
-            wanted.append(_Wanted(index, page))
+            wanted.append(_MissingPage(index, page))
         return wanted
 
-    def _copy_out(self, sequence: Sequence, wanted: list[_Wanted], group: int) -> None:
+    def _copy_out(self, sequence: Sequence, wanted: list[_MissingPage], group: int) -> None:
         data = self._access.read_pages([each.page for each in wanted], group)
         size, digests = self._blocks.page_size, sequence.digests
         for index, row in zip((each.index for each in wanted), data, strict=True):
@@ -200,9 +200,9 @@ class DiskTier:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _MissingPage:
     index: int
     page: int
 
 
-def _nobody() -> None: ...
+def _do_nothing() -> None: ...

@@ -42,11 +42,11 @@ class ShardIndex:
         self._others: list[Path] = []
         self._read_ns: dict[_Part, int] = {}
         self._changes: dict[tuple[Path, str], bool] = {}
-        self._doubted: set[tuple[Path, str]] = set()
+        self._to_recheck: set[tuple[Path, str]] = set()
 
     def has(self, name: str, group: int) -> bool:
         folder = self._own[group]
-        return name in self._parts.get((folder, name[:2]), ()) and (folder, name) not in self._doubted
+        return name in self._parts.get((folder, name[:2]), ()) and (folder, name) not in self._to_recheck
 
     def has_of_other_kind(self, name: str) -> bool:
         return any(name in self._parts.get((kind, name[:2]), ()) for kind in self._others)
@@ -56,19 +56,19 @@ class ShardIndex:
         with self._lock:
             self._parts.setdefault((folder, name[:2]), set()).add(name)
             self._changes[folder, name] = True
-            self._doubted.discard((folder, name))
+            self._to_recheck.discard((folder, name))
 
     def discard(self, name: str, folder: Path) -> None:
         with self._lock:
             self._parts.get((folder, name[:2]), set()).discard(name)
             self._changes[folder, name] = False
-            self._doubted.discard((folder, name))
+            self._to_recheck.discard((folder, name))
 
-    def doubt(self, names: Sequence[str], group: int) -> None:
+    def recheck(self, names: Sequence[str], group: int) -> None:
         folder = self._own[group]
         with self._lock:
             there = (name for name in names if name in self._parts.get((folder, name[:2]), ()))
-            self._doubted.update((folder, name) for name in there)
+            self._to_recheck.update((folder, name) for name in there)
 
     def refresh(self) -> None:
         """Read the folders that have changed. May be slow."""
@@ -119,7 +119,7 @@ def entries(path: Path) -> list[os.DirEntry[str]]:
 
 
 STALE_S = 600.0  # older unfinished files are removed
-KEPT_SHARE = 0.9
+PRUNE_TO = 0.9
 _UNFINISHED = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{16}\.tmp")
 
 
@@ -166,8 +166,8 @@ class ShardFolder:
     def has_of_other_kind(self, digest: Digest) -> bool:
         return self._index.has_of_other_kind(digest.hex())
 
-    def doubt(self, digests: Sequence[Digest], group: int) -> None:
-        self._index.doubt([digest.hex() for digest in digests], group)
+    def recheck(self, digests: Sequence[Digest], group: int) -> None:
+        self._index.recheck([digest.hex() for digest in digests], group)
 
     def refresh(self) -> None:
         self._index.refresh()
@@ -223,7 +223,7 @@ class ShardFolder:
         budget = min(total, self.max_bytes) if is_full else self.max_bytes
         if total > budget or is_full:
             for file in files:
-                if total <= budget * KEPT_SHARE:
+                if total <= budget * PRUNE_TO:
                     break
                 with contextlib.suppress(OSError):  # another process has removed it
                     file.path.unlink()

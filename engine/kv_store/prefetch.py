@@ -53,7 +53,7 @@ class PrefetchJob:
     @classmethod
     def of(cls, sequence: Served, blocks: BlockManager) -> PrefetchJob:
         tokens, salt, media = sequence.tokens, sequence.salt, sequence.media
-        digests = blocks.name_pages(tokens, sequence.digests, salt=salt, media=media)
+        digests = blocks.page_digests(tokens, sequence.digests, salt=salt, media=media)
         return cls(
             list(tokens),
             list(digests),
@@ -149,8 +149,8 @@ def _runs(pages: Sequence[FetchedPage]) -> list[list[FetchedPage]]:
     return runs
 
 
-FADING = 0.98  # weight of a transfer relative to the next transfer
-HOPE = 0.9
+DECAY = 0.98  # weight of a transfer relative to the next transfer
+OPTIMISM = 0.9
 
 
 class Rate:
@@ -160,8 +160,8 @@ class Rate:
         self._seconds = self._bytes = 0.0
 
     def observe(self, num_bytes: int, seconds: float) -> None:
-        self._seconds = FADING * self._seconds + seconds
-        self._bytes = FADING * self._bytes + num_bytes
+        self._seconds = DECAY * self._seconds + seconds
+        self._bytes = DECAY * self._bytes + num_bytes
 
     def seconds(self, num_bytes: int) -> float:
         """Return the expected seconds for ``num_bytes``; 0 before the first transfer."""
@@ -170,5 +170,5 @@ class Rate:
     def is_within(self, num_bytes: int, limit_s: float) -> bool:
         if self.seconds(num_bytes) < limit_s:
             return True
-        self._seconds *= HOPE
+        self._seconds *= OPTIMISM
         return False

@@ -205,7 +205,7 @@ class ShardReader:
         except BadPages as error:
             self._counters.drop(error.reason)
             logger.warning("an invalid page in %s is ignored: %s", self._folder.place, error)
-        self._folder.doubt(fetch.digests[index + 1 :], group)
+        self._folder.recheck(fetch.digests[index + 1 :], group)
         return None
 
     def _stage(self, fetch: PrefetchJob, page: FetchedPage) -> bool:

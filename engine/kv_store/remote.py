@@ -30,7 +30,7 @@ from .page_runs import PageLayoutKey, PageRun
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 1.0
-KEPT_S = 7 * 24 * 3600  # seconds: a page expires this long after its last use
+RECENT_S = 7 * 24 * 3600  # seconds: a page expires this long after its last use
 MAX_NAMES = 2**18  # digests in the index of one group of layers
 READ_AT_ONCE = 10_000  # stream entries per command
 KEY_BYTES = 32
@@ -127,7 +127,7 @@ class RemoteShards:
     def has_of_other_kind(self, digest: Digest) -> bool:  # noqa: ARG002
         return False
 
-    def doubt(self, digests: Sequence[Digest], group: int) -> None:
+    def recheck(self, digests: Sequence[Digest], group: int) -> None:
         with self._lock:
             for digest in digests:
                 self._names[group].pop(digest, None)
@@ -147,7 +147,7 @@ class RemoteShards:
         data = b"".join(pack_run(run))
         with self._command():
             pipe = self._client.pipeline()  # a transaction, so that the stream only lists stored pages
-            pipe.set(self._key(digest, group), data, ex=KEPT_S)
+            pipe.set(self._key(digest, group), data, ex=RECENT_S)
             pipe.xadd(self._stream(group), {"page": digest}, maxlen=MAX_NAMES)
             pipe.execute()
         self._add(group, [digest])
@@ -156,15 +156,15 @@ class RemoteShards:
     def get(self, digest: Digest, *, parent: Digest, token_ids: tuple[int, ...], group: int = 0) -> PageBytes:
         key = self._key(digest, group)
         with self._command():
-            data = self._client.getex(key, ex=KEPT_S)
+            data = self._client.getex(key, ex=RECENT_S)
         if data is None:
-            self.doubt([digest], group)
+            self.recheck([digest], group)
             raise FileNotFoundError(key)
         try:
             run = unpack_run(io.BytesIO(data), len(data), key)
             return only_page(run, self._kinds[group], parent, token_ids, key)
         except BadPages:
-            self.doubt([digest], group)
+            self.recheck([digest], group)
             with suppress(OSError), self._command():
                 self._client.delete(key)
             raise
@@ -173,7 +173,7 @@ class RemoteShards:
         if not self._is_down:
             with suppress(OSError), self._command():
                 for group in range(len(self._kinds)):
-                    self._client.expire(self._key(digest, group), KEPT_S)
+                    self._client.expire(self._key(digest, group), RECENT_S)
 
     def prune(self, *, is_full: bool = False) -> Pruned:  # noqa: ARG002
         """Return the bytes of the stored pages. The server itself evicts pages."""

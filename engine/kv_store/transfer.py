@@ -97,7 +97,7 @@ class PageTransfer:
         blocks, count = self._blocks, len(pages)
         end = first + count
         tokens = tokens[: end * blocks.page_size]
-        named = blocks.name_pages([*tokens, 0], [] if digests is None else digests, salt=salt, media=media)
+        named = blocks.page_digests([*tokens, 0], [] if digests is None else digests, salt=salt, media=media)
 
         def fill(indices: list[int], targets: list[PageId]) -> None:
             self._access.write_pages(targets, pages[[index - first for index in indices]], group)
@@ -108,4 +108,4 @@ class PageTransfer:
         return Inserted(new, count - new, 0)
 
     def list_pages(self) -> dict[Digest, PageContents]:
-        return self._blocks.page_index.worth_keeping()
+        return self._blocks.page_index.cached_pages()

@@ -90,7 +90,7 @@ def plan(
                 max_step_tokens=settings.max_step_tokens,
                 residual=_residual(pair, residual or {}),
             )
-            size = replace(size, beside=drafts.beside(pair))
+            size = replace(size, draft_bytes=drafts.draft_bytes(pair))
         except InvalidConfig as refusal:
             refused[str(pair)] = str(refusal)
         else:
@@ -144,7 +144,7 @@ class _Drafts:
         elif settings.speculate == "mtp" and layers:
             self._layers = (replace(head_layer(layers), window=None),)
 
-    def beside(self, pair: FormatPair) -> Callable[[int], int]:
+    def draft_bytes(self, pair: FormatPair) -> Callable[[int], int]:
         if not self._layers:
             return lambda _: self._state_bytes
         size = sizing(
@@ -202,7 +202,7 @@ def _format_plan(
         "bytes_per_page": bytes_per_page,
         "pages": pages,
         "tokens": pages * size.page_size,
-        "draft_bytes": size.beside(pages),
+        "draft_bytes": size.draft_bytes(pages),
         "state_slots": slots,
         "sequences": min(
             *(group["pages"] // group["pages_per_sequence"] for group in groups),

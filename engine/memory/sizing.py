@@ -12,7 +12,7 @@ from octavo.kernels.groups import LayerGroup, group_layers, residual_groups
 from octavo.kernels.interface import LayerSpec
 from octavo.kernels.residual import ResidualSpec
 
-from ..api.config import KEPT_TOKENS
+from ..api.config import SINK_TOKENS
 from ..api.errors import InvalidConfig, ModelLoadError
 from .budget import (
     DEFAULT_KV_MEMORY,
@@ -30,7 +30,7 @@ class Sizing:
     group_bytes: tuple[int, ...]
     page_size: int
     needs: Callable[[ResidualWindow, int], int] = lambda spec, _: spec.num_pages
-    beside: Callable[[int], int] = lambda _: 0
+    draft_bytes: Callable[[int], int] = lambda _: 0
 
     @property
     def all_groups(self) -> tuple[LayerGroup, ...]:
@@ -56,7 +56,7 @@ class Sizing:
 
     def bytes_for(self, num_pages: int) -> int:
         """Return the bytes of all pools, with the draft model."""
-        return self.own_bytes_for(num_pages) + self.beside(num_pages)
+        return self.own_bytes_for(num_pages) + self.draft_bytes(num_pages)
 
     def own_bytes_for(self, num_pages: int) -> int:
         return sum(pages * size for pages, size in zip(self.pages(num_pages), self.group_bytes, strict=True))
@@ -80,7 +80,7 @@ def head_layer(layers: Sequence[LayerSpec]) -> LayerSpec:
 def with_max_kv_size(layers: Sequence[LayerSpec], *, max_kv_size: int) -> tuple[LayerSpec, ...]:
     """Give layers without a window the window of mlx-lm's ``make_prompt_cache(model, max_kv_size)``."""
     return tuple(
-        replace(layer, window=max_kv_size - KEPT_TOKENS, keep=KEPT_TOKENS) if layer.window is None else layer
+        replace(layer, window=max_kv_size - SINK_TOKENS, keep=SINK_TOKENS) if layer.window is None else layer
         for layer in layers
     )
 

@@ -20,14 +20,14 @@ def weight_files(path: Path) -> list[Path]:
     whole = path / WHOLE
     named = indexed_files(path)
     if whole.exists() and WHOLE not in named:
-        return [whole, *([] if named else _beside(path))]
+        return [whole, *([] if named else _unlisted_files(path))]
     missing = [name for name in named if not (path / name).exists()]
     if named and not missing:
         return [path / name for name in named]
     sets = _numbered(path)
     complete = [files for count, files in sets.items() if len(files) == count]
     if len(complete) == 1:
-        return complete[0] + ([] if named else _beside(path))
+        return complete[0] + ([] if named else _unlisted_files(path))
     if missing:
         raise ModelLoadError(
             f"{path} lacks {_listed(missing)}, which {INDEX} names; download the model again, or copy it"
@@ -46,7 +46,7 @@ def weight_files(path: Path) -> list[Path]:
             if number not in have
         ]
         raise ModelLoadError(f"{path} lacks {_listed(lacking)}; download the model again, or copy the file")
-    if files := _beside(path):
+    if files := _unlisted_files(path):
         return files
     others = [file.name for kind in _OTHER_FORMATS for file in sorted(path.glob(kind))]
     instead = f" but {_listed(others)} in an unsupported format" if others else ""
@@ -91,7 +91,7 @@ def _parts(file: Path) -> tuple[str, int, str]:
     return match[1], int(match[2]), match[3]
 
 
-def _beside(path: Path) -> list[Path]:
+def _unlisted_files(path: Path) -> list[Path]:
     files = sorted(path.glob("model*.safetensors"))
     return [file for file in files if file.name != WHOLE and not _SHARD.fullmatch(file.name)]
 

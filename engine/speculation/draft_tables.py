@@ -21,18 +21,18 @@ States = npt.NDArray[np.float32]
 
 
 @dataclass(slots=True, eq=False)
-class Guesses:
+class DraftState:
     sequence: Served
-    served: Served | None = None
+    draft_sequence: Served | None = None
     failed: bool = False
-    fed: list[int] = field(default_factory=list)
+    inputs: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class DraftRequest:
     """Request for ``count`` drafts after ``tokens``."""
 
-    guesses: Guesses
+    draft_state: DraftState
     tokens: Sequence[int]
     state: SampleState
     count: int
@@ -52,7 +52,7 @@ class BatchDrafter(ABC):
     def __init__(self, blocks: BlockManager) -> None:
         self.blocks = blocks
         self.round_s = Average()
-        self._asked: dict[Guesses, None] = {}
+        self._recent: dict[DraftState, None] = {}
 
     def rows_of(self, step: SchedulerOutput) -> Ints | None:  # noqa: ARG002
         """Return the ascending rows of a step whose hidden states the drafter needs, if any."""
@@ -62,48 +62,48 @@ class BatchDrafter(ABC):
         """Record the hidden states [P, D] of the rows that ``rows_of`` returned."""
         raise AssertionError(f"{len(states)} hidden states for a drafter that reads none")
 
-    def begin(self, sequence: Served) -> Guesses:
-        return Guesses(sequence)
+    def begin(self, sequence: Served) -> DraftState:
+        return DraftState(sequence)
 
     @abstractmethod
-    def guess(self, asks: Iterable[Ask]) -> list[tuple[int, ...]]:
+    def draft(self, requests: Iterable[DraftRequest]) -> list[tuple[int, ...]]:
         """Return drafts for each sample; fewer if pages are short."""
 
-    def close(self, guesses: Guesses) -> None:
-        self.close_table(guesses)
+    def close(self, draft_state: DraftState) -> None:
+        self.close_table(draft_state)
 
-    def close_table(self, guesses: Guesses) -> None:
-        self._asked.pop(guesses, None)
-        if guesses.served is not None and guesses.served.table is not None:
-            self.blocks.close(guesses.served.table)
-        guesses.served = None
+    def close_table(self, draft_state: DraftState) -> None:
+        self._recent.pop(draft_state, None)
+        if draft_state.draft_sequence is not None and draft_state.draft_sequence.table is not None:
+            self.blocks.close(draft_state.draft_sequence.table)
+        draft_state.draft_sequence = None
 
     def shut_down(self) -> None:
-        for guesses in list(self._asked):
-            self.close(guesses)
+        for draft_state in list(self._recent):
+            self.close(draft_state)
 
-    def open_table(self, guesses: Guesses, tokens: Sequence[int]) -> PageTable:
-        if guesses.served is None:
-            salt = guesses.sequence.salt
-            guesses.served = Served("draft", list(tokens), 1, salt=salt)
-            guesses.served.table = self.blocks.open(guesses.served.tokens, salt=salt)
-        self._asked.pop(guesses, None)
-        self._asked[guesses] = None
-        assert guesses.served.table is not None
-        return guesses.served.table
+    def open_table(self, draft_state: DraftState, tokens: Sequence[int]) -> PageTable:
+        if draft_state.draft_sequence is None:
+            salt = draft_state.sequence.salt
+            draft_state.draft_sequence = Served("draft", list(tokens), 1, salt=salt)
+            draft_state.draft_sequence.table = self.blocks.open(draft_state.draft_sequence.tokens, salt=salt)
+        self._recent.pop(draft_state, None)
+        self._recent[draft_state] = None
+        assert draft_state.draft_sequence.table is not None
+        return draft_state.draft_sequence.table
 
-    def reserve(self, guesses: Guesses, num_tokens: int, busy: Container[Guesses]) -> bool:
-        assert guesses.served is not None
-        assert guesses.served.table is not None
-        while not self.blocks.reserve(guesses.served.table, num_tokens):
-            victim = next((each for each in self._asked if each not in busy), guesses)
+    def reserve(self, draft_state: DraftState, num_tokens: int, busy: Container[DraftState]) -> bool:
+        assert draft_state.draft_sequence is not None
+        assert draft_state.draft_sequence.table is not None
+        while not self.blocks.reserve(draft_state.draft_sequence.table, num_tokens):
+            victim = next((each for each in self._recent if each not in busy), draft_state)
             self.close_table(victim)
-            if victim is guesses:
+            if victim is draft_state:
                 return False
         return True
 
 
-class Guessed(Protocol):
+class DraftingSample(Protocol):
     drafting: Drafting | None
 
     @property
@@ -113,52 +113,52 @@ class Guessed(Protocol):
     def state(self) -> SampleState: ...
 
     @property
-    def room(self) -> int: ...
+    def tokens_left(self) -> int: ...
 
 
-class ModelGuesses:
+class ModelDrafts:
     def __init__(self, model: BatchDrafter | None, clock: Callable[[], float]) -> None:
         self._model = model
         self._clock = clock
-        self._guesses: dict[Guessed, Guesses] = {}
-        self._guessing_s = 0.0
+        self._draft_states: dict[DraftingSample, DraftState] = {}
+        self._drafting_s = 0.0
         self._step_s = Average()
 
     def __len__(self) -> int:
-        return len(self._guesses)
+        return len(self._draft_states)
 
-    def begin(self, sample: Guessed) -> None:
+    def begin(self, sample: DraftingSample) -> None:
         if sample.drafting is not None and sample.drafting.by_model is not None:
             assert self._model is not None
-            self._guesses[sample] = self._model.begin(sample.sequence)
+            self._draft_states[sample] = self._model.begin(sample.sequence)
 
-    def end(self, sample: Guessed) -> None:
-        if self._model is not None and (guesses := self._guesses.pop(sample, None)) is not None:
-            self._model.close(guesses)
+    def end(self, sample: DraftingSample) -> None:
+        if self._model is not None and (draft_state := self._draft_states.pop(sample, None)) is not None:
+            self._model.close(draft_state)
 
-    def guess(self, going_on: Sequence[Guessed], draft_cost: Callable[[int], float]) -> None:
+    def draft(self, unfinished: Sequence[DraftingSample], draft_cost: Callable[[int], float]) -> None:
         if self._model is None:
             return
         began = self._clock()
-        asks: list[Ask] = []
+        requests: list[DraftRequest] = []
         drafters: list[ModelDrafter] = []
-        others = len(going_on) - 1
-        for sample in going_on:
+        others = len(unfinished) - 1
+        for sample in unfinished:
             if sample.drafting is None or (drafter := sample.drafting.by_model) is None:
                 continue
-            if not asks:
-                cost = draft_cost(len(going_on))
+            if not requests:
+                cost = draft_cost(len(unfinished))
                 if step_s := self._step_s.value:
-                    cost += self._model.round_s.value / step_s / len(going_on)
+                    cost += self._model.round_s.value / step_s / len(unfinished)
             tokens = sample.sequence.tokens
-            count = sample.drafting.num_guesses(tokens, sample.room, cost=cost, others=others)
-            asks.append(Ask(self._guesses[sample], tokens, sample.state, count))
+            count = sample.drafting.num_model_drafts(tokens, sample.tokens_left, cost=cost, others=others)
+            requests.append(DraftRequest(self._draft_states[sample], tokens, sample.state, count))
             drafters.append(drafter)
-        for drafter, guesses in zip(drafters, self._model.guess(asks), strict=True):
-            drafter.guesses = guesses
-        self._guessing_s = self._clock() - began
+        for drafter, drafts in zip(drafters, self._model.draft(requests), strict=True):
+            drafter.drafts = drafts
+        self._drafting_s = self._clock() - began
 
-    def time_without(self, seconds: float) -> float:
-        seconds, self._guessing_s = seconds - self._guessing_s, 0.0
+    def without_drafting(self, seconds: float) -> float:
+        seconds, self._drafting_s = seconds - self._drafting_s, 0.0
         self._step_s.add(seconds)
         return seconds

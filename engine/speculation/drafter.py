@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from .hold_rates import MODEL
+from .acceptance_rates import MODEL
 
 
 class Proposal(NamedTuple):
@@ -16,15 +16,15 @@ class Proposal(NamedTuple):
 class Drafter(Protocol):
     """Source of draft tokens for one sequence."""
 
-    def propose(self, tokens: Sequence[int], most: int) -> Proposal:
-        """Return at most ``most`` drafts after ``tokens``. Later calls must extend ``tokens``."""
+    def propose(self, tokens: Sequence[int], max_drafts: int) -> Proposal:
+        """Return at most ``max_drafts`` drafts after ``tokens``. Later calls must extend ``tokens``."""
         ...
 
 
 class ModelDrafter:
     def __init__(self) -> None:
-        self.guesses: tuple[int, ...] = ()
+        self.drafts: tuple[int, ...] = ()
 
-    def propose(self, tokens: Sequence[int], most: int) -> Proposal:  # noqa: ARG002 - the model had them
-        guesses, self.guesses = self.guesses[:most], ()
-        return Proposal(guesses, MODEL) if guesses else Proposal()
+    def propose(self, tokens: Sequence[int], max_drafts: int) -> Proposal:  # noqa: ARG002 - the model had them
+        drafts, self.drafts = self.drafts[:max_drafts], ()
+        return Proposal(drafts, MODEL) if drafts else Proposal()

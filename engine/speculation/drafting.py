@@ -8,8 +8,8 @@ from typing import Literal, Protocol
 
 from ..api.config import MAX_DRAFTS
 from ..api.sampling_params import Speculate
+from .acceptance_rates import FORCED, MODEL, AcceptanceRates, EngineRates
 from .drafter import Drafter, ModelDrafter, Proposal
-from .hold_rates import FORCED, MODEL, EngineRates, HoldRates
 from .ngram_index import NGRAM, NgramIndex, TextIndex
 from .recent_outputs import Histories, RecentOutputs
 from .suffix import NgramDrafter, SuffixDrafter
@@ -22,18 +22,18 @@ _TRY_GAIN = 1.3
 
 
 class Grammar(Protocol):
-    def completed(self, drafts: Sequence[int], most: int) -> tuple[int, ...]:
+    def completed(self, drafts: Sequence[int], max_drafts: int) -> tuple[int, ...]:
         """Return ``drafts`` up to the first forbidden token, and then forced tokens."""
         ...
 
 
 class Drafting:
     __slots__ = (
+        "_acceptance",
         "_drafter",
         "_grammar",
-        "_hold",
         "_last",
-        "_most",
+        "_max_drafts",
         "_num_prompt",
         "_num_tokens",
         "_recent",
@@ -43,7 +43,7 @@ class Drafting:
         self,
         drafter: Drafter,
         *,
-        most: int,
+        max_drafts: int,
         engine: EngineRates | None = None,
         grammar: Grammar | None = None,
         num_prompt: int = 0,
@@ -53,46 +53,48 @@ class Drafting:
         self._recent = recent
         self._drafter = drafter
         self._grammar = grammar
-        self._most = most
-        self._hold = HoldRates(engine)
+        self._max_drafts = max_drafts
+        self._acceptance = AcceptanceRates(engine)
         self._last = Proposal()
         self._num_tokens = 0
 
-    def look(self, tokens: Sequence[int], room: int) -> float:
+    def search(self, tokens: Sequence[int], tokens_left: int) -> float:
         """Search for drafts; return the acceptance probability of the first draft."""
         self._compare(tokens)
-        most = min(self._most, room - 1)
-        self._last = last = self._proposed(tokens, most) if most > 0 else Proposal()
+        max_drafts = min(self._max_drafts, tokens_left - 1)
+        self._last = last = self._proposed(tokens, max_drafts) if max_drafts > 0 else Proposal()
         self._num_tokens = len(tokens)
-        return self._hold[last.match] if last.tokens else 0.0
+        return self._acceptance[last.match] if last.tokens else 0.0
 
-    def wish(self) -> tuple[tuple[int, ...], list[float]]:
+    def rated_drafts(self) -> tuple[tuple[int, ...], list[float]]:
         """Return the latest drafts with their acceptance probabilities."""
         tokens, match = self._last
-        return tuple(tokens), self._hold.of_run(match, len(tokens))
+        return tuple(tokens), self._acceptance.of_run(match, len(tokens))
 
     def finished(self, tokens: Sequence[int]) -> None:
         if self._recent is not None:
             self._recent.add(tokens[max(0, self._num_prompt - NGRAM) :])
 
-    def _proposed(self, tokens: Sequence[int], most: int) -> Proposal:
-        proposal = self._drafter.propose(tokens, most)
+    def _proposed(self, tokens: Sequence[int], max_drafts: int) -> Proposal:
+        proposal = self._drafter.propose(tokens, max_drafts)
         if self._grammar is None:
             return proposal
-        drafts = self._grammar.completed(proposal.tokens, most)
-        guessed = bool(drafts) and bool(proposal.tokens) and drafts[0] == proposal.tokens[0]
-        return Proposal(drafts, proposal.match if guessed else FORCED)
+        drafts = self._grammar.completed(proposal.tokens, max_drafts)
+        is_proposed = bool(drafts) and bool(proposal.tokens) and drafts[0] == proposal.tokens[0]
+        return Proposal(drafts, proposal.match if is_proposed else FORCED)
 
     @property
     def by_model(self) -> ModelDrafter | None:
         return self._drafter if isinstance(self._drafter, ModelDrafter) else None
 
-    def num_guesses(self, tokens: Sequence[int], room: int, *, cost: float, others: int = 0) -> int:
+    def num_model_drafts(
+        self, tokens: Sequence[int], tokens_left: int, *, cost: float, others: int = 0
+    ) -> int:
         self._compare(tokens)
-        most = min(self._most, room - 1)
-        if most < 1:
+        max_drafts = min(self._max_drafts, tokens_left - 1)
+        if max_drafts < 1:
             return 0
-        worth = num_drafts(self._hold[MODEL], most=most, cost=cost, others=others)
+        worth = num_drafts(self._acceptance[MODEL], max_drafts=max_drafts, cost=cost, others=others)
         return worth or int(len(tokens) % _TRY_TOKENS == 0)
 
     def _compare(self, tokens: Sequence[int]) -> None:
@@ -100,20 +102,20 @@ class Drafting:
             return
         (drafts, match), self._last = self._last, Proposal()
         for draft, token in zip(drafts, tokens[self._num_tokens :], strict=False):
-            self._hold.learn(match, draft == token)
+            self._acceptance.learn(match, draft == token)
             if draft != token:
                 return
             match += 1
 
 
-def num_drafts(hold: float, *, most: int, cost: float, others: int) -> int:
+def num_drafts(acceptance: float, *, max_drafts: int, cost: float, others: int) -> int:
     """Return the number of drafts that gives the most tokens per second.
 
-    hold   acceptance probability of a draft
+    acceptance   acceptance probability of a draft
     cost   time of a draft, relative to the step
     """
-    ratios = [(number, 1 + cost * number) for number in range(1, most + 1)]
-    return allot([[hold] * most], 1 + others, ratios)[0]
+    ratios = [(number, 1 + cost * number) for number in range(1, max_drafts + 1)]
+    return allocate([[acceptance] * max_drafts], 1 + others, ratios)[0]
 
 
 Ratios = Sequence[tuple[int, float]]
@@ -132,7 +134,7 @@ class Drafts(Protocol):
     def sequence(self) -> Drafted: ...
 
     @property
-    def room(self) -> int: ...
+    def tokens_left(self) -> int: ...
 
 
 class StepTimes(Protocol):
@@ -140,12 +142,12 @@ class StepTimes(Protocol):
 
 
 class Speculation:
-    def __init__(self, speculate: Speculate | Literal["draft"], *, most: int = MAX_DRAFTS) -> None:
+    def __init__(self, speculate: Speculate | Literal["draft"], *, max_drafts: int = MAX_DRAFTS) -> None:
         self._speculate = speculate
-        self._most = most
+        self._max_drafts = max_drafts
         self._histories = Histories()
-        self._hold = EngineRates()
-        self._untried = 0
+        self._acceptance = EngineRates()
+        self._steps_since_trial = 0
         self._try_every = _TRY_EVERY
         self._bounds: dict[int, tuple[Ratios, float]] = {}
 
@@ -163,7 +165,7 @@ class Speculation:
             return [None] * len(grammars)
         recent = self._histories.of(owner) if drafts_by == "suffix" else None
         prompt = NgramIndex()
-        made: list[Drafting | None] = []
+        drafters: list[Drafting | None] = []
         for grammar in grammars:
             index = TextIndex(prompt, num_prompt)
             drafter: Drafter
@@ -171,80 +173,80 @@ class Speculation:
                 drafter = ModelDrafter()
             else:
                 drafter = NgramDrafter(index) if recent is None else SuffixDrafter(index, recent)
-            made.append(
+            drafters.append(
                 Drafting(
                     drafter,
-                    most=self._most,
-                    engine=self._hold,
+                    max_drafts=self._max_drafts,
+                    engine=self._acceptance,
                     grammar=grammar,
                     num_prompt=num_prompt,
                     recent=recent,
                 )
             )
-        return made
+        return drafters
 
-    def allot(self, drafting: Sequence[Drafts], plain: int, times: StepTimes) -> None:
-        self._untried += 1
+    def allocate(self, drafting: Sequence[Drafts], plain: int, times: StepTimes) -> None:
+        self._steps_since_trial += 1
         ratios = times.ratios(plain)
-        may_gain = self._untried >= self._try_every or self._bound(plain, ratios) < 1
-        looked: list[tuple[Drafted, Drafting]] = []
-        likeliest = 0.0
+        may_gain = self._steps_since_trial >= self._try_every or self._bound(plain, ratios) < 1
+        found: list[tuple[Drafted, Drafting]] = []
+        best = 0.0
         for sample in drafting:
             sequence, looker = sample.sequence, sample.drafting
             assert looker is not None
             sequence.drafts = ()
             if (may_gain or looker.by_model is not None) and (
-                hold := looker.look(sequence.tokens, sample.room)
+                acceptance := looker.search(sequence.tokens, sample.tokens_left)
             ):
-                looked.append((sequence, looker))
-                likeliest = max(likeliest, hold)
-        if looked:
-            self._share_out(looked, likeliest, plain, ratios)
+                found.append((sequence, looker))
+                best = max(best, acceptance)
+        if found:
+            self._allocate(found, best, plain, ratios)
 
-    def _share_out(
-        self, looked: list[tuple[Drafted, Drafting]], likeliest: float, plain: int, ratios: Ratios
+    def _allocate(
+        self, found: list[tuple[Drafted, Drafting]], best: float, plain: int, ratios: Ratios
     ) -> None:
-        tries = self._untried >= self._try_every
-        if not tries and likeliest < self._bound(plain, ratios):
+        tries = self._steps_since_trial >= self._try_every
+        if not tries and best < self._bound(plain, ratios):
             return
-        proposals = [drafting.wish() for _, drafting in looked]
-        wishes = [holds for _, holds in proposals]
-        counts = allot(wishes, plain, ratios)
+        proposals = [drafting.rated_drafts() for _, drafting in found]
+        acceptances = [rates for _, rates in proposals]
+        counts = allocate(acceptances, plain, ratios)
         if any(counts):
-            self._untried, self._try_every = 0, _TRY_EVERY
+            self._steps_since_trial, self._try_every = 0, _TRY_EVERY
         elif tries:
-            self._untried = 0
+            self._steps_since_trial = 0
             cheap = [(number, 1 + _CHEAP / plain * number) for number, _ in ratios]
-            counts = allot(wishes, plain, cheap, least=_TRY_GAIN)
+            counts = allocate(acceptances, plain, cheap, least=_TRY_GAIN)
             if any(counts):
                 self._try_every = min(2 * self._try_every, _TRY_SELDOM)
-        for (sequence, _), (drafts, _), count in zip(looked, proposals, counts, strict=True):
+        for (sequence, _), (drafts, _), count in zip(found, proposals, counts, strict=True):
             if count:
                 sequence.drafts = drafts[:count]
 
     def _bound(self, plain: int, times: Ratios) -> float:
         known = self._bounds.get(plain)
         if known is None or known[0] is not times:
-            known = self._bounds[plain] = times, least_hold(plain, times)
+            known = self._bounds[plain] = times, min_acceptance(plain, times)
         return known[1]
 
 
-LEAST_GAIN = 1.08
+MIN_GAIN = 1.08
 """Smallest speed-up that justifies drafts."""
 
 
-def allot(
-    wishes: Sequence[Sequence[float]],
+def allocate(
+    acceptances: Sequence[Sequence[float]],
     plain: int,
     ratios: Sequence[tuple[int, float]],
     *,
-    least: float = LEAST_GAIN,
+    least: float = MIN_GAIN,
 ) -> list[int]:
     """Return the number of drafts to compute for each sequence.
 
-    ``wishes`` are the acceptance probabilities of each sequence's drafts.
+    ``acceptances`` are the acceptance probabilities of each sequence's drafts.
     """
-    heap = [(-holds[0], index, 1) for index, holds in enumerate(wishes) if holds and holds[0] > 0]
+    heap = [(-rates[0], index, 1) for index, rates in enumerate(acceptances) if rates and rates[0] > 0]
     heapq.heapify(heap)
     order: list[int] = []
     tokens = float(plain)
@@ -254,20 +256,20 @@ def allot(
             likely, index, rank = heap[0]
             tokens -= likely
             order.append(index)
-            holds = wishes[index]
-            if rank < len(holds):
-                heapq.heapreplace(heap, (likely * holds[rank], index, rank + 1))
+            rates = acceptances[index]
+            if rank < len(rates):
+                heapq.heapreplace(heap, (likely * rates[rank], index, rank + 1))
             else:
                 heapq.heappop(heap)
         if len(order) < number:
             break
         if tokens / ratio > best:
             best, count = tokens / ratio, number
-    counts = [0] * len(wishes)
+    counts = [0] * len(acceptances)
     for index in order[:count]:
         counts[index] += 1
     return counts
 
 
-def least_hold(plain: int, ratios: Sequence[tuple[int, float]]) -> float:
-    return min((plain * (LEAST_GAIN * ratio - 1) / number for number, ratio in ratios), default=1.0)
+def min_acceptance(plain: int, ratios: Sequence[tuple[int, float]]) -> float:
+    return min((plain * (MIN_GAIN * ratio - 1) / number for number, ratio in ratios), default=1.0)

@@ -19,7 +19,7 @@ from octavo.scheduler import ScheduledChunk, SchedulerOutput, Sequence
 from ..executor.base import HeadRunner
 from ..executor.batch import build_batch
 from ..executor.sampling.sampler import SampleState
-from .draft_tables import Ask, BatchDrafter, Guesses, States
+from .draft_tables import BatchDrafter, DraftRequest, DraftState, States
 
 READ_AT = 64
 """Number of waiting rows at which the head reads them."""
@@ -27,29 +27,29 @@ READ_AT = 64
 
 @dataclass(slots=True, eq=False)
 class _Reader:
-    guesses: Guesses
+    draft_state: DraftState
     first: int = 0
-    num_fed: int = 0
+    num_read: int = 0
     waiting: list[States] = field(default_factory=list)
 
     @property
     def has_pages(self) -> bool:
-        served = self.guesses.served
-        return self.num_fed == (0 if served is None else served.num_written)
+        draft_sequence = self.draft_state.draft_sequence
+        return self.num_read == (0 if draft_sequence is None else draft_sequence.num_written)
 
     def add(self, position: int, states: States) -> bool:
-        known = self.first + self.num_fed + len(self.waiting)
+        known = self.first + self.num_read + len(self.waiting)
         if not (self.has_pages and self.first <= position <= known):
             return False
         self.waiting.extend(states[known - position :].copy())
         return True
 
     def begin(self, position: int) -> None:
-        self.first, self.num_fed = position, 0
+        self.first, self.num_read = position, 0
         self.waiting.clear()
 
     def keep(self, num_positions: int) -> None:
-        del self.waiting[max(0, num_positions - self.first - self.num_fed) :]
+        del self.waiting[max(0, num_positions - self.first - self.num_read) :]
 
 
 class MTPDrafts(BatchDrafter):
@@ -60,14 +60,14 @@ class MTPDrafts(BatchDrafter):
         self._readers: dict[Sequence, _Reader] = {}
         self._owners: list[tuple[list[Sequence], int, int]] = []
 
-    def begin(self, sequence: Sequence) -> Guesses:
-        guesses = super().begin(sequence)
-        self._readers[sequence] = _Reader(guesses)
-        return guesses
+    def begin(self, sequence: Sequence) -> DraftState:
+        draft_state = super().begin(sequence)
+        self._readers[sequence] = _Reader(draft_state)
+        return draft_state
 
-    def close(self, guesses: Guesses) -> None:
-        super().close(guesses)
-        self._readers.pop(guesses.sequence, None)
+    def close(self, draft_state: DraftState) -> None:
+        super().close(draft_state)
+        self._readers.pop(draft_state.sequence, None)
 
     def rows_of(self, step: SchedulerOutput) -> Ints | None:
         self._owners = []
@@ -89,59 +89,61 @@ class MTPDrafts(BatchDrafter):
             first += count
             for reader in [self._readers[each] for each in sharing if each in self._readers]:
                 if not reader.add(position, own):
-                    self.close_table(reader.guesses)
+                    self.close_table(reader.draft_state)
                     reader.begin(position)
                     reader.add(position, own)
 
-    def guess(self, asks: Iterable[Ask]) -> list[tuple[int, ...]]:
-        """Return drafts. ``asks`` must include every sample that got tokens from the last step."""
-        asks = list(asks)
-        for ask in asks:
-            self._readers[ask.guesses.sequence].keep(len(ask.tokens) - 1)
-        rounds = _Rounds(self, asks)
+    def draft(self, requests: Iterable[DraftRequest]) -> list[tuple[int, ...]]:
+        """Return drafts. ``requests`` must include every sample that got tokens from the last step."""
+        requests = list(requests)
+        for request in requests:
+            self._readers[request.draft_state.sequence].keep(len(request.tokens) - 1)
+        rounds = _Rounds(self, requests)
         while rounds.rows:
-            began, guesses_only = time.monotonic(), all(item.samples for item, _, _ in rounds.rows)
+            began, drafts_only = time.monotonic(), all(item.samples for item, _, _ in rounds.rows)
             rounds.compute()
-            if guesses_only:
+            if drafts_only:
                 self.round_s.add(time.monotonic() - began)
-        return [tuple(given) for given in rounds.given]
+        return [tuple(tokens) for tokens in rounds.tokens]
 
 
 class _Rounds:
-    def __init__(self, drafts: MTPDrafts, asks: list[Ask]) -> None:
-        self.given: list[list[int]] = [[] for _ in asks]
+    def __init__(self, drafts: MTPDrafts, requests: list[DraftRequest]) -> None:
+        self.tokens: list[list[int]] = [[] for _ in requests]
         self.rows: list[tuple[ScheduledChunk, int | None, list[States]]] = []
         self._drafts = drafts
-        self._asks = asks
+        self._requests = requests
         budget = drafts._max_tokens
-        self._busy = {ask.guesses: index for index, ask in enumerate(asks) if ask.count > 0}
+        self._busy = {
+            request.draft_state: index for index, request in enumerate(requests) if request.count > 0
+        }
         for reader in drafts._readers.values():
-            index = self._busy.get(reader.guesses)
+            index = self._busy.get(reader.draft_state)
             if len(reader.waiting) < (READ_AT if index is None else 1) or budget < 1:
                 continue
             if (work := self._begin(reader, index, budget)) is not None:
                 count = work.stop - work.start
                 self.rows.append((work, index, reader.waiting[:count]))
                 del reader.waiting[:count]
-                reader.num_fed += count
+                reader.num_read += count
                 budget -= count
 
     def _begin(self, reader: _Reader, index: int | None, budget: int) -> ScheduledChunk | None:
-        guesses, start = reader.guesses, reader.num_fed
+        draft_state, start = reader.draft_state, reader.num_read
         stop = start + min(len(reader.waiting), budget)
-        asked = 0 if index is None or stop < start + len(reader.waiting) else self._asks[index].count
-        tokens = guesses.sequence.tokens[reader.first + 1 + start : reader.first + 1 + stop]
-        end = stop + max(0, asked - 1)
+        num_drafts = 0 if index is None or stop < start + len(reader.waiting) else self._requests[index].count
+        tokens = draft_state.sequence.tokens[reader.first + 1 + start : reader.first + 1 + stop]
+        end = stop + max(0, num_drafts - 1)
         if end > self._drafts._head.max_model_len or not reader.has_pages:
             return None
-        table = self._drafts.open_table(guesses, tokens)
-        served = guesses.served
-        assert served is not None
-        served.tokens[start:] = tokens
-        if not self._drafts.reserve(guesses, end, self._busy):
+        table = self._drafts.open_table(draft_state, tokens)
+        draft_sequence = draft_state.draft_sequence
+        assert draft_sequence is not None
+        draft_sequence.tokens[start:] = tokens
+        if not self._drafts.reserve(draft_state, end, self._busy):
             return None
         assert table.num_written == start
-        return ScheduledChunk(served, start, stop, asked > 0)
+        return ScheduledChunk(draft_sequence, start, stop, num_drafts > 0)
 
     def compute(self) -> None:
         step = SchedulerOutput(tuple(work for work, _, _ in self.rows))
@@ -149,7 +151,7 @@ class _Rounds:
         for work, index, _ in self.rows:
             if work.samples:
                 assert index is not None
-                states.append(self._asks[index].state.guessing(self.given[index]))
+                states.append(self._requests[index].state.with_drafts(self.tokens[index]))
         hidden = np.stack([row for _, _, rows in self.rows for row in rows])
         blocks = self._drafts.blocks
         batch = build_batch(step, blocks.page_size, blocks.groups)
@@ -170,16 +172,16 @@ class _Rounds:
             self._read(work, index)
             if index is None or sampled is None:
                 continue
-            given = self.given[index]
-            given.append(sampled)
-            if len(given) < self._asks[index].count:
+            tokens = self.tokens[index]
+            tokens.append(sampled)
+            if len(tokens) < self._requests[index].count:
                 work.sequence.tokens.append(sampled)
                 self.rows.append(
                     (ScheduledChunk(work.sequence, work.stop, work.stop + 1, True), index, [further])
                 )
 
     def _read(self, work: ScheduledChunk, index: int | None) -> None:
-        if index is not None and self.given[index]:
+        if index is not None and self.tokens[index]:
             return
         assert work.sequence.table is not None
         self._drafts.blocks.commit(work.sequence.table, work.sequence.tokens, work.stop)

@@ -21,7 +21,7 @@ SEARCHED = 4096
 
 _FACTORS = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)
 _FOLD = 17
-_LEAST_SIZE = 256
+_MIN_SIZE = 256
 _Ids = TypeVar("_Ids", int, NDArray[np.int64])
 _BYTES = array("i").itemsize
 _BULK = 64  # number of tokens above which NumPy is faster
@@ -30,7 +30,7 @@ _BULK = 64  # number of tokens above which NumPy is faster
 class NgramIndex:
     def __init__(self, start: int = 0) -> None:
         self._start = start
-        self._heads = array("i", [-1]) * _LEAST_SIZE
+        self._heads = array("i", [-1]) * _MIN_SIZE
         self._before = array("i")
 
     def __len__(self) -> int:
@@ -58,20 +58,20 @@ class NgramIndex:
             before.append(heads[place])
             heads[place] = end
 
-    def places(self, tokens: Sequence[int], most: int) -> list[int]:
+    def places(self, tokens: Sequence[int], limit: int) -> list[int]:
         """Return candidate positions of the last n-gram, latest first."""
         last = len(tokens) - 1 - self._start
-        return self._chain(self._before[last], most) if len(tokens) >= NGRAM and last >= 0 else []
+        return self._chain(self._before[last], limit) if len(tokens) >= NGRAM and last >= 0 else []
 
-    def places_of(self, ngram: Sequence[int], most: int) -> list[int]:
+    def places_of(self, ngram: Sequence[int], limit: int) -> list[int]:
         """Return candidate positions of an n-gram, latest first."""
         a, b, c = ngram
-        return self._chain(self._heads[_place(a, b, c, len(self._heads) - 1)], most)
+        return self._chain(self._heads[_place(a, b, c, len(self._heads) - 1)], limit)
 
-    def _chain(self, end: int, most: int) -> list[int]:
+    def _chain(self, end: int, limit: int) -> list[int]:
         ends: list[int] = []
         start, before = self._start, self._before
-        while end >= 0 and len(ends) < most:
+        while end >= 0 and len(ends) < limit:
             ends.append(end)
             end = before[end - start]
         return ends
@@ -111,22 +111,22 @@ class TextIndex:
                 self._prompt.extend(tokens[: self._num_prompt])
         self._own.extend(tokens)
 
-    def places(self, tokens: Sequence[int], most: int) -> list[int]:
+    def places(self, tokens: Sequence[int], limit: int) -> list[int]:
         if self._own is None:
-            return self._found(most)
-        ends = self._own.places(tokens, most)
-        if self._prompt is not None and len(ends) < most and NGRAM <= self._num_prompt < len(tokens):
-            ends += self._prompt.places_of(tokens[-NGRAM:], most - len(ends))
+            return self._found(limit)
+        ends = self._own.places(tokens, limit)
+        if self._prompt is not None and len(ends) < limit and NGRAM <= self._num_prompt < len(tokens):
+            ends += self._prompt.places_of(tokens[-NGRAM:], limit - len(ends))
         return ends
 
-    def _found(self, most: int) -> list[int]:
+    def _found(self, limit: int) -> list[int]:
         text, size = self._text, NGRAM * _BYTES
         ends: list[int] = []
         if len(text) < size:
             return ends
         ngram, stop = text[-size:], len(text) - _BYTES
-        for _ in range(2 * most):
-            if len(ends) == most or (at := text.rfind(ngram, 0, stop)) < 0:
+        for _ in range(2 * limit):
+            if len(ends) == limit or (at := text.rfind(ngram, 0, stop)) < 0:
                 break
             if at % _BYTES:
                 stop = at + size - 1

@@ -35,10 +35,10 @@ class RecentOutputs:
         self.tokens.append(BETWEEN)
         self.tokens.extend(latest)
 
-    def places(self, ngram: Sequence[int], most: int) -> list[int]:
+    def places(self, ngram: Sequence[int], limit: int) -> list[int]:
         """Return candidate positions of an n-gram, latest first."""
         self.index.extend(self.tokens)
-        return self.index.places_of(ngram, most)
+        return self.index.places_of(ngram, limit)
 
 
 class Histories:

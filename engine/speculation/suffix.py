@@ -24,7 +24,7 @@ class NgramDrafter:
     def __init__(self, index: TextIndex | None = None) -> None:
         self._index = index or TextIndex()
 
-    def propose(self, tokens: Sequence[int], most: int) -> Proposal:
+    def propose(self, tokens: Sequence[int], max_drafts: int) -> Proposal:
         self._index.extend(tokens)
         last = len(tokens) - 1
         best, longest = -1, NGRAM - 1
@@ -38,24 +38,24 @@ class NgramDrafter:
                     break
         if best < 0:
             return Proposal()
-        drafts = [*tokens[best + 1 : best + 1 + most]]
-        while len(drafts) < most:
+        drafts = [*tokens[best + 1 : best + 1 + max_drafts]]
+        while len(drafts) < max_drafts:
             drafts.append(drafts[best - last])
         return Proposal(drafts, longest)
 
 
 def common(text: Sequence[int], end: int, tokens: Sequence[int], last: int) -> int:
     """Return the length of the match that ends at ``text[end]`` and ``tokens[last]``."""
-    most = min(end + 1, last + 1, MAX_MATCH)
+    limit = min(end + 1, last + 1, MAX_MATCH)
     length = 0
-    while length < most and text[end - length] == tokens[last - length]:
+    while length < limit and text[end - length] == tokens[last - length]:
         length += 1
     return length
 
 
 MAX_PLACES = 4
 TOKENS_PER_MATCH = 2  # drafts per token of the longest match
-_LEAST_SHARE = 0.3
+_MIN_SHARE = 0.3
 
 _Place = tuple[int, int]  # (end position, length)
 
@@ -71,7 +71,7 @@ class SuffixDrafter:
         self._others: list[_Place] = []
         self._num_seen = 0
 
-    def propose(self, tokens: Sequence[int], most: int) -> Proposal:
+    def propose(self, tokens: Sequence[int], max_drafts: int) -> Proposal:
         recent, last = self._recent, len(tokens) - 1
         self._index.extend(tokens)
         if self._generation != recent.generation:
@@ -86,44 +86,48 @@ class SuffixDrafter:
             if len(self._others) < 2 and len(recent.tokens):
                 ends = recent.places(tokens[-NGRAM:], MAX_PLACES)
                 self._others = _found(self._others, recent.tokens, ends, tokens, last)
-        return self._agreed(tokens, most)
+        return self._most_common(tokens, max_drafts)
 
-    def _agreed(self, tokens: Sequence[int], most: int) -> Proposal:
+    def _most_common(self, tokens: Sequence[int], max_drafts: int) -> Proposal:
         recent = self._recent.tokens
         last_of_recent = len(recent) - 1
-        goes_on = [
+        continued = [
             (end, length)
             for end, length in self._others
             if end < last_of_recent and recent[end + 1] != BETWEEN
         ]
-        if not (self._own or goes_on):
+        if not (self._own or continued):
             return Proposal()
-        longest = max(length for _, length in (*self._own, *goes_on))
-        least, most = longest / 2, min(most, TOKENS_PER_MATCH * longest)
-        said = [_repeated(tokens, end + 1, most) for end, length in self._own if length >= least]
-        said += [_until_between(recent, end + 1, most) for end, length in goes_on if length >= least]
-        return Proposal(_majority(said), longest)
+        longest = max(length for _, length in (*self._own, *continued))
+        least, max_drafts = longest / 2, min(max_drafts, TOKENS_PER_MATCH * longest)
+        continuations = [
+            _repeat_until(tokens, end + 1, max_drafts) for end, length in self._own if length >= least
+        ]
+        continuations += [
+            _until_between(recent, end + 1, max_drafts) for end, length in continued if length >= least
+        ]
+        return Proposal(_majority(continuations), longest)
 
 
-def _repeated(tokens: Sequence[int], at: int, count: int) -> list[int]:
-    said, period = list(tokens[at : at + count]), len(tokens) - at
-    while len(said) < count:
-        said.append(said[-period])
-    return said
+def _repeat_until(tokens: Sequence[int], at: int, count: int) -> list[int]:
+    continuations, period = list(tokens[at : at + count]), len(tokens) - at
+    while len(continuations) < count:
+        continuations.append(continuations[-period])
+    return continuations
 
 
 def _until_between(recent: array[int], at: int, count: int) -> list[int]:
-    said = recent[at : at + count].tolist()
-    return said[: said.index(BETWEEN)] if BETWEEN in said else said
+    continuations = recent[at : at + count].tolist()
+    return continuations[: continuations.index(BETWEEN)] if BETWEEN in continuations else continuations
 
 
-def _majority(said: list[list[int]]) -> list[int]:
+def _majority(continuations: list[list[int]]) -> list[int]:
     drafts: list[int] = []
-    needed = _LEAST_SHARE * len(said)
-    while len(said) > 1:
+    needed = _MIN_SHARE * len(continuations)
+    while len(continuations) > 1:
         place = len(drafts)
         votes: dict[int, int] = {}
-        for each in said:
+        for each in continuations:
             if place < len(each):
                 token = each[place]
                 votes[token] = votes.get(token, 0) + 1
@@ -133,9 +137,9 @@ def _majority(said: list[list[int]]) -> list[int]:
         if votes[best] < needed:
             return drafts
         drafts.append(best)
-        if votes[best] < len(said):
-            said = [each for each in said if place < len(each) and each[place] == best]
-    return said[0] if needed <= 1 else drafts
+        if votes[best] < len(continuations):
+            continuations = [each for each in continuations if place < len(each) and each[place] == best]
+    return continuations[0] if needed <= 1 else drafts
 
 
 def _followed(places: list[_Place], text: Sequence[int], new: Sequence[int]) -> list[_Place]:

@@ -27,8 +27,8 @@ class Constraint:
     """Tokens that a grammar allows next. Call ``accept`` for every token of the sample."""
 
     __slots__ = (
-        "_behind",
         "_bits",
+        "_bits_after_drafts",
         "_budget",
         "_drafts",
         "_end_ids",
@@ -58,7 +58,7 @@ class Constraint:
         self._bits = first_mask
         self._job: MaskJob | None = None
         self._drafts: tuple[int, ...] = ()
-        self._behind: list[bytes] = []
+        self._bits_after_drafts: list[bytes] = []
         self._threads = threads
         self._vocab_size = vocab_size
         self._end_ids = end_ids
@@ -96,14 +96,14 @@ class Constraint:
     def is_complete(self) -> bool:
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
-    def completed(self, drafts: Sequence[int], most: int) -> tuple[int, ...]:
-        """Return at most ``most`` tokens: allowed drafts, then forced tokens."""
-        if self._is_lost or self.is_stuck or most <= 0 or not self._budget.has_drafts:
+    def completed(self, drafts: Sequence[int], max_tokens: int) -> tuple[int, ...]:
+        """Return at most ``max_tokens`` tokens: allowed drafts, then forced tokens."""
+        if self._is_lost or self.is_stuck or max_tokens <= 0 or not self._budget.has_drafts:
             return ()
         assert self._job is None, "the matcher is busy"
         began = time.thread_time()
         try:
-            tokens = self._followed(drafts[:most], most)
+            tokens = self._followed(drafts[:max_tokens], max_tokens)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
@@ -111,11 +111,11 @@ class Constraint:
         self._budget.charge_drafts(time.thread_time() - began)
         return tuple(tokens)
 
-    def _followed(self, drafts: Sequence[int], most: int) -> list[int]:
+    def _followed(self, drafts: Sequence[int], max_tokens: int) -> list[int]:
         matcher = self._matcher.deep_copy()  # an error in a draft must not affect the output
         tokens = list(drafts[: matcher.try_consume_tokens(list(drafts))])
         if not (matcher.is_error() or matcher.is_stopped()):
-            forced = matcher.compute_ff_tokens()[: most - len(tokens)]
+            forced = matcher.compute_ff_tokens()[: max_tokens - len(tokens)]
             tokens += forced[: matcher.try_consume_tokens(forced)]
         if matcher.is_stopped() and tokens:
             tokens.pop()
@@ -123,29 +123,29 @@ class Constraint:
 
     def prepare(self, drafts: Sequence[int] = ()) -> None:
         """Start to compute the next masks on another thread."""
-        self._prepare(drafts, may_be_put_off=True)
+        self._prepare(drafts, may_defer=True)
 
-    def _prepare(self, drafts: Sequence[int] = (), *, may_be_put_off: bool = False) -> None:
+    def _prepare(self, drafts: Sequence[int] = (), *, may_defer: bool = False) -> None:
         if self._job is None and (self._bits is None or drafts):
-            self._drafts, self._behind = tuple(drafts), []
+            self._drafts, self._bits_after_drafts = tuple(drafts), []
             self._job = MaskJob(
                 self._matcher, self._budget, self._lexer, drafts=self._drafts, bits=self._bits
             )
-            self._threads.submit(self._job, may_be_put_off=may_be_put_off)
+            self._threads.submit(self._job, may_defer=may_defer)
 
     def drop(self) -> None:
         if self._job is not None:
             self._job.is_needed = False
 
-    def after(self, drafts: Sequence[int]) -> BehindDrafts:
+    def after(self, drafts: Sequence[int]) -> AfterDrafts:
         assert tuple(drafts) == self._drafts[: len(drafts)], "the grammar has not checked these drafts"
-        return BehindDrafts(self, len(drafts))
+        return AfterDrafts(self, len(drafts))
 
-    def _bits_behind(self, num_drafts: int, *, may_be_late: bool) -> bytes:
+    def _bits_after(self, num_drafts: int, *, may_be_late: bool) -> bytes:
         self._next_bits(may_be_late=may_be_late)
-        if num_drafts > len(self._behind):
+        if num_drafts > len(self._bits_after_drafts):
             raise ConstraintFailed(f"{self._kind} was not checked up to this token")
-        return self._behind[num_drafts - 1]
+        return self._bits_after_drafts[num_drafts - 1]
 
     @property
     def is_late(self) -> bool:
@@ -176,7 +176,7 @@ class Constraint:
             assert self._job is not None
             try:
                 self._bits = self._threads.wait(self._job, may_be_late=may_be_late)
-                self._behind = self._job.behind
+                self._bits_after_drafts = self._job.masks_after_drafts
             except MaskFailed as error:
                 raise ConstraintFailed(f"{self._kind} could not be checked: {error}") from error
             self._job = None
@@ -184,9 +184,11 @@ class Constraint:
 
     def accept(self, token: int) -> None:
         assert self._job is None, "a token was accepted before its mask was computed"
-        held = bool(self._behind) and token == self._drafts[0]
-        self._bits = self._behind[0] if held else None
-        self._drafts, self._behind = (self._drafts[1:], self._behind[1:]) if held else ((), [])
+        held = bool(self._bits_after_drafts) and token == self._drafts[0]
+        self._bits = self._bits_after_drafts[0] if held else None
+        self._drafts, self._bits_after_drafts = (
+            (self._drafts[1:], self._bits_after_drafts[1:]) if held else ((), [])
+        )
         self._is_lost = self._is_lost or self.is_stuck
         if self._is_lost:
             return
@@ -196,7 +198,7 @@ class Constraint:
         self._budget.note_token()
 
 
-class BehindDrafts:
+class AfterDrafts:
     __slots__ = ("_constraint", "_num_drafts")
 
     def __init__(self, constraint: Constraint, num_drafts: int) -> None:
@@ -206,5 +208,5 @@ class BehindDrafts:
     def allowed(self, *, may_end: bool = True, may_be_late: bool = False) -> Mask:
         """Return the mask [V] of allowed tokens. Raises ConstraintFailed if the mask was not computed."""
         constraint = self._constraint
-        bits = constraint._bits_behind(self._num_drafts, may_be_late=may_be_late)
+        bits = constraint._bits_after(self._num_drafts, may_be_late=may_be_late)
         return constraint._mask(bits, may_end=may_end)

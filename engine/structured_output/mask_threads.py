@@ -54,16 +54,16 @@ class MaskJob:
         "_clock",
         "_drafts",
         "_matcher",
-        "behind",
         "bits",
         "budget",
         "done",
         "error",
+        "is_deferred",
         "is_late",
         "is_left",
         "is_needed",
-        "is_put_off",
         "lexer",
+        "masks_after_drafts",
         "submitted_at",
     )
 
@@ -81,14 +81,14 @@ class MaskJob:
         self.lexer = lexer
         self.budget = budget
         self.bits = bits
-        self.behind: list[bytes] = []
+        self.masks_after_drafts: list[bytes] = []
         self.error: str | None = None
         self.done = threading.Lock()
         self.done.acquire()
         self.is_left = False
         self.is_needed = True
         self.is_late = False
-        self.is_put_off = False
+        self.is_deferred = False
         self.submitted_at = time.monotonic()
         self._clock: int | None = None
         self._began: float | None = None
@@ -106,10 +106,10 @@ class MaskJob:
         taken = _now(self._clock) - began
         self.budget.charge(taken)
         if self._drafts and self.error is None and taken < SLOW_MASK_S:
-            self._look_behind_drafts(self._clock)
+            self._compute_after_drafts(self._clock)
         self.done.release()
 
-    def _look_behind_drafts(self, clock: int | None) -> None:
+    def _compute_after_drafts(self, clock: int | None) -> None:
         matcher = self._matcher.deep_copy()
         for draft in self._drafts:
             if not (self.is_needed and self.budget.has_drafts):
@@ -125,7 +125,7 @@ class MaskJob:
             self.budget.charge_drafts(taken)
             if not held:
                 break
-            self.behind.append(bits)
+            self.masks_after_drafts.append(bits)
             if taken >= SLOW_MASK_S:
                 break
 
@@ -133,7 +133,7 @@ class MaskJob:
     def is_over(self) -> bool:
         if not self.done.locked():
             return False
-        return self.is_late or self.is_put_off or self.budget.is_over(self.taken_s())
+        return self.is_late or self.is_deferred or self.budget.is_over(self.taken_s())
 
     def taken_s(self) -> float:
         """CPU seconds of this mask so far."""
@@ -160,7 +160,7 @@ class MaskThreads:
 
     def __init__(self) -> None:
         self._jobs: _Jobs = queue.PriorityQueue()
-        self._put_off: _Jobs = queue.PriorityQueue()
+        self._deferred: _Jobs = queue.PriorityQueue()
         self._closed = threading.Event()
         self._has_feeder = False
         self._number = itertools.count()
@@ -174,12 +174,12 @@ class MaskThreads:
     def num_stuck(self) -> int:
         return self._num_stuck
 
-    def submit(self, job: MaskJob, *, may_be_put_off: bool = False) -> None:
+    def submit(self, job: MaskJob, *, may_defer: bool = False) -> None:
         if self._num_threads < NUM_THREADS:
             self._fill_up()
-        if may_be_put_off and self._is_spent(job.budget):
-            job.is_put_off = True
-            self._put(self._put_off, job)
+        if may_defer and self._is_spent(job.budget):
+            job.is_deferred = True
+            self._put(self._deferred, job)
             self._start_feeder()
         else:
             self._put(self._jobs, job)
@@ -196,7 +196,7 @@ class MaskThreads:
         if not self._num_threads:
             why = "the engine was stopped" if self._closed.is_set() else "too many other masks are stuck"
             return f"its mask cannot be computed: {why}"
-        waited_s = 0.0 if job.is_put_off else time.monotonic() - job.submitted_at
+        waited_s = 0.0 if job.is_deferred else time.monotonic() - job.submitted_at
         if job.lexer.num_stuck or job.taken_s() > MAX_MASK_S or waited_s > MAX_WAIT_S:
             return f"it is too ambiguous or too large to follow: a mask took more than {MAX_MASK_S:g} s"
         return None
@@ -217,11 +217,11 @@ class MaskThreads:
             for _ in range(self._num_threads):
                 self._put(self._jobs, None)
             self._closed.set()
-            self._put(self._put_off, None)
+            self._put(self._deferred, None)
 
     def _wait(self, job: MaskJob, *, may_be_late: bool) -> None:
         began = time.monotonic()
-        if job.is_put_off and not may_be_late:
+        if job.is_deferred and not may_be_late:
             self._begin(job)
         try:
             while not job.done.acquire(timeout=_LOOK_S):
@@ -266,7 +266,7 @@ class MaskThreads:
                 threading.Thread(target=self._feed, name="octavo-masks-put-off", daemon=True).start()
 
     def _feed(self) -> None:
-        while (job := self._put_off.get()[-1]) is not None and not self._closed.is_set():
+        while (job := self._deferred.get()[-1]) is not None and not self._closed.is_set():
             spent_s = job.budget.spent_s
             if not (job.is_needed and self._begin(job)):
                 continue
@@ -280,9 +280,9 @@ class MaskThreads:
 
     def _begin(self, job: MaskJob) -> bool:
         with self._lock:
-            if not job.is_put_off:
+            if not job.is_deferred:
                 return False
-            job.submitted_at, job.is_late, job.is_put_off = time.monotonic(), True, False
+            job.submitted_at, job.is_late, job.is_deferred = time.monotonic(), True, False
         self._put(self._jobs, job)
         return True
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from ..chat.reasoning import Reasoning
-from .constraint import BehindDrafts, Constraint, Mask
+from .constraint import AfterDrafts, Constraint, Mask
 
 if TYPE_CHECKING:
     from ..tokenizer.detokenizer import Detokenizer
@@ -89,14 +89,14 @@ class ReasoningGate:
         answers = self._stage is _Stage.ANSWERING and self._constraint is not None
         return answers and self._constraint is not None and self._constraint.is_complete
 
-    def completed(self, drafts: Sequence[int], most: int) -> tuple[int, ...]:
+    def completed(self, drafts: Sequence[int], max_tokens: int) -> tuple[int, ...]:
         if self._stage is _Stage.ANSWERING and self._constraint is not None:
-            return self._constraint.completed(drafts, most)
+            return self._constraint.completed(drafts, max_tokens)
         if self._stage is _Stage.ANSWERING:
-            return tuple(drafts[:most])
+            return tuple(drafts[:max_tokens])
         if self._stage is not _Stage.THINKING:
             return ()
-        room = most if self._budget is None else min(most, self._budget - 1)
+        room = max_tokens if self._budget is None else min(max_tokens, self._budget - 1)
         last = self._marks.reasoning.end[-1]
         found: list[int] = []
         for draft in drafts[: max(room, 0)]:
@@ -114,7 +114,7 @@ class ReasoningGate:
         if self._constraint is not None:
             self._constraint.drop()
 
-    def after(self, drafts: Sequence[int]) -> BehindDrafts | ReasoningGate:
+    def after(self, drafts: Sequence[int]) -> AfterDrafts | ReasoningGate:
         if self._stage is _Stage.ANSWERING and self._constraint is not None:
             return self._constraint.after(drafts)
         return self

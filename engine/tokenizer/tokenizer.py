@@ -89,7 +89,7 @@ class Tokenizer:
         """Return the token ids of ``text``. Raises RequestTooLong if it certainly exceeds ``max_tokens``."""
         if max_tokens is not None and len(text) > max_tokens * self.longest_token:
             raise RequestTooLong(
-                f"a text of {len(text)} characters has at least {self.at_least(text)} tokens, but at most "
+                f"a text of {len(text)} characters has at least {self.min_tokens(text)} tokens, but at most "
                 f"{max_tokens} are allowed; shorten it"
             )
         try:
@@ -104,7 +104,7 @@ class Tokenizer:
             give_memory_back()
         return ids
 
-    def at_least(self, text: str) -> int:
+    def min_tokens(self, text: str) -> int:
         """Return a lower bound for the number of tokens, without encoding."""
         return -(-len(text) // self.longest_token)
 

@@ -26,7 +26,7 @@ from ..visibility import visible
 from . import recurrent
 from .programs import CpuPrograms
 
-FEWEST_COLUMNS = 64
+MIN_COLUMNS = 64
 """Smallest width of page tables. Widths grow in steps (64, 256, 1024), padded with zeros that kernels never
 read. So the shape of steps rarely changes while sequences grow: for each new shape, a graph must be built and
 captured."""
@@ -81,7 +81,7 @@ class CpuPool:
         if metadata.page_size != self._spec.page_size:
             raise ValueError(f"page_size must be the pool's {self._spec.page_size}, got {metadata.page_size}")
         num_rows, num_sequences = len(metadata.positions), len(metadata.kv_len)
-        width = FEWEST_COLUMNS
+        width = MIN_COLUMNS
         while width < group.page_table.shape[-1]:
             width *= 4
         values = np.empty(3 * num_rows + (2 + width) * num_sequences + 1, np.int32)
@@ -312,7 +312,7 @@ class CpuResidualCache(ResidualCache[CpuPool]):
 
     def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
         quantized, residual = self.quantized, self.residual
-        step, spec, beside = quantized.step, quantized.spec.layers[layer], residual.spec.layers[layer]
+        step, spec, residual_layer = quantized.step, quantized.spec.layers[layer], residual.spec.layers[layer]
         if queries.shape[0] != step.num_tokens:
             raise ValueError(f"queries must have the step's {step.num_tokens} rows, got {queries.shape}")
         mask = quantized.mask(layer, options, queries.shape[1])
@@ -328,8 +328,8 @@ class CpuResidualCache(ResidualCache[CpuPool]):
             options.scale,
             spec.window or 0,
             spec.keep,
-            beside.window or 0,
-            beside.keep,
+            residual_layer.window or 0,
+            residual_layer.keep,
             options.softcap or 0.0,
             options.sinks,
             mask,

@@ -28,7 +28,7 @@ COARSE = 8
 """Number of values at a row's start that are E2M1; the byte for their lowest bits has the scale instead."""
 
 SCALE_FACTOR = np.float32(1 / 7)
-LARGEST_SCALE = np.float32(61440)
+MAX_SCALE = np.float32(61440)
 STEPS = (0, 1, 2, 3, 6)
 """Candidate scales, as numbers of E5M3 steps above absmax / 7, tried in this order. They were chosen among
 -4..6 for the smallest relative RMS error on rotated Gaussian, Laplace and outlier rows: 0.056 for rows of 64
@@ -85,7 +85,7 @@ def scale_values(scales: NDArray[np.uint8]) -> Floats:
 def _best_scale(magnitudes: Floats) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     absmax = magnitudes.max(-1, keepdims=True)
     with np.errstate(under="ignore"):
-        half = np.minimum(absmax * SCALE_FACTOR, LARGEST_SCALE).astype(np.float16)
+        half = np.minimum(absmax * SCALE_FACTOR, MAX_SCALE).astype(np.float16)
     base = np.maximum(half.view(np.uint16) >> np.uint16(7), 1)
     best_scale = np.zeros(absmax.shape, np.uint8)
     best_error = np.full(absmax.shape, np.inf, np.float32)

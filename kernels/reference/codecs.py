@@ -8,7 +8,7 @@ import numpy as np
 from ..formats import PageFormat, page_format, rotation_block
 from ..formats.affine import AFFINE4, AFFINE8, GROUP_SIZE, SMALLEST_STEP
 from ..formats.base import MAX_FP16
-from ..formats.fp5 import COARSE, EDGES, LARGEST_SCALE, MAGNITUDES, SCALE_FACTOR, STEPS
+from ..formats.fp5 import COARSE, EDGES, MAGNITUDES, MAX_SCALE, SCALE_FACTOR, STEPS
 from ..formats.integer import INT4, INT8
 from ..formats.microscaling import MXFP4, NVFP4
 from .e2m1 import FP4Codec, MicroscalingCodec, nearest_index, signed_codes
@@ -45,7 +45,7 @@ class FP5Codec:
 
     def _best_scale(self, magnitudes: mx.array) -> tuple[mx.array, mx.array]:
         absmax = magnitudes.max(axis=-1, keepdims=True)
-        half = mx.minimum(absmax * float(SCALE_FACTOR), float(LARGEST_SCALE)).astype(mx.float16)
+        half = mx.minimum(absmax * float(SCALE_FACTOR), float(MAX_SCALE)).astype(mx.float16)
         base = mx.maximum(half.view(mx.uint16) >> 7, 1)
         scales = mx.minimum(base + self._steps, 247)[..., None]
         values, magnitudes = _scale_values(scales), magnitudes[..., None, :]

@@ -30,8 +30,8 @@ class ReferenceResidualCache(ResidualCache["ReferencePool"]):
             wide = mx.concatenate([wide, options.rotary.astype(mx.float32)], axis=-1)
         keep = self.residual.spec.layers[layer].keep
         outs = []
-        for group, beside in zip(self.quantized.groups, self.residual.groups, strict=True):
-            tables = (group.tables, beside.tables)
+        for group, residual_group in zip(self.quantized.groups, self.residual.groups, strict=True):
+            tables = (group.tables, residual_group.tables)
             keys, values = (
                 [pool.rows(layer, part, table) for pool, table in zip(self._pools, tables, strict=True)]
                 for part in (0, 1)

@@ -183,7 +183,7 @@ def attend_residual(
     queries: NDArray[Any],
     *,
     layer: LayerSpec,
-    beside: LayerSpec,
+    residual_layer: LayerSpec,
     mask: NDArray[Any] | None = None,
     **options: Any,
 ) -> Float64s:
@@ -192,12 +192,12 @@ def attend_residual(
     pages, residual   the step's metadata for quantized pages, and for residual pages
     stored            K and V in quantized pages, then K and V in residual pages
     layer             its window and ``keep`` are the positions that a row sees
-    beside            its window and ``keep`` are the positions that a row reads from residual pages
+    residual_layer    its window and ``keep`` are the positions that a row reads from residual pages
     """
-    assert beside.window is not None
+    assert residual_layer.window is not None
     starts = residual.only_group().starts
     if starts is None:
-        starts = residual_starts(pages.positions, window=beside.window, page_size=pages.page_size)
+        starts = residual_starts(pages.positions, window=residual_layer.window, page_size=pages.page_size)
     out = np.empty((*queries.shape[:2], layer.value_dim))
     for b, length in enumerate(pages.kv_len.tolist()):
         quantized, whole = (
@@ -207,7 +207,7 @@ def attend_residual(
         seen = np.arange(length)
         for t in range(pages.q_start[b], pages.q_start[b + 1]):
             at = pages.positions[t : t + 1]
-            in_16_bits = ((seen >= starts[t]) | (seen < beside.keep))[:, None, None]
+            in_16_bits = ((seen >= starts[t]) | (seen < residual_layer.keep))[:, None, None]
             keys, values = (np.where(in_16_bits, *both) for both in zip(whole, quantized, strict=True))
             out[t : t + 1] = dense_attention(
                 queries[t : t + 1],

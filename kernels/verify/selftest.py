@@ -27,14 +27,14 @@ def attend_over_residual(
     ValueError if the backend refuses this.
     """
     layer, rng = spec.layers[0], np.random.default_rng(4)
-    beside = replace(layer, window=1, keep=spec.page_size)
+    residual_layer = replace(layer, window=1, keep=spec.page_size)
     pool = backend.create_residual_pool(
-        spec, replace(spec, layers=(beside,), k_format="bf16", v_format="bf16")
+        spec, replace(spec, layers=(residual_layer,), k_format="bf16", v_format="bf16")
     )
     stored = _parts(spec, spec.k_format), _parts(spec, "bf16")
     out, want = np.zeros(0, np.float32), np.zeros(0)
     for pages in steps:
-        residual = _beside(pages, spec.num_pages)
+        residual = _residual_metadata(pages, spec.num_pages)
         step = replace(pages, groups=pages.groups + residual.groups)
         shape = (step.num_tokens, layer.num_kv_heads, layer.head_dim)
         queries = rng.standard_normal((shape[0], 2 * shape[1], shape[2])).astype(np.float32)
@@ -47,7 +47,9 @@ def attend_over_residual(
             for part, written in zip(parts, rows, strict=True):
                 part.write(metadata.only_group().slots, written)
         out = np.array(attended)
-        want = attend_residual(pages, residual, stored, queries, layer=layer, beside=beside, scale=0.125)
+        want = attend_residual(
+            pages, residual, stored, queries, layer=layer, residual_layer=residual_layer, scale=0.125
+        )
     return out, want
 
 
@@ -66,7 +68,7 @@ def _parts(spec: PoolSpec, name: str) -> Parts:
     return keys, values
 
 
-def _beside(pages: AttentionMetadata, num_pages: int) -> AttentionMetadata:
+def _residual_metadata(pages: AttentionMetadata, num_pages: int) -> AttentionMetadata:
     num_slots, group = np.int32(num_pages * pages.page_size), pages.only_group()
     moved = GroupMetadata(
         slots=(group.slots + np.int32(pages.page_size)) % num_slots,

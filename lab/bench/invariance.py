@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     report = Report()
     info: dict[str, Any] = {}
     for config in _configs(args):
-        found, info = compare(config, num_mates=args.mates)
+        found, info = compare(config, num_mates=args.batch_mates)
         name = describe(config)
         print(f"{name}: {found.cases} comparisons, {len(found.different)} different", flush=True)
         report.cases += found.cases
@@ -212,12 +212,12 @@ class _Served:
 
     def rejected(self, reason: str) -> None: ...
 
-    def serve(self, subjects: Sequence[int], mates: Sequence[list[int]]) -> dict[int, RequestOutput]:
+    def serve(self, subjects: Sequence[int], batch_mates: Sequence[list[int]]) -> dict[int, RequestOutput]:
         size = self.llm.info.vocab_size
-        half = len(mates) // 2
+        half = len(batch_mates) // 2
         own = [(prompt(index, size), params(index, size), self._adapter(index)) for index in subjects]
         plain = SamplingParams(max_tokens=OUTPUT_TOKENS, ignore_eos=True)
-        other = [(ids, plain, self._adapter(index)) for index, ids in enumerate(mates)]
+        other = [(ids, plain, self._adapter(index)) for index, ids in enumerate(batch_mates)]
         prompts, all_params, names = zip(*other[:half], *own, *other[half:], strict=True)
         outputs = self.llm.generate(list(prompts), list(all_params), adapter=names, progress=False)
         found = outputs[half : half + len(own)]
@@ -242,7 +242,7 @@ class _Served:
             )
 
     def serve_all(self, num_mates: int) -> list[RequestOutput]:
-        found = self.serve(range(len(PROMPT_TOKENS)), mates(num_mates, self.llm.info.vocab_size))
+        found = self.serve(range(len(PROMPT_TOKENS)), batch_mates(num_mates, self.llm.info.vocab_size))
         return list(found.values())
 
 
@@ -260,7 +260,7 @@ def prompt(index: int, vocab_size: int) -> list[int]:
     return ids
 
 
-def mates(count: int, vocab_size: int) -> list[list[int]]:
+def batch_mates(count: int, vocab_size: int) -> list[list[int]]:
     rng = np.random.default_rng(SEED - 1)
     return [rng.integers(0, vocab_size, int(rng.integers(1, 80))).tolist() for _ in range(count)]
 

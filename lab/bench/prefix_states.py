@@ -35,8 +35,8 @@ def trials(states: RecurrentState, chats: Chats) -> Iterator[Trial]:
                     num_slots=1 + count,
                     every_page=policy.every_page,
                     tail=policy.tail,
-                    junction=policy.junction,
-                    step_down=policy.step_down,
+                    branch=policy.branch,
+                    demote_earlier=policy.demote_earlier,
                 )
                 yield Trial(name, count, chosen)
 

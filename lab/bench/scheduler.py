@@ -27,7 +27,7 @@ VOCABULARY = 150_000
 WARM_UP = 8  # steps
 NUM_TENANTS = 100
 TARGET_ITL_S = 0.15
-PRETENDED_S = 0.05  # duration of each step, in seconds, as told to the scheduler
+SIMULATED_STEP_S = 0.05  # duration of each step, in seconds, as told to the scheduler
 SEED = 1
 PROMPT_POOL = 2 * PROMPT_TOKENS // PAGE_SIZE  # pages
 _FILL = 3
@@ -111,7 +111,7 @@ def _step(scheduler: Scheduler, results: list[SampleResult]) -> float:
     step = scheduler.plan()
     assert step is not None
     scheduler.commit(step, results)
-    scheduler.observe(step, PRETENDED_S)
+    scheduler.observe(step, SIMULATED_STEP_S)
     return time.perf_counter() - began
 
 

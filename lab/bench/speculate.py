@@ -123,7 +123,7 @@ class DraftCounter(Observer):
         raise RequestFailed(f"the benchmark's request was refused: {reason}")
 
 
-class Dictation:
+class ScriptedRunner:
     """A runner that replaces sampled tokens by those of given texts."""
 
     def __init__(self, runner: ModelRunner) -> None:
@@ -166,7 +166,7 @@ def _config(settings: dict[str, Any], args: argparse.Namespace) -> EngineConfig:
 def _measure(
     core: EngineCore, counter: DraftCounter, args: argparse.Namespace, texts: list[str]
 ) -> list[dict[str, Any]]:
-    dictation = Dictation(core._runner)
+    dictation = ScriptedRunner(core._runner)
     core._runner = dictation
     compiler = ConstraintCompiler(core.tokenizer, vocab_size=core.info.vocab_size)
     try:
@@ -178,7 +178,7 @@ def _measure(
 def _measure_texts(
     core: EngineCore,
     counter: DraftCounter,
-    dictation: Dictation,
+    dictation: ScriptedRunner,
     compiler: ConstraintCompiler,
     args: argparse.Namespace,
     texts: list[str],
@@ -222,7 +222,7 @@ def _made_up(
 
 def _rate(
     core: EngineCore,
-    dictation: Dictation,
+    dictation: ScriptedRunner,
     waves: list[list[tuple[list[int], list[int]]]],
     how: Speculate | None,
     form: Constraint | None,
@@ -235,7 +235,7 @@ def _rate(
 
 def _serve(
     core: EngineCore,
-    dictation: Dictation,
+    dictation: ScriptedRunner,
     work: list[tuple[list[int], list[int]]],
     how: Speculate | None,
     form: Constraint | None,

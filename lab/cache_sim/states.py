@@ -23,21 +23,21 @@ class Policy:
     """A snapshot policy, with fields of ``RecurrentState``."""
 
     tail: bool = True
-    junction: bool = True
-    step_down: bool = True
+    branch: bool = True
+    demote_earlier: bool = True
     every_page: bool = False
 
     @property
     def takes_any(self) -> bool:
-        return self.tail or self.junction or self.every_page
+        return self.tail or self.branch or self.every_page
 
 
 POLICIES = {
     "tail and junction": Policy(),
-    "without stepping down": Policy(step_down=False),
-    "tail": Policy(junction=False),
+    "without stepping down": Policy(demote_earlier=False),
+    "tail": Policy(branch=False),
     "every page": Policy(every_page=True),
-    "none": Policy(tail=False, junction=False),
+    "none": Policy(tail=False, branch=False),
 }
 
 
@@ -106,8 +106,8 @@ def _slots(policy: Policy, num_bytes: int, state_bytes: int, page_bytes: int) ->
         slot_bytes=state_bytes,
         every_page=policy.every_page,
         tail=policy.tail,
-        junction=policy.junction,
-        step_down=policy.step_down,
+        branch=policy.branch,
+        demote_earlier=policy.demote_earlier,
         page_bytes=page_bytes,
     )
 

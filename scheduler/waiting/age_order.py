@@ -46,7 +46,7 @@ def cached_tokens(sequence: Sequence, blocks: BlockManager) -> int:
     """Return how many tokens of a waiting sequence are in the prefix cache now."""
     if sequence.skip_prefix_cache or not blocks.prefix_cache:
         return 0
-    digests = blocks.name_pages(sequence.tokens, sequence.digests, salt=sequence.salt, media=sequence.media)
+    digests = blocks.page_digests(sequence.tokens, sequence.digests, salt=sequence.salt, media=sequence.media)
     return blocks.num_findable(digests) * blocks.page_size
 
 

@@ -37,7 +37,7 @@ def test_pages_are_those_of_the_positions_that_are_seen(
         }
 
     first = spec.first_visible(at) // page_size
-    kept = range(spec.kept_pages(page_size))
+    kept = range(spec.sink_pages(page_size))
     assert seen(at, at) <= {*range(first, at // page_size + 1), *kept}, "what is seen is not given back"
     num_pages = at // page_size
     needed = list(spec.needed_pages(num_pages, page_size))
@@ -92,7 +92,7 @@ def test_the_index_is_bounded_and_keeps_what_names_a_cached_page() -> None:
     for name in names[3:]:
         index.add([name], [b"\1\0\0\0"], None, b"")
         assert len(index) <= 2 * 3 + 1
-    kept = index.worth_keeping()
+    kept = index.cached_pages()
     assert list(kept) == names[:3]
     assert {(page.tokens, page.salt) for page in kept.values()} == {(b"\0\0\0\0", b"s")}
     assert list(parents_first(index.cached(cached.__contains__))) == [], "nobody goes on after evicted pages"

@@ -103,7 +103,7 @@ class Machine(RuleBasedStateMachine):
     def adopt(self, prompt: list[int], salt: bytes, data: st.DataObject) -> None:
         self.carry_out()
         group = data.draw(st.sampled_from(range(len(self.groups))))
-        digests = self.blocks.name_pages([*prompt, 0], [], salt=salt)
+        digests = self.blocks.page_digests([*prompt, 0], [], salt=salt)
         first = data.draw(st.integers(0, len(digests)))
         self.name(digests, prompt, salt)
         idle, filled = self.blocks.idle_pages(), list[int]()

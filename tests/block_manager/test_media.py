@@ -34,7 +34,7 @@ def test_the_same_image_is_found_and_another_is_not() -> None:
 
 def test_pages_are_named_by_tokens_and_media_as_documented() -> None:
     digests: list[Digest] = []
-    BlockManager(20, 4).name_pages(TOKENS, digests, media=(CAT,))
+    BlockManager(20, 4).page_digests(TOKENS, digests, media=(CAT,))
     parent: bytes = root(b"")
     for page, starts in enumerate(((), (1,), (-3,), (), ())):
         keys = b"".join(CAT.digest + struct.pack("<i", start) for start in starts)
@@ -47,8 +47,8 @@ def test_pages_are_named_by_tokens_and_media_as_documented() -> None:
 def test_digests_that_grow_with_generated_tokens_stay_equal() -> None:
     blocks, grown, at_once = BlockManager(20, 4), list[Digest](), list[Digest]()
     for length in (6, 9, 13, 21):
-        blocks.name_pages(TOKENS[:length], grown, media=(CAT,))
-    assert grown == blocks.name_pages(TOKENS, at_once, media=(CAT,))
+        blocks.page_digests(TOKENS[:length], grown, media=(CAT,))
+    assert grown == blocks.page_digests(TOKENS, at_once, media=(CAT,))
     assert at_once[:1] == sha256_chain(root(b""), pack(TOKENS[:4]), 16)
 
 
@@ -72,4 +72,4 @@ def test_an_image_follows_its_sequence_into_a_fork() -> None:
     assert blocks.reserve(fork, len(TOKENS))
     blocks.commit(fork, TOKENS, len(TOKENS))
     blocks.take_copies()
-    assert fork.digests == blocks.name_pages(TOKENS, [], media=(CAT,))
+    assert fork.digests == blocks.page_digests(TOKENS, [], media=(CAT,))

@@ -11,7 +11,7 @@ from octavo.block_manager import (
     ResidualWindow,
     SlidingWindow,
 )
-from octavo.block_manager.kv_group import PassedFirst
+from octavo.block_manager.kv_group import OutOfWindowFirst
 from octavo.block_manager.policies import make_policy
 
 SIZE = 4
@@ -77,13 +77,13 @@ def test_a_fork_knows_where_its_sequence_parted() -> None:
     table = blocks.open([*prompt(1)[: 4 * SIZE], *prompt(2)])
     fork = blocks.fork(table)
     assert fork is not None
-    assert fork.partings == table.partings == (4, 4)
+    assert fork.branch_points == table.branch_points == (4, 4)
 
 
 def test_passed_pages_go_first_the_least_recently_passed_before_others() -> None:
-    order = PassedFirst(make_policy("lru", 8))
+    order = OutOfWindowFirst(make_policy("lru", 8))
     order.release(ids(0, 1), [None] * 8)
-    order.release_passed(ids(2, 3, 4), [None] * 8)
+    order.release_out_of_window(ids(2, 3, 4), [None] * 8)
     assert (len(order), sorted(order)) == (5, ids(0, 1, 2, 3, 4))
     order.reuse(ids(3, 1))
     assert order.evict(3) == ids(2, 4, 0)

@@ -44,7 +44,7 @@ def serve(blocks: BlockManager, tokens: list[int], *, prompt: int | None = None,
 
 
 @pytest.mark.parametrize(
-    ("start", "stop", "junction", "every_page", "num_known", "pages"),
+    ("start", "stop", "branch", "every_page", "num_known", "pages"),
     [
         (0, 10, 0, False, 10, [2]),
         (0, 10, 0, False, 12, []),
@@ -61,10 +61,10 @@ def serve(blocks: BlockManager, tokens: list[int], *, prompt: int | None = None,
     ],
 )
 def test_where_snapshots_are_taken(
-    start: int, stop: int, junction: int, every_page: bool, num_known: int, pages: list[int]
+    start: int, stop: int, branch: int, every_page: bool, num_known: int, pages: list[int]
 ) -> None:
     wanted = wanted_snapshots(
-        start, stop, page_size=4, junction=junction, every_page=every_page, num_known=num_known
+        start, stop, page_size=4, branch=branch, every_page=every_page, num_known=num_known
     )
     assert wanted == pages
 
@@ -95,20 +95,22 @@ def test_prompts_with_a_common_beginning_get_a_snapshot_at_the_junction() -> Non
 def test_what_is_compared_can_leave_snapshots_out() -> None:
     conversation, common = list(range(1, 24)), list(range(1, 18))
     kept: dict[tuple[bool, bool, bool], int] = {}
-    for tail, junction, step_down, next_turn, third in (
+    for tail, branch, demote_earlier, next_turn, third in (
         (True, True, True, 20, 16),
         (True, True, False, 20, 16),
         (True, False, True, 20, 0),
         (False, True, True, 0, 0),
         (False, False, True, 0, 0),
     ):
-        spec = RecurrentState(num_slots=9, slot_bytes=1, tail=tail, junction=junction, step_down=step_down)
+        spec = RecurrentState(
+            num_slots=9, slot_bytes=1, tail=tail, branch=branch, demote_earlier=demote_earlier
+        )
         blocks = BlockManager(60, 4, states=spec)
         serve(blocks, conversation, prompt=10)
         assert serve(blocks, [*conversation, 90, 91, 92]) == next_turn
         counts = blocks.state_counts
         assert counts is not None
-        kept[tail, junction, step_down] = counts.idle_cached
+        kept[tail, branch, demote_earlier] = counts.idle_cached
         blocks = BlockManager(60, 4, states=spec)
         for last in (30, 40):
             serve(blocks, [*common, *range(last, last + 9)])
@@ -130,7 +132,7 @@ def test_pages_stay_as_long_as_a_snapshot_lies_behind_them() -> None:
     assert counts is not None
     assert (counts.idle_cached, blocks.num_idle_cached) == (2, 4), "the junction, and the last tail"
     for last, is_cached in ((20, False), (30, False), (40, False), (50, True)):
-        digests = blocks.name_pages([*common, *range(last, last + 10)], [])
+        digests = blocks.page_digests([*common, *range(last, last + 10)], [])
         assert [blocks.find(digest) is not None for digest in digests] == [True, True, *[is_cached] * 2]
 
 

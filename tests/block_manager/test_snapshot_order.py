@@ -18,15 +18,15 @@ def digest(number: int) -> Digest:
 
 
 class Slots:
-    def __init__(self, num_slots: int = 8, *, page_bytes: int = 1, bytes_kept: int = 1) -> None:
-        self.order = SnapshotOrder(num_slots, page_bytes=page_bytes, bytes_kept=bytes_kept)
+    def __init__(self, num_slots: int = 8, *, page_bytes: int = 1, snapshot_bytes: int = 1) -> None:
+        self.order = SnapshotOrder(num_slots, page_bytes=page_bytes, snapshot_bytes=snapshot_bytes)
         self.digests: list[Digest | None] = [None] * num_slots
 
     def put(
-        self, slot: int, name: int, num_pages: int = 1, *, turns: int = 0, is_junction: bool = False
+        self, slot: int, name: int, num_pages: int = 1, *, turns: int = 0, is_branch: bool = False
     ) -> None:
         self.digests[slot] = digest(name)
-        self.order.add(digest(name), num_pages, turns=turns, is_junction=is_junction)
+        self.order.add(digest(name), num_pages, turns=turns, is_branch=is_branch)
         self.release(slot)
 
     def release(self, slot: int) -> None:
@@ -37,7 +37,7 @@ class Slots:
         name = self.digests[slot]
         assert name is not None
         self.digests[slot] = None
-        self.order.lose(name)
+        self.order.record_eviction(name)
         return int.from_bytes(name, "big")
 
     def check(self) -> None:
@@ -45,10 +45,10 @@ class Slots:
 
 
 def test_before_anything_is_learned_the_older_goes_and_what_saves_less_for_its_bytes() -> None:
-    slots = Slots(bytes_kept=100)
+    slots = Slots(snapshot_bytes=100)
     for slot, num_pages in enumerate((1, 1, 8, 1, 8)):
         slots.put(slot, slot, num_pages)
-    slots.order.demote(PageId(4), most_hits=1)
+    slots.order.demote(PageId(4), max_hits=1)
     slots.check()
     assert [slots.evict() for _ in range(5)] == [4, 0, 1, 3, 2]
     slots.check()
@@ -59,10 +59,10 @@ def test_what_was_hit_more_often_is_not_demoted() -> None:
     for slot in range(2):
         slots.put(slot, slot)
     for _ in range(2):
-        slots.order.go_on(digest(1))
-    slots.order.demote(PageId(1), most_hits=1)
+        slots.order.record_hit(digest(1))
+    slots.order.demote(PageId(1), max_hits=1)
     assert slots.evict() == 0
-    slots.order.demote(PageId(0), most_hits=1)
+    slots.order.demote(PageId(0), max_hits=1)
     assert slots.evict() == 1
 
 
@@ -74,10 +74,12 @@ def test_a_snapshot_that_is_gone_says_which_turn_it_is() -> None:
     assert slots.evict() == 7
     assert slots.order.last_known(names) == 3
     assert slots.order.last_known(names[:2]) == 0
-    assert [slots.order.go_on(digest(7)) for _ in range(SHARED + 1)] == [3] * SHARED + [0], "shared by many"
-    slots.put(0, 7, is_junction=True)
+    assert [slots.order.record_hit(digest(7)) for _ in range(SHARED + 1)] == [3] * SHARED + [0], (
+        "shared by many"
+    )
+    slots.put(0, 7, is_branch=True)
     assert slots.order.num_hits(digest(7)) == SHARED + 1
-    assert slots.order.go_on(digest(7)) == 0, "what several prompts begin with is no turn"
+    assert slots.order.record_hit(digest(7)) == 0, "what several prompts begin with is no turn"
     slots.evict()
     slots.order.forget(digest(7))
     assert slots.order.last_known(names) == 0
@@ -103,7 +105,7 @@ def learned(*, comes_back: int) -> Slots:
         if name % 2 == comes_back:
             awaited[name + 40] = name
         if name in awaited:
-            slots.order.go_on(digest(awaited[name]))
+            slots.order.record_hit(digest(awaited[name]))
     return slots
 
 
@@ -124,8 +126,8 @@ def test_the_price_of_pages_follows_what_is_short(wants_pages: bool) -> None:
     for name in range(2000):
         slots.put(slots.digests.index(None), name)
         if wants_pages:
-            slots.order.want_pages()
-            slots.order.want_pages()
+            slots.order.note_page_shortage()
+            slots.order.note_page_shortage()
         slots.evict()
     assert (slots.order.price > 2) is wants_pages
     assert (slots.order.price < 0.5) is not wants_pages
@@ -139,13 +141,13 @@ def test_the_price_of_pages_follows_what_is_short(wants_pages: bool) -> None:
 
 @pytest.mark.parametrize("price", [0.125, 8.0])
 def test_where_pages_are_dear_an_old_long_beginning_goes_before_a_young_short_one(price: float) -> None:
-    slots = Slots(4, page_bytes=10, bytes_kept=100)
+    slots = Slots(4, page_bytes=10, snapshot_bytes=100)
     slots.order.price = price
     slots.put(0, 10_000, 8)
     for name in range(30):
         slots.put(2, name)
         slots.order.reuse([PageId(2)])
-        slots.order.lose(digest(name))
+        slots.order.record_eviction(digest(name))
         slots.order.forget(digest(name))
     slots.put(1, 10_001, 1)
     assert slots.evict() == (10_000 if price > 1 else 10_001)
@@ -157,17 +159,17 @@ def test_what_is_listed_is_found_next(steps: list[tuple[str, int]]) -> None:
     listed: set[int] = set()
     for name, (step, slot) in enumerate(steps):
         if step == "put" and slots.digests[slot] is None:
-            slots.put(slot, name, 1 + name % 3, turns=name % 4, is_junction=name % 7 == 0)
+            slots.put(slot, name, 1 + name % 3, turns=name % 4, is_branch=name % 7 == 0)
             listed.add(slot)
         elif step == "again" and slot in listed:
             slots.order.reuse([PageId(slot)])
             held = slots.digests[slot]
             assert held is not None
-            slots.order.go_on(held)
+            slots.order.record_hit(held)
             slots.check()
             slots.release(slot)
         elif step == "demote":
-            slots.order.demote(PageId(slot), most_hits=1)
+            slots.order.demote(PageId(slot), max_hits=1)
         elif step == "evict" and listed:
             listed.remove(next_slot := slots.order.next())
             gone = slots.digests[next_slot]
@@ -176,7 +178,7 @@ def test_what_is_listed_is_found_next(steps: list[tuple[str, int]]) -> None:
             slots.order.reuse([PageId(slot)])
             gone, slots.digests[slot] = slots.digests[slot], None
             assert gone is not None
-            slots.order.lose(gone)
+            slots.order.record_eviction(gone)
             listed.remove(slot)
         assert set(slots.order) == listed
         assert len(slots.order) == len(listed)

@@ -55,7 +55,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(target=tables, prompt=tokens, salt=salts)
     def open(self, prompt: list[int], salt: bytes) -> PageTable:
-        digests = self.blocks.name_pages(prompt, [], salt=salt)
+        digests = self.blocks.page_digests(prompt, [], salt=salt)
         pages = 0
         while pages < len(digests) and self.blocks.find(digests[pages]) is not None:
             pages += 1
@@ -159,7 +159,7 @@ class Machine(RuleBasedStateMachine):
     @rule(prompt=tokens, salt=salts)
     def adopt(self, prompt: list[int], salt: bytes) -> None:
         self.carry_out()
-        digests = self.blocks.name_pages([*prompt, 0], [], salt=salt)
+        digests = self.blocks.page_digests([*prompt, 0], [], salt=salt)
         if not digests:
             return
 

@@ -46,7 +46,7 @@ class Chaos:
             phase.wrong += observer.wrong
             if not server.runs:
                 phase.memory.after = phase.memory.before
-                phase.wrong.insert(0, server.death())
+                phase.wrong.insert(0, server.dead_error())
         quiet = self.quiet_p99.setdefault(setup, quantile(phase.honest.gaps, 0.99))
         phase.judge(self.bounds, quiet_p99=quiet)
         self.add(phase)

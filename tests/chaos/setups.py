@@ -113,7 +113,7 @@ class Server:
 
     async def end(self) -> list[str]:
         if not self.runs:
-            return [self.death()]
+            return [self.dead_error()]
         began = time.monotonic()
         code = await self.process.stop()
         seconds = time.monotonic() - began
@@ -126,7 +126,7 @@ class Server:
         self.process.signal(signal.SIGKILL)
         await self.process.wait()
 
-    def death(self) -> str:
+    def dead_error(self) -> str:
         words = [line for line in self.process.last_errors if line.strip()]
         return f"the server ended with {self.process.returncode}: {words[-1] if words else 'it said nothing'}"
 

@@ -10,29 +10,29 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {
-    "block_manager": 3_166,
+    "block_manager": 3_174,
     "engine": 85,  # code without a budget below
-    "engine/api": 2_110,
+    "engine/api": 2_117,
     "engine/arguments": 709,
     "engine/chat": 1_822,
     "engine/cli": 1_666,
     "engine/client": 721,
-    "engine/core": 3_257,
-    "engine/executor": 11_547,
+    "engine/core": 3_270,
+    "engine/executor": 11_549,
     "engine/frontend": 1_802,
     "engine/gguf": 771,
-    "engine/grpc": 3_424,
+    "engine/grpc": 3_428,
     "engine/http": 3_783,
     "engine/inspection": 273,
     "engine/kv_events": 237,
     "engine/kv_store": 2_023,
     "engine/memory": 1_178,
     "engine/observability": 874,
-    "engine/speculation": 1_222,
-    "engine/structured_output": 2_120,
+    "engine/speculation": 1_235,
+    "engine/structured_output": 2_122,
     "engine/tokenizer": 836,
     "engine/vision": 490,
-    "kernels": 7_332,
+    "kernels": 7_334,
     "kernels/csrc": 72,  # module.cpp
     "kernels/csrc/attention": 6_199,
     "kernels/csrc/linear": 6_174,
@@ -51,7 +51,7 @@ BUDGETS = {
     "lab/plots": 259,
     "lab/policies": 348,
     "scheduler": 2_945,
-    "tests": 65_344,
+    "tests": 65_350,
     "tools": 5_542,
 }
 

@@ -52,7 +52,7 @@ class HostMemory:
     def offload(self, sequence: Sequence, token_s: float | None) -> None: ...
 
     def start_load(self, sequence: Sequence, /, *, token_s: float | None = None) -> bool:  # noqa: ARG002
-        digests = self.blocks.name_pages(sequence.tokens, sequence.digests, salt=sequence.salt)
+        digests = self.blocks.page_digests(sequence.tokens, sequence.digests, salt=sequence.salt)
         found = self.blocks.num_findable(digests)
         if found == len(digests) or digests[found] not in self.store:
             return False

@@ -32,7 +32,7 @@ class KeySlots(Resource):
         self.num_asked = 0
 
     @property
-    def is_coming(self) -> bool:
+    def is_pending(self) -> bool:
         return self.coming
 
     def hold(self, sequence: Sequence) -> Admission:
@@ -181,7 +181,7 @@ class Media(Resource):
         self.waiting: list[Sequence] = []
 
     @property
-    def is_coming(self) -> bool:
+    def is_pending(self) -> bool:
         return bool(self.waiting)
 
     def hold(self, sequence: Sequence) -> Admission:

@@ -103,7 +103,7 @@ class Call:
     name: str
     call_id: str
     arguments: str = ""
-    is_whole: bool = False
+    is_complete: bool = False
 
 
 @dataclass(slots=True)
@@ -129,7 +129,7 @@ class Answer:
                     assert index == len(self.calls) - 1
                     self.calls[index].arguments += text
                 case CallEnd(index):
-                    self.calls[index].is_whole = True
+                    self.calls[index].is_complete = True
                 case CallMalformed(text, _):
                     self.malformed += text
                     self.shown += text

@@ -9,19 +9,19 @@ from octavo.engine.speculation import drafting
 
 @pytest.fixture
 def every_draft_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def all_of_them(hold: float, *, most: int, cost: float, others: int) -> int:
-        assert 0 <= hold <= 1
+    def all_of_them(acceptance: float, *, max_drafts: int, cost: float, others: int) -> int:
+        assert 0 <= acceptance <= 1
         assert cost >= 0
         assert others >= 0
-        return most
+        return max_drafts
 
     def everybodys(
-        wishes: Sequence[Sequence[float]], plain: int, ratios: Sequence[tuple[int, float]], **_: float
+        acceptances: Sequence[Sequence[float]], plain: int, ratios: Sequence[tuple[int, float]], **_: float
     ) -> list[int]:
-        assert len(wishes) <= plain
-        assert all(holds and 0 <= min(holds) <= max(holds) <= 1 for holds in wishes)
+        assert len(acceptances) <= plain
+        assert all(rates and 0 <= min(rates) <= max(rates) <= 1 for rates in acceptances)
         assert all(ratio >= 1 for _, ratio in ratios)
-        return [len(holds) for holds in wishes]
+        return [len(rates) for rates in acceptances]
 
     def any_gains(plain: int, ratios: Sequence[tuple[int, float]]) -> float:
         assert plain > 0
@@ -29,5 +29,5 @@ def every_draft_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
         return 0.0
 
     monkeypatch.setattr(drafting, "num_drafts", all_of_them)
-    monkeypatch.setattr(drafting, "allot", everybodys)
-    monkeypatch.setattr(drafting, "least_hold", any_gains)
+    monkeypatch.setattr(drafting, "allocate", everybodys)
+    monkeypatch.setattr(drafting, "min_acceptance", any_gains)

@@ -295,7 +295,7 @@ def chain(parent: bytes, token: int) -> bytes:
 
 
 def next_token(digest: bytes, draw: tuple[int, int] | None, ends_every: int) -> int:
-    """Return the next token after a prefix; ``draw``: (seed, number of earlier tokens)."""
+    """Return the next token after a prefix; ``sample``: (seed, number of earlier tokens)."""
     number = int.from_bytes(hashlib.blake2b(digest + repr(draw).encode(), digest_size=8).digest(), "little")
     if ends_every and number % ends_every == 0:
         return EOS

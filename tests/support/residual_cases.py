@@ -60,8 +60,8 @@ def run_residual(
         ]
         shown = build_metadata(sequences, gaps, case.page_size)
         starts = starts_of(whole[0], specs[1].layers[0], numbers[members])
-        beside = shown.only_group()._replace(starts=starts)
-        step = replace(whole[0], groups=(*whole[0].groups, beside))
+        residual_layer = shown.only_group()._replace(starts=starts)
+        step = replace(whole[0], groups=(*whole[0].groups, residual_layer))
         if sequences is case.sequences:
             step = with_whole(case, step)
         tokens = step.num_tokens
@@ -90,7 +90,7 @@ def run_residual(
         ((parts[0][0], parts[0][1]), (parts[1][0], parts[1][1])),
         as_numpy(queries),
         layer=case.layer,
-        beside=specs[1].layers[0],
+        residual_layer=specs[1].layers[0],
         scale=case.head_dim**-0.5,
         **extras.truth(),
     )

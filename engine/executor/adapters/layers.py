@@ -65,7 +65,7 @@ class MakeTable(Protocol):
     def __call__(self, shapes: list[Shape], dtype: mx.Dtype) -> Table: ...
 
 
-class Together:
+class SharedInputAdapter:
     def __init__(self, members: Sequence[Any], table: Table) -> None:
         self.table = table
         self._compute = [partial(type(module).__call__, module) for module in members]
@@ -106,7 +106,7 @@ def adapt_layers(
         alone = [(module,) for _, module in candidates if id(module) in dense and id(module) not in grouped]
         for group in (*groups, *alone):
             shapes = [_shape(module) for module in group]
-            together = Together(group, make_table(shapes, _dtype(group[0])))
+            together = SharedInputAdapter(group, make_table(shapes, _dtype(group[0])))
             for index, (module, shape) in enumerate(zip(group, shapes, strict=True)):
                 path = dense[id(module)]
                 _adapt(module, path, together.table, rows, _member, together=together, index=index)
@@ -224,7 +224,7 @@ def _member(kind: Any) -> dict[str, Any]:
             y: mx.array = kind.__call__(self, x)
             return y
         _check_rows(self, x, slots)
-        together: Together = self.together
+        together: SharedInputAdapter = self.together
         return together.output(self.index, x, slots)
 
     return {"__call__": __call__}

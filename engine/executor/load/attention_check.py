@@ -14,7 +14,7 @@ from ..cache_layout import CacheLayout
 from ..paged_model import PagedModel
 from .probe_steps import Work, step_metadata
 
-LARGEST_ERROR = 2e-3  # relative error of a row
+MAX_ERROR = 2e-3  # relative error of a row
 
 Doubles = NDArray[np.float64]
 
@@ -27,7 +27,7 @@ def find_mistake(paged: PagedModel, layout: CacheLayout, lengths: list[int]) -> 
             continue
         seen.add((spec, latents))
         error = _check_layer(paged, index, spec, lengths, bf16=layout.dtype == mx.bfloat16, latents=latents)
-        if not error <= LARGEST_ERROR:
+        if not error <= MAX_ERROR:
             if latents:
                 return f"attention over latents (cache {index}) is off by {error:.2g} on random latents"
             kind = "chunks" if spec.chunked else "a window"
@@ -62,14 +62,14 @@ def _check_layer(
         else:
             got = _attend(paged, index, metadata, queries, k, v)
             asked, stored, read = queries, keys, values
-        wanted = np.concatenate(
+        expected = np.concatenate(
             [
                 _attention(asked[q : q + b - a], stored[i], read[i], a, spec)
                 for (i, a, b), q in zip(work, metadata.q_start.tolist(), strict=False)
             ]
         )
-        scale = np.sqrt((wanted**2).mean(-1)) + 1e-12
-        worst = max(worst, float((np.sqrt(((got - wanted) ** 2).mean(-1)) / scale).max()))
+        scale = np.sqrt((expected**2).mean(-1)) + 1e-12
+        worst = max(worst, float((np.sqrt(((got - expected) ** 2).mean(-1)) / scale).max()))
     return worst
 
 

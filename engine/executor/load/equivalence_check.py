@@ -10,7 +10,7 @@ import numpy as np
 
 from octavo.kernels.metadata import AttentionMetadata, Ints, StateMetadata
 
-from ..batch import Batch, Wanted
+from ..batch import Batch, OutputSelection
 from ..paged_model import PagedModel
 from ..recurrent.state_pool import StatePool
 
@@ -36,17 +36,17 @@ def check_fusion(
 ) -> FusionResult:
     set_fused(False)
     try:
-        wanted = _logits(create(False), vocab_size, LAST)
+        expected = _logits(create(False), vocab_size, LAST)
     finally:
         set_fused(True)
-    result = _check_logits(create, vocab_size, wanted)
+    result = _check_logits(create, vocab_size, expected)
     if result.not_fused:
         return replace(result, stores_logits="modules are not fused")
-    stores_logits = _check_greedy(create(not result.not_replayed), vocab_size, wanted)
+    stores_logits = _check_greedy(create(not result.not_replayed), vocab_size, expected)
     return replace(result, stores_logits=stores_logits)
 
 
-def _check_logits(create: Callable[[bool], PagedModel], vocab_size: int, wanted: mx.array) -> FusionResult:
+def _check_logits(create: Callable[[bool], PagedModel], vocab_size: int, expected: mx.array) -> FusionResult:
     try:
         model = create(True)
         got = _logits(model, vocab_size, range(NUM_STEPS))
@@ -55,39 +55,39 @@ def _check_logits(create: Callable[[bool], PagedModel], vocab_size: int, wanted:
             reason = (
                 "operations write some of its states" if by_operations else "the page pool does not allow it"
             )
-            return FusionResult(_difference(got, wanted), reason)
-        if mx.array_equal(got, wanted) and model.graph_runner.num_replayed:
+            return FusionResult(_difference(got, expected), reason)
+        if mx.array_equal(got, expected) and model.graph_runner.num_replayed:
             return FusionResult()
         refusal = "replayed graphs compute other logits"
     except Exception as error:  # model code may raise anything
         refusal = str(error).partition("\n")[0] or type(error).__name__
-    return FusionResult(_difference(_logits(create(False), vocab_size, LAST), wanted), refusal)
+    return FusionResult(_difference(_logits(create(False), vocab_size, LAST), expected), refusal)
 
 
-def _check_greedy(model: PagedModel, vocab_size: int, wanted: mx.array) -> str:
+def _check_greedy(model: PagedModel, vocab_size: int, expected: mx.array) -> str:
     try:
         _make_strict(model)
         ids, logits = mx.array(0), mx.array(0)
         for step in _steps(model, vocab_size, range(NUM_STEPS)):
-            ids, logits = model.forward(step, Wanted(ROWS, greedy=True)).arrays
+            ids, logits = model.forward(step, OutputSelection(ROWS, greedy=True)).arrays
             model.evaluate([ids, logits])
     except Exception as error:  # model code may raise anything
         return str(error).partition("\n")[0] or type(error).__name__
-    rows = np.array(wanted.astype(mx.float32))
+    rows = np.array(expected.astype(mx.float32))
     tops = rows.argmax(-1)
     same = np.array_equal(ids, tops) and np.array_equal(logits, rows[ROWS, tops])
     return "" if same else "the head chooses other tokens than its logits"
 
 
-def _difference(got: mx.array, wanted: mx.array) -> str:
-    return "" if mx.array_equal(got, wanted) else "logits differ from those of separate modules"
+def _difference(got: mx.array, expected: mx.array) -> str:
+    return "" if mx.array_equal(got, expected) else "logits differ from those of separate modules"
 
 
 def _logits(model: PagedModel, vocab_size: int, steps: range) -> mx.array:
     _make_strict(model)
     logits = mx.array(0)
     for step in _steps(model, vocab_size, steps):
-        (logits,) = model.forward(step, Wanted(ROWS)).arrays
+        (logits,) = model.forward(step, OutputSelection(ROWS)).arrays
         model.evaluate([logits])
     return logits
 

@@ -44,7 +44,7 @@ from .discover import discover_layout
 from .drafters import draft_page_bytes, draft_weight_bytes, load_mtp, sizing_of
 from .loader import LoadedModel, load_model
 from .metal_settings import prepare_device, set_memory_limits, usable_memory
-from .page_loss import MAX_TEXT, ScoreText, settle_format
+from .page_loss import MAX_TEXT, ScoreText, choose_format
 from .prepare import ReadyModel, choose_device, make_ready, model_ops
 from .probe import ProbeResult, describe
 from .warm_up import try_adapters, warm_up
@@ -120,13 +120,13 @@ def load_paged_runner(
         vision_bytes = config.vision_cache + encoding_bytes(
             read_config(path), num_patches=num_patches, activation_bytes=layout.dtype.size
         )
-    beside_pages = adapter_bytes + vision_bytes
-    available = max(0, usable_memory(weight_bytes + draft_weight_bytes(config)) - beside_pages)
+    other_bytes = adapter_bytes + vision_bytes
+    available = max(0, usable_memory(weight_bytes + draft_weight_bytes(config)) - other_bytes)
     available //= config.tensor_parallel  # all ranks share this machine's memory
-    beside = draft_page_bytes(config, probed)
+    draft_bytes = draft_page_bytes(config, probed)
     if is_draft and layout.slot_bytes:
         config = replace(config, state_memory=draft_state_bytes(config, layout.slot_bytes))
-    size, states, num_pages = _rooms(config, layout, max_model_len, available, beside)
+    size, states, num_pages = _rooms(config, layout, max_model_len, available, draft_bytes)
     if part is not None:
         num_pages = part.smallest(num_pages)
         if states is not None:
@@ -137,7 +137,7 @@ def load_paged_runner(
     settled = config
     if score is not None and layout.layers and (config.kv_format == AUTO or not config.has_exact_pages):
         with nothing_cached(choice.backend.name):
-            settled = settle_format(
+            settled = choose_format(
                 config, lambda trial: score(*_trial(trial, choice, loaded, layout, ready, max_model_len))
             )
         give_freed_memory_back(choice.backend.name)
@@ -145,7 +145,7 @@ def load_paged_runner(
         settled = config.with_format("bf16")
     if settled != config:
         config = settled
-        size, states, num_pages = _rooms(config, layout, max_model_len, available, beside)
+        size, states, num_pages = _rooms(config, layout, max_model_len, available, draft_bytes)
     own, own_size = layout, size
     if part is not None:
         own, own_size = part.own(
@@ -188,7 +188,7 @@ def load_paged_runner(
             activation_bytes=layout.dtype.size,
         ),
         states=0 if pool is None else pool.nbytes,
-        drafts=beside(num_pages),
+        drafts=draft_bytes(num_pages),
         adapters=adapter_bytes,
         vision=0 if images is None else images.nbytes + vision_bytes,
     )
@@ -277,9 +277,9 @@ def _rooms(
     layout: CacheLayout,
     max_model_len: int,
     available: int,
-    beside: Callable[[int], int],
+    draft_bytes: Callable[[int], int],
 ) -> tuple[Sizing, RecurrentState | None, int]:
-    size = replace(sizing_of(config, layout.layers, max_model_len), beside=beside)
+    size = replace(sizing_of(config, layout.layers, max_model_len), draft_bytes=draft_bytes)
     states = _plan_states(config, layout.slot_bytes, size, available)
     if states is None and config.state_memory is not None:
         log.warning("%s: no layer is recurrent, so state_memory is not used", config.model)

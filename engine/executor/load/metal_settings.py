@@ -20,9 +20,9 @@ from ...memory.configuration import text_config
 OPERATIONS_VARIABLE = "MLX_MAX_OPS_PER_BUFFER"
 ELEMENTS_VARIABLE = "MLX_MAX_MB_PER_BUFFER"
 _OPERATIONS = 1000
-_LEAST_MEBI_ELEMENTS = 50
+_MIN_MEBI_ELEMENTS = 50
 _LAYERS_PER_BUFFER = 4
-LEAST_CACHE = 1 << 30
+MIN_CACHE = 1 << 30
 """Bytes of freed buffers that MLX may keep on Metal."""
 
 
@@ -41,7 +41,7 @@ def prepare_device(config: EngineConfig, model_config: dict[str, Any], weight_by
         return
     layers = int(text_config(model_config).get("num_hidden_layers") or 1)
     per_layer = ((config.kv_memory or DEFAULT_KV_MEMORY) + weight_bytes) // max(layers, 1)
-    mebi = max(_LEAST_MEBI_ELEMENTS, -(-_LAYERS_PER_BUFFER * per_layer // 2 // (1 << 20)))
+    mebi = max(_MIN_MEBI_ELEMENTS, -(-_LAYERS_PER_BUFFER * per_layer // 2 // (1 << 20)))
     os.environ.setdefault(OPERATIONS_VARIABLE, str(_OPERATIONS))
     os.environ.setdefault(ELEMENTS_VARIABLE, str(mebi))
 
@@ -53,7 +53,7 @@ def set_memory_limits(workspace: int) -> None:
         return
     if wired := _working_set():
         mx.set_wired_limit(wired)
-    mx.set_cache_limit(max(workspace, LEAST_CACHE))
+    mx.set_cache_limit(max(workspace, MIN_CACHE))
 
 
 def usable_memory(weight_bytes: int) -> int:
@@ -69,7 +69,7 @@ def describe_settings() -> dict[str, Any] | None:
         return None
     return {
         "wired_limit": _working_set(),
-        "cache_limit_at_least": LEAST_CACHE,
+        "cache_limit_at_least": MIN_CACHE,
         OPERATIONS_VARIABLE: os.environ.get(OPERATIONS_VARIABLE),
         ELEMENTS_VARIABLE: os.environ.get(ELEMENTS_VARIABLE),
     }

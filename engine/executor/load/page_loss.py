@@ -13,8 +13,8 @@ from ..base import ModelRunner
 
 log = logging.getLogger(__name__)
 
-MOST_CHOSEN = 0.01  # nats per token; "auto" rejects page formats above this loss
-MOST_UNWARNED = 0.05  # nats per token; a larger loss is logged as a warning
+MAX_LOSS = 0.01  # nats per token; "auto" rejects page formats above this loss
+WARN_LOSS = 0.05  # nats per token; a larger loss is logged as a warning
 MAX_TEXT = 257  # positions
 MIN_TOKENS = 16  # in shorter texts the loss is not measured
 
@@ -23,13 +23,13 @@ ScoreText = Callable[[ModelRunner, EngineConfig], Scores]
 """Function that scores a text with a configuration."""
 
 
-def settle_format(config: EngineConfig, score: Callable[[EngineConfig], Scores]) -> EngineConfig:
+def choose_format(config: EngineConfig, score: Callable[[EngineConfig], Scores]) -> EngineConfig:
     base = score(config.with_format("bf16"))
     if len(base) < MIN_TOKENS:
         return config.with_format("bf16") if config.kv_format == AUTO else config
     if config.kv_format != AUTO:
         loss = divergence(base, score(config))
-        if not loss <= MOST_UNWARNED:
+        if not loss <= WARN_LOSS:
             log.warning(
                 "%s: kv_format %s raises the perplexity of a short text by %.0f %%, as happens if some "
                 "channels of K are far larger than others; use kv_format auto, or bf16",
@@ -44,7 +44,7 @@ def settle_format(config: EngineConfig, score: Callable[[EngineConfig], Scores])
             log.info("%s: kv_format %s cannot be chosen: %s", config.model, name, error)
             continue
         losses.append(f"{name} {100 * loss:.2g} %")
-        if loss <= MOST_CHOSEN:
+        if loss <= MAX_LOSS:
             break
     else:
         name = "bf16"

@@ -16,7 +16,7 @@ from octavo.kernels.kv_cache import GroupedKVCache
 
 from ...api.errors import ModelLoadError
 from ..adapt.output_head import RowSelection
-from ..batch import Batch, Wanted
+from ..batch import Batch, OutputSelection
 from ..cache_layout import CacheLayout
 from ..paged_model import PagedModel
 from ..recurrent.entries import EntrySpec
@@ -29,7 +29,7 @@ from .probe_reference import Errors, Reference, evaluated, make_reference, row_e
 from .probe_run import ComputedRows, TracedCache, compute_steps, find_dependence, find_dependence_in
 from .probe_steps import probe_cache, probe_pool, step_metadata
 
-LONGEST_WINDOW = 256  # positions; longer attention windows are not tested
+MAX_WINDOW = 256  # positions; longer attention windows are not tested
 STEPS = ((4, 3, 0), (1, 1, 2), (4, 0, 1), (1, 0, 2))
 """New tokens of each sequence in each step."""
 
@@ -111,7 +111,7 @@ def plain_reference(model: Module, layout: CacheLayout, architecture: str) -> Re
 
 def _steps(layout: CacheLayout) -> list[tuple[int, int, int]]:
     windows = [spec.window for spec in layout.layers if spec.window is not None]
-    reachable = [window for window in windows if window <= LONGEST_WINDOW]
+    reachable = [window for window in windows if window <= MAX_WINDOW]
     first, *rest = STEPS
     return [(first[0] + max(reachable, default=0), *first[1:]), *rest]
 
@@ -155,7 +155,7 @@ def _find_wrong(
 
 def _compare(computed: ComputedRows, reference: Reference, steps: Sequence[tuple[int, ...]]) -> list[Errors]:
     errors = np.concatenate(
-        [row_errors(got, wanted) for got, wanted in zip(computed.logits, reference.logits, strict=True)]
+        [row_errors(got, expected) for got, expected in zip(computed.logits, reference.logits, strict=True)]
     )
     chunks = np.array([count for counts in zip(*steps, strict=True) for count in counts])
     is_decode = np.repeat(chunks == 1, chunks)
@@ -181,15 +181,15 @@ def _selects_rows(paged: PagedModel, selection: RowSelection, reference: Referen
     ids, rows = np.array(tokens, np.int32), np.array([3, 1], np.int32)
     paged.selection = selection
     try:
-        (chosen,) = paged.forward(Batch(ids, rows, metadata), Wanted(rows)).arrays
+        (chosen,) = paged.forward(Batch(ids, rows, metadata), OutputSelection(rows)).arrays
         paged.evaluate([chosen])
     except Exception:
         return False
     finally:
         paged.selection = None
-    wanted = reference.logits[0][rows]
+    expected = reference.logits[0][rows]
     got = evaluated(chosen)
-    return got.shape == wanted.shape and bool(row_errors(got, wanted).max() <= reference.worst_limit)
+    return got.shape == expected.shape and bool(row_errors(got, expected).max() <= reference.worst_limit)
 
 
 def _first_line(error: Exception) -> str:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..cache_layout import CacheLayout
 from ..mlx_lm_import import cache as caches_of_mlx_lm
-from ..recurrent.bending import bend
+from ..recurrent.call_override import override_call
 from .discover import map_leaves
 
 STATE_CHUNK = 3  # tokens per forward, for models with recurrent states
@@ -127,7 +127,7 @@ def _perturbed_layers(model: Module, precision: float, seed: int) -> Iterator[No
         return nudged(given) if batched and mx.issubdtype(given.dtype, mx.floating) else given
 
     for module in leaves:
-        bend(module, call)
+        override_call(module, call)
     try:
         yield
     finally:

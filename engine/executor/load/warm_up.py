@@ -31,13 +31,13 @@ def warm_up(runner: PagedRunner, *, max_step_tokens: int) -> None:
     most = min([max_step_tokens - 1, *((s.spec.num_pages - 1) * s.spec.page_size for s in runner.storages)])
     most = max(most, 1)
     pieces: list[list[Work]] = [[(0, at, min(at + most, length))] for at in range(0, length, most)]
-    beside = max_step_tokens > 1
-    if beside:
+    has_decode = max_step_tokens > 1
+    if has_decode:
         pieces[-1].append((1, 0, 1))
-    long = [(0, length, length + 1), *([(1, 1, 2)] if beside else [])]
+    long = [(0, length, length + 1), *([(1, 1, 2)] if has_decode else [])]
     for work in [*pieces, long]:
         runner.submit(_batch(runner, work), _states(runner, work)).resolve()
-    first = [(1, 2, 3)] if beside else [(1, 0, 1)]
+    first = [(1, 2, 3)] if has_decode else [(1, 0, 1)]
     pending = runner.submit(_batch(runner, first), _states(runner, first))
     if pending.feeds:
         then = [(sequence, stop, stop + 1) for sequence, _, stop in first]

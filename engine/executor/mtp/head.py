@@ -25,7 +25,7 @@ from ...api.errors import ModelLoadError
 from ...memory.configuration import text_config
 from ...memory.model_files import read_config
 from ..base import RunOutput, with_failures
-from ..batch import Batch, Wanted
+from ..batch import Batch, OutputSelection
 from ..mlx_lm_import import base
 from ..mlx_lm_import import utils as mlx_lm_utils
 from ..paged_model import PagedModel
@@ -152,12 +152,12 @@ class MTPRunner:
     def run(self, batch: Batch, hidden: npt.NDArray[np.float32], states: Sequence[SampleState]) -> RunOutput:
         batch = batch._replace(inputs={HIDDEN: hidden})
         rows = batch.sample_rows
-        outputs = self.paged.forward(batch, Wanted(rows, hidden=rows))
+        outputs = self.paged.forward(batch, OutputSelection(rows, hidden=rows))
         self.paged.evaluate(outputs.arrays)
         failed = self.paged.nonfinite_rows()
         if outputs.logits is None or outputs.hidden is None:
             return RunOutput((), tuple(failed))
-        sampled = list(self.sampling.draw(outputs.logits, range(len(states)), states))
+        sampled = list(self.sampling.sample(outputs.logits, range(len(states)), states))
         return RunOutput(
             with_failures(sampled, batch, failed), tuple(failed), hidden=np.array(outputs.hidden)
         )

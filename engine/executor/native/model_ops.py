@@ -66,7 +66,7 @@ def map_safetensors(path: str | Path) -> dict[str, mx.array] | None:
 
 log = logging.getLogger(__name__)
 
-LARGEST_UNTOUCHED = 1 << 21
+MAX_UNTOUCHED_BYTES = 1 << 21
 """Largest number of multiplications per row for a reference by MLX's own layers."""
 
 _QUANTIZED_HERE = ((64, 8), (64, 4))  # (group size, bits)
@@ -122,7 +122,7 @@ class NativeOps:
             seen = observe(lambda: model(mx.array([[0, 1]])))
             model(mx.array([[0], [1], [2]]))
         seen = replace(seen, groups=seen.groups if fuse else (), calls=calls)
-        untouched = multiplications(model) <= LARGEST_UNTOUCHED
+        untouched = multiplications(model) <= MAX_UNTOUCHED_BYTES
 
         def refer(now: bool) -> None:
             if now:

@@ -16,7 +16,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from octavo.kernels import _ext
 
-from ..model_ops import Kept, Report
+from ..model_ops import Report, UnchangedModule
 from . import linear as native
 from . import rope
 from .activations import FLOATS, replace_activations
@@ -76,9 +76,9 @@ class _Replacement:
         self._exact = exact
         self.comparison = comparison
         self.replaced: Counter[str] = Counter()
-        self.kept: list[Kept] = []
+        self.kept: list[UnchangedModule] = []
         self.merged: Counter[str] = Counter()
-        self.apart: list[Kept] = []
+        self.apart: list[UnchangedModule] = []
 
     def pack_heads(self, heads: Sequence[Module]) -> None:
         for head in heads:
@@ -98,7 +98,7 @@ class _Replacement:
             reasons = (rule.reason_of(module, rule.num_dims) for module in group)
             reason = next((reason for reason in reasons if reason is not None), None)
             if reason is not None:
-                self.apart.append(Kept(label, kind.__name__, reason))
+                self.apart.append(UnchangedModule(label, kind.__name__, reason))
                 continue
             before = self.comparison.expect(*((self._names[id(module)], module) for module in group))
             for module in group:
@@ -114,13 +114,13 @@ class _Replacement:
             rule = _RULES.get(kind) or _rule_by_source(module)
             if rule is None:
                 if _has_own_arrays(module) and not isinstance(module, _NATIVE):
-                    self.kept.append(Kept(name, kind.__name__, "no native kernel for this type"))
+                    self.kept.append(UnchangedModule(name, kind.__name__, "no native kernel for this type"))
                 continue
             reason = rule.reason_of(module, rule.num_dims) if isinstance(rule, _Packed) else None
             before = [] if reason else self.comparison.expect((name, module))
             reason = reason or rule(module, self._exact)
             if reason is not None:
-                self.kept.append(Kept(name, kind.__name__, reason))
+                self.kept.append(UnchangedModule(name, kind.__name__, reason))
                 continue
             self._meet(before[0], module, kind)
             if hasattr(module, "fuse"):

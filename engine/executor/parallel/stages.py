@@ -29,7 +29,7 @@ from ..cache_layout import AttentionCache, CacheLayout, CachePlace
 from ..load.discover import discover_layout
 from ..mlx_lm_import import cache as caches_of_mlx_lm
 from ..model_runner import PagedRunner
-from ..recurrent.bending import bend
+from ..recurrent.call_override import override_call
 from ..sampling.sampler import SampleState
 from .group import RankGroup, Shard
 
@@ -202,11 +202,11 @@ def _observe(model: Any, layout: CacheLayout) -> _Found:
 
     bent = [*layers, *tables.values(), *(outside[path] for path in heads)]
     for layer in layers:
-        bend(layer, compute)
+        override_call(layer, compute)
     for table in tables.values():
-        bend(table, embed, as_linear=as_linear)
+        override_call(table, embed, as_linear=as_linear)
     for path in heads:
-        bend(outside[path], lambda _, x: x)
+        override_call(outside[path], lambda _, x: x)
     try:
         output = model(mx.array([[0, 1]]), cache=caches)
     finally:

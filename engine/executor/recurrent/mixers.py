@@ -11,7 +11,7 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.convolution import Conv1d
 
 from ..mlx_lm_import import cache as caches_of_mlx_lm
-from .bending import traced
+from .call_override import traced
 from .cut_points import CHILDREN, METHODS, WHOLE, CutPoint, catching
 from .mamba_scan import INPUTS, Inputs
 

@@ -14,7 +14,7 @@ import numpy as np
 from mlx.nn.layers.base import Module
 
 from ..mlx_lm_import import cache as caches_of_mlx_lm
-from .bending import Call, bend, unbend
+from .call_override import Call, override_call, restore_call
 from .cut_points import catching
 from .cuts import Cuts
 from .mixers import Mixer, MixerError
@@ -68,7 +68,7 @@ class ListShim:
         return self.caches[i]
 
 
-_LARGEST_ERROR = {mx.float32: 1e-3, mx.float16: 2.0**-9, mx.bfloat16: 2.0**-6}
+_MAX_ERROR = {mx.float32: 1e-3, mx.float16: 2.0**-9, mx.bfloat16: 2.0**-6}
 """Largest error of a kernel, relative to the largest value."""
 
 _CUT_POINTS = {
@@ -89,12 +89,12 @@ class RecurrentLayers:
         self.all_native = False
         self.compared: dict[str, tuple[mx.array, mx.array]] | None = None
         self._pool: StatePool | None = None
-        self._bent: list[Module] = []
+        self._overridden: list[Module] = []
         for mixer in mixers:
             if not mixer.has_cut_points:
                 self.release()
                 raise MixerError(f"{mixer.name} has state outside of its recurrence and convolution")
-            self._bend_mixer(mixer)
+            self._override_mixer(mixer)
 
     def settle(self, computed_by: Mapping[str, bool]) -> None:
         self.all_native = bool(computed_by) and all(computed_by.values())
@@ -114,7 +114,7 @@ class RecurrentLayers:
         for name, (found, wanted) in compared.items():
             got, right = (np.array(each.astype(mx.float32)).reshape(-1) for each in (found, wanted))
             error = float(np.abs(got - right).max() / (np.abs(right).max() + 1e-30))
-            limit = _LARGEST_ERROR[found.dtype]
+            limit = _MAX_ERROR[found.dtype]
             if not error <= limit:  # NaN counts as too large
                 return (
                     f"native layer {name} must compute what mlx-lm's does within {limit:.2g} of the largest "
@@ -152,19 +152,19 @@ class RecurrentLayers:
         self._pool = pool
 
     def release(self) -> None:
-        for module in self._bent:
-            unbend(module)
-        self._bent = []
+        for module in self._overridden:
+            restore_call(module)
+        self._overridden = []
 
-    def _bend(self, module: Module, call: Call, **methods: Call) -> None:
-        bend(module, call, **methods)
-        self._bent.append(module)
+    def _override(self, module: Module, call: Call, **methods: Call) -> None:
+        override_call(module, call, **methods)
+        self._overridden.append(module)
 
-    def _bend_mixer(self, mixer: Mixer) -> None:
+    def _override_mixer(self, mixer: Mixer) -> None:
         cuts = Cuts(self, mixer)
         kind = type(mixer.module)
         if mixer.is_cut_point:
-            self._bend(mixer.module, cuts.whole(f"{mixer.name}.whole", kind.__call__))
+            self._override(mixer.module, cuts.whole(f"{mixer.name}.whole", kind.__call__))
             return
         methods = {
             name: cuts.method(f"{mixer.name}.{name}", getattr(kind, name), cut) for name, cut in mixer.methods
@@ -174,14 +174,14 @@ class RecurrentLayers:
         if mixer.scan_inputs is not None:
             methods["_process_sequence"] = cuts.scanned(kind._process_sequence, mixer.scan_inputs)  # type: ignore[attr-defined]
         for i, conv in enumerate(mixer.convs):
-            self._bend(conv, cuts.conv(f"{mixer.name}.conv{i}", conv))
+            self._override(conv, cuts.conv(f"{mixer.name}.conv{i}", conv))
         for i, shift in enumerate(mixer.shifts):
-            self._bend(shift, cuts.shift(f"{mixer.name}.shift{i}", type(shift).__call__))
+            self._override(shift, cuts.shift(f"{mixer.name}.shift{i}", type(shift).__call__))
         for i, (child, cut) in enumerate(mixer.children):
-            self._bend(child, cuts.child(f"{mixer.name}.child{i}", type(child).__call__, cut))
+            self._override(child, cuts.child(f"{mixer.name}.child{i}", type(child).__call__, cut))
         for rope in () if mixer.touches_kv else mixer.ropes:
-            self._bend(rope, cuts.rope(type(rope).__call__))
-        self._bend(mixer.module, self._on_all_rows(mixer, cuts), **methods)
+            self._override(rope, cuts.rope(type(rope).__call__))
+        self._override(mixer.module, self._on_all_rows(mixer, cuts), **methods)
 
     def _on_all_rows(self, mixer: Mixer, cuts: Cuts) -> Call:
         plain = type(mixer.module).__call__

@@ -27,7 +27,7 @@ Floats32 = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
+class SamplingArrays:
     greedy: npt.NDArray[np.bool_]
     temperature: Floats32
     uniform: Floats32
@@ -40,13 +40,13 @@ class Draws:
         return bool((self.top_p < 1).any() or (self.top_k < UNLIMITED).any())
 
 
-def draws_of(states: Sequence[SampleState]) -> Draws | None:
+def sampling_arrays(states: Sequence[SampleState]) -> SamplingArrays | None:
     """Return the parameters for the next token of each state; None if all are greedy."""
     assert all(state.is_unprocessed for state in states), "sampling on the device takes unmodified logits"
     if all(state.greedy for state in states):
         return None
     params = [state.params for state in states]
-    return Draws(
+    return SamplingArrays(
         greedy=np.array([state.greedy for state in states]),
         temperature=np.array([1 if s.greedy else s.params.temperature for s in states], np.float32),
         uniform=np.array([0 if s.greedy else s.uniform() for s in states], np.float32),
@@ -58,7 +58,7 @@ def draws_of(states: Sequence[SampleState]) -> Draws | None:
     )
 
 
-def draw_tokens(logits: mx.array, draws: Draws | None) -> mx.array:
+def draw_tokens(logits: mx.array, arrays: SamplingArrays | None) -> mx.array:
     """Return tokens and verdicts, int32 [2, S], of logits [S, V]; not evaluated.
 
     A verdict is SURE, UNSURE or FAILED (the row is not finite).
@@ -68,41 +68,41 @@ def draw_tokens(logits: mx.array, draws: Draws | None) -> mx.array:
     failed = mx.logical_or(mx.any(mx.isnan(x), axis=1), mx.logical_not(mx.isfinite(largest)))
     tokens = mx.argmax(x, axis=1).astype(mx.int32)
     verdicts = mx.zeros_like(tokens)
-    if draws is not None:
-        drawn, unsure = _draw(x, largest[:, None], draws)
-        greedy = mx.array(draws.greedy)
+    if arrays is not None:
+        drawn, unsure = _sample(x, largest[:, None], arrays)
+        greedy = mx.array(arrays.greedy)
         tokens = mx.where(greedy, tokens, drawn)
         verdicts = mx.where(mx.logical_and(unsure, mx.logical_not(greedy)), UNSURE, SURE)
     verdicts = mx.where(failed, FAILED, verdicts)
     return mx.stack([mx.clip(tokens, 0, x.shape[1] - 1), verdicts.astype(mx.int32)])
 
 
-def _draw(x: mx.array, largest: mx.array, draws: Draws) -> tuple[mx.array, mx.array]:
-    temperature = mx.array(draws.temperature)[:, None]
+def _sample(x: mx.array, largest: mx.array, arrays: SamplingArrays) -> tuple[mx.array, mx.array]:
+    temperature = mx.array(arrays.temperature)[:, None]
     weights = mx.exp((x - largest) / temperature)
     kept = mx.ones_like(x, dtype=mx.bool_)
     unsure = mx.zeros(x.shape[:1], dtype=mx.bool_)
     min_p = None
-    if (draws.min_p > 0).any():
-        min_p = mx.array(draws.min_p)[:, None]
+    if (arrays.min_p > 0).any():
+        min_p = mx.array(arrays.min_p)[:, None]
         near = mx.logical_and(mx.abs(weights - min_p) <= WEIGHT_ERROR * min_p, min_p > 0)
         unsure = mx.logical_or(mx.any(near, axis=1), mx.logical_and(min_p > 0, min_p < TINY)[:, 0])
         kept = weights >= min_p
-    if draws.sorts:
+    if arrays.sorts:
         ordered = -mx.sort(-x, axis=1)
-        last = mx.array(np.minimum(draws.top_k, x.shape[1]) - 1)[:, None]
+        last = mx.array(np.minimum(arrays.top_k, x.shape[1]) - 1)[:, None]
         smallest = mx.take_along_axis(ordered, last, axis=1)
         kept = mx.logical_and(kept, x >= smallest)
-        if (draws.top_p < 1).any():
+        if (arrays.top_p < 1).any():
             in_order = mx.where(ordered >= smallest, mx.exp((ordered - largest) / temperature), 0.0)
             if min_p is not None:
                 in_order = mx.where(in_order >= min_p, in_order, 0.0)
-            nucleus, blurred = _nucleus(x, ordered, in_order, mx.array(draws.top_p)[:, None])
+            nucleus, blurred = _nucleus(x, ordered, in_order, mx.array(arrays.top_p)[:, None])
             kept = mx.logical_and(kept, nucleus)
             unsure = mx.logical_or(unsure, blurred)
     sums, total = _running_sums(mx.where(kept, weights, 0.0))
     error = _sum_error(x.shape[1]) * total
-    target = mx.array(draws.uniform)[:, None] * total
+    target = mx.array(arrays.uniform)[:, None] * total
     before = _count(sums <= target - error)
     unsure = mx.logical_or(unsure, before != _count(sums <= target + error))
     return before, unsure

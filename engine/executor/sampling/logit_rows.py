@@ -20,7 +20,7 @@ class Target(NamedTuple):
 class Sampler(Protocol):
     """Sampler of tokens from evaluated logits [S, V]."""
 
-    def draw(self, logits: mx.array, rows: Sequence[int], states: Sequence[SampleState]) -> list[Sampled]:
+    def sample(self, logits: mx.array, rows: Sequence[int], states: Sequence[SampleState]) -> list[Sampled]:
         """Sample one token per state. ``rows[i]`` is the row of ``states[i]``."""
         ...
 
@@ -32,7 +32,7 @@ class Sampler(Protocol):
 class NumpySampler:
     """``Sampler`` in NumPy, for devices without native kernels."""
 
-    def draw(self, logits: mx.array, rows: Sequence[int], states: Sequence[SampleState]) -> list[Sampled]:
+    def sample(self, logits: mx.array, rows: Sequence[int], states: Sequence[SampleState]) -> list[Sampled]:
         return sample((float_row(logits, row) for row in rows), states)
 
     def score(self, logits: mx.array, targets: Sequence[Target]) -> list[TokenLogprob | None]:

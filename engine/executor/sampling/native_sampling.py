@@ -16,7 +16,7 @@ from .sampler import LATE, NO_TOKEN_LEFT, NOT_FINITE, Sampled, SampleState, is_f
 
 
 class NativeSampler:
-    def draw(self, logits: mx.array, rows: Sequence[int], states: Sequence[SampleState]) -> list[Sampled]:
+    def sample(self, logits: mx.array, rows: Sequence[int], states: Sequence[SampleState]) -> list[Sampled]:
         vocab_size = logits.shape[1]
         draws: list[_ext.Draw] = []
         failed: dict[int, Sampled] = {}

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ...api.errors import InvalidRequest
 from ...api.outputs import TokenLogprob
 from ...api.sampling_params import SamplingParams
-from ...structured_output.constraint import BehindDrafts, ConstraintFailed, Mask
+from ...structured_output.constraint import AfterDrafts, ConstraintFailed, Mask
 from ...structured_output.mask_threads import MaskLate
 from ...structured_output.reasoning_gate import AnyConstraint, ReasoningGate
 from .logits_processors import LogitAdjustments, LogitsProcessors
@@ -77,7 +77,7 @@ class SampleState:
         self.num_generated = 0
         self.constraint = constraint
         self.mask_may_be_late = False
-        self._behind: BehindDrafts | ReasoningGate | None = None
+        self._behind: AfterDrafts | ReasoningGate | None = None
         self.greedy = params.temperature < GREEDY_BELOW
         self._processors = LogitsProcessors(
             params, prompt_ids=prompt_ids, vocab_size=vocab_size, end_ids=end_ids, bad_ids=bad_ids
@@ -123,7 +123,7 @@ class SampleState:
         ahead._processors = self._processors.after(tokens)
         return ahead
 
-    def guessing(self, tokens: Sequence[int]) -> SampleState:
+    def with_drafts(self, tokens: Sequence[int]) -> SampleState:
         """Return the state after ``tokens`` for a draft model.
 
         Both models use the target's random number, so similar models mostly sample equal tokens.
@@ -185,7 +185,7 @@ def _sample_row(logits: Floats, state: SampleState) -> Sampled:
             top_p=params.top_p,
             min_p=params.min_p,
         )
-        token = candidates.draw(state.uniform())
+        token = candidates.sample(state.uniform())
     wanted = params.logprobs
     return Sampled(token, None if wanted is None else logprob_of(adjusted, token, wanted))
 

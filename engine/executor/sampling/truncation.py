@@ -28,7 +28,7 @@ class Candidates:
             kept = np.flatnonzero(kept)
         return Candidates(kept if self.ids is None else self.ids[kept], self.weights[kept])
 
-    def draw(self, uniform: float) -> int:
+    def sample(self, uniform: float) -> int:
         """Sample a token with the random number ``uniform`` in [0, 1)."""
         start, weights = 0, self.weights
         size = len(weights) // _BLOCK * _BLOCK

@@ -123,7 +123,7 @@ def _gemma3(config: Settings, _: Settings) -> dict[str, Any]:
     return {
         "mark": "<start_of_image>",
         "text": "\n\n<start_of_image><image_soft_token><end_of_image>\n\n",
-        "is_whole": True,
+        "is_bidirectional": True,
         "patch": vision["patch_size"],
         "merge": side // vision["patch_size"],
         "fit": "square",
@@ -139,13 +139,13 @@ def _gemma4(config: Settings, settings: Settings) -> dict[str, Any]:
     pool = settings.get("pooling_kernel_size", vision.get("pooling_kernel_size", 3))
     patch = settings.get("patch_size", vision.get("patch_size", 16))
     num_rows = settings.get("max_soft_tokens", 280)
-    is_whole = text.get("use_bidirectional_attention") == "vision"
-    if is_whole and text.get("sliding_window", 512) < num_rows:
+    is_bidirectional = text.get("use_bidirectional_attention") == "vision"
+    if is_bidirectional and text.get("sliding_window", 512) < num_rows:
         raise KeyError("a sliding_window of a whole image")
     return {
         "mark": "<|image|>",
         "text": "<|image><|image|><image|>",
-        "is_whole": is_whole,
+        "is_bidirectional": is_bidirectional,
         "patch": patch,
         "merge": pool,
         "fit": "fill",

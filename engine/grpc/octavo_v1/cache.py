@@ -13,7 +13,7 @@ from octavo.proto import cache_pb2_grpc
 from ...api.errors import EventsGone, InvalidRequest, NotConfigured
 from ...core import commands
 from ...core.commands import AnswerT, Command
-from ...core.snapshots import Ask, below, load, save_all, save_prompt
+from ...core.snapshots import RunCommand, below, load, save_all, save_prompt
 from ...frontend.text_executor import call_on_daemon
 from ..request_handler import RequestHandler, checked_id, own_name
 from ..status import Context, errors_as_status
@@ -38,11 +38,11 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         tenant = self._handler.tenant_of(context)
         salt = self._handler.tenant_salt(context)
         prefix = own_name(tenant, "")
-        stats = await self._engine.ask(commands.get_cache_stats(prefix or None))
+        stats = await self._engine.run_command(commands.get_cache_stats(prefix or None))
         own = {name.removeprefix(prefix): kept for name, kept in stats.pins.items()}
         response = messages.stats_message(stats.totals, self._engine.gauges(), own, hide_salts=bool(tenant))
         decode = self._engine.tokenizer.decode
-        for reused in await self._engine.ask(commands.list_reused_prefixes(salt, most)):
+        for reused in await self._engine.run_command(commands.list_reused_prefixes(salt, most)):
             response.prefixes.append(messages.prefix_message(reused, decode(reused.preview)))
         return response
 
@@ -53,7 +53,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             raise InvalidRequest("request_id is empty; give the id of the request to explain")
         tenant = self._handler.tenant_of(context)
         name = own_name(tenant, request_id)
-        found = await self._engine.ask(commands.explain_request(name))
+        found = await self._engine.run_command(commands.explain_request(name))
         return messages.explain_message(
             found,
             request_id,
@@ -68,9 +68,9 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         path = self._saved(request.path)
         if request.HasField("prompt"):
             tokens, salt = await self._prefix(request.prompt, context)
-            saved = await self._in_turn(partial(save_prompt, self._ask(), path, tokens, salt))
+            saved = await self._in_turn(partial(save_prompt, self._run_command(), path, tokens, salt))
         else:
-            saved = await self._in_turn(partial(save_all, self._ask(), path))
+            saved = await self._in_turn(partial(save_all, self._run_command(), path))
         return pb.SaveResponse(
             num_pages=saved.num_pages,
             num_tokens=saved.num_tokens,
@@ -81,7 +81,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     @errors_as_status
     async def Load(self, request: pb.LoadRequest, context: Context) -> pb.LoadResponse:
         self._handler.check_operator(context, "load into the cache")
-        loaded = await self._in_turn(partial(load, self._ask(), self._saved(request.path)))
+        loaded = await self._in_turn(partial(load, self._run_command(), self._saved(request.path)))
         return pb.LoadResponse(
             num_pages=loaded.num_pages,
             num_tokens=loaded.num_tokens,
@@ -102,11 +102,11 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             raise NotConfigured("this server has no folder to save to; start it with --save-dir")
         return below(folder, path, what="path")
 
-    def _ask(self) -> Ask:
+    def _run_command(self) -> RunCommand:
         loop = asyncio.get_running_loop()
 
         def ask(command: Command[AnswerT]) -> AnswerT:
-            return asyncio.run_coroutine_threadsafe(self._engine.ask(command), loop).result()
+            return asyncio.run_coroutine_threadsafe(self._engine.run_command(command), loop).result()
 
         return ask
 
@@ -116,7 +116,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         name = own_name(tenant.name, messages.pin_name(request.name))
         tokens, salt = await self._prefix(request.prefix, context)
         most = tenant.part_of(self._engine.config.max_pinned_pages)
-        pinned = await self._engine.ask(
+        pinned = await self._engine.run_command(
             commands.pin_prefix(name, tuple(tokens), salt, owner=own_name(tenant.name, ""), max_pages=most)
         )
         return pb.PinResponse(
@@ -126,13 +126,13 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     @errors_as_status
     async def Unpin(self, request: pb.UnpinRequest, context: Context) -> pb.UnpinResponse:
         name = own_name(self._handler.tenant_of(context), messages.pin_name(request.name))
-        left = await self._engine.ask(commands.unpin_prefix(name, request.name))
+        left = await self._engine.run_command(commands.unpin_prefix(name, request.name))
         return pb.UnpinResponse(pinned_pages=left)
 
     @errors_as_status
     async def Flush(self, _request: pb.FlushRequest, context: Context) -> pb.FlushResponse:
         self._handler.check_operator(context, "flush the cache of all tenants")
-        return pb.FlushResponse(num_pages=await self._engine.ask(commands.flush_cache()))
+        return pb.FlushResponse(num_pages=await self._engine.run_command(commands.flush_cache()))
 
     @errors_as_status
     async def Watch(self, request: pb.WatchRequest, context: Context) -> None:
@@ -160,5 +160,5 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         if prefix.cache_salt:
             raise InvalidRequest("cache_salt must be left out with request_id; a request has its own salt")
         name = own_name(self._handler.tenant_of(context), checked_id(prefix.request_id))
-        found = await self._engine.ask(commands.get_request_tokens(name))
+        found = await self._engine.run_command(commands.get_request_tokens(name))
         return list(found.tokens), found.salt

@@ -22,7 +22,7 @@ from ...vision.messages import has_pictures
 from ..packed_ids import ids_of
 from ..request_handler import MAX_REQUEST_ID, RequestHandler
 from ..status import Context, errors_as_status
-from . import judgements, messages
+from . import messages, pooling
 
 BATCH_CONCURRENCY = 256  # concurrent requests of one GenerateMany stream
 BATCH_BACKLOG = 16  # unread responses of one GenerateMany stream
@@ -171,11 +171,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
     @errors_as_status
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
-        return await judgements.embed(self._handler, request, context)
+        return await pooling.embed(self._handler, request, context)
 
     @errors_as_status
     async def Rerank(self, request: pb.RerankRequest, context: Context) -> pb.RerankResponse:
-        return await judgements.rerank(self._handler, request, context)
+        return await pooling.rerank(self._handler, request, context)
 
     @errors_as_status
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:

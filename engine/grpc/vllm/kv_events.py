@@ -50,7 +50,7 @@ class KvEventStream:
     ) -> AsyncGenerator[pb.KvEventBatch, None]:
         """Yield batches of events from ``number`` on. Raises FellBehind if this reader is too slow."""
         if not request.start_sequence_number:
-            snapshot = await self._engine.ask(commands.get_cached_contents())
+            snapshot = await self._engine.run_command(commands.get_cached_contents())
             number = snapshot.number + 1
             pages = await asyncio.to_thread(_own_pages, snapshot, self._is_own)
             for batch in self._snapshot_batches(snapshot, pages):
@@ -227,5 +227,5 @@ async def flush_cache(
             message=f"{left} requests are unfinished, so nothing was flushed; wait longer, or stop sending "
             "requests",
         )
-    num_pages = await engine.ask(commands.flush_cache())
+    num_pages = await engine.run_command(commands.flush_cache())
     return pb.FlushCacheResponse(success=True, message=f"{num_pages} cached pages were discarded")

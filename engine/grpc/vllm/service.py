@@ -79,8 +79,10 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
 
     @errors_as_status
     async def HealthCheck(self, _request: pb.HealthCheckRequest, _context: Context) -> pb.HealthCheckResponse:
-        if self._engine.death is not None:
-            return pb.HealthCheckResponse(healthy=False, message=f"the engine died: {self._engine.death}")
+        if self._engine.dead_error is not None:
+            return pb.HealthCheckResponse(
+                healthy=False, message=f"the engine died: {self._engine.dead_error}"
+            )
         if self._handler.draining:
             return pb.HealthCheckResponse(healthy=False, message="the server is draining")
         if self._adapter is not None and self._adapter not in self._engine.adapters:

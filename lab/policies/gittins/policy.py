@@ -72,7 +72,7 @@ class Gittins:
         self._digests = digests
         self._now += 1
         self._num_listed += len(pages)
-        self._grow_older(self._due.pop(self._now, ()))
+        self._advance_age(self._due.pop(self._now, ()))
         if self._now >= self._rerank_at:
             self._rerank()
         all_uses, gaps = self._uses, self._gaps
@@ -183,7 +183,7 @@ class Gittins:
         self._uses[page] = uses
         return uses
 
-    def _grow_older(self, batches: abc.Iterable[_Batch]) -> None:
+    def _advance_age(self, batches: abc.Iterable[_Batch]) -> None:
         due, heap = self._due, self._heap
         for batch in batches:
             if not batch.num_awaited:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import octavo_lab.policies  # noqa: F401 (registers policies)
 from octavo.block_manager import BlockManager, Digest, PageId
-from octavo.block_manager.kv_group import PassedFirst
+from octavo.block_manager.kv_group import OutOfWindowFirst
 from octavo.block_manager.page_pool import Release
 from octavo.block_manager.policies import POLICIES, EvictionPolicy, make_policy
 
@@ -45,8 +45,8 @@ def test_a_page_that_is_held_is_not_evicted(name: str) -> None:
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 5)), max_size=60), st.sampled_from([*POLICIES]))
 def test_every_policy_lists_exactly_the_idle_pages(moves: list[tuple[bool, int]], name: str) -> None:
     lists_the_idle_pages(make_policy(name, 8), moves)
-    order = PassedFirst(make_policy(name, 8))
-    lists_the_idle_pages(order, moves, passing=order.release_passed)
+    order = OutOfWindowFirst(make_policy(name, 8))
+    lists_the_idle_pages(order, moves, passing=order.release_out_of_window)
 
 
 def lists_the_idle_pages(

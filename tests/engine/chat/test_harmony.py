@@ -50,7 +50,7 @@ def test_channels_are_read_however_they_are_cut(name: str) -> None:
 def test_arguments_are_streamed_and_a_cut_call_is_not_made_whole() -> None:
     found = answer_of(list(ANALYSIS + CALL[:-3]), was_cut=True)
     [call] = found.calls
-    assert (call.arguments, call.is_whole, found.shown) == (ZONE[:-3], False, "")
+    assert (call.arguments, call.is_complete, found.shown) == (ZONE[:-3], False, "")
 
 
 @pytest.mark.parametrize("end", range(1, len(ANALYSIS + FINAL)))
@@ -96,7 +96,7 @@ def test_forced_and_strict_calls_are_written_as_messages(
     strict = json.loads(json.dumps(TOOLS[1]))
     strict["function"]["strict"] = True
     use = tool_use(tokenizer, [strict], choice)
-    assert use.is_whole
+    assert use.is_complete
     assert isinstance(use.structured, StructuredOutput)
     constraint = compiler.compile(use.structured)
     ids = tokenizer.encode(text)
@@ -112,6 +112,6 @@ def test_forced_and_strict_calls_are_written_as_messages(
 def test_a_budget_of_reasoning_keeps_its_gate() -> None:
     tokenizer = byte_tokenizer(template=TEMPLATE, specials=HarmonyCalls().marks)
     use = tool_use(tokenizer, TOOLS, "required", is_bounded=True)
-    assert not use.is_whole
+    assert not use.is_complete
     assert use.structured is not None
     assert "<tool_call>" in use.structured.source

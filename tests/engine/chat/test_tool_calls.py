@@ -14,7 +14,7 @@ BEFORE = {name: "" if name == "llama3_json" else "Let me look.\n\n" for name in 
 
 
 def calls_of(answer: Answer) -> list[tuple[str, object]]:
-    assert all(call.is_whole for call in answer.calls)
+    assert all(call.is_complete for call in answer.calls)
     return [(call.name, json.loads(call.arguments)) for call in answer.calls]
 
 
@@ -64,8 +64,8 @@ def test_a_cut_call_is_never_made_whole(parser: str) -> None:
         for call, full in zip(answer.calls, whole.calls, strict=False):
             assert call.name == full.name
             assert full.arguments.startswith(call.arguments), text[:length]
-            assert call.is_whole <= (call.arguments == full.arguments)
-        unfinished = [call for call in answer.calls if not call.is_whole]
+            assert call.is_complete <= (call.arguments == full.arguments)
+        unfinished = [call for call in answer.calls if not call.is_complete]
         assert len(unfinished) <= 1
 
 
@@ -78,7 +78,7 @@ def test_arguments_come_while_they_are_generated(parser: str) -> None:
     if parser != "minicpm5":  # MiniCPM5 arguments in CDATA are parsed only when they end
         assert "if x < 2 & y" in answer.calls[0].arguments
     assert '"path": "a b/<c>.py"' in answer.calls[0].arguments.replace('":"', '": "')
-    assert not answer.calls[0].is_whole
+    assert not answer.calls[0].is_complete
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_arguments_come_while_they_are_generated(parser: str) -> None:
 def test_malformed_calls_come_back_as_text(parser: str, text: str) -> None:
     for pieces in ([f"Hm. {text} Well."], list(f"Hm. {text} Well.")):
         answer = read(reader(parser), pieces)
-        assert not any(call.is_whole for call in answer.calls)
+        assert not any(call.is_complete for call in answer.calls)
         assert text in answer.malformed, answer
         assert answer.shown.startswith("Hm.")
         assert answer.shown.endswith("Well.")

@@ -117,7 +117,7 @@ async def test_everybody_hears_of_a_death_before_the_disk_is_closed() -> None:
             async for _ in engine.generate([1, 2], SamplingParams()):
                 pass
         assert await asyncio.to_thread(closing.wait, 30)
-        assert engine.death is not None
+        assert engine.dead_error is not None
         with pytest.raises(EngineDead):
             await anext(engine.generate([1, 2], SamplingParams()))
     finally:
@@ -146,7 +146,7 @@ def assert_set(event: threading.Event) -> None:
 
 
 def test_a_step_that_hangs_fails_the_liveness_probe() -> None:
-    engine = SimpleNamespace(death=None, step_seconds=lambda: HANG_S - 1)
+    engine = SimpleNamespace(dead_error=None, step_seconds=lambda: HANG_S - 1)
     probes = ServerProbes(engine)  # type: ignore[arg-type]
     assert probes.alive() is None
     engine.step_seconds = lambda: HANG_S + 1

@@ -29,15 +29,15 @@ PROMPT = list(range(10, 32))
 def llm(tmp_path: Path) -> Iterator[LLM]:
     config = small_config(save_dir=tmp_path, max_pinned_pages=20)
     with LLM(config, core_factory=FakeCore(groups=GROUPS, adapters=FakeAdapters())) as engine:
-        engine._ask(commands.subscribe_events(tokens=True))
+        engine._run_command(commands.subscribe_events(tokens=True))
         for _ in range(2):
             engine.generate([PROMPT], SamplingParams(max_tokens=2), progress=False)
         yield engine
 
 
 def samples(llm: LLM) -> list[Command[Any]]:
-    digests = tuple(llm._ask(commands.list_pages()))
-    (full, _) = llm._ask(commands.read_pages(digests))
+    digests = tuple(llm._run_command(commands.list_pages()))
+    (full, _) = llm._run_command(commands.read_pages(digests))
     return [
         commands.get_cache_stats("p"),
         commands.list_reused_prefixes(b"", 10),
@@ -79,7 +79,7 @@ def test_every_command_and_every_answer_is_plain_data_that_can_be_pickled(llm: L
         assert is_plain(command), command
         copy = pickle.loads(pickle.dumps(command))
         assert copy.name == command.name
-        answer: Any = llm._ask(copy)
+        answer: Any = llm._run_command(copy)
         assert is_plain(answer), f"{command.name} answers {answer}"
         pickle.loads(pickle.dumps(answer))
 
@@ -91,7 +91,7 @@ def test_what_commands_raise_can_be_pickled(llm: LLM) -> None:
         (commands.page_events_since(10_000, 1), EventsGone),
     ):
         with pytest.raises(OctavoError) as caught:
-            llm._ask(command)
+            llm._run_command(command)
         assert type(caught.value) is error
         assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
@@ -117,7 +117,7 @@ async def test_a_flood_of_commands_does_not_hold_up_the_step(monkeypatch: pytest
         assert fake.runner is not None
         runner = fake.runner
         await until(lambda: runner.num_steps == 1)
-        asked = [engine._client.ask(commands.get_cache_stats()) for _ in range(40)]
+        asked = [engine._client.run_command(commands.get_cache_stats()) for _ in range(40)]
         for steps in range(2, 6):
             before = sum(answer.done() for answer in asked)
             gate.allow(1)
@@ -144,7 +144,7 @@ async def test_no_step_is_in_flight_while_a_command_is_executed(monkeypatch: pyt
 
         monkeypatch.setitem(commands.COMMANDS, "get_cache_stats", executing)
         await until(lambda: gate.is_waiting and ("submit", 2) in runner.calls)
-        answer = engine._client.ask(commands.get_cache_stats())
+        answer = engine._client.run_command(commands.get_cache_stats())
         gate.open()
         await until(answer.done)
         await stream.aclose()

@@ -198,7 +198,7 @@ def test_requests_that_no_step_can_serve_fail_alone(monkeypatch: pytest.MonkeyPa
     harness = Harness()
     stuck = [harness.add(b"stuck", replace(FOUR, n=n)) for n in (1, 3)]
     with monkeypatch.context() as patch:
-        patch.setattr(WaitingQueue, "offers", lambda self: iter(()))  # noqa: ARG005
+        patch.setattr(WaitingQueue, "admission_order", lambda self: iter(()))  # noqa: ARG005
         harness.step()
         harness.step()
     for request in stuck:

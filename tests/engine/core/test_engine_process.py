@@ -35,9 +35,9 @@ async def test_a_process_serves_what_a_thread_serves() -> None:
         assert (await collect(engine.generate("x", structured)))[0].text == "abab"
         with pytest.raises(InvalidRequest, match="regex"):
             await collect(engine.generate("x", SamplingParams(structured=StructuredOutput(regex="("))))
-        assert (await engine.ask(commands.get_cache_stats())).pins == {}
+        assert (await engine.run_command(commands.get_cache_stats())).pins == {}
         with pytest.raises(NotFound):
-            await engine.ask(commands.explain_request("nobody"))
+            await engine.run_command(commands.explain_request("nobody"))
         stream = engine.generate("count", SamplingParams(max_tokens=400, ignore_eos=True))
         await anext(stream)
         await stream.aclose()

@@ -258,7 +258,7 @@ def test_few_encoded_images_wait_in_the_queue(serve: Serve) -> None:
     for _ in range(8):
         served.step()
         waits = [prompt for s, prompt in served.part._prompts.items() if s.history.num_cached is None]
-        assert sum(bool(prompt.held) for prompt in waits) <= 4
+        assert sum(bool(prompt.ready) for prompt in waits) <= 4
     served.run()
     assert {each.finish_reason for each in waiting} == {FinishReason.LENGTH}
 

@@ -74,18 +74,18 @@ def test_a_whole_cache(engine: Callable[..., LLM], tmp_path: Path, monkeypatch: 
     fake = FakeCore()
     first = engine(fake)
     want = [ask_one(first, prompt) for prompt in prompts]
-    done = save_all(first._ask, tmp_path / "cache")
+    done = save_all(first._run_command, tmp_path / "cache")
     core = fake.core
     assert core is not None
     assert done.num_pages == core.gauges.pages_idle_cached
     assert done.num_tokens == 4 * done.num_pages
     second = engine()
-    assert load(second._ask, tmp_path / "cache") == LoadedPages(done.num_pages, done.num_tokens, 0, 0)
+    assert load(second._run_command, tmp_path / "cache") == LoadedPages(done.num_pages, done.num_tokens, 0, 0)
     for prompt, output in zip(prompts, want, strict=True):
         found = ask_one(second, prompt)
         assert found.cached_tokens == (len(prompt) - 1) // 4 * 4
         assert found.outputs[0].token_ids == output.outputs[0].token_ids
-    again = save_all(second._ask, tmp_path / "again")
+    again = save_all(second._run_command, tmp_path / "again")
     assert again.num_pages >= done.num_pages, "loaded pages are known, too"
 
 
@@ -97,7 +97,7 @@ def test_evicted_pages_are_not_remembered_for_ever(engine: Callable[..., LLM], t
     core = fake.core
     assert core is not None
     assert len(core.cache.blocks.page_index) <= 2 * 32
-    assert save_all(llm._ask, tmp_path / "cache").num_pages == core.gauges.pages_idle_cached
+    assert save_all(llm._run_command, tmp_path / "cache").num_pages == core.gauges.pages_idle_cached
 
 
 def test_saving_holds_no_page_that_a_request_needs(
@@ -113,7 +113,7 @@ def test_saving_holds_no_page_that_a_request_needs(
     def busy(command: Command[AnswerT]) -> AnswerT:
         if command.name == "read_pages" and len(command.args[0]) == 8 and not served:
             served.append(ask_one(llm, other))
-        return llm._ask(command)
+        return llm._run_command(command)
 
     done = save_prompt(busy, tmp_path / "x.safetensors", cached, b"")
     assert len(served[0].outputs[0].token_ids) == 4
@@ -136,7 +136,7 @@ def test_a_prompt_that_keeps_giving_way_is_saved_up_to_there(
     lost: list[int] = []
 
     def losing(command: Command[AnswerT]) -> AnswerT:
-        answer = llm._ask(command)
+        answer = llm._run_command(command)
         if command.name != "read_pages":
             return answer
         part: PagePart = answer[0]  # type: ignore[index]  # mypy does not narrow by the command's type
@@ -196,11 +196,11 @@ def test_one_damaged_file_of_a_cache_changes_nothing(engine: Callable[..., LLM],
     first = engine()
     for prompt in (PROMPT, [7] * 30):
         ask_one(first, prompt)
-    save_all(first._ask, tmp_path / "cache")
+    save_all(first._run_command, tmp_path / "cache")
     edit(sorted((tmp_path / "cache").iterdir())[-1], lambda raw: raw.pop())
     llm = engine()
     with pytest.raises(InvalidRequest, match="not a complete file"):
-        load(llm._ask, tmp_path / "cache")
+        load(llm._run_command, tmp_path / "cache")
     assert ask_one(llm, PROMPT).cached_tokens == ask_one(llm, [7] * 30).cached_tokens == 0
 
 
@@ -210,10 +210,10 @@ def test_a_file_without_what_comes_before_it(
     monkeypatch.setattr(saved, "PART_BYTES", 5 * 4 * 16)
     first = engine()
     ask_one(first, PROMPT)
-    save_all(first._ask, tmp_path / "cache")
+    save_all(first._run_command, tmp_path / "cache")
     (tmp_path / "cache" / "000001.safetensors").unlink()
     with pytest.raises(InvalidRequest, match=r"no file before 000002"):
-        load(engine()._ask, tmp_path / "cache")
+        load(engine()._run_command, tmp_path / "cache")
 
 
 def test_another_model_s_pages_are_refused(
@@ -239,14 +239,14 @@ def test_a_salt_is_kept(engine: Callable[..., LLM], tmp_path: Path) -> None:
     assert llm.load_prompt(path).num_pages == 25
     assert ask_one(llm, PROMPT).cached_tokens == 0, "another tenant's"
     copy = tmp_path / "copy.safetensors"
-    assert save_prompt(llm._ask, copy, PROMPT, b"tenant").num_pages == 25
+    assert save_prompt(llm._run_command, copy, PROMPT, b"tenant").num_pages == 25
     np.testing.assert_array_equal(read_run(copy).parts[0].pages, run.parts[0].pages)
 
 
 def test_what_cannot_be_saved_is_said(engine: Callable[..., LLM], tmp_path: Path) -> None:
     llm = engine()
     with pytest.raises(NotFound, match="none of these 101 tokens is cached"):
-        save_prompt(llm._ask, tmp_path / "x.safetensors", PROMPT, b"")
+        save_prompt(llm._run_command, tmp_path / "x.safetensors", PROMPT, b"")
     with pytest.raises(InvalidRequest, match=r"name it x\.safetensors"):
         llm.save_prompt(PROMPT, tmp_path / "x")
     llm.save_prompt(PROMPT, tmp_path / "x.safetensors")
@@ -256,7 +256,7 @@ def test_what_cannot_be_saved_is_said(engine: Callable[..., LLM], tmp_path: Path
         llm.load_prompt(tmp_path / "none.safetensors")
     (tmp_path / "empty").mkdir()
     with pytest.raises(NotFound, match="no saved pages"):
-        load(llm._ask, tmp_path / "empty")
+        load(llm._run_command, tmp_path / "empty")
     with pytest.raises(NotConfigured, match="prefix cache is off"):
         engine(prefix_cache=False).save_prompt(PROMPT, tmp_path / "y.safetensors")
 

@@ -21,7 +21,7 @@ from octavo.engine.executor.base import RunOutput
 from octavo.engine.executor.batch import Batch
 from octavo.engine.executor.sampling.sampler import Sampled
 from octavo.engine.frontend.input_processor import InputProcessor
-from octavo.engine.speculation.draft_tables import Ask, Average
+from octavo.engine.speculation.draft_tables import Average, DraftRequest
 from octavo.engine.speculation.drafting import Drafting
 from octavo.engine.speculation.mtp_drafts import MTPDrafts
 from octavo.engine.structured_output.constraint import Constraint
@@ -42,8 +42,8 @@ class Head:
 
 
 class Drafts(MTPDrafts):
-    def guess(self, asks: Iterable[Ask]) -> list[tuple[int, ...]]:
-        given = super().guess(asks)
+    def draft(self, asks: Iterable[DraftRequest]) -> list[tuple[int, ...]]:
+        given = super().draft(asks)
         self.round_s = Average()
         self.round_s.add(1e-4)
         return given
@@ -60,7 +60,7 @@ class Traced:
         self.core: EngineCore = assemble(
             config, runner, byte_tokenizer(), None, drafts, lambda: next(ticks) * 2e-3
         )
-        self.core.drafts.speculation._most = 2
+        self.core.drafts.speculation._max_drafts = 2
         self.admission = InputProcessor(
             info, self.core.tokenizer, capacity=self.core.capacity, grammars=self.core.builder.grammars
         )
@@ -104,7 +104,7 @@ class Traced:
         monkeypatch.setattr(Constraint, "prepare", self._noted(Constraint.prepare, "prepare mask behind {}"))
         monkeypatch.setattr(Constraint, "completed", self._noted(Constraint.completed, "complete {}"))
         monkeypatch.setattr(Drafting, "finished", self._noted(Drafting.finished, "drafter is told of an end"))
-        monkeypatch.setattr(Drafting, "look", self._noted(Drafting.look, "look"))
+        monkeypatch.setattr(Drafting, "search", self._noted(Drafting.search, "look"))
         monkeypatch.setattr(MTPDrafts, "record", self._noted(MTPDrafts.record, "head gets rows"))
         monkeypatch.setattr(MTPDrafts, "close", self._noted(MTPDrafts.close, "head forgets"))
 

@@ -18,7 +18,7 @@ from metal_engine import metal_engine
 from metal_in_place import WritingDevice
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.executor.adapt.output_head import select_rows
-from octavo.engine.executor.batch import Batch, Wanted
+from octavo.engine.executor.batch import Batch, OutputSelection
 from octavo.engine.executor.device_step import DeviceStep
 from octavo.engine.executor.load.discover import discover_layout
 from octavo.engine.executor.load.loader import load_model, materialize
@@ -77,7 +77,7 @@ def primitives_of(model: PagedModel, lengths: Sequence[int]) -> list[dict[str, A
     found: list[dict[str, Any]] = []
 
     def step(token_ids: mx.array) -> list[mx.array]:
-        (logits,) = model.forward(Batch(rows, rows, metadata), Wanted(rows), token_ids).arrays
+        (logits,) = model.forward(Batch(rows, rows, metadata), OutputSelection(rows), token_ids).arrays
         return [logits, *model.kv_cache.flags()]
 
     mx.export_function(found.append, step, mx.array(rows))

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.parity
 PAGE_SIZE = 8
 MAX_TOKENS = 12
 MIXTURES = {"qwen3_moe", "gpt_oss"}  # MLX's own experts compute in float32 only on a CPU
-LARGEST_ERROR = 6.0
+MAX_ERROR = 6.0
 """In RMS errors of mlx-lm in bf16; the largest of a few hundred values was 5.1."""
 FEW_DECIDED = {"gemma3_text": 8}
 RMS_ERROR = 1.1
@@ -216,8 +216,8 @@ def measure(outputs: Sequence[Output], folder: Path, routing: Routing | None) ->
 def check(found: Errors, case: Case) -> None:
     if case.tolerance is None:
         assert rms(found.logprobs) <= RMS_ERROR * rms(found.plain_logprobs)
-        tolerance = LARGEST_ERROR * rms(found.plain_logprobs)
-        router_tolerance = LARGEST_ERROR * rms(found.routers)
+        tolerance = MAX_ERROR * rms(found.plain_logprobs)
+        router_tolerance = MAX_ERROR * rms(found.routers)
     else:
         tolerance, router_tolerance = case.tolerance, case.tolerance * found.router_scale
     assert max(map(abs, found.logprobs)) <= tolerance

@@ -32,7 +32,7 @@ def test_a_forced_call_comes_behind_the_reasoning() -> None:
     answer = sample.answer
     assert answer is not None
     [call] = answer.tool_calls
-    assert (call.name, call.is_whole) == ("f", True)
+    assert (call.name, call.is_complete) == ("f", True)
     assert json.loads(call.arguments)["a"] in (1, 2)
     assert answer.content == ""
     assert sample.text.partition("</think>")[2].startswith("<tool_call>")

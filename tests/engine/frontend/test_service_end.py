@@ -111,7 +111,7 @@ async def test_when_the_engine_dies_everybody_hears_of_it_at_once(cause: BaseExc
         assert caught.value.__cause__ is cause
     with pytest.raises(EngineDead):
         await anext(unread)
-    assert engine.death is cause
+    assert engine.dead_error is cause
     with pytest.raises(EngineDead) as late:
         await anext(engine.generate([1]))
     assert late.value.__cause__ is cause

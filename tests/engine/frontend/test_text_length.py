@@ -74,7 +74,7 @@ def test_a_text_has_at_least_as_many_tokens_as_are_said(name: str, text: str) ->
     tokenizer = Tokenizer(backend)
     assert tokenizer.longest_token < UNPROVEN_CHARACTERS
     ids = tokenizer.encode(text, add_special_tokens=False)
-    assert len(ids) >= tokenizer.at_least(text)
+    assert len(ids) >= tokenizer.min_tokens(text)
     assert tokenizer.encode(text, add_special_tokens=False, max_tokens=len(ids)) == ids, "it fits exactly"
 
 

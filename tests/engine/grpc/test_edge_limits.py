@@ -223,7 +223,7 @@ async def test_prompts_on_their_way_in_count_as_waiting_tokens(monkeypatch: pyte
     monkeypatch.setattr(Tokenizer, "encode", slow)
     monkeypatch.setattr(settings, "MAX_WAITING_TOKENS", 2000)
     async with served(config=small_config(num_pages=4000)) as its:
-        least = its.engine.tokenizer.at_least("x" * 4000)
+        least = its.engine.tokenizer.min_tokens("x" * 4000)
         assert 2 * least < 2000 < 3 * least
         tasks = [asyncio.create_task(collect(its.client.generate("x" * 4000, SHORT))) for _ in range(2)]
         await eventually(lambda: its.engine._open.limiter._num_samples == 2, "two are on their way in")

@@ -213,10 +213,10 @@ def test_bits_are_the_same_cold_and_from_disk(name: str, backend: str, tmp_path:
     warm, llm = engine([*PROMPTS, *turns])
     assert [output.cached_tokens for output in warm] == [16] * 4 + [32] * 4
     assert said(warm) == said(cold)
-    save_all(llm._ask, tmp_path / "saved" / "all")
+    save_all(llm._run_command, tmp_path / "saved" / "all")
     llm.close()
     _, llm = engine([], cache_dir=None)
-    assert load(llm._ask, tmp_path / "saved" / "all").num_skipped_pages == 0
+    assert load(llm._run_command, tmp_path / "saved" / "all").num_skipped_pages == 0
     again = llm.generate(turns, params, progress=False)
     llm.close()
     assert [output.cached_tokens for output in again] == [32] * 4

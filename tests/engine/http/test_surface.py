@@ -20,7 +20,7 @@ from openai.types.responses.response_create_params import ResponseCreateParamsBa
 
 from http_served import HttpServed, Reply, demo_http, package_clients
 from octavo.engine.api.errors import InvalidRequest
-from octavo.engine.api.prompt import TAKEN
+from octavo.engine.api.prompt import RESERVED
 from octavo.engine.api.sampling_params import PARAMETERS, SamplingParams
 from octavo.engine.api.structured_output import StructuredOutput
 from octavo.engine.http.chat_types import ChatRequest
@@ -478,7 +478,7 @@ REFUSED_WITHIN: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ),
         *(
             (f"chat_template_kwargs.{name}", {"chat_template_kwargs": {name: False}})
-            for name in TAKEN
+            for name in RESERVED
         ),
         (
             "chat_template_kwargs.enable_thinking",

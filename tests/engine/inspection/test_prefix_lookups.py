@@ -22,7 +22,7 @@ def lookup(tokens: list[int], num_hit: int = 0) -> Lookup:
 
 
 def test_the_latest_requests_are_remembered_and_what_they_have_said() -> None:
-    memory = LookupHistory(most_requests=2)
+    memory = LookupHistory(max_requests=2)
     for name in ("a", "b", "b", "c"):
         memory.add(name, found := lookup([1, 2, 3]), now=1.0)
     assert memory.get("a") is None
@@ -42,7 +42,7 @@ def test_the_latest_requests_are_remembered_and_what_they_have_said() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 6)), max_size=30))
 def test_tokens_of_ended_requests_are_bounded(requests: list[tuple[int, int]]) -> None:
-    memory = LookupHistory(most_requests=8, most_tokens=10)
+    memory = LookupHistory(max_requests=8, max_tokens=10)
     for name, length in requests:
         memory.add(str(name), found := lookup([7] * length), now=0.0)
         found.sequence.status = Status.FINISHED

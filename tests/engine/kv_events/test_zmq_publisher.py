@@ -117,7 +117,7 @@ class Reader:
         async def same() -> bool:
             if self._task.done():
                 self._task.result()
-            pages = (await its.engine.ask(commands.get_cached_contents())).pages
+            pages = (await its.engine.run_command(commands.get_cached_contents())).pages
             return self.blocks.keys() == {int.from_bytes(digest[-8:], "big") for digest in pages}
 
         await eventually_async(same, "the index is the cache")
@@ -141,7 +141,7 @@ async def published(tmp_path: Path, encoding: Any = "array", **reader: Any) -> A
 
             async def is_read() -> bool:
                 await say(its, [255] * 10)
-                await its.engine.ask(commands.flush_cache())
+                await its.engine.run_command(commands.flush_cache())
                 return index.next > 0
 
             await eventually_async(is_read, "the reader's subscription has come")

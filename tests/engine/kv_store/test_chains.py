@@ -16,4 +16,4 @@ def test_pages_with_images_and_those_behind_are_left_out() -> None:
     (chain, *others) = chains(blocks.cached_contents(), 100, page_size=2)
     assert not others
     assert chain.tokens == tuple(range(8))
-    assert list(chain.digests) == blocks.name_pages(tokens, [])
+    assert list(chain.digests) == blocks.page_digests(tokens, [])

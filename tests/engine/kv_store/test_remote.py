@@ -109,7 +109,7 @@ def test_a_running_machine_learns_of_new_pages(server: Server) -> None:
         assert core.core is not None
         generate(config)
         shards = disk_tier(core.core)._folder
-        digests = core.core._blocks.name_pages(PROMPT, [])
+        digests = core.core._blocks.page_digests(PROMPT, [])
         until(lambda: shards.has(digests[24]))
         (warm,) = llm.generate([PROMPT], FOUR_TOKENS, progress=False)
     assert warm.cached_tokens == 100
@@ -131,7 +131,7 @@ def test_an_invalid_page_is_deleted_and_computed(
     core = FakeCore()
     cold, _ = generate(config, core)
     assert core.core is not None
-    digest = core.core._blocks.name_pages(PROMPT, [])[10].hex().encode()
+    digest = core.core._blocks.page_digests(PROMPT, [])[10].hex().encode()
     (bad,) = (key for key in pages(client) if key.endswith(digest))
     client.set(bad, change(client.get(bad)))
     warm, counts = generate(config)
@@ -145,7 +145,7 @@ def test_a_page_under_another_name_is_not_served(server: Server, client: Any) ->
     core = FakeCore()
     generate(config, core)
     assert core.core is not None
-    names = [digest.hex().encode() for digest in core.core._blocks.name_pages(PROMPT, [])]
+    names = [digest.hex().encode() for digest in core.core._blocks.page_digests(PROMPT, [])]
     first, second = (key for name in names[:2] for key in pages(client) if key.endswith(name))
     client.set(second, client.get(first))
     warm, counts = generate(config)

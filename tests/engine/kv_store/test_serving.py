@@ -103,7 +103,7 @@ def test_a_shard_that_was_altered_is_dropped_and_computed(tmp_path: Path) -> Non
     with LLM(config, core_factory=core):
         assert core.core is not None
         folder = shard_folder(core.core)
-    digests = core.core._blocks.name_pages(PROMPT, [])
+    digests = core.core._blocks.page_digests(PROMPT, [])
     bad = folder.path(digests[10])
     raw = bytearray(bad.read_bytes())
     raw[-1] ^= 1

@@ -77,7 +77,7 @@ def test_prompts_and_ends_are_kept_and_nothing_between(
     files = snapshots(core, len(groups))
     assert len(files) == 2, "after the prompt, and after the last page of what was said"
     assert wrote.written == 28 * len(groups) + 2
-    digests = core._blocks.name_pages([*PROMPT, *cold.outputs[0].token_ids], [])
+    digests = core._blocks.page_digests([*PROMPT, *cold.outputs[0].token_ids], [])
     assert {path.stem for path in files} == {digests[24].hex(), digests[27].hex()}
     turn = [*PROMPT, *cold.outputs[0].token_ids, 1, 2, 3]
     (warm, longer), read, _ = generate(tmp_path, [PROMPT, turn], groups=groups)
@@ -94,7 +94,7 @@ def test_where_a_state_is_no_bigger_than_a_page_all_are_kept(tmp_path: Path) -> 
 @pytest.mark.parametrize(("change", "reason"), [("bit", "altered"), ("cut", "torn"), ("other", "altered")])
 def test_a_damaged_state_is_dropped_and_computed_again(change: str, reason: str, tmp_path: Path) -> None:
     (cold,), _, core = generate(tmp_path, [PROMPT])
-    digests = core._blocks.name_pages([*PROMPT, *cold.outputs[0].token_ids], [])
+    digests = core._blocks.page_digests([*PROMPT, *cold.outputs[0].token_ids], [])
     folder = shard_folder(core)
     path, other = (folder.path(digests[index], 1) for index in (24, 27))
     raw = bytearray(path.read_bytes())
@@ -206,9 +206,9 @@ def test_a_saved_cache_has_all_states(
     first = engine(states)
     said = first.generate(prompts, PARAMS, progress=False)
     turns = [[*prompt, *x.outputs[0].token_ids, 9] for prompt, x in zip(prompts, said, strict=True)]
-    done = save_all(first._ask, tmp_path / "cache")
+    done = save_all(first._run_command, tmp_path / "cache")
     second = engine(states)
-    loaded = load(second._ask, tmp_path / "cache")
+    loaded = load(second._run_command, tmp_path / "cache")
     assert (loaded.num_pages, loaded.num_skipped_pages) == (done.num_pages, 0)
     found = second.generate(turns, PARAMS, progress=False)
     assert [output.cached_tokens for output in found] == [52, 52, 40]

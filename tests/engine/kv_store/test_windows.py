@@ -55,7 +55,7 @@ def generate(
 
 
 def shard(core: EngineCore, index: int, group: int) -> Path:
-    return shard_folder(core).path(core._blocks.name_pages(PROMPT, [])[index], group)
+    return shard_folder(core).path(core._blocks.page_digests(PROMPT, [])[index], group)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_groups_do_not_take_one_another_s_pages(tmp_path: Path) -> None:
 
 def test_the_other_group_s_shard_is_no_other_format(tmp_path: Path) -> None:
     _, _, core = generate(tmp_path, MIXED, [PROMPT])
-    folder, digest = shard_folder(core), core._blocks.name_pages(PROMPT, [])[0]
+    folder, digest = shard_folder(core), core._blocks.page_digests(PROMPT, [])[0]
     assert not folder.has_of_other_kind(digest)
     with LLM(small_config(cache_dir=tmp_path), core_factory=FakeCore(groups=WINDOW_ONLY)):
         pass
@@ -246,9 +246,9 @@ def test_a_whole_cache(
     prompts = [PROMPT[:41], [*PROMPT[:20], *range(30, 50)], [7] * 30]
     first = engine(groups)
     want = [ask_one(first, prompt) for prompt in prompts]
-    done = save_all(first._ask, tmp_path / "cache")
+    done = save_all(first._run_command, tmp_path / "cache")
     second = engine(groups)
-    loaded = load(second._ask, tmp_path / "cache")
+    loaded = load(second._run_command, tmp_path / "cache")
     assert loaded == LoadedPages(done.num_pages, done.num_tokens, 0, 0)
     for prompt, output in zip(prompts, want, strict=True):
         found = ask_one(second, prompt)

@@ -8,9 +8,9 @@ from unittest import mock
 
 import pytest
 
+from octavo.engine.speculation.acceptance_rates import FORCED, AcceptanceRates
 from octavo.engine.speculation.drafter import Proposal
-from octavo.engine.speculation.drafting import Drafting, Speculation, allot, least_hold, num_drafts
-from octavo.engine.speculation.hold_rates import FORCED, HoldRates
+from octavo.engine.speculation.drafting import Drafting, Speculation, allocate, min_acceptance, num_drafts
 from octavo.scheduler import Sequence as Served
 
 
@@ -26,7 +26,7 @@ class Always:
 
 
 @pytest.mark.parametrize(
-    ("hold", "cost", "others", "expected"),
+    ("acceptance", "cost", "others", "expected"),
     [
         (1.0, 0.2, 0, 8),
         (0.0, 0.2, 0, 0),
@@ -37,9 +37,11 @@ class Always:
         (0.9, 0.025, 7, 8),
     ],
 )
-def test_drafts_are_computed_while_they_pay(hold: float, cost: float, others: int, expected: int) -> None:
-    assert num_drafts(hold, most=8, cost=cost, others=others) == expected
-    rates = [(1 + others + sum(hold**i for i in range(1, k + 1))) / (1 + cost * k) for k in range(9)]
+def test_drafts_are_computed_while_they_pay(
+    acceptance: float, cost: float, others: int, expected: int
+) -> None:
+    assert num_drafts(acceptance, max_drafts=8, cost=cost, others=others) == expected
+    rates = [(1 + others + sum(acceptance**i for i in range(1, k + 1))) / (1 + cost * k) for k in range(9)]
     assert max(rates) <= max(rates[expected], 1.08 * rates[0]) + 1e-9
 
 
@@ -54,17 +56,17 @@ class Times:
 
 class Going:
     def __init__(self, drafter: Always, *, most: int = 4, engine: Speculation | None = None) -> None:
-        self.engine = engine or Speculation("ngram", most=most)
+        self.engine = engine or Speculation("ngram", max_drafts=most)
         self.sequence = Served("", [0], 10**6)
         (made,) = self.engine.begin(None, [None], num_prompt=1, owner=0)
         assert made is not None
         made._drafter = drafter
         self.drafting: Drafting | None = made
         self.drafter = drafter
-        self.room = 10**6
+        self.tokens_left = 10**6
 
     def step(self, right: bool, *, cost: float = 0.2) -> int:
-        self.engine.allot([self], 1, Times(cost))
+        self.engine.allocate([self], 1, Times(cost))
         self.sequence.tokens.append(self.sequence.tokens[-1] + (1 if right else 5))
         self.drafter.num_right = self.drafter.num_right + 1 if right else 0
         return len(self.sequence.drafts)
@@ -112,11 +114,11 @@ def test_a_request_begins_with_what_its_engine_has_learned() -> None:
     for place in range(300):
         first.step(place % 15 > 0)
     assert Going(Always(), engine=first.engine).step(True) >= 2
-    rates = HoldRates(first.engine._hold)
+    rates = AcceptanceRates(first.engine._acceptance)
     for _ in range(4):
         rates.learn(3, False)
     assert rates[3] < 0.4, "and soon with what it sees itself"
-    assert first.engine._hold.rates[0] > 0.7, "one request does not decide for all"
+    assert first.engine._acceptance.rates[0] > 0.7, "one request does not decide for all"
 
 
 def test_kinds_of_proposals_are_told_apart() -> None:
@@ -129,11 +131,11 @@ def test_kinds_of_proposals_are_told_apart() -> None:
 
 
 def test_long_matches_of_other_requests_say_nothing_beside_ones_own_short_ones() -> None:
-    rates = HoldRates()
+    rates = AcceptanceRates()
     for match in range(3, 40):
         for _ in range(40):
             rates.learn(match, True)
-    mine = HoldRates(rates._engine)
+    mine = AcceptanceRates(rates._engine)
     assert min(mine.of_run(3, 20)) > 0.8
     for _ in range(12):
         mine.learn(3, False)
@@ -147,28 +149,28 @@ def test_long_matches_of_other_requests_say_nothing_beside_ones_own_short_ones()
 
 
 def test_a_name_is_drafted_to_its_end_and_no_further() -> None:
-    rates = HoldRates()
+    rates = AcceptanceRates()
     for _ in range(60):
         rates.learn(3, True)
         rates.learn(4, False)
-    assert allot([rates.of_run(3, 8)], 1, [(n, 1 + 0.3 * n) for n in range(1, 9)]) == [1]
+    assert allocate([rates.of_run(3, 8)], 1, [(n, 1 + 0.3 * n) for n in range(1, 9)]) == [1]
 
 
-def guess(drafting: Drafting, tokens: list[int], room: int) -> tuple[int, ...]:
-    drafting.look(tokens, room)
-    return drafting.wish()[0]
+def guess(drafting: Drafting, tokens: list[int], tokens_left: int) -> tuple[int, ...]:
+    drafting.search(tokens, tokens_left)
+    return drafting.rated_drafts()[0]
 
 
 def test_there_is_always_room_for_the_token_after_the_last_draft() -> None:
-    drafting = Drafting(Always(match=30), most=8)
-    assert [guess(drafting, [1], room) for room in (4, 2, 1)] == [(2, 3, 4), (2,), ()]
+    drafting = Drafting(Always(match=30), max_drafts=8)
+    assert [guess(drafting, [1], tokens_left) for tokens_left in (4, 2, 1)] == [(2, 3, 4), (2,), ()]
 
 
 ROWS = [(number, 1 + 0.02 * number) for number in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)]
 
 
 @pytest.mark.parametrize(
-    ("wishes", "plain", "expected"),
+    ("acceptances", "plain", "expected"),
     [
         ([], 1, []),
         ([(0.9, 4)], 8, [4]),
@@ -179,29 +181,29 @@ ROWS = [(number, 1 + 0.02 * number) for number in (1, 2, 3, 4, 6, 8, 12, 16, 24,
     ],
 )
 def test_the_likeliest_drafts_come_first(
-    wishes: list[tuple[float, int]], plain: int, expected: list[int]
+    acceptances: list[tuple[float, int]], plain: int, expected: list[int]
 ) -> None:
-    assert allot([[hold] * most for hold, most in wishes], plain, ROWS) == expected
+    assert allocate([[acceptance] * most for acceptance, most in acceptances], plain, ROWS) == expected
 
 
 def test_no_other_number_of_drafts_makes_more_tokens_of_a_steps_time() -> None:
     rng = random.Random(1)
     num_chosen = 0
     for _ in range(300):
-        wishes = [[rng.random() for _ in range(rng.randint(0, 8))] for _ in range(rng.randint(1, 9))]
-        plain = len(wishes) + rng.randint(0, 3)
+        acceptances = [[rng.random() for _ in range(rng.randint(0, 8))] for _ in range(rng.randint(1, 9))]
+        plain = len(acceptances) + rng.randint(0, 3)
         cost = rng.choice([0.01, 0.05, 0.2])
         ratios = [(number, 1 + cost * number**1.2) for number, _ in ROWS]
-        counts = allot(wishes, plain, ratios)
-        assert all(count <= len(holds) for count, holds in zip(counts, wishes, strict=True))
-        reached = [list(accumulate(holds, mul)) for holds in wishes]
+        counts = allocate(acceptances, plain, ratios)
+        assert all(count <= len(holds) for count, holds in zip(counts, acceptances, strict=True))
+        reached = [list(accumulate(holds, mul)) for holds in acceptances]
         chances = sorted(chain.from_iterable(reached), reverse=True)
         rates = {n: (plain + sum(chances[:n])) / ratio for n, ratio in ratios if n <= len(chances)}
         gained = plain + sum(sum(each[:count]) for each, count in zip(reached, counts, strict=True))
         if chosen := sum(counts):
             num_chosen += 1
             assert gained / dict(ratios)[chosen] == pytest.approx(max(rates.values()))
-            assert max(holds[0] for holds in wishes if holds) >= least_hold(plain, ratios)
+            assert max(holds[0] for holds in acceptances if holds) >= min_acceptance(plain, ratios)
         else:
             assert max(rates.values(), default=0.0) <= 1.08 * plain * (1 + 1e-9)
     assert 50 < num_chosen < 250
@@ -219,18 +221,18 @@ class Letters:
 
 
 def test_a_grammar_checks_drafts_and_goes_on() -> None:
-    drafting = Drafting(Always(match=30), most=4, grammar=Letters())
+    drafting = Drafting(Always(match=30), max_drafts=4, grammar=Letters())
     assert guess(drafting, [3], 100) == (4, 5, 6, 7)
-    drafting = Drafting(Always(match=30), most=4, grammar=Letters())
+    drafting = Drafting(Always(match=30), max_drafts=4, grammar=Letters())
     assert guess(drafting, [8], 100) == (9, 0), "10 may not follow"
 
 
 def test_forced_drafts_are_a_separate_kind() -> None:
-    drafting, tokens = Drafting(Always(match=3), most=1, grammar=Letters()), [9]
+    drafting, tokens = Drafting(Always(match=3), max_drafts=1, grammar=Letters()), [9]
     for _ in range(60):
-        drafting.look(tokens, 100)
+        drafting.search(tokens, 100)
         tokens.append(0 if tokens[-1] == 9 else 9)
-    assert drafting.look([*tokens, 9], 100) > 0.9
-    assert drafting.wish()[0] == (0,)
-    assert drafting.look([*tokens, 4], 100) < 0.1
-    assert drafting.wish()[0] == (5,)
+    assert drafting.search([*tokens, 9], 100) > 0.9
+    assert drafting.rated_drafts()[0] == (0,)
+    assert drafting.search([*tokens, 4], 100) < 0.1
+    assert drafting.rated_drafts()[0] == (5,)

@@ -29,7 +29,7 @@ class Said:
         self._text = [*prompt, *said]
 
     @property
-    def room(self) -> int:
+    def tokens_left(self) -> int:
         return len(self._text) - len(self.sequence.tokens)
 
     def advance(self) -> int:
@@ -48,7 +48,7 @@ class Gain(NamedTuple):
 class Machine:
     def __init__(self, rows: Sequence[tuple[int, float]]) -> None:
         self._rows, self._times = zip(*rows, strict=True)
-        self._speculation = Speculation("ngram", most=8)
+        self._speculation = Speculation("ngram", max_drafts=8)
         self._learned = DraftTimes()
         self._rng = np.random.default_rng(1)
 
@@ -66,13 +66,13 @@ class Machine:
         for _ in range(10):
             self._learned.observe(batch, 0, self._step_s(batch))
         seconds, in_vain = 0.0, 0
-        while going_on := [sample for sample in samples if sample.room]:
-            self._speculation.allot(going_on, len(going_on), self._learned)
-            num_drafts = sum(len(sample.sequence.drafts) for sample in going_on)
-            step_s = self._step_s(len(going_on) + num_drafts)
-            self._learned.observe(len(going_on), num_drafts, step_s)
+        while unfinished := [sample for sample in samples if sample.tokens_left]:
+            self._speculation.allocate(unfinished, len(unfinished), self._learned)
+            num_drafts = sum(len(sample.sequence.drafts) for sample in unfinished)
+            step_s = self._step_s(len(unfinished) + num_drafts)
+            self._learned.observe(len(unfinished), num_drafts, step_s)
             seconds += step_s
-            in_vain += sum(sample.advance() for sample in going_on)
+            in_vain += sum(sample.advance() for sample in unfinished)
         return Gain((OUTPUT - 1) * self._step_s(batch) / seconds, 100 * in_vain / batch / OUTPUT)
 
 

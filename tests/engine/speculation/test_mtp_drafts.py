@@ -6,11 +6,11 @@ import numpy as np
 
 from octavo.block_manager import BlockManager
 from octavo.engine.api.sampling_params import SamplingParams
-from octavo.engine.core.step_parts import AskedRows, PartResults, PartRows, StepPart
+from octavo.engine.core.step_parts import PartResults, PartRows, RequestedRows, StepPart
 from octavo.engine.executor.base import RunOutput
 from octavo.engine.executor.batch import Batch
 from octavo.engine.executor.sampling.sampler import Sampled, SampleState
-from octavo.engine.speculation.draft_tables import Ask, Guesses, States
+from octavo.engine.speculation.draft_tables import DraftRequest, DraftState, States
 from octavo.engine.speculation.mtp_drafts import READ_AT, MTPDrafts
 from octavo.scheduler import ScheduledChunk, SchedulerOutput
 from octavo.scheduler import Sequence as Served
@@ -52,19 +52,19 @@ class Engine:
         assert rows.tolist() == list(range(stop - start + len(drafts)))
         self.drafts.record(np.arange(start, stop + len(drafts), dtype=np.float32)[:, None] + plus)
 
-    def guess(self, count: int) -> tuple[int, ...]:
-        return self.drafts.guess([ask(self.guesses, count)])[0]
+    def draft(self, count: int) -> tuple[int, ...]:
+        return self.drafts.draft([ask(self.guesses, count)])[0]
 
 
-def ask(guesses: Guesses, count: int) -> Ask:
+def ask(guesses: DraftState, count: int) -> DraftRequest:
     state = SampleState(SamplingParams(), seed=0, prompt_ids=[], vocab_size=50)
-    return Ask(guesses, guesses.sequence.tokens, state, count)
+    return DraftRequest(guesses, guesses.sequence.tokens, state, count)
 
 
 def test_rows_are_the_models_and_guesses_follow_the_heads_own() -> None:
     engine = Engine([10, 11, 12, 13, 14])
     engine.compute(0, 4)
-    assert engine.guess(3) == (GUESS,) * 3
+    assert engine.draft(3) == (GUESS,) * 3
     assert engine.head.take() == [
         (0, 11, 0), (1, 12, 1), (2, 13, 2), (3, 14, 3), (4, GUESS, -1), (5, GUESS, -1),
     ]  # fmt: skip
@@ -73,24 +73,24 @@ def test_rows_are_the_models_and_guesses_follow_the_heads_own() -> None:
 def test_hidden_states_of_wrong_guesses_are_not_read() -> None:
     engine = Engine([10, 11, 12])
     engine.compute(0, 2)
-    engine.guess(2)
+    engine.draft(2)
     engine.head.take()
     engine.compute(2, 3, drafts=(GUESS, GUESS))
     engine.sequence.tokens += [GUESS, 20]
-    assert engine.guess(0) == ()
+    assert engine.draft(0) == ()
     engine.compute(4, 5, plus=0.5)
     engine.sequence.tokens += [21]
-    assert engine.guess(1) == (GUESS,)
+    assert engine.draft(1) == (GUESS,)
     assert engine.head.take() == [(2, GUESS, 2), (3, 20, 3), (4, 21, 4.5)]
 
 
 def test_a_long_prompt_is_read_before_anybody_asks() -> None:
     engine = Engine(list(range(2 * READ_AT)))
     engine.compute(0, READ_AT - 1)
-    assert engine.drafts.guess([]) == []
+    assert engine.drafts.draft([]) == []
     assert not engine.head.take()
     engine.compute(READ_AT - 1, READ_AT)
-    engine.drafts.guess([])
+    engine.drafts.draft([])
     assert engine.head.take() == [(i, i + 1, i) for i in range(READ_AT)]
 
 
@@ -98,11 +98,11 @@ def test_behind_what_was_not_computed_it_begins_anew() -> None:
     engine = Engine(list(range(40)))
     engine.compute(0, 5)
     del engine.sequence.tokens[6:]
-    engine.guess(1)
+    engine.draft(1)
     engine.head.take()
     engine.sequence.tokens += range(6, 33)
     engine.compute(30, 32)
-    engine.guess(1)
+    engine.draft(1)
     assert engine.head.take() == [(0, 31, 30), (1, 32, 31)]
     engine.drafts.close(engine.guesses)
     assert engine.drafts.blocks.num_held == 0
@@ -111,16 +111,16 @@ def test_behind_what_was_not_computed_it_begins_anew() -> None:
 def test_a_sample_whose_pages_were_taken_begins_anew() -> None:
     engine = Engine(list(range(20)), num_pages=6)
     engine.compute(0, 19)
-    engine.guess(1)
+    engine.draft(1)
     other = Served("b", list(range(20)), 100)
     guesses = engine.drafts.begin(other)
     engine.drafts.rows_of(SchedulerOutput((ScheduledChunk(other, 0, 19, True),)))
     engine.drafts.record(np.arange(19, dtype=np.float32)[:, None])
-    assert engine.drafts.guess([ask(guesses, 1)]) == [(GUESS,)]
+    assert engine.drafts.draft([ask(guesses, 1)]) == [(GUESS,)]
     engine.head.take()
     engine.compute(19, 20)
     engine.sequence.tokens.append(99)
-    engine.guess(1)
+    engine.draft(1)
     assert engine.head.take() == [(0, 99, 19)]
 
 
@@ -136,7 +136,7 @@ class Reader(StepPart):
 def test_rows_that_several_want_are_asked_for_once() -> None:
     first, second = Reader(), Reader()
     wanted = {first: [1, 4], second: [0, 4]}
-    asked = AskedRows(
+    asked = RequestedRows(
         tuple((part, PartRows(hidden=np.array(rows, np.int32))) for part, rows in wanted.items())
     )
     assert asked.hidden is not None

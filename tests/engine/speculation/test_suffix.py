@@ -53,7 +53,7 @@ def test_most_places_decide_and_matches_grow_with_the_text() -> None:
 
 
 def test_outputs_of_one_tenant_are_found_and_others_are_not() -> None:
-    speculation = Speculation("suffix", most=4)
+    speculation = Speculation("suffix", max_drafts=4)
 
     def new(owner: str, prompt: list[int]):  # type: ignore[no-untyped-def]
         [made] = speculation.begin(None, [None], num_prompt=len(prompt), owner=owner)
@@ -62,12 +62,12 @@ def test_outputs_of_one_tenant_are_found_and_others_are_not() -> None:
 
     first = new("a", [1, 2])
     said = [1, 2, 3, 4, 5, 6, 7, 8]
-    first.look(said, 100)
+    first.search(said, 100)
     first.finished(said)
     for owner, drafts in ("a", (6, 7, 8)), ("b", ()):
         later = new(owner, [9, 3, 4])
-        assert (later.look([9, 3, 4, 5], 100) > 0) is bool(drafts)
-        assert later.wish()[0] == drafts
+        assert (later.search([9, 3, 4, 5], 100) > 0) is bool(drafts)
+        assert later.rated_drafts()[0] == drafts
 
 
 def test_recent_outputs_are_bounded_and_the_latest_stay() -> None:

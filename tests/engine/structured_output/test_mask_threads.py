@@ -263,7 +263,7 @@ def test_when_steps_wait_too_long_half_a_budget_is_enough_to_wait(threads: MaskT
         made._budget.charge(BURST_S * part)
         made.prepare()
         assert made._job is not None
-        put_off = made._job.is_put_off or made._job.is_late
+        put_off = made._job.is_deferred or made._job.is_late
         gate.set()
         assert made.allowed().any()
         return put_off
@@ -300,9 +300,9 @@ async def test_an_ambiguous_grammar_waits_and_ends_whole(n: int, monkeypatch: py
     put_off: list[bool] = []
     submit = MaskThreads.submit
 
-    def noted(self: MaskThreads, job: mask_threads.MaskJob, *, may_be_put_off: bool = False) -> None:
-        submit(self, job, may_be_put_off=may_be_put_off)
-        put_off.append(job.is_put_off or job.is_late)
+    def noted(self: MaskThreads, job: mask_threads.MaskJob, *, may_defer: bool = False) -> None:
+        submit(self, job, may_defer=may_defer)
+        put_off.append(job.is_deferred or job.is_late)
 
     monkeypatch.setattr(MaskThreads, "submit", noted)
     async with running() as (engine, _, _):

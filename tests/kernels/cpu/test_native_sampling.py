@@ -22,8 +22,8 @@ from octavo.kernels import _ext  # noqa: E402
 
 pytestmark = pytest.mark.parity
 
-sample_natively = NativeSampler().draw
-sample_in_numpy = NumpySampler().draw
+sample_natively = NativeSampler().sample
+sample_in_numpy = NumpySampler().sample
 DTYPES = {"bf16": mx.bfloat16, "fp16": mx.float16, "fp32": mx.float32}
 PARAMS: tuple[dict[str, float], ...] = (
     {"temperature": 0.0},

@@ -16,7 +16,7 @@ import tiny_models
 from native import require_extension
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.executor.adapt import cache_adapter as hook
-from octavo.engine.executor.batch import Batch, Wanted
+from octavo.engine.executor.batch import Batch, OutputSelection
 from octavo.engine.executor.capture import graph_runner as replay
 from octavo.engine.executor.load.discover import discover_layout
 from octavo.engine.executor.load.loader import load_model
@@ -168,7 +168,7 @@ def ragged_logits(folder: Path, architecture: str, *, fuse: bool) -> list[mx.arr
         metadata = step_of(written, counts, tables)
         ids = rng.integers(0, layout.vocab_size, metadata.num_tokens).astype(np.int32)
         rows = metadata.q_start[1:] - np.int32(1)
-        (out,) = paged.forward(Batch(ids, rows, metadata), Wanted(rows)).arrays
+        (out,) = paged.forward(Batch(ids, rows, metadata), OutputSelection(rows)).arrays
         mx.eval(out, *paged.kv_cache.pending())
         logits.append(out.astype(mx.float32))
         mx.eval(logits[-1])
@@ -220,7 +220,7 @@ def test_steps_of_as_many_rows_are_told_apart(tmp_path: Path, monkeypatch: pytes
         outs = []
         for paged in (replayed, plain):
             rows = np.arange(4, dtype=np.int32)
-            (out,) = paged.forward(Batch(ids, rows, metadata), Wanted(rows)).arrays
+            (out,) = paged.forward(Batch(ids, rows, metadata), OutputSelection(rows)).arrays
             paged.evaluate([out])
             outs.append(np.array(out.astype(mx.float32)))
         np.testing.assert_array_equal(outs[0], outs[1])
@@ -250,7 +250,7 @@ def test_results_of_prompts_of_any_length_lie_in_the_memory_of_programs(tmp_path
             page_size=32,
         )
         batch = Batch(np.ones(length, np.int32), FIRST_ROW, metadata)
-        paged.evaluate(paged.forward(batch, Wanted(FIRST_ROW)).arrays)
+        paged.evaluate(paged.forward(batch, OutputSelection(FIRST_ROW)).arrays)
         assert paged.graph_runner is not None
         assert paged.graph_runner.is_computed
         assert _ext.kept_bytes() == 0

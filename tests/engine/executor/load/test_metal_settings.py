@@ -11,7 +11,7 @@ from octavo.engine.cli.doctor import _metal_lines
 from octavo.engine.executor.load import metal_settings
 from octavo.engine.executor.load.metal_settings import (
     ELEMENTS_VARIABLE,
-    LEAST_CACHE,
+    MIN_CACHE,
     OPERATIONS_VARIABLE,
     describe_settings,
     prepare_device,
@@ -76,7 +76,7 @@ def test_memory_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     device_has(monkeypatch, 0)
     set_memory_limits(2 * GIB)
     wired = ("wired", 96 * GIB)
-    assert calls[:4] == [wired, ("cache", 5 * GIB), wired, ("cache", LEAST_CACHE)]
+    assert calls[:4] == [wired, ("cache", 5 * GIB), wired, ("cache", MIN_CACHE)]
     assert calls[4:] == [("cache", 50 << 20), ("cache", 2 * GIB)]
 
 

@@ -21,8 +21,8 @@ from octavo.engine.executor.load.page_loss import (
     MAX_TEXT,
     MIN_TOKENS,
     Scores,
+    choose_format,
     divergence,
-    settle_format,
 )
 from octavo.engine.executor.model_runner import PagedRunner
 
@@ -73,8 +73,8 @@ def test_auto_is_the_smallest_format_that_loses_less_than_a_hundredth(
             raise InvalidConfig("no such heads")
         return scores(0.3 if config.kv_format in lossy else 0.6)
 
-    assert settle_format(EngineConfig(kv_format="auto"), score).kv_format == chosen
-    assert settle_format(EngineConfig(kv_format="auto"), lambda _: scores(0.6, 3)).kv_format == "bf16"
+    assert choose_format(EngineConfig(kv_format="auto"), score).kv_format == chosen
+    assert choose_format(EngineConfig(kv_format="auto"), lambda _: scores(0.6, 3)).kv_format == "bf16"
 
 
 @pytest.mark.parametrize("model", ["demo", "demo-hybrid"])

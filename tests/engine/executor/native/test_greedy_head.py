@@ -15,7 +15,7 @@ from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.executor import model_runner as paged
 from octavo.engine.executor.base import RunOutput
-from octavo.engine.executor.batch import Batch, Wanted
+from octavo.engine.executor.batch import Batch, OutputSelection
 from octavo.engine.executor.forward_outputs import Outputs
 from octavo.engine.executor.load import load as startup
 from octavo.engine.executor.load.prepare import make_ready
@@ -80,7 +80,7 @@ def test_heads_choose_what_their_logits_say(
     calls: list[int] = []
     compute = runner._model.forward
 
-    def counted(batch: Batch, wanted: Wanted) -> Outputs:
+    def counted(batch: Batch, wanted: OutputSelection) -> Outputs:
         calls.extend([len(batch.token_ids)] * wanted.greedy)
         return compute(batch, wanted)
 
@@ -104,7 +104,7 @@ def test_heads_do_not_choose_when_nothing_is_to_be_fused(
     plain = load(folder)
     compute = plain._model.forward
 
-    def not_greedy(batch: Batch, wanted: Wanted) -> Outputs:
+    def not_greedy(batch: Batch, wanted: OutputSelection) -> Outputs:
         assert not wanted.greedy
         return compute(batch, wanted)
 

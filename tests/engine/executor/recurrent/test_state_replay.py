@@ -15,7 +15,7 @@ from octavo.engine import LLM
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core import build
-from octavo.engine.executor.batch import Batch, Wanted
+from octavo.engine.executor.batch import Batch, OutputSelection
 from octavo.engine.executor.capture.graph_runner import GraphRunner
 from octavo.engine.executor.load import load as startup
 from octavo.engine.executor.load import load_runner
@@ -85,7 +85,7 @@ class Driver:
         )
         ids = np.concatenate([self.tokens[s, r.start : r.stop] for s, r in zip(counts, ranges, strict=True)])
         rows = starts[1:] - np.int32(1)
-        (logits,) = self.model.forward(Batch(ids, rows, metadata), Wanted(rows)).arrays
+        (logits,) = self.model.forward(Batch(ids, rows, metadata), OutputSelection(rows)).arrays
         self.model.evaluate([logits])
         for s, count in counts.items():
             self.at[s] += count

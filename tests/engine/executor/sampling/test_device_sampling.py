@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.executor.sampling import device_sampling
-from octavo.engine.executor.sampling.device_sampling import FAILED, SURE, UNSURE, draw_tokens, draws_of
+from octavo.engine.executor.sampling.device_sampling import FAILED, SURE, UNSURE, draw_tokens, sampling_arrays
 from octavo.engine.executor.sampling.sampler import SampleState, sample
 
 pytestmark = pytest.mark.parity
@@ -35,7 +35,7 @@ def random_states(rng: np.random.Generator, vocab_size: int, count: int = NUM_RO
 
 def compare(logits: mx.array, states: list[SampleState]) -> tuple[int, int]:
     host = sample(iter(np.array(logits.astype(mx.float32))), states)
-    tokens, verdicts = np.array(draw_tokens(logits, draws_of(states))).tolist()
+    tokens, verdicts = np.array(draw_tokens(logits, sampling_arrays(states))).tolist()
     for token, verdict, expected, state in zip(tokens, verdicts, host, states, strict=True):
         assert verdict != FAILED
         assert verdict == UNSURE or token == expected.token, state.params

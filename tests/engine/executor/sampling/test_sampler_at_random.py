@@ -170,7 +170,7 @@ def test_a_draw_is_where_the_running_sum_passes(size: int, seed: int, uniform: f
     rng = np.random.default_rng(seed)
     weights = (rng.integers(0, 8, size) * (rng.random(size) < 0.2)).astype(np.float32)
     weights[rng.integers(size)] = 1
-    drawn = Candidates(None, weights).draw(uniform)
+    drawn = Candidates(None, weights).sample(uniform)
     cumulative = np.cumsum(weights, dtype=np.float64)
     assert weights[drawn] > 0
     assert cumulative[drawn] >= uniform * cumulative[-1]

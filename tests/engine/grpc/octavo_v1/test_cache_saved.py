@@ -56,7 +56,7 @@ async def test_saving_with_a_full_pool_costs_requests_nothing(
     config = small_config(page_size=16, num_pages=64, max_step_tokens=512, save_dir=tmp_path)
     async with served(config=config) as its:
         await say(its, prompt)
-        ask, answers, num_asked = its.engine.ask, list[Delta](), 0
+        ask, answers, num_asked = its.engine.run_command, list[Delta](), 0
 
         async def interrupted(command: Command[AnswerT]) -> AnswerT:
             nonlocal num_asked
@@ -65,11 +65,11 @@ async def test_saving_with_a_full_pool_costs_requests_nothing(
                 answers.append(await say(its, other))
             return await ask(command)
 
-        monkeypatch.setattr(its.engine, "ask", interrupted)
+        monkeypatch.setattr(its.engine, "run_command", interrupted)
         saved = await its.client.cache.save("x.safetensors", prefix_of(token_ids=prompt))
         assert [len(answer.token_ids) for answer in answers] == [2]
         assert saved.num_pages + saved.num_missing_pages == 56
-        assert its.engine.death is None
+        assert its.engine.dead_error is None
         assert (await say(its, prompt)).cached_tokens <= saved.num_tokens
 
 

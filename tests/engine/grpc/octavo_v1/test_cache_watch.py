@@ -89,14 +89,14 @@ async def test_a_watcher_that_falls_behind_gets_an_error(monkeypatch: pytest.Mon
         small(log_of(its))
         stream = its.client.cache.watch()
         await anext(stream)
-        original = its.engine.ask
+        original = its.engine.run_command
 
         async def slow(command: Command[Any]) -> Any:
             if command.name == "page_events_since" and command.args[0] > 1:
                 await reading.wait()
             return await original(command)
 
-        monkeypatch.setattr(its.engine, "ask", slow)
+        monkeypatch.setattr(its.engine, "run_command", slow)
         await say(its, PROMPT)
         for number in range(12):
             await say(its, [number] * 22)
@@ -124,20 +124,20 @@ async def test_idle_watchers_get_heartbeats_and_leave_no_holders(
         await say(its, [*PROMPT[:8], *range(100, 120)])
         await its.client.cache.flush()
         assert not change.done(), "nobody is to be told"
-        await its.engine.ask(commands.subscribe_events())
+        await its.engine.run_command(commands.subscribe_events())
         await asyncio.wait_for(change, 20)
 
 
 async def test_many_watchers_cost_the_engine_as_much_as_one() -> None:
     async with served() as its:
-        ask, fetches = its.engine.ask, list[int]()
+        ask, fetches = its.engine.run_command, list[int]()
 
         async def counting(command: Command[Any]) -> Any:
             if command.name == "page_events_since" and command.args[1]:
                 fetches.append(command.args[0])
             return await ask(command)
 
-        its.engine.ask = counting  # type: ignore[method-assign]
+        its.engine.run_command = counting  # type: ignore[method-assign]
         async with contextlib.AsyncExitStack() as stack:
             streams = [await stack.enter_async_context(aclosing(its.client.cache.watch())) for _ in range(30)]
             for stream in streams:
@@ -171,7 +171,7 @@ async def test_a_call_that_is_cancelled_while_it_subscribes_is_not_counted() -> 
     async with served() as its:
         assert its.core.core is not None
         cache, hub = its.core.core.cache, its.server.handler.page_events
-        ask, held, subscribing = its.engine.ask, asyncio.Event(), asyncio.Event()
+        ask, held, subscribing = its.engine.run_command, asyncio.Event(), asyncio.Event()
 
         async def slow(command: Command[Any]) -> Any:
             answer = await ask(command)
@@ -180,7 +180,7 @@ async def test_a_call_that_is_cancelled_while_it_subscribes_is_not_counted() -> 
                 await held.wait()
             return answer
 
-        its.engine.ask = slow  # type: ignore[method-assign]
+        its.engine.run_command = slow  # type: ignore[method-assign]
         call = asyncio.ensure_future(anext(its.client.cache.watch()))
         await asyncio.wait_for(subscribing.wait(), 20)
         assert (hub.num_watchers, cache.is_watched) == (1, True)

@@ -230,14 +230,14 @@ async def test_a_router_that_falls_behind_loses_data(monkeypatch: pytest.MonkeyP
 
     async with worker(config=small_config(num_pages=32)) as its:
         shrink(log_of(its))
-        ask = its.its.engine.ask
+        ask = its.its.engine.run_command
 
         async def slow(command: Command[Any]) -> Any:
             if command.name == "page_events_since" and command.args[0] > 1:
                 await held.wait()
             return await ask(command)
 
-        monkeypatch.setattr(its.its.engine, "ask", slow)
+        monkeypatch.setattr(its.its.engine, "run_command", slow)
         async with Router(its) as router:
             await subscribed(its)
             for number in range(12):

@@ -12,7 +12,7 @@ from ...api.outputs import Delta
 from ...api.reranking import RerankPrompt, check_top_n, ranked
 from ...api.sampling_params import Pooling, SamplingParams
 from ..request_handler import RequestHandler
-from ..reranking import Question, judge
+from ..reranking import Question, score_documents
 from ..status import Context
 from . import messages
 
@@ -64,7 +64,7 @@ async def rerank(handler: RequestHandler, request: pb.RerankRequest, context: Co
         priority=request.priority,
         adapter=request.adapter or None,
     )
-    scores, deltas = await judge(handler, question, context)
+    scores, deltas = await score_documents(handler, question, context)
     response = pb.RerankResponse()
     for document in ranked(scores, top_n):
         response.results.add(index=document.index, score=document.score)

@@ -9,13 +9,13 @@ from mlx.nn.layers.base import Module
 Call = Callable[..., Any]
 
 
-def bend(module: Module, call: Call, **methods: Call) -> None:
+def override_call(module: Module, call: Call, **methods: Call) -> None:
     plain = type(module)
     names = {"__call__": call, "__module__": plain.__module__, "_is_bent": True, **methods}
     object.__setattr__(module, "__class__", type(plain.__name__, (plain,), names))
 
 
-def unbend(module: Module) -> None:
+def restore_call(module: Module) -> None:
     while "_is_bent" in vars(type(module)):
         object.__setattr__(module, "__class__", type(module).__bases__[0])
 
@@ -31,7 +31,7 @@ def traced(model: Module, stack: list[Module]) -> Iterator[None]:
 
     modules: list[Module] = list({id(module): module for _, module in model.named_modules()}.values())
     for module in modules:
-        bend(module, call)
+        override_call(module, call)
     try:
         yield
     finally:
