@@ -72,45 +72,26 @@ void load_keys(const PageLayout& layout, const Tile& tile, __m512i* panel) {
   }
 }
 
-// Computes the scores of kCount blocks; `panel` and `scores` point to those of the first block.
-template <int kRows, int kCount>
-OCTAVO_INLINE void score_blocks(const uint16_t* queries, int dim, const __m512i* panel, float* scores) {
-  __m512 sums[kRows][kCount];
-#pragma GCC unroll 6
+// Computes the scores of all blocks.
+template <int kRows>
+OCTAVO_INLINE void score_rows(const uint16_t* queries, int dim, const __m512i* panel, float* scores) {
+  __m512 sums[kRows][kBlocks];
+#pragma GCC unroll 3
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
-    for (int b = 0; b < kCount; ++b) sums[r][b] = _mm512_setzero_ps();
+    for (int b = 0; b < kBlocks; ++b) sums[r][b] = _mm512_setzero_ps();
   for (int d = 0; d < dim; d += 2, panel += kBlocks) {
-#pragma GCC unroll 6
+#pragma GCC unroll 3
     for (int r = 0; r < kRows; ++r) {
       const __m512bh pair = broadcast2(queries + r * dim + d);
 #pragma GCC unroll 4
-      for (int b = 0; b < kCount; ++b) add_dots(sums[r][b], (__m512bh)panel[b], pair);
+      for (int b = 0; b < kBlocks; ++b) add_dots(sums[r][b], (__m512bh)panel[b], pair);
     }
   }
-#pragma GCC unroll 6
+#pragma GCC unroll 3
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
-    for (int b = 0; b < kCount; ++b) _mm512_storeu_ps(scores + r * kTileTokens + 16 * b, sums[r][b]);
-}
-
-// Returns the first of two adjacent blocks that contain all visible positions of a tile; -1 if none do.
-int first_of_two(const Tile& tile) {
-  const auto seen = [&](int b) { return tile.blocks[b].base != nullptr; };
-  if (!seen(2) && !seen(3)) return 0;
-  if (!seen(0) && !seen(1)) return 2;
-  return -1;
-}
-
-// Scores six rows at once, because three rows have too few independent sums to hide the products' latency.
-void score_two_blocks(const uint16_t* queries, int dim, int num_rows, const __m512i* panel, float* scores) {
-  int row = 0;
-  for (; row + 6 <= num_rows; row += 6)
-    score_blocks<6, 2>(queries + size_t(row) * dim, dim, panel, scores + size_t(row) * kTileTokens);
-  for_row_blocks(num_rows - row, [&]<int kRows>(int next) {
-    const int at = row + next;
-    score_blocks<kRows, 2>(queries + size_t(at) * dim, dim, panel, scores + size_t(at) * kTileTokens);
-  });
+    for (int b = 0; b < kBlocks; ++b) _mm512_storeu_ps(scores + r * kTileTokens + 16 * b, sums[r][b]);
 }
 
 // Scores a few rows while transposing K, without storing K's panel. Sums have the same order as with a panel.
@@ -162,10 +143,8 @@ void score(const PageLayout& layout, const Tile& tile, const void* memory, int n
     default: break;
   }
   load_keys(layout, tile, panel);
-  if (const int first = first_of_two(tile); first >= 0)
-    return score_two_blocks(queries, dim, num_rows, panel + first, scores + 16 * first);
   for_row_blocks(num_rows, [&]<int kRows>(int row) {
-    score_blocks<kRows, kBlocks>(queries + size_t(row) * dim, dim, panel, scores + size_t(row) * kTileTokens);
+    score_rows<kRows>(queries + size_t(row) * dim, dim, panel, scores + size_t(row) * kTileTokens);
   });
 }
 

@@ -149,12 +149,12 @@ OCTAVO_INLINE void score_rows(const Queries<Code>& queries, int first, int dim, 
 template <class Code>
 void score_tiled(const Queries<Code>& queries, int num_rows, int dim, const __m512i* panel,
                  const __m512 (&scales)[kBlocks], float* scores) {
-  using Tiles = amx::ByteScores<Code::kParts>;
+  using Tiles = amx::ByteProducts<Code::kParts>;
   alignas(64) int32_t products[2 * amx::kByteProducts];
   Tiles tiles;
   for (int first = 0; first < num_rows; first += Tiles::kRows) {
     const int count = std::min(Tiles::kRows, num_rows - first);
-    tiles.multiply(queries.bytes + size_t(first) * Code::kParts * dim, count, dim, panel, products);
+    tiles.score(queries.bytes + size_t(first) * Code::kParts * dim, count, dim, panel, products);
     for (int r = first; r < first + count; ++r) {
       const int32_t* const from = products + (r - first) * kTileTokens;
       const __m512i offset = _mm512_set1_epi32(int32_t(uint32_t(queries.sums[r]) * Code::kOffset));

@@ -118,7 +118,7 @@ OCTAVO_INLINE void accumulate_rows(const Weights<Code>& weights, int first, cons
 template <class Code>
 void accumulate_tiled(const Weights<Code>& weights, int num_rows, const __m512i* panel, int num_vectors,
                       float* accumulators) {
-  using Tiles = amx::ByteSums<Code::kParts>;
+  using Tiles = amx::ByteProducts<Code::kParts>;
   constexpr int kLow = amx::kByteRows * 32;
   alignas(64) int32_t products[2][2 * kLow];  // two buffers: AMX fills one while vectors add up the other
   Tiles tiles;
@@ -127,7 +127,7 @@ void accumulate_tiled(const Weights<Code>& weights, int num_rows, const __m512i*
     tiles.load_weights(weights.bytes + size_t(first) * kWeightBytes<Code>, count);
     for (int vector = 0; vector < num_vectors; vector += 2) {
       int32_t* const pair = products[vector / 2 % 2];
-      tiles.multiply(panel + vector, num_vectors * int64_t(sizeof(__m512i)), pair);
+      tiles.weigh(panel + vector, num_vectors * int64_t(sizeof(__m512i)), pair);
       for (int r = 0; r < count; ++r) {
         const int32_t* const from = pair + 32 * r;
         const __m512 factor = _mm512_set1_ps(weights.factors[first + r]);

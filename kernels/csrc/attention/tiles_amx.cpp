@@ -151,8 +151,11 @@ void score_tile(const KeyBlocks& keys, uint32_t blocks, const uint16_t* queries,
   }
 }
 
-WeightedSum::WeightedSum(int num_rows) : num_rows_(num_rows), upper_(0), lower_(0) {}
-WeightedSum::~WeightedSum() { _tile_release(); }
+HeldTiles::~HeldTiles() { _tile_release(); }
+
+void HeldTiles::configure(int upper, int lower) {
+  if (upper != upper_ || lower != lower_) load_config(upper_ = upper, lower_ = lower);
+}
 
 void WeightedSum::add(const uint16_t* weights, const uint16_t* values, int parts, uint32_t halves,
                       int64_t stride, float* accumulators) {
@@ -160,22 +163,13 @@ void WeightedSum::add(const uint16_t* weights, const uint16_t* values, int parts
   for (int row = 0; row < num_rows_; row += 2 * kTileRows) {
     const int upper = std::min(kTileRows, num_rows_ - row),
               lower = std::min(kTileRows, num_rows_ - row - upper);
-    if (upper != upper_ || lower != lower_) load_config(upper_ = upper, lower_ = lower);
+    configure(upper, lower);
     (lower > 0 ? add_rows<true> : add_rows<false>)(weights + size_t(row) * kPositions, values, parts, halves,
                                                    stride, accumulators + row * width);
   }
 }
 
 namespace {
-
-// Configures AMX for `num_rows` rows: with two parts, both tiles of rows have all rows (one part each).
-template <int kParts>
-void configure_bytes(int num_rows, int& configured) {
-  if (num_rows == configured) return;
-  configured = num_rows;
-  if (kParts == 2) load_config(num_rows, num_rows);
-  else load_config(std::min(num_rows, kTileRows), num_rows - std::min(num_rows, kTileRows));
-}
 
 // Multiplies one tile of rows, or two with kLower, by two blocks of positions.
 template <bool kLower>
@@ -211,18 +205,20 @@ void multiply_bytes(const int8_t* upper, const int8_t* lower, int64_t stride, in
 
 }  // namespace
 
+// With two parts, both tiles of rows have all rows (one part each).
 template <int kParts>
-ByteScores<kParts>::~ByteScores() {
-  _tile_release();
+void ByteProducts<kParts>::configure_rows(int num_rows) {
+  if (kParts == 2) return configure(num_rows, num_rows);
+  configure(std::min(num_rows, kTileRows), num_rows - std::min(num_rows, kTileRows));
 }
 
 template <int kParts>
-void ByteScores<kParts>::multiply(const int8_t* queries, int num_rows, int dim, const void* panel,
-                                  int32_t* products) {
-  configure_bytes<kParts>(num_rows, num_rows_);
+void ByteProducts<kParts>::score(const int8_t* queries, int num_rows, int dim, const void* panel,
+                                 int32_t* products) {
+  configure_rows(num_rows);
   const uint8_t* const keys = static_cast<const uint8_t*>(panel);
   const int8_t* const lower = queries + (kParts == 2 ? dim : kTileRows * dim);
-  const auto body = kParts == 2 || num_rows > kTileRows ? multiply_bytes<true> : multiply_bytes<false>;
+  const auto body = lower_ > 0 ? multiply_bytes<true> : multiply_bytes<false>;
   finish_stores();
   for (int first = 0; first < kPositions; first += 32)
     body(queries, lower, kParts * dim, dim, keys + 4 * first, products + first);
@@ -230,21 +226,16 @@ void ByteScores<kParts>::multiply(const int8_t* queries, int num_rows, int dim, 
 }
 
 template <int kParts>
-ByteSums<kParts>::~ByteSums() {
-  _tile_release();
-}
-
-template <int kParts>
-void ByteSums<kParts>::load_weights(const uint8_t* weights, int num_rows) {
-  configure_bytes<kParts>(num_rows, num_rows_);
+void ByteProducts<kParts>::load_weights(const uint8_t* weights, int num_rows) {
+  configure_rows(num_rows);
   finish_stores();
   _tile_loadd(4, weights, kParts * kPositions);
   if (kParts == 2) _tile_loadd(5, weights + kPositions, kParts * kPositions);
-  else if (num_rows > kTileRows) _tile_loadd(5, weights + kTileRows * kPositions, kParts * kPositions);
+  else if (lower_ > 0) _tile_loadd(5, weights + kTileRows * kPositions, kParts * kPositions);
 }
 
 template <int kParts>
-void ByteSums<kParts>::multiply(const void* panel, int64_t stride, int32_t* products) {
+void ByteProducts<kParts>::weigh(const void* panel, int64_t stride, int32_t* products) {
   constexpr int64_t kStride = 32 * sizeof(int32_t);
   constexpr int kLower = kByteRows * 32;
   const uint8_t* const values = static_cast<const uint8_t*>(panel);
@@ -257,7 +248,7 @@ void ByteSums<kParts>::multiply(const void* panel, int64_t stride, int32_t* prod
   _tile_dpbusd(1, 4, 7);
   _tile_stored(0, products, kStride);
   _tile_stored(1, products + 16, kStride);
-  if (kParts == 2 || num_rows_ > kTileRows) {
+  if (lower_ > 0) {
     _tile_zero(2);
     _tile_dpbusd(2, 5, 6);
     _tile_zero(3);
@@ -268,9 +259,7 @@ void ByteSums<kParts>::multiply(const void* panel, int64_t stride, int32_t* prod
   finish_stores();
 }
 
-template class ByteScores<1>;
-template class ByteScores<2>;
-template class ByteSums<1>;
-template class ByteSums<2>;
+template class ByteProducts<1>;
+template class ByteProducts<2>;
 
 }  // namespace octavo::amx

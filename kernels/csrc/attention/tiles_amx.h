@@ -23,13 +23,24 @@ struct KeyBlocks {
 void score_tile(const KeyBlocks& keys, uint32_t blocks, const uint16_t* queries, int steps, int num_rows,
                 float* scores);
 
-// Weighted sums of values for `num_rows` rows. The object uses this thread's AMX tiles while it exists.
-class WeightedSum {
+// This thread's AMX tiles, configured for some rows.
+class HeldTiles {
  public:
-  explicit WeightedSum(int num_rows);
-  ~WeightedSum();
-  WeightedSum(const WeightedSum&) = delete;
-  WeightedSum& operator=(const WeightedSum&) = delete;
+  HeldTiles() = default;
+  ~HeldTiles();
+  HeldTiles(const HeldTiles&) = delete;
+  HeldTiles& operator=(const HeldTiles&) = delete;
+
+ protected:
+  void configure(int upper, int lower);
+
+  int upper_ = 0, lower_ = 0;
+};
+
+// Weighted sums of values for `num_rows` rows.
+class WeightedSum : HeldTiles {
+ public:
+  explicit WeightedSum(int num_rows) : num_rows_(num_rows) {}
 
   // Adds weights[row][64] . values to the first 32 * parts floats of each accumulator; accumulators are
   // `stride` bytes apart. Values are [parts][2 vectors][32 pairs of positions][16][2]. `halves`: bit h is set
@@ -38,7 +49,7 @@ class WeightedSum {
            float* accumulators);
 
  private:
-  int num_rows_, upper_, lower_;
+  int num_rows_;
 };
 
 // ---- rows of bytes: integer products, exact in any order ----
@@ -50,45 +61,23 @@ constexpr int kByteRows = 16;  // rows of a tile
 constexpr int kByteProducts =
     kByteRows * 64;  // first the products of high bytes, or of the first 16 rows, then the others
 
-// Products of rows of queries with a panel of keys.
 template <int kParts>
-class ByteScores {
+class ByteProducts : HeldTiles {
  public:
   static constexpr int kRows = kByteRows * 2 / kParts;  // most rows per call
 
-  ByteScores() = default;
-  ~ByteScores();
-  ByteScores(const ByteScores&) = delete;
-  ByteScores& operator=(const ByteScores&) = delete;
-
-  // Computes products[2][16][64] of `num_rows` signed rows [row][kParts][dim] and an unsigned panel [dim /
-  // 4][64 positions][4]; dim is a multiple of 64.
-  void multiply(const int8_t* queries, int num_rows, int dim, const void* panel, int32_t* products);
-
- private:
-  int num_rows_ = 0;
-};
-
-// Products of weights with a panel of values.
-template <int kParts>
-class ByteSums {
- public:
-  static constexpr int kRows = kByteRows * 2 / kParts;  // most rows per call
-
-  ByteSums() = default;
-  ~ByteSums();
-  ByteSums(const ByteSums&) = delete;
-  ByteSums& operator=(const ByteSums&) = delete;
+  // Computes products[2][16][64] of `num_rows` signed rows [row][kParts][dim] and an unsigned panel of keys
+  // [dim / 4][64 positions][4]; dim is a multiple of 64.
+  void score(const int8_t* queries, int num_rows, int dim, const void* panel, int32_t* products);
 
   // Loads unsigned weights [row][kParts][64 positions] of `num_rows` rows into tiles, for all later calls.
   void load_weights(const uint8_t* weights, int num_rows);
-
-  // Computes products[2][16][32] with two vectors of the signed panel [16][row of `stride` bytes][4
-  // positions].
-  void multiply(const void* panel, int64_t stride, int32_t* products);
+  // Computes products[2][16][32] of these weights with two vectors of the signed panel of values [16][row of
+  // `stride` bytes][4 positions].
+  void weigh(const void* panel, int64_t stride, int32_t* products);
 
  private:
-  int num_rows_ = 0;
+  void configure_rows(int num_rows);
 };
 
 }  // namespace octavo::amx

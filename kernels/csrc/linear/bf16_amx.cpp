@@ -3,7 +3,6 @@
 // Even a single row uses tiles: they are faster than DRAM anyway, and so a row's sums are bit-identical in
 // any batch. Sums stay in tiles over all inputs. Weights and rows are loaded from L2. Splitting inputs so
 // that weights fit into L1 would be slower, because sums would then pass through memory.
-#include "linear/amx_results.h"
 #include "linear/amx_work.h"
 
 namespace octavo::amx {
@@ -41,10 +40,8 @@ void run_panels(const LinearCall& call, const Activations& x, const Work& work, 
   Tiles tiles;
   Ahead ahead;
   Finish<float> pending;
-  const Results results(call, item.first_row,
-                        thread_scratch(Results::bytes(call, item.last_row - item.first_row)));
   const auto finish = [&](int panel, int row, int rows, float* sums) {
-    finish_rows(call, panel, row, rows, sums, results.at(row));
+    finish_rows(call, panel, row, rows, sums);
   };
   work.each_panel(weight, item, [&](int panel, const uint8_t* next) {
     if (call.rows > kTileRows)  // otherwise fetch_quarter prefetches weights

@@ -1,6 +1,5 @@
 // AMX: weights with one scale per output channel. Integer sums can stay in tiles over all inputs; group
 // scales would have to be applied in between.
-#include "linear/amx_results.h"
 #include "linear/amx_work.h"
 #include "linear/channels_avx512.h"
 
@@ -15,16 +14,14 @@ void run_panels(const LinearCall& call, const ChannelRows& x, const Work& work, 
   const int blocks = (item.last_row - item.first_row + kBlockRows - 1) / kBlockRows;
   const int step = std::min(shape.group, kStepCodes), steps = shape.group / step;
   const std::size_t wide_bytes = shape.bits == 4 ? std::size_t{kPanel} * shape.inputs : 0;
-  uint8_t* const scratch = static_cast<uint8_t*>(
-      thread_scratch(wide_bytes + Results::bytes(call, item.last_row - item.first_row)));
-  const Results results(call, item.first_row, scratch + wide_bytes);
+  uint8_t* const scratch = static_cast<uint8_t*>(thread_scratch(wide_bytes));
   // A single tile of rows reads 8-bit codes directly and prefetches them in memory order.
   const bool one_tile = call.rows <= kTileRows && shape.bits == 8 && shape.group >= kStepCodes;
   Tiles tiles;
   Ahead ahead;
   Finish<int32_t> pending;
   const auto finish = [&](int panel, int row, int rows, int32_t* dots) {
-    finish_channels(call, x, panel, row, rows, dots, results.at(row));
+    finish_channels(call, x, panel, row, rows, dots);
   };
   work.each_panel(*call.weight, item, [&](int panel, const uint8_t* next) {
     const PanelBytes bytes = panel_bytes(*call.weight, panel, scratch);

@@ -10,17 +10,8 @@ namespace {
 // Inputs of a panel that a few row tiles multiply before the next inputs; their bytes stay in L1.
 constexpr int kSharedInputs = 256;
 
-// The same limit for many row tiles: bytes then stay in L2, and sums are loaded less often. On a Zen 4 this
-// is 3 to 7 % faster for 512 rows; 16 rows would lose as much.
-constexpr int kSharedByMany = 1024;
-constexpr int kMany = kItemTiles / 2;
-
 // Fewest row tiles for which a whole panel of 4-bit codes is widened once, into L2.
 constexpr int kWidenedTiles = 4 * kItemTiles;
-
-// Prefetch distance in bytes of codes for a single row on Intel's CPUs, which read a memory page fastest if
-// prefetches stay close to the reads.
-constexpr int kNearAhead = 2048;
 
 // Most row tiles that multiply 4-bit codes directly (measured).
 constexpr int kFewTiles = 2;
@@ -33,9 +24,8 @@ struct Blocks {
   bool first;          // whether they are the panel's first blocks, so that sums start at zero
 };
 
-// Adds products with some blocks to sums[R][64]. Each step prefetches kLines lines: of `ahead` or, with
-// kNear, those kNearAhead bytes after the codes.
-template <int R, int kLines, bool kNear = false>
+// Adds products with some blocks to sums[R][64]. Each step prefetches kLines lines of `ahead`.
+template <int R, int kLines>
 __attribute__((noinline)) void multiply_blocks(const int8_t* x, std::size_t x_stride, const Blocks& blocks,
                                                const uint8_t* ahead, int32_t* sums) {
   Sums<R> dots;
@@ -54,7 +44,7 @@ __attribute__((noinline)) void multiply_blocks(const int8_t* x, std::size_t x_st
       __m512i codes[4];
       unrolled<4>([&](auto c) __attribute__((always_inline)) {
         codes[c] = _mm512_loadu_si512(words + 64 * c);
-        if constexpr (c < kLines) fetch_weights((kNear ? words + kNearAhead : ahead) + 64 * c);
+        if constexpr (c < kLines) fetch_weights(ahead + 64 * c);
       });
       add_words<R>(x + k, inputs, codes, dots);
     }
@@ -125,10 +115,9 @@ void multiply_factored_row(const LinearCall& call, const ChannelRows& x, int pan
   __m512i sums[4];
   unrolled<4>([&](auto c) __attribute__((always_inline)) { sums[c] = _mm512_setzero_si512(); });
   for (int g = 0; g < shape.num_groups(); ++g, block += shape.block_bytes(), factors += 2 * kPanel) {
-    __m512i dots[4];
-    dot_row<4>(x.at(g, 0), shape.group, block, ahead, dots);
+    const Sums<1> dots = dot_row<4>(x.at(g, 0), shape.group, block, ahead);
     unrolled<4>([&](auto c) __attribute__((always_inline)) {
-      sums[c] = _mm512_add_epi32(sums[c], Factors(factors + 16 * c).apply(dots[c], x.sums[g]));
+      sums[c] = _mm512_add_epi32(sums[c], Factors(factors + 16 * c).apply(dots.at[0][c], x.sums[g]));
     });
   }
   alignas(64) int32_t results[kPanel];
@@ -143,13 +132,10 @@ void multiply_panel(const LinearCall& call, const ChannelRows& x, const RowTiles
   const PackedShape& shape = call.weight->shape;
   const int first = tiles.first(first_tile), rows = tiles.first(last_tile) - first,
             count = last_tile - first_tile, groups = shape.num_groups();
-  const bool is_many = kCore == Core::zen4 && bytes != nullptr && count >= kMany;
-  const int most = (is_many ? kSharedByMany : kSharedInputs) / shape.group;
-  const int shared = bytes != nullptr && count == 1 ? groups : most;
+  const int shared = bytes != nullptr && count == 1 ? groups : kSharedInputs / shape.group;
   alignas(64) int32_t sums[kItemTiles * kTileRows * kPanel];
   alignas(64) uint8_t widened[kSharedInputs * kPanel];
   const std::size_t stride = shape.block_bytes(), wide = std::size_t{kPanel} * shape.group;
-  const bool is_near = rows == 1 && shape.bits == 8 && kCore == Core::other;
   // Several row tiles prefetch the blocks that they will share next (of widened panels, the next panel); a
   // single tile prefetches less far ahead.
   const std::size_t ahead = bytes != nullptr && shape.bits == 4 ? shape.panel_bytes()
@@ -167,9 +153,6 @@ void multiply_panel(const LinearCall& call, const ChannelRows& x, const RowTiles
     for (int tile = first_tile; tile < last_tile; ++tile) {
       const int row = tiles.first(tile);
       with_rows<kTileRows>(tiles.size(tile), [&](auto R) {
-        if constexpr (R == 1)
-          if (is_near)
-            return multiply_blocks<1, 4, true>(x.at(g, row), x.block_stride(), blocks, nullptr, sums);
         fetch.for_tile(tile - first_tile, [&](auto lines, const uint8_t* next) {
           multiply_blocks<decltype(R)::value, decltype(lines)::value>(x.at(g, row), x.block_stride(), blocks,
                                                                       next, sums + (row - first) * kPanel);

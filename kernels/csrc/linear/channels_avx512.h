@@ -121,47 +121,24 @@ inline PanelBytes panel_bytes(const PackedWeight& weight, int panel, uint8_t* by
   return {bytes, wide};
 }
 
-// Integer sums of some rows and a panel, which `at` converts to results.
-struct ChannelSums {
-  const int32_t* dots;  // [rows][64]
-  const int32_t* starts;
-  const float* scales;  // scales of rows
-  __m512 channels[4];   // scales of the panel's channels
-
-  ChannelSums(const LinearCall& call, const ChannelRows& x, int panel, int row, const int32_t* dots)
-      : dots(dots), starts(x.starts + row), scales(x.scales + row) {
-    const float* const from = call.weight->channel_scales.data() + std::size_t{kPanel} * panel;
-    for (int n = 0; n < 4; ++n) channels[n] = _mm512_loadu_ps(from + 16 * n);
-  }
-
-  // Returns the n-th 16 results of row m.
-  __attribute__((always_inline)) __m512 at(int m, int n) const {
-    const __m512i sums = _mm512_loadu_si512(dots + m * kPanel + 16 * n);
-    const __m512 dot = _mm512_cvtepi32_ps(_mm512_sub_epi32(sums, _mm512_set1_epi32(starts[m])));
-    return _mm512_mul_ps(_mm512_mul_ps(dot, channels[n]), _mm512_set1_ps(scales[m]));
-  }
-};
-
 // Writes integer sums [count][64] of rows from `row` on as results.
 inline void finish_channels(const LinearCall& call, const ChannelRows& x, int panel, int row, int count,
-                            const int32_t* dots, const Writing& writing = {}) {
-  const ChannelSums sums(call, x, panel, row, dots);
-  const PanelResults results(call, panel, row);
-  if (call.y_type == Float::bf16 && call.largest == nullptr && results.width == kPanel) {
-    const auto store = [&](int first, int rows, void* y, int64_t stride, bool stream = false) {
-      const auto vector = [&](int m, int n) { return sums.at(first + m, n); };
-      store_vectors(results.added, rows, vector, static_cast<bf16_t*>(y), stride, stream);
-    };
-    if (call.gate) return finish_gated(call, *call.gate, panel, row, count, store, writing);
-    return store(0, count, results.y, call.weight->shape.outputs, writing.stream);
-  }
+                            const int32_t* dots) {
   constexpr int kRows = 16;  // rows converted at once
   alignas(64) float floats[kRows * kPanel];
+  const float* const channels = call.weight->channel_scales.data() + std::size_t{kPanel} * panel;
   for (int first = 0; first < count; first += kRows) {
     const int rows = std::min(kRows, count - first);
-    for (int m = 0; m < rows; ++m)
-      for (int n = 0; n < 4; ++n) _mm512_store_ps(floats + m * kPanel + 16 * n, sums.at(first + m, n));
-    finish_rows(call, panel, row + first, rows, floats, writing.from(first, call.y_type));
+    for (int m = 0; m < rows; ++m, dots += kPanel) {
+      const __m512i start = _mm512_set1_epi32(x.starts[row + first + m]);
+      const __m512 scale = _mm512_set1_ps(x.scales[row + first + m]);
+      for (int n = 0; n < kPanel; n += 16) {
+        const __m512 dot = _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_loadu_si512(dots + n), start));
+        _mm512_store_ps(floats + m * kPanel + n,
+                        _mm512_mul_ps(_mm512_mul_ps(dot, _mm512_loadu_ps(channels + n)), scale));
+      }
+    }
+    finish_rows(call, panel, row + first, rows, floats);
   }
 }
 

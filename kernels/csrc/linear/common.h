@@ -8,10 +8,6 @@
 #include "runtime/threads.h"
 #include "runtime/unrolled.h"
 
-#if defined(__AVX512BF16__)
-#include "runtime/loads_avx512.h"
-#endif
-
 namespace octavo {
 namespace {
 
@@ -96,142 +92,51 @@ struct Added {
   }
 };
 
-#if defined(__AVX512BF16__)
-// Does the same as store_rows for whole panels in bf16 whose sums are in registers; sums(m, i) is the i-th
-// vector of row m. If there are many rows, it prefetches the next rows, because another thread usually had
-// their lines last.
-template <class Sums>
-inline void store_vectors(const Added& added, int count, Sums&& sums, bf16_t* y, int64_t stride,
-                          bool stream) {
-  constexpr int kRowsAhead = 8, kMany = 17;  // with few rows, weights are the bottleneck
-  const bf16_t* residual = static_cast<const bf16_t*>(added.residual);
-  const auto prefetch = [&](const bf16_t* to, int m) __attribute__((always_inline)) {
-    for (int n = 0; n < kPanel; n += 32) {
-      if (!stream) _mm_prefetch(to + n, _MM_HINT_T0);
-      if (residual != nullptr) _mm_prefetch(residual + m * added.stride + n, _MM_HINT_T0);
-    }
-  };
-  const bool is_many = count >= kMany;
-  for (int m = 1; is_many && m < kRowsAhead; ++m) prefetch(y + m * stride, m);
-  for (int m = 0; m < count; ++m, y += stride) {
-    if (is_many && m + kRowsAhead < count) prefetch(y + kRowsAhead * stride, m + kRowsAhead);
-    __m512 values[kPanel / 16];
-    for (int i = 0; i < kPanel / 16; ++i) {
-      values[i] = sums(m, i);
-      if (added.bias != nullptr) values[i] = _mm512_add_ps(values[i], _mm512_loadu_ps(added.bias + 16 * i));
-      if (residual != nullptr)
-        values[i] = _mm512_add_ps(values[i], load_bf16(residual + m * added.stride + 16 * i));
-    }
-    for (int i = 0; i < kPanel / 16; i += 2) {
-      const __m512i rounded = as_bf16(values[i], values[i + 1]);
-      if (stream) _mm512_stream_si512(reinterpret_cast<__m512i*>(y + 16 * i), rounded);
-      else _mm512_storeu_si512(y + 16 * i, rounded);
-    }
-  }
-}
-#endif
-
 // Stores the first `width` of each row of sums [count][64] plus `added`, rounded once to `type`, to rows of y
-// that are `stride` values apart. `stream`: see Writing.
+// that are `stride` values apart.
 inline void store_rows(const Added& added, int count, int width, float* sums, Float type, void* y,
-                       int64_t stride, [[maybe_unused]] bool stream = false) {
-#if defined(__AVX512BF16__)
-  if (type == Float::bf16 && width == kPanel)
-    return store_vectors(
-        added, count, [&](int m, int i) { return _mm512_loadu_ps(sums + m * kPanel + 16 * i); },
-        static_cast<bf16_t*>(y), stride, stream);
-#endif
+                       int64_t stride) {
   for (int m = 0; m < count; ++m, sums += kPanel) {
     added.add_to(sums, type, m, width);
     store_floats(y, type, m * stride, width, sums);
   }
 }
 
-// Where and how results are written. Most kernels use the defaults.
-struct Writing {
-  // Memory for the gates of these rows, [count][64] of y's type; null: gates are kept in y.
-  void* gates = nullptr;
-  // Whether whole panels of bf16 bypass the caches, so that lines of y are not read before they are
-  // overwritten. Panels must begin at cache lines.
-  bool stream = false;
-
-  // Returns where and how to write the rows from the m-th of these rows on.
-  Writing from(int m, Float type) const {
-    char* const kept = static_cast<char*>(gates);
-    return {kept == nullptr ? nullptr : kept + m * kPanel * float_size(type), stream};
-  }
-};
-
-// Finishes rows of a layer with gates; store(row, rows, y, stride) rounds rows [row, row + rows) to y's type.
-template <class Store>
-inline void finish_gated(const LinearCall& call, Activation activation, int panel, int first, int count,
-                         Store&& store, const Writing& writing) {
+// Finishes rows of a layer with gates: stores gates in y, then replaces them by what they let through.
+inline void finish_gated(const LinearCall& call, const Added& added, int panel, int first, int count,
+                         float* sums) {
   const int outputs = call.weight->shape.outputs / 2, start = panel * kPanel;
   const bool is_gate = start < outputs;
   const std::size_t value_bytes = float_size(call.y_type);
   char* y = static_cast<char*>(call.y) +
             value_bytes * (static_cast<std::size_t>(first) * outputs + (is_gate ? start : start - outputs));
-  char* kept = writing.gates == nullptr ? y : static_cast<char*>(writing.gates);
-  const int64_t stride = writing.gates == nullptr ? outputs : kPanel;
-  if (is_gate) return store(0, count, kept, stride);
+  if (is_gate) return store_rows(added, count, kPanel, sums, call.y_type, y, outputs);
   constexpr int kRows = 16;  // rows at once
   alignas(64) uint8_t others[kRows * kPanel * sizeof(float)];
-  for (int row = 0; row < count; row += kRows) {
-    const int rows = count - row < kRows ? count - row : kRows;
-    store(row, rows, others, kPanel);
-    GateCall gate{{kept, stride}, {others, kPanel}, y, outputs, call.y_type, activation, rows, kPanel};
-    if (writing.stream) gate.y = others, gate.y_stride = kPanel;
-    run_gated_here(gate);
-#if defined(__AVX512BF16__)
-    for (int line = 0; writing.stream && line < 2 * rows; ++line)
-      _mm512_stream_si512(reinterpret_cast<__m512i*>(y + 2 * outputs * (line / 2)) + line % 2,
-                          _mm512_load_si512(others + 64 * line));
-#endif
-    kept += value_bytes * rows * stride;
-    y += value_bytes * rows * outputs;
+  for (int row = 0; row < count; row += kRows, y += value_bytes * kRows * outputs) {
+    const int rows = std::min(count - row, kRows);
+    store_rows(added, rows, kPanel, sums + row * kPanel, call.y_type, others, kPanel);
+    run_gated_here({{y, outputs}, {others, kPanel}, y, outputs, call.y_type, *call.gate, rows, kPanel});
   }
 }
 
-// Where results of rows from `first` on go, for one panel, and what is added to them.
-struct PanelResults {
-  Added added;
-  char* y;
-  int start, width;  // first output, and number of outputs
-
-  PanelResults(const LinearCall& call, int panel, int first)
-      : added{nullptr, nullptr, call.weight->shape.outputs},
-        start(panel * kPanel),
-        width(std::min(kPanel, call.weight->shape.outputs - start)) {
-    const std::size_t row_bytes = float_size(call.y_type) * call.weight->shape.outputs,
-                      at = row_bytes * first + float_size(call.y_type) * start;
-    y = static_cast<char*>(call.y) + at;
-    if (!call.weight->bias.empty()) added.bias = call.weight->bias.data() + start;
-    if (call.residual != nullptr && !call.gate) added.residual = static_cast<const char*>(call.residual) + at;
-  }
-};
-
 // Writes float32 sums [count][64] of rows [first, first + count) as results: adds bias and residual, rounds
 // once, and leaves out padding outputs.
-inline void finish_rows(const LinearCall& call, int panel, int first, int count, float* sums,
-                        const Writing& writing = {}) {
-  const PanelResults results(call, panel, first);
-  const Added& added = results.added;
-  if (call.gate) {
-    const auto store = [&](int row, int rows, void* to, int64_t stride) {
-      store_rows(added, rows, kPanel, sums + row * kPanel, call.y_type, to, stride);
-    };
-    return finish_gated(call, *call.gate, panel, first, count, store, writing);
+inline void finish_rows(const LinearCall& call, int panel, int first, int count, float* sums) {
+  const int outputs = call.weight->shape.outputs, start = panel * kPanel,
+            width = std::min(kPanel, outputs - start);
+  const std::size_t at = float_size(call.y_type) * (static_cast<std::size_t>(outputs) * first + start);
+  Added added{nullptr, nullptr, outputs};
+  if (!call.weight->bias.empty()) added.bias = call.weight->bias.data() + start;
+  if (call.gate) return finish_gated(call, added, panel, first, count, sums);
+  if (call.residual != nullptr) added.residual = static_cast<const char*>(call.residual) + at;
+  if (call.largest == nullptr)
+    return store_rows(added, count, width, sums, call.y_type, static_cast<char*>(call.y) + at, outputs);
+  for (int m = 0; m < count; ++m, sums += kPanel) {
+    added.add_to(sums, call.y_type, m, width);
+    call.largest[static_cast<std::size_t>(panel) * call.rows + first + m] =
+        largest_of(call.y_type, start, width, sums);
   }
-  if (call.largest != nullptr) {
-    for (int m = 0; m < count; ++m, sums += kPanel) {
-      added.add_to(sums, call.y_type, m, results.width);
-      call.largest[static_cast<std::size_t>(panel) * call.rows + first + m] =
-          largest_of(call.y_type, results.start, results.width, sums);
-    }
-    return;
-  }
-  store_rows(added, count, results.width, sums, call.y_type, results.y, call.weight->shape.outputs,
-             writing.stream);
 }
 
 // Returns x as bf16 [rows, padded_inputs] with zero padding: x itself if possible, else a copy in

@@ -125,26 +125,15 @@ inline __attribute__((always_inline)) void add_group(const int8_t* x, std::size_
   }
 }
 
-// Does the same as add_group for a single row, and prefetches words `ahead` bytes further on (0: none).
+// Does the same for a single row, whose sums begin at zero; prefetches words `ahead` bytes further on (0:
+// none).
 template <int kBits>
-inline __attribute__((always_inline)) void dot_row(const int8_t* x, int group, const uint8_t* words,
-                                                   std::size_t ahead, __m512i (&dots)[4]) {
-  const __m512i low_half = _mm512_set1_epi8(15);
-  unrolled<4>([&](auto c) __attribute__((always_inline)) { dots[c] = _mm512_setzero_si512(); });
-  for (int k = 0; k < group; k += 32 / kBits, words += 256) {
-    const __m512i first = broadcast4(x + k);
-    unrolled<4>([&](auto c) __attribute__((always_inline)) {
-      const __m512i codes = _mm512_loadu_si512(words + 64 * c);
-      if constexpr (kBits == 4) {
-        add_dots(dots[c], _mm512_and_si512(codes, low_half), first);
-        add_dots(dots[c], _mm512_and_si512(_mm512_srli_epi16(codes, 4), low_half), broadcast4(x + k + 4));
-      } else {
-        add_dots(dots[c], codes, first);
-      }
-    });
-    if (ahead > 0)
-      unrolled<4>([&](auto c) __attribute__((always_inline)) { fetch_weights(words + ahead + 64 * c); });
-  }
+inline __attribute__((always_inline)) Sums<1> dot_row(const int8_t* x, int group, const uint8_t* words,
+                                                      std::size_t ahead) {
+  Sums<1> dots{};
+  if (ahead > 0) add_group<1, kBits, 4>(x, group, group, words, words + ahead, dots);
+  else add_group<1, kBits, 0>(x, group, group, words, words, dots);
+  return dots;
 }
 
 // One group of inputs of some rows of activations.

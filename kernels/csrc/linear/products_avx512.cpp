@@ -180,13 +180,12 @@ void multiply_row(const LinearCall& call, const Int8Rows& x, int panel) {
   __m512 sums[4];
   unrolled<4>([&](auto c) __attribute__((always_inline)) { sums[c] = _mm512_setzero_ps(); });
   for (int g = 0; g < shape.num_groups(); ++g, codes += shape.group, block += shape.block_bytes()) {
-    __m512i dots[4];
-    dot_row<kBits>(codes, shape.group, block, ahead, dots);
+    const Sums<1> dots = dot_row<kBits>(codes, shape.group, block, ahead);
     const uint8_t* const parameters = block + shape.code_bytes();
     unrolled<4>([&](auto c) __attribute__((always_inline)) {
       const __m512 scale = load16(parameters, kType, 16 * c);
       const __m512 bias = load16(parameters, kType, kPanel + 16 * c);
-      sums[c] = plus_products(dots[c], scale, bias, x.scales[g], x.code_sums[g], sums[c]);
+      sums[c] = plus_products(dots.at[0][c], scale, bias, x.scales[g], x.code_sums[g], sums[c]);
     });
     for (std::size_t at = shape.code_bytes(); ahead > 0 && at < shape.block_bytes(); at += 64)
       fetch_weights(block + ahead + at);

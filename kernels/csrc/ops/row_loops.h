@@ -4,10 +4,6 @@
 #include "runtime/numeric.h"
 #include "runtime/round_floats.h"
 
-#if defined(__AVX512BF16__)
-#include "runtime/loads_avx512.h"
-#endif
-
 namespace octavo {
 namespace {
 

@@ -99,15 +99,6 @@ inline bool store_fp4(const float* row, int dim, uint8_t* codes, uint8_t* scale)
   return true;
 }
 
-inline bool store_fp5_row(const float* row, int dim, uint8_t* codes, uint8_t* planes) {
-#if defined(__AVX512F__)
-  if (dim == 64) return store_fp5_of<4>(row, codes, planes);
-  if (dim == 128) return store_fp5_of<8>(row, codes, planes);
-  if (dim == 256) return store_fp5_of<16>(row, codes, planes);
-#endif
-  return store_fp5(row, dim, codes, planes);
-}
-
 // ---- mxfp4 and nvfp4 ----
 
 inline bool store_microscaled(const float* row, int dim, bool mx, uint8_t* codes, uint8_t* scales) {
@@ -177,35 +168,27 @@ inline bool store_affine(const float* row, int dim, int bits, uint8_t* codes, ui
 inline bool store_row(const RowFormat& format, float* row, uint8_t* codes, uint8_t* scales) {
   const int dim = format.dim;
   if (format.rotated) hadamard(row, dim);
+#if defined(__AVX512F__)
+  if (dim == 64 || dim == 128 || dim == 256) {
+    const auto fp4 = dim == 64 ? store_fp4_of<4> : dim == 128 ? store_fp4_of<8> : store_fp4_of<16>;
+    const auto fp5 = dim == 64 ? store_fp5_of<4> : dim == 128 ? store_fp5_of<8> : store_fp5_of<16>;
+    if (format.codes == CodeType::fp4) return fp4(row, codes, scales);
+    if (format.codes == CodeType::fp5) return fp5(row, codes, scales);
+  }
+#endif
   switch (format.codes) {
     case CodeType::bf16: return store_16_bits(Float::bf16, 0x1.fefffep127f, row, dim, codes);
     case CodeType::fp16: return store_16_bits(Float::f16, 0x1.ffdffep15f, row, dim, codes);
     case CodeType::int8: return store_integers(row, dim, 8, codes, scales);
     case CodeType::int4: return store_integers(row, dim, 4, codes, scales);
     case CodeType::fp4: return store_fp4(row, dim, codes, scales);
-    case CodeType::fp5: return store_fp5_row(row, dim, codes, scales);
+    case CodeType::fp5: return store_fp5(row, dim, codes, scales);
     case CodeType::mxfp4: return store_microscaled(row, dim, true, codes, scales);
     case CodeType::nvfp4: return store_microscaled(row, dim, false, codes, scales);
     case CodeType::affine8: return store_affine(row, dim, 8, codes, scales);
     case CodeType::affine4: return store_affine(row, dim, 4, codes, scales);
   }
   return false;
-}
-
-// Stores consecutive rows like store_row, and reports which of them could be stored.
-inline void store_rows(const RowFormat& format, float* rows, int count, uint8_t* const* codes,
-                       uint8_t* const* scales, bool* storable) {
-  const int dim = format.dim;
-#if defined(__AVX512F__)
-  const auto store_together = dim == 64    ? store_fp4_rows<4>
-                              : dim == 128 ? store_fp4_rows<8>
-                                           : store_fp4_rows<16>;
-  if (format.codes == CodeType::fp4 && (dim == 64 || dim == 128 || dim == 256)) {
-    for (int r = 0; format.rotated && r < count; ++r) hadamard(rows + r * dim, dim);
-    return store_together(rows, count, codes, scales, storable);
-  }
-#endif
-  for (int r = 0; r < count; ++r) storable[r] = store_row(format, rows + r * dim, codes[r], scales[r]);
 }
 
 }  // namespace

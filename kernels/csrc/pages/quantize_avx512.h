@@ -8,7 +8,6 @@
 
 #include <immintrin.h>
 
-#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <iterator>
@@ -147,10 +146,10 @@ struct Choice {
   }
 };
 
-// Computes fp4's scale as it is defined, with exact errors; rarely needed, so it is not inlined.
 template <int kVectors>
-[[gnu::noinline]] uint16_t fp4_scale_by_errors(const float* row) {
+bool store_fp4_of(const float* row, uint8_t* codes, uint8_t* scale) {
   const Magnitudes<kVectors> x(row);
+  if (!x.finite) return false;
   Choice<uint16_t> choice;
   for (int c = 0; c < kCandidates; ++c) {
     choice.scales[c] = float_to_f16(std::min(x.largest * kScaleFactors[c], kMaxHalf));
@@ -160,152 +159,21 @@ template <int kVectors>
     for (int i = 0; i < kVectors; ++i) errors[i] = grid.squared_error(x.at[i]);
     choice.errors[c] = halving_sum_of<kVectors>(errors);
   }
-  return choice.best();
-}
-
-// Maps quarters of a scale to points of fp4's grid: for each multiple of 1/4, the point nearest to values up
-// to the next multiple, in steps of 2^-13. (All edges are multiples of 1/4.)
-struct NearestPoints {
-  alignas(64) uint16_t at[32];
-
-  constexpr NearestPoints() : at() {
-    for (int i = 0, point = 0; i < 32; ++i) {
-      const float middle = float(i) / 4 + 0.125f;
-      while (point < 7 && middle > (kE2m1Magnitudes[point] + kE2m1Magnitudes[point + 1]) / 2) ++point;
-      at[i] = uint16_t(kE2m1Magnitudes[point] * 8192);
-    }
+  const uint16_t best = choice.best();
+  store_half(scale, best);
+  if (best == 0) {
+    std::memset(codes, 0, size_t(kVectors) * 8);
+    return true;
   }
-};
-constexpr NearestPoints kNearestPoints;
-
-// Lanes of the result of `sums_of` that are sums of different candidates.
-constexpr uint32_t kCandidateLanes = 0x1f;
-alignas(64) constexpr float kFactorLanes[16] = {
-    kScaleFactors[0], kScaleFactors[1], kScaleFactors[2], kScaleFactors[3],
-    kScaleFactors[4], kScaleFactors[4], kScaleFactors[4], kScaleFactors[4],
-    kScaleFactors[0], kScaleFactors[1], kScaleFactors[2], kScaleFactors[3],
-    kScaleFactors[4], kScaleFactors[4], kScaleFactors[4], kScaleFactors[4]};
-
-// Sums each of five vectors over its lanes; the sums are lanes 0 to 4. Lanes 5 to 7 repeat the last sum, and
-// the upper half repeats the lower.
-inline __attribute__((always_inline)) __m512 sums_of(const __m512 (&vectors)[kCandidates]) {
-  const auto ints = [](__m512 x) { return _mm512_castps_si512(x); };
-  const auto floats = [](__m512i x) { return _mm512_castsi512_ps(x); };
-  const auto by_ones = [&](__m512 a, __m512 b) {
-    return _mm512_add_ps(floats(_mm512_unpacklo_epi32(ints(a), ints(b))),
-                         floats(_mm512_unpackhi_epi32(ints(a), ints(b))));
-  };
-  const auto by_twos = [&](__m512 a, __m512 b) {
-    return _mm512_add_ps(floats(_mm512_unpacklo_epi64(ints(a), ints(b))),
-                         floats(_mm512_unpackhi_epi64(ints(a), ints(b))));
-  };
-  const auto by_fours = [&](__m512 a, __m512 b) {
-    return _mm512_add_ps(floats(_mm512_shuffle_i32x4(ints(a), ints(b), 0x88)),
-                         floats(_mm512_shuffle_i32x4(ints(a), ints(b), 0xdd)));
-  };
-  const __m512 first = by_twos(by_ones(vectors[0], vectors[1]), by_ones(vectors[2], vectors[3]));
-  const __m512 last = by_ones(vectors[4], vectors[4]);
-  const __m512 sums = by_fours(first, by_twos(last, last));
-  return by_fours(sums, sums);
-}
-
-// Finds the scale that the format's definition (kernels/formats/fp4.py) finds, but faster: an integer
-// estimate of each candidate's error usually leaves only one that can be the best, and otherwise exact errors
-// decide. How far an estimate can be off: in units of a candidate scale, a magnitude is q = x / scale < 7, in
-// steps of 2^-13. Three roundings affect q: x as a 16-bit word (half of 65535 steps up to the largest), the
-// factor from words to q, and the truncated product. They are below 0.43, 0.5 and 1 step. So each distance
-// from the nearest point is off by less than 2^-12, and a sum E of n squares by less than 2^-11 sqrt(n E) <=
-// 2^-14 n + 2^-10 E. (The rest, 2^-24 n and roundings of floats, is less than the margin of 2 steps
-// over 1.96.) The definition's sums are within 2^-20 of the true ones.
-template <int kVectors>
-inline __attribute__((always_inline)) uint16_t fp4_scale(const float* row, float top) {
-  static_assert(kVectors <= 16);
-  constexpr int kWords = kVectors / 2;
-  constexpr float kWordSteps = 8192.0f * 65536 / 65535;  // the product's upper word is divided by 65536
-  if (!(top >= 0x1p-11f && top <= 0x1p17f)) return fp4_scale_by_errors<kVectors>(row);
-  const __m512 largest = _mm512_set1_ps(top);
-  const __m256i halves = _mm512_cvtps_ph(_mm512_mul_ps(largest, _mm512_load_ps(kFactorLanes)),
-                                         _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const __m512 scales = _mm512_cvtph_ps(halves);
-  const __m512i factors =
-      _mm512_cvtps_epi32(_mm512_div_ps(_mm512_mul_ps(largest, _mm512_set1_ps(kWordSteps)), scales));
-  const __m512 steps = _mm512_set1_ps(65535 / top);
-  const auto steps_of = [&](const float* from) {
-    return _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_abs_ps(_mm512_loadu_ps(from)), steps));
-  };
-  __m512i words[kWords];
-#pragma GCC unroll 8
-  for (int i = 0; i < kWords; ++i)
-    words[i] = _mm512_packus_epi32(steps_of(row + 32 * i), steps_of(row + 32 * i + 16));
-  const __m512i points = _mm512_load_si512(kNearestPoints.at);
-  __m512 units[kCandidates];
-#pragma GCC unroll 5
-  for (int c = 0; c < kCandidates; ++c) {
-    const __m512i factor = _mm512_permutexvar_epi16(_mm512_set1_epi16(int16_t(2 * c)), factors);
-    __m512i sum = _mm512_setzero_si512();
-#pragma GCC unroll 8
-    for (int i = 0; i < kWords; ++i) {
-      const __m512i q = _mm512_mulhi_epu16(words[i], factor);
-      const __m512i point = _mm512_permutexvar_epi16(_mm512_srli_epi16(q, 11), points);
-      const __m512i distance = _mm512_sub_epi16(q, point);
-      sum = _mm512_dpwssd_epi32(sum, distance, distance);  // at most 2^30
-    }
-    units[c] = _mm512_cvtepi32_ps(sum);
-  }
-  const __m512 square = _mm512_mul_ps(_mm512_mul_ps(scales, scales), _mm512_set1_ps(0x1p-26f));
-  const __m512 error = _mm512_mul_ps(sums_of(units), square);
-  const __m512 off = _mm512_fmadd_ps(error, _mm512_set1_ps(0x1p-10f),
-                                     _mm512_mul_ps(square, _mm512_set1_ps(16 * kVectors * 0x1p12f)));
-  __m512i most = _mm512_castps_si512(_mm512_add_ps(error, off));  // not negative: bits keep the order
-  most = _mm512_min_epi32(most, _mm512_shuffle_i32x4(most, most, 0xb1));
-  most = _mm512_min_epi32(most, _mm512_shuffle_epi32(most, _MM_PERM_ENUM(0x4e)));
-  most = _mm512_min_epi32(most, _mm512_shuffle_epi32(most, _MM_PERM_ENUM(0xb1)));
-  const __mmask16 may_be_least =
-      _mm512_cmp_ps_mask(_mm512_sub_ps(error, off), _mm512_castsi512_ps(most), _CMP_LE_OQ);
-  const uint32_t candidates = may_be_least & kCandidateLanes;
-  if ((candidates & (candidates - 1)) != 0) return fp4_scale_by_errors<kVectors>(row);
-  alignas(32) uint16_t of_lanes[16];
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(of_lanes), halves);
-  return of_lanes[std::countr_zero(candidates)];
-}
-
-// Rows computed together. Each operation is applied to all of these rows in turn, because one row's
-// operations depend on each other.
-constexpr int kRowsTogether = 8;
-
-// Stores adjacent rows of 16 kVectors values. A row that cannot be stored sets its `storable` to false and
-// writes nothing; other rows leave `storable` unchanged.
-template <int kVectors>
-void store_fp4_rows(const float* rows, int count, uint8_t* const* codes, uint8_t* const* scales,
-                    bool* storable) {
-  constexpr int kSize = 16 * kVectors;
-  float largest[kRowsTogether];
-  uint16_t halves[kRowsTogether];
-  for (int r = 0; r < count; ++r) {
-    const Magnitudes<kVectors> x(rows + r * kSize);
-    largest[r] = x.largest;
-    storable[r] = x.finite;
-  }
-  for (int r = 0; r < count; ++r) halves[r] = fp4_scale<kVectors>(rows + r * kSize, largest[r]);
-  for (int r = 0; r < count; ++r) {
-    if (!storable[r]) continue;
-    store_half(scales[r], halves[r]);
-    if (halves[r] == 0) {
-      std::memset(codes[r], 0, size_t(kVectors) * 8);
-      continue;
-    }
-    const ScaledGrid<3> grid(kE2m1Grid, f16_to_float(halves[r]));
+  const ScaledGrid<3> grid(kE2m1Grid, f16_to_float(best));
 #pragma GCC unroll 16
-    for (int i = 0; i < kVectors; ++i) {
-      const __m512 x = _mm512_loadu_ps(rows + r * kSize + 16 * i);
-      const __mmask16 negative = _mm512_movepi32_mask(_mm512_castps_si512(x));
-      store_nibbles(with_sign(grid.index(_mm512_abs_ps(x)), negative), codes[r] + 8 * i);
-    }
-  }
+  for (int i = 0; i < kVectors; ++i)
+    store_nibbles(with_sign(grid.index(x.at[i]), x.negative[i]), codes + 8 * i);
+  return true;
 }
 
 template <int kVectors>
-inline bool store_fp5_of(const float* row, uint8_t* codes, uint8_t* planes) {
+bool store_fp5_of(const float* row, uint8_t* codes, uint8_t* planes) {
   constexpr __mmask16 kCoarse = (1 << kFp5Coarse) - 1;
   const Magnitudes<kVectors> x(row);
   if (!x.finite) return false;

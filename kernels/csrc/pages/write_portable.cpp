@@ -12,26 +12,6 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// Most rows stored together: rows of several heads of one token.
-constexpr int kMostRows = 8;
-constexpr int kRowFloats = 2 * kMaxDim;  // floats in all of these rows together
-static_assert(kRowFloats == kMostRows * 256);
-
-// Stores adjacent rows at `codes` and `scales`, and rotates them in place if the format rotates. Rows that
-// cannot be stored become zeros; then it returns false.
-bool store_page_rows(const RowFormat& format, float* rows, int count, uint8_t* const* codes,
-                     uint8_t* const* scales) {
-  bool storable[kMostRows], all = true;
-  store_rows(format, rows, count, codes, scales, storable);
-  for (int r = 0; r < count; ++r) {
-    if (storable[r]) continue;
-    std::memset(codes[r], 0, size_t(format.row_bytes));
-    std::memset(scales[r], 0, size_t(format.scale_bytes));
-    all = false;
-  }
-  return all;
-}
-
 // Prefetches a head's rows of a token before they are loaded, because another thread has just computed them.
 // Always inlined, because GCC 12 drops calls of functions that only prefetch.
 inline __attribute__((always_inline)) void prefetch_rows(const WriteArgs& args, int token, int head) {
@@ -41,33 +21,31 @@ inline __attribute__((always_inline)) void prefetch_rows(const WriteArgs& args, 
                    view == &args.keys ? args.layout.k.dim : args.layout.v.dim);
 }
 
-// Writes heads [first, first + count) of a token's K or V.
-bool write_heads(const WriteArgs& args, bool is_key, int token, int first, int count) {
+// Writes a head's K or V of a token, or zeros if it cannot be stored; then it returns false.
+bool write_row(const WriteArgs& args, bool is_key, int token, int head) {
   const PageLayout& layout = args.layout;
   const RowFormat& format = is_key ? layout.k : layout.v;
-  const int page = args.slots[token] >> layout.page_shift;
-  const int offset = args.slots[token] & (layout.page_size - 1);
-  alignas(64) float rows[kRowFloats];
-  uint8_t *codes[kMostRows], *scales[kMostRows];
-  for (int i = 0; i < count; ++i) {
-    const uint8_t* const base =
-        args.pool + (int64_t(page) * layout.num_heads + first + i) * layout.head_bytes;
-    codes[i] = const_cast<uint8_t*>(is_key ? k_codes(layout, base, offset) : v_codes(layout, base, offset));
-    scales[i] = const_cast<uint8_t*>(is_key ? k_scale(layout, base, offset) : v_scale(layout, base, offset));
-    load_row(is_key ? args.keys : args.values, token, first + i, format.dim, rows + i * format.dim);
-  }
-  return store_page_rows(format, rows, count, codes, scales);
+  const int page = args.slots[token] >> layout.page_shift,
+            offset = args.slots[token] & (layout.page_size - 1);
+  uint8_t* const base = args.pool + (int64_t(page) * layout.num_heads + head) * layout.head_bytes;
+  uint8_t* const codes =
+      const_cast<uint8_t*>(is_key ? k_codes(layout, base, offset) : v_codes(layout, base, offset));
+  uint8_t* const scales =
+      const_cast<uint8_t*>(is_key ? k_scale(layout, base, offset) : v_scale(layout, base, offset));
+  alignas(64) float row[kMaxDim];
+  load_row(is_key ? args.keys : args.values, token, head, format.dim, row);
+  if (store_row(format, row, codes, scales)) return true;
+  std::memset(codes, 0, size_t(format.row_bytes));
+  std::memset(scales, 0, size_t(format.scale_bytes));
+  return false;
 }
 
 void write(const WriteArgs& args, int first_token, int end_token) {
-  const PageLayout& layout = args.layout;
-  const int together = std::min(kMostRows, kRowFloats / std::max(layout.k.dim, layout.v.dim));
   for (int token = first_token; token < end_token; ++token) {
     bool storable = true;
-    for (int head = 0; head < layout.num_heads; head += together) {
-      const int count = std::min(together, layout.num_heads - head);
-      for (int i = 0; token + 1 < end_token && i < count; ++i) prefetch_rows(args, token + 1, head + i);
-      for (const bool is_key : {true, false}) storable &= write_heads(args, is_key, token, head, count);
+    for (int head = 0; head < args.layout.num_heads; ++head) {
+      if (token + 1 < end_token) prefetch_rows(args, token + 1, head);
+      for (const bool is_key : {true, false}) storable &= write_row(args, is_key, token, head);
     }
     if (!storable) args.flags[token] = 1;
   }
