@@ -13,6 +13,7 @@ from typing import cast
 from .types import Digest, MediaSpan
 
 TOKEN_BYTES = 4
+_PLACE = struct.Struct("<ii")
 NO_MEDIA: tuple[MediaSpan, ...] = ()
 
 Hasher = abc.Callable[[Digest, bytes, int], list[Digest]]
@@ -84,12 +85,12 @@ def page_contents(
 ) -> list[bytes]:
     """Return the bytes to hash for each of the pages ``[first, last)``, without the parent digest.
 
-    The bytes are the packed tokens, then digest and start of each image in the page.
+    The bytes are the packed tokens, then digest, start and length of each image in the page.
     """
     pages = split(pack(tokens[first * page_size : last * page_size]), page_size)
     for span in media:
         for page in range(max(first, span.start // page_size), min(last, -(-span.stop // page_size))):
-            pages[page - first] += span.digest + struct.pack("<i", span.start - page * page_size)
+            pages[page - first] += span.digest + _PLACE.pack(span.start - page * page_size, span.length)
     return pages
 
 
@@ -114,9 +115,14 @@ def extend_chain(
         assert len(digests) == num_pages, f"{len(digests)} digests for {num_pages} pages"
 
 
-def media_in(contents: bytes, page_size: int) -> list[tuple[bytes, int]]:
-    """Return digest and start (relative to the page) of each image in a page."""
-    return list(struct.iter_unpack(f"<{MIN_DIGEST_BYTES}si", contents[page_size * TOKEN_BYTES :]))
+def media_in(contents: bytes, page_size: int) -> list[MediaSpan]:
+    """Return the images in a page. Their starts are relative to the page."""
+    found = struct.iter_unpack(f"<{MIN_DIGEST_BYTES}sii", contents[page_size * TOKEN_BYTES :])
+    return [MediaSpan(start, length, digest) for digest, start, length in found]
+
+
+def tokens_in(contents: bytes, page_size: int) -> list[int]:
+    return unpack(contents[: page_size * TOKEN_BYTES])
 
 
 def unpack(packed: bytes) -> list[int]:

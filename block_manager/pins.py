@@ -4,7 +4,7 @@ from collections import Counter, abc
 from dataclasses import dataclass, field
 
 from .manager import BlockManager
-from .types import PageId, PageTable
+from .types import MediaSpan, PageId, PageTable
 
 MAX_NAMES = 256
 
@@ -79,7 +79,13 @@ class Pins:
         return name in self._owner_of or len(self._owners.get(owner, _Owner()).tables) < MAX_NAMES
 
     def pin(
-        self, name: str, tokens: abc.Sequence[int], *, salt: bytes = b"", limit: PinLimit | None = None
+        self,
+        name: str,
+        tokens: abc.Sequence[int],
+        *,
+        salt: bytes = b"",
+        media: tuple[MediaSpan, ...] = (),
+        limit: PinLimit | None = None,
     ) -> int | None:
         """Pin the cached full pages of these tokens; return the number of pinned positions.
 
@@ -90,7 +96,7 @@ class Pins:
         owner = "" if limit is None else limit.owner
         if not self.can_add_name(name, owner):
             return None
-        table = blocks.open([*tokens, 0], salt=salt)
+        table = blocks.open([*tokens, 0], salt=salt, media=media)
         if not table.num_written:
             blocks.close(table)
             return 0

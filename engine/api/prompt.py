@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from octavo.block_manager import MediaSpan
+
 from .errors import InvalidRequest
 from .image import ImageTensors, PromptImage
 
@@ -49,6 +51,10 @@ def check_variables(field: str, variables: Mapping[str, Any]) -> None:
 class EncodedPrompt:
     ids: list[int]
     images: tuple[PromptImage, ...] = ()
+
+    @property
+    def media(self) -> tuple[MediaSpan, ...]:
+        return tuple(image.span for image in self.images)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
 
-from octavo.block_manager import Digest, EventsLost, PageContents, PageEvent
+from octavo.block_manager import Digest, EventsLost, MediaSpan, PageContents, PageEvent
 from octavo.block_manager.pins import PinLimit
 from octavo.kernels.page_bytes import PageBytes
 
@@ -74,6 +74,7 @@ class CacheStats:
 class RequestTokens:
     tokens: tuple[int, ...]
     salt: bytes
+    media: tuple[MediaSpan, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ def explain_request(core: CommandTarget, request_id: str) -> LookupRecord:
 def get_request_tokens(core: CommandTarget, request_id: str) -> RequestTokens:
     """Return a request's tokens so far. Raises NotFound if the history lacks the request."""
     remembered = core.cache.remembered(request_id)
-    return RequestTokens(remembered.tokens, remembered.salt)
+    return RequestTokens(remembered.tokens, remembered.salt, remembered.media)
 
 
 @command
@@ -133,13 +134,14 @@ def pin_prefix(
     salt: bytes = b"",
     owner: str = "",
     max_pages: int | None = None,
+    media: tuple[MediaSpan, ...] = (),
 ) -> Pinned:
     """Pin the cached pages of these tokens. Raises NotConfigured, Overloaded or NotFound.
 
     ``max_pages`` limits all pins of this owner. If it is None, only the total limit applies.
     """
     limit = None if max_pages is None else PinLimit(owner, max_pages)
-    return core.cache.pin(name, tokens, salt=salt, limit=limit)
+    return core.cache.pin(name, tokens, salt=salt, media=media, limit=limit)
 
 
 @command
@@ -210,10 +212,16 @@ def read_pages(
 
 @command
 def insert_pages(
-    core: CommandTarget, tokens: tuple[int, ...], pages: PageBytes, salt: bytes, first: int, group: int
+    core: CommandTarget,
+    tokens: tuple[int, ...],
+    pages: PageBytes,
+    salt: bytes,
+    first: int,
+    group: int,
+    media: tuple[MediaSpan, ...] = (),
 ) -> Inserted:
     """Cache pages ``first``, ``first + 1``, ... of a sequence in one group of layers."""
-    return core.transfer.insert(tokens, pages, salt, first=first, group=group)
+    return core.transfer.insert(tokens, pages, salt, first=first, group=group, media=media)
 
 
 @command

@@ -10,18 +10,17 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from octavo.block_manager import Digest
-from octavo.block_manager.digests import TOKEN_BYTES, pack, root, sha256_chain
-from octavo.kernels.page_bytes import PageBytes
+from octavo.block_manager import Digest, MediaSpan
+from octavo.block_manager.digests import root
 
 from ..api.errors import InvalidRequest, NotFound, RequestFailed
 from ..kv_store.page_files import SUFFIX, BadPages, read_run, sync, write_run
 from ..kv_store.page_runs import Chain, PageLayoutKey, PagePart, PageRun, chains, segments
-from ..kv_store.transfer import CachedPrefix, Inserted
+from ..kv_store.transfer import CachedPrefix
 from . import commands
 from .commands import AnswerT, Command
 
@@ -82,7 +81,9 @@ def below(folder: Path, path: str, *, what: str) -> Path:
     return target
 
 
-def save_prompt(run_command: RunCommand, path: Path, tokens: list[int], salt: bytes) -> SavedPages:
+def save_prompt(
+    run_command: RunCommand, path: Path, tokens: list[int], salt: bytes, media: tuple[MediaSpan, ...] = ()
+) -> SavedPages:
     """Write the cached full pages of a prompt to one file.
 
     Raises NotFound if no page is cached, InvalidRequest if the file exists, NotConfigured without a prefix
@@ -93,7 +94,7 @@ def save_prompt(run_command: RunCommand, path: Path, tokens: list[int], salt: by
             f"the file of a saved prompt must end with {SUFFIX}; name it {path.name}{SUFFIX}"
         )
     _check_new(path)
-    found = _read_prompt(run_command, tokens, salt)
+    found = _read_prompt(run_command, tokens, salt, media)
     if not found.run.num_pages:
         raise NotFound(
             f"none of these {len(tokens)} tokens is cached, so there is nothing to save; only full pages "
@@ -139,28 +140,34 @@ def load(run_command: RunCommand, path: Path) -> LoadedPages:
     files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
     if not files or not files[0].exists():
         raise NotFound(f"there are no saved pages at {path.name}; give the path of an earlier save")
-    for tokens, run in _sequences(files, kind):
-        for _ in segments(run, kind, len(tokens) - len(run.token_ids)):
+    for prefix, run in _sequences(files, kind):
+        for _ in segments(run, kind, len(prefix.tokens) - len(run.token_ids)):
             pass  # reading checks the files
     total = LoadedPages(0, 0, 0, 0)
-    for tokens, run in _sequences(files, kind):
-        total = _insert(run_command, kind, tokens, run, total)
+    for prefix, run in _sequences(files, kind):
+        total = _insert(run_command, kind, prefix, run, total)
     return total
 
 
+class _Prefix(NamedTuple):
+    tokens: list[int]
+    media: tuple[MediaSpan, ...]
+
+
 def _insert(
-    run_command: RunCommand, kind: PageLayoutKey, tokens: list[int], run: PageRun, total: LoadedPages
+    run_command: RunCommand, kind: PageLayoutKey, prefix: _Prefix, run: PageRun, total: LoadedPages
 ) -> LoadedPages:
     size = kind.page_size
-    start = len(tokens) - len(run.token_ids)
+    start = len(prefix.tokens) - len(run.token_ids)
     new = known = skipped = 0
     num_states = len(run.parts[-1].indices) if kind.states is not None else 0
     for segment in segments(run, kind, start):
         num_states -= segment.group == len(kind.specs)
         for first in range(0, len(segment.pages), part := _part(kind)):
             some, at = segment.pages[first : first + part], segment.first + first
-            inserted = _insert_part(
-                run_command, kind, tokens, some, salt=run.salt or b"", first=at, group=segment.group
+            known_tokens = tuple(prefix.tokens[: (at + len(some)) * size])
+            inserted = run_command(
+                commands.insert_pages(known_tokens, some, run.salt or b"", at, segment.group, prefix.media)
             )
             skipped += inserted.num_skipped
             if segment.group == 0:
@@ -175,21 +182,22 @@ def _insert(
     )
 
 
-def _sequences(files: list[Path], kind: PageLayoutKey) -> Iterator[tuple[list[int], PageRun]]:
-    ends: dict[tuple[Digest, bytes], list[int]] = {}
+def _sequences(files: list[Path], kind: PageLayoutKey) -> Iterator[tuple[_Prefix, PageRun]]:
+    ends: dict[tuple[Digest, bytes], _Prefix] = {}
     for file in files:
         run = _read(file, kind)
         salt = run.salt or b""
-        before = [] if run.parent == root(salt) else ends.get((run.parent, salt))
+        before = _Prefix([], ()) if run.parent == root(salt) else ends.get((run.parent, salt))
         if before is None:
             raise InvalidRequest(
                 f"the save is incomplete: no file before {file.name} has the pages that precede its own; "
                 "save again"
             )
-        tokens = [*before, *run.token_ids]
-        page_bytes = run.kind.page_size * TOKEN_BYTES
-        ends[sha256_chain(run.parent, pack(run.token_ids), page_bytes)[-1], salt] = tokens
-        yield tokens, run
+        start = len(before.tokens)
+        own = (span._replace(start=start + span.start) for span in run.media if span.start >= 0)
+        prefix = _Prefix([*before.tokens, *run.token_ids], (*before.media, *own))
+        ends[run.digests()[-1], salt] = prefix
+        yield prefix, run
 
 
 def _read(file: Path, kind: PageLayoutKey) -> PageRun:
@@ -227,17 +235,17 @@ class _PromptPages:
     num_missing_pages: int
 
 
-def _read_prompt(run_command: RunCommand, tokens: list[int], salt: bytes) -> _PromptPages:
+def _read_prompt(
+    run_command: RunCommand, tokens: list[int], salt: bytes, media: tuple[MediaSpan, ...]
+) -> _PromptPages:
     kind = run_command(commands.get_page_layout())
-    size, count = kind.page_size, len(tokens) // kind.page_size
-    digests = tuple(sha256_chain(root(salt), pack(tokens[: count * size]), size * TOKEN_BYTES))
+    digests = tuple(PageRun(kind, root(salt), tuple(tokens), (), salt, media).digests())
     most = 0
     for _ in range(MAX_TRIES):
         prefix = run_command(commands.find_prefix(digests))
         most = max(most, prefix.num_pages)
-        whole = PageRun(
-            kind, root(salt), tuple(tokens), _read_parts(run_command, kind, digests, prefix), salt
-        )
+        parts = _read_parts(run_command, kind, digests, prefix)
+        whole = PageRun(kind, root(salt), tuple(tokens), parts, salt, media)
         gap = _first_gap(whole, prefix)
         digests = digests[:gap]
         if gap == prefix.num_pages:
@@ -278,26 +286,15 @@ def _shortened(run: PageRun, num_pages: int) -> PageRun:
         count = bisect_left(part.indices, num_pages)
         parts.append(PagePart(part.indices[:count], part.pages[:count]))
     tokens = run.token_ids[: num_pages * run.kind.page_size]
-    return replace(run, token_ids=tokens, parts=tuple(parts))
+    media = tuple(span for span in run.media if span.start < len(tokens))
+    return replace(run, token_ids=tokens, parts=tuple(parts), media=media)
 
 
 def _read_chain(run_command: RunCommand, kind: PageLayoutKey, chain: Chain) -> PageRun:
     parent = root(chain.salt) if chain.parent is None else chain.parent
-    return PageRun(kind, parent, chain.tokens, run_command(commands.read_pages(chain.digests)), chain.salt)
-
-
-def _insert_part(
-    run_command: RunCommand,
-    kind: PageLayoutKey,
-    tokens: list[int],
-    pages: PageBytes,
-    *,
-    salt: bytes,
-    first: int,
-    group: int,
-) -> Inserted:
-    stop = (first + len(pages)) * kind.page_size
-    return run_command(commands.insert_pages(tuple(tokens[:stop]), pages, salt, first, group))
+    return PageRun(
+        kind, parent, chain.tokens, run_command(commands.read_pages(chain.digests)), chain.salt, chain.media
+    )
 
 
 def _part(kind: PageLayoutKey) -> int:

@@ -242,10 +242,10 @@ class LLM:
     def save_prompt(self, prompt: Prompt, path: Path | str) -> SavedPages:
         """Save the full KV pages of a prompt to a new ``.safetensors`` file. Missing pages are computed
         first. Raises InvalidRequest, NotFound, NotConfigured or RequestFailed."""
-        prompt_ids = self._input.encode(prompt).ids
+        encoded = self._input.encode(prompt)
         self._run_command(commands.get_page_layout())
-        self.generate(prompt_ids, SamplingParams(max_tokens=1), progress=False)
-        return save_prompt(self._run_command, Path(path), prompt_ids, b"")
+        self.generate(encoded, SamplingParams(max_tokens=1), progress=False)
+        return save_prompt(self._run_command, Path(path), encoded.ids, b"", encoded.media)
 
     def load_prompt(self, path: Path | str) -> LoadedPages:
         """Load KV pages from a file of ``save_prompt``. Other page formats and page sizes are converted.

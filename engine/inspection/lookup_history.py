@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from octavo.block_manager import Miss
+from octavo.block_manager import MediaSpan, Miss
 from octavo.scheduler import Lookup, Sequence, Status
 
 MAX_REQUESTS = 1024
@@ -32,6 +32,7 @@ class HistoryEntry:
     lookup: LookupRecord
     salt: bytes
     source: Sequence | array[int]
+    media: tuple[MediaSpan, ...] = ()
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -55,7 +56,7 @@ class LookupHistory:
         sequence = lookup.sequence
         self._forget(request_id)
         found = LookupRecord(lookup.num_tokens, lookup.num_hit, lookup.misses, lookup.miss, now)
-        self._latest[request_id] = HistoryEntry(found, sequence.salt, sequence)
+        self._latest[request_id] = HistoryEntry(found, sequence.salt, sequence, sequence.media)
         if len(self._latest) > self._max_requests:
             self._forget(next(iter(self._latest)))
 

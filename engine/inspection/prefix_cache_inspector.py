@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from octavo.block_manager import BlockManager, PageEvent, Pins
+from octavo.block_manager import BlockManager, MediaSpan, PageEvent, Pins
 from octavo.block_manager.pins import MAX_NAMES, PinLimit
 from octavo.scheduler import Lookup
 
@@ -85,7 +85,15 @@ class PrefixCacheInspector:
             )
         return remembered
 
-    def pin(self, name: str, tokens: Sequence[int], *, salt: bytes, limit: PinLimit | None = None) -> Pinned:
+    def pin(
+        self,
+        name: str,
+        tokens: Sequence[int],
+        *,
+        salt: bytes,
+        media: tuple[MediaSpan, ...] = (),
+        limit: PinLimit | None = None,
+    ) -> Pinned:
         """Pin the cached pages of these tokens.
 
         Raises NotConfigured if pins are off, Overloaded beyond a limit, and NotFound if nothing is cached.
@@ -95,7 +103,7 @@ class PrefixCacheInspector:
             raise NotConfigured("pins are turned off; start the server with --max-pinned-pages N")
         if limit is not None and not self._pins.can_add_name(name, limit.owner):
             raise Overloaded(f"you can pin at most {MAX_NAMES} prefixes; unpin one of them first")
-        kept = self._pins.pin(name, tokens, salt=salt, limit=limit)
+        kept = self._pins.pin(name, tokens, salt=salt, media=media, limit=limit)
         if kept == 0:
             raise NotFound(
                 f"none of these {len(tokens)} tokens is cached, so there is nothing to pin; only full pages "

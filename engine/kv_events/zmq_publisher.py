@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from octavo.block_manager import Digest, PageEvent
-from octavo.block_manager.digests import TOKEN_BYTES, media_in, unpack
+from octavo.block_manager.digests import media_in, tokens_in
 from octavo.block_manager.page_index import parents_first
 
 from ..api.engine_request import salt_and_variant
@@ -209,9 +209,7 @@ def _structure(event: PageEvent, page_size: int, names: Mapping[bytes, str]) -> 
     return "BlockStored", {
         "block_hashes": hashes,
         "parent_block_hash": None if event.parent is None else _block_hash(event.parent),
-        "token_ids": [
-            token for contents in event.contents for token in unpack(contents[: page_size * TOKEN_BYTES])
-        ],
+        "token_ids": [token for contents in event.contents for token in tokens_in(contents, page_size)],
         "block_size": page_size,
         "lora_id": None,
         "medium": MEDIUM,
@@ -224,7 +222,7 @@ def _extra_keys(
     event: PageEvent, salt: bytes, page_size: int
 ) -> list[list[str | list[str | int]] | None] | None:
     keys: list[list[str | list[str | int]]] = [
-        [[image.hex(), start] for image, start in media_in(contents, page_size)]
+        [[image.digest.hex(), image.start] for image in media_in(contents, page_size)]
         for contents in event.contents
     ]
     if salt and event.parent is None:

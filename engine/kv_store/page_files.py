@@ -13,6 +13,7 @@ The layout of a page is in ``octavo.kernels.page_bytes``. Metadata:
     indices     JSON, per tensor: ascending indices of its pages
     parent      digest of the page before the first page, hexadecimal
     token_ids   JSON: page_size token ids per page
+    media       JSON: [[start, length, digest], ...] of images; "octavo" is then "pages 4"
     salt        hexadecimal; absent if unknown
     checksum    SHA-256 over the other metadata (JSON, keys sorted) and the pages
 
@@ -32,11 +33,11 @@ from pathlib import Path
 
 import numpy as np
 
-from octavo.block_manager import Digest
+from octavo.block_manager import Digest, MediaSpan
 from octavo.kernels.interface import LayerSpec, PoolSpec
 from octavo.kernels.page_bytes import PageBytes
 
-from .page_runs import VERSION, PageLayoutKey, PagePart, PageRun, StateKind
+from .page_runs import MEDIA_VERSION, VERSION, PageLayoutKey, PagePart, PageRun, StateKind
 
 SUFFIX = ".safetensors"
 ALIGNMENT = 64  # bytes
@@ -79,6 +80,9 @@ def pack_run(run: PageRun) -> list[bytes | memoryview]:
     }
     if run.salt is not None:
         metadata["salt"] = run.salt.hex()
+    if run.media:
+        media = [[span.start, span.length, span.digest.hex()] for span in run.media]
+        metadata |= {"octavo": MEDIA_VERSION, "media": json.dumps(media)}
     parts = [np.ascontiguousarray(part.pages) for part in run.parts]
     metadata["checksum"] = _checksum(metadata, parts)
     header: dict[str, object] = {"__metadata__": metadata}
@@ -116,7 +120,7 @@ def unpack_run(file: BufferedIOBase, size: int, name: str) -> PageRun:
         metadata, parts = _read(file, size)
     except _MALFORMED as error:
         raise BadPages("torn", f"{name} is not a complete file of pages: {error!r}") from None
-    if metadata.get("octavo") != VERSION:
+    if metadata.get("octavo") != (MEDIA_VERSION if "media" in metadata else VERSION):
         raise BadPages(
             "foreign", f"{name} has another format version than this server's ({VERSION}); save it again"
         )
@@ -202,6 +206,10 @@ def _parse(metadata: Mapping[str, str], parts: Sequence[PageBytes]) -> PageRun:
             for indices, pages in zip(json.loads(metadata["indices"]), parts, strict=True)
         ),
         None if salt is None else bytes.fromhex(salt),
+        tuple(
+            MediaSpan(int(start), int(length), bytes.fromhex(digest))
+            for start, length, digest in json.loads(metadata.get("media", "[]"))
+        ),
     )
     if len(run.token_ids) != run.num_pages * run.kind.page_size:
         raise ValueError(f"{len(run.token_ids)} tokens do not fill pages of {run.kind.page_size}")

@@ -5,8 +5,8 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from octavo.block_manager import Digest, PageContents
-from octavo.block_manager.digests import media_in, unpack
+from octavo.block_manager import Digest, MediaSpan, PageContents
+from octavo.block_manager.digests import media_in, page_contents, sha256_chain, tokens_in
 from octavo.kernels.interface import PoolSpec
 from octavo.kernels.page_bytes import PageBytes, convert_pages
 
@@ -14,6 +14,9 @@ from ..api.errors import InvalidRequest
 
 VERSION = "pages 3"
 """Version of the metadata in page files."""
+
+MEDIA_VERSION = "pages 4"
+"""Version of the metadata in page files with images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,7 @@ class PageRun:
 
     parent      digest of the page before the first page
     parts       a ``PagePart`` per group of layers, then a part for recurrent states
+    media       images of the pages; their starts are relative to the first page
     """
 
     kind: PageLayoutKey
@@ -111,10 +115,17 @@ class PageRun:
     token_ids: tuple[int, ...]
     parts: tuple[PagePart, ...]
     salt: bytes | None = None
+    media: tuple[MediaSpan, ...] = ()
 
     @property
     def num_pages(self) -> int:
         return len(self.token_ids) // self.kind.page_size
+
+    def digests(self) -> list[Digest]:
+        size, digests = self.kind.page_size, [self.parent]
+        for contents in page_contents(self.token_ids, 0, self.num_pages, page_size=size, media=self.media):
+            digests += sha256_chain(digests[-1], contents, len(contents))
+        return digests[1:]
 
 
 def _unsized(kind: PageLayoutKey) -> list[PoolSpec]:
@@ -127,17 +138,14 @@ class Chain:
     parent: Digest | None
     tokens: tuple[int, ...]
     salt: bytes
+    media: tuple[MediaSpan, ...] = ()
 
 
 def chains(entries: Mapping[Digest, PageContents], max_pages: int, *, page_size: int) -> list[Chain]:
-    """Return the pages in chains of at most ``max_pages``.
-
-    Pages with images are left out, and so are the pages after them.
-    """
+    """Return the pages in chains of at most ``max_pages``."""
     children: dict[Digest | None, list[Digest]] = {}
     for digest, entry in entries.items():
-        if not media_in(entry.tokens, page_size):
-            children.setdefault(entry.parent, []).append(digest)
+        children.setdefault(entry.parent, []).append(digest)
     found: list[Chain] = []
     todo = list(children.get(None, ()))
     while todo:
@@ -146,9 +154,14 @@ def chains(entries: Mapping[Digest, PageContents], max_pages: int, *, page_size:
         while len(following) == 1 and len(digests) < max_pages:
             digests += following
             following = children.get(digests[-1], [])
-        first = entries[digests[0]]
-        tokens = tuple(token for digest in digests for token in unpack(entries[digest].tokens))
-        found.append(Chain(tuple(digests), first.parent, tokens, first.salt))
+        first, contents = entries[digests[0]], [entries[digest].tokens for digest in digests]
+        tokens = tuple(token for page in contents for token in tokens_in(page, page_size))
+        media = {
+            span.start + index * page_size: span._replace(start=span.start + index * page_size)
+            for index, page in enumerate(contents)
+            for span in media_in(page, page_size)
+        }
+        found.append(Chain(tuple(digests), first.parent, tokens, first.salt, tuple(media.values())))
         todo += following
     return found
 

@@ -37,11 +37,12 @@ def test_pages_are_named_by_tokens_and_media_as_documented() -> None:
     BlockManager(20, 4).page_digests(TOKENS, digests, media=(CAT,))
     parent: bytes = root(b"")
     for page, starts in enumerate(((), (1,), (-3,), (), ())):
-        keys = b"".join(CAT.digest + struct.pack("<i", start) for start in starts)
+        keys = b"".join(CAT.digest + struct.pack("<ii", start, CAT.length) for start in starts)
         parent = hashlib.sha256(parent + pack(TOKENS[4 * page : 4 * page + 4]) + keys).digest()
         assert digests[page] == parent
     contents = page_contents(TOKENS, 0, 5, page_size=4, media=(CAT,))
-    assert [media_in(each, 4) for each in contents] == [[], [(CAT.digest, 1)], [(CAT.digest, -3)], [], []]
+    found = [media_in(each, 4) for each in contents]
+    assert found == [[], [CAT._replace(start=1)], [CAT._replace(start=-3)], [], []]
 
 
 def test_digests_that_grow_with_generated_tokens_stay_equal() -> None:

@@ -10,22 +10,22 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {
-    "block_manager": 3_174,
+    "block_manager": 3_186,
     "engine": 85,  # code without a budget below
-    "engine/api": 2_117,
+    "engine/api": 2_123,
     "engine/arguments": 709,
     "engine/chat": 1_822,
     "engine/cli": 1_666,
     "engine/client": 721,
-    "engine/core": 3_270,
+    "engine/core": 3_275,
     "engine/executor": 11_549,
     "engine/frontend": 1_802,
     "engine/gguf": 771,
-    "engine/grpc": 3_428,
+    "engine/grpc": 3_433,
     "engine/http": 3_783,
-    "engine/inspection": 273,
+    "engine/inspection": 282,
     "engine/kv_events": 237,
-    "engine/kv_store": 2_023,
+    "engine/kv_store": 2_044,
     "engine/memory": 1_178,
     "engine/observability": 874,
     "engine/speculation": 1_235,
@@ -51,7 +51,7 @@ BUDGETS = {
     "lab/plots": 259,
     "lab/policies": 348,
     "scheduler": 2_945,
-    "tests": 65_350,
+    "tests": 65_424,
     "tools": 5_542,
 }
 

@@ -12,7 +12,7 @@ from octavo.proto import cache_pb2_grpc
 
 from ...api.errors import EventsGone, InvalidRequest, NotConfigured
 from ...core import commands
-from ...core.commands import AnswerT, Command
+from ...core.commands import AnswerT, Command, RequestTokens
 from ...core.snapshots import RunCommand, below, load, save_all, save_prompt
 from ...frontend.text_executor import call_on_daemon
 from ..request_handler import RequestHandler, checked_id, own_name
@@ -67,8 +67,10 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         self._handler.check_operator(context, "save the cache")
         path = self._saved(request.path)
         if request.HasField("prompt"):
-            tokens, salt = await self._prefix(request.prompt, context)
-            saved = await self._in_turn(partial(save_prompt, self._run_command(), path, tokens, salt))
+            found = await self._prefix(request.prompt, context)
+            saved = await self._in_turn(
+                partial(save_prompt, self._run_command(), path, list(found.tokens), found.salt, found.media)
+            )
         else:
             saved = await self._in_turn(partial(save_all, self._run_command(), path))
         return pb.SaveResponse(
@@ -114,13 +116,20 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     async def Pin(self, request: pb.PinRequest, context: Context) -> pb.PinResponse:
         tenant = self._handler.tenant(context)
         name = own_name(tenant.name, messages.pin_name(request.name))
-        tokens, salt = await self._prefix(request.prefix, context)
+        found = await self._prefix(request.prefix, context)
         most = tenant.part_of(self._engine.config.max_pinned_pages)
         pinned = await self._engine.run_command(
-            commands.pin_prefix(name, tuple(tokens), salt, owner=own_name(tenant.name, ""), max_pages=most)
+            commands.pin_prefix(
+                name,
+                found.tokens,
+                found.salt,
+                owner=own_name(tenant.name, ""),
+                max_pages=most,
+                media=found.media,
+            )
         )
         return pb.PinResponse(
-            num_tokens=pinned.num_tokens, prefix_tokens=len(tokens), pinned_pages=pinned.pinned_pages
+            num_tokens=pinned.num_tokens, prefix_tokens=len(found.tokens), pinned_pages=pinned.pinned_pages
         )
 
     @errors_as_status
@@ -152,13 +161,13 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
                     if not events:
                         await write(pb.WatchResponse(number=number - 1))
 
-    async def _prefix(self, prefix: pb.Prefix, context: Context) -> tuple[list[int], bytes]:
+    async def _prefix(self, prefix: pb.Prefix, context: Context) -> RequestTokens:
         if prefix.WhichOneof("prefix") != "request_id":
             salt = self._handler.salt_of(context, prefix.cache_salt)
             prompt = messages.prompt_of(prefix, max_tokens=self._engine.info.max_model_len)
-            return await self._engine.encode(prompt), salt
+            encoded = await self._engine.prepare(prompt)
+            return RequestTokens(tuple(encoded.ids), salt, encoded.media)
         if prefix.cache_salt:
             raise InvalidRequest("cache_salt must be left out with request_id; a request has its own salt")
         name = own_name(self._handler.tenant_of(context), checked_id(prefix.request_id))
-        found = await self._engine.run_command(commands.get_request_tokens(name))
-        return list(found.tokens), found.salt
+        return await self._engine.run_command(commands.get_request_tokens(name))

@@ -12,7 +12,6 @@ from ...api.stats import Gauges
 from ...inspection.lookup_history import LookupRecord
 from ...inspection.prefix_cache_inspector import CacheTotals
 from ...inspection.reused_prefixes import ReusedPrefix
-from ...vision.messages import has_pictures
 from ..packed_ids import ids_of
 from ..request_handler import check_num_ids
 from .messages import chat_prompt
@@ -51,10 +50,7 @@ def prompt_of(prefix: pb.Prefix, *, max_tokens: int) -> Prompt:
             check_num_ids(len(ids), max_tokens)
             return ids
         case "chat":
-            chat = chat_prompt(prefix.chat, max_messages=max_tokens)
-            if has_pictures(chat.messages):
-                raise InvalidRequest("the prefix must not contain images; give the text before the images")
-            return chat
+            return chat_prompt(prefix.chat, max_messages=max_tokens)
     raise InvalidRequest("the prefix is empty; set one of text, token_ids, chat and request_id")
 
 

@@ -14,7 +14,7 @@ from contextlib import aclosing
 from smg_grpc_proto.generated import common_pb2 as pb
 
 from octavo.block_manager import Digest, PageContents, PageEvent
-from octavo.block_manager.digests import TOKEN_BYTES, media_in, unpack
+from octavo.block_manager.digests import media_in, tokens_in
 from octavo.block_manager.page_index import parents_first
 
 from ...api.engine_request import salt_and_variant
@@ -153,11 +153,11 @@ class KvEventStream:
         size = self._page_size
         return pb.KvBlock(
             block_hash=block_hash(digest),
-            token_ids=unpack(contents[: size * TOKEN_BYTES]),
+            token_ids=tokens_in(contents, size),
             block_size=size,
             extra_keys=[
-                pb.KvBlockExtraKey(multimodal={"identifier": image.hex(), "offset": start})
-                for image, start in media_in(contents, size)
+                pb.KvBlockExtraKey(multimodal={"identifier": image.digest.hex(), "offset": image.start})
+                for image in media_in(contents, size)
             ],
         )
 

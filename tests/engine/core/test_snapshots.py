@@ -9,16 +9,21 @@ from typing import cast
 import numpy as np
 import pytest
 
+from fake_images import RULES, FakeImages
 from fakes import FakeCore, small_config
 from ledger_runner import LedgerRunner
+from octavo.block_manager.digests import root
 from octavo.engine import LLM, EngineConfig, SamplingParams
 from octavo.engine.api.errors import InvalidRequest, NotConfigured, NotFound
+from octavo.engine.api.image import PromptImage
 from octavo.engine.api.outputs import RequestOutput
+from octavo.engine.api.prompt import EncodedPrompt
+from octavo.engine.core import commands
 from octavo.engine.core import snapshots as saved
 from octavo.engine.core.commands import AnswerT, Command
 from octavo.engine.core.snapshots import LoadedPages, below, load, save_all, save_prompt
 from octavo.engine.kv_store.page_files import read_run, write_run
-from octavo.engine.kv_store.page_runs import PageLayoutKey, PagePart
+from octavo.engine.kv_store.page_runs import PageLayoutKey, PagePart, PageRun
 
 PROMPT = [number % 250 for number in range(101)]
 FOUR = SamplingParams(max_tokens=4, ignore_eos=True)
@@ -87,6 +92,58 @@ def test_a_whole_cache(engine: Callable[..., LLM], tmp_path: Path, monkeypatch: 
         assert found.outputs[0].token_ids == output.outputs[0].token_ids
     again = save_all(second._run_command, tmp_path / "again")
     assert again.num_pages >= done.num_pages, "loaded pages are known, too"
+
+
+def ask_images(llm: LLM, prompt: EncodedPrompt) -> RequestOutput:
+    (output,) = llm.generate([prompt], FOUR, progress=False)
+    return output
+
+
+def with_images(*letters: bytes) -> EncodedPrompt:
+    """Return a prompt with images of 14 tokens each, of which the first begins at position 21."""
+    ids, images = PROMPT[:21], []
+    for letter in letters:
+        images.append(PromptImage(len(ids), 2, 7, letter * 32, b""))
+        ids = [*ids, *[250] * 14, *PROMPT[:9]]
+    return EncodedPrompt(ids, tuple(images))
+
+
+def with_vision() -> FakeCore:
+    return FakeCore(images=FakeImages(rules=replace(RULES, token=250)))
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["prompt", "cache"])
+def test_a_saved_prompt_is_found_with_its_images_alone(
+    engine: Callable[..., LLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    monkeypatch.setattr(saved, "PART_BYTES", 3 * 4 * 16)  # bytes of three pages
+    first, path = engine(with_vision(), vision=True), tmp_path / "x.safetensors"
+    prompt, other = with_images(b"a", b"b"), with_images(b"a", b"c")
+    ask_one(first, PROMPT[:40])
+    want = ask_images(first, prompt)
+    if whole:
+        save_all(first._run_command, path)
+    else:
+        assert first.save_prompt(prompt, path).num_tokens == 64
+    second = engine(with_vision(), vision=True)
+    assert second.load_prompt(path).num_skipped_pages == 0
+    found = ask_images(second, prompt)
+    assert (found.cached_tokens, found.outputs[0].token_ids) == (64, want.outputs[0].token_ids)
+    assert ask_images(second, other).cached_tokens == 44, "up to the second image"
+    assert ask_images(second, with_images(b"c")).cached_tokens == 20, "up to the first image"
+
+
+@pytest.mark.parametrize("page_size", [2, 8])
+def test_images_name_pages_of_another_size(
+    engine: Callable[..., LLM], tmp_path: Path, page_size: int
+) -> None:
+    prompt, path = with_images(b"a", b"b"), tmp_path / "x.safetensors"
+    engine(with_vision(), vision=True).save_prompt(prompt, path)
+    llm = engine(with_vision(), vision=True, page_size=page_size)
+    assert llm.load_prompt(path).converted
+    kind = llm._run_command(commands.get_page_layout())
+    run = PageRun(kind, root(b""), tuple(prompt.ids), (), media=prompt.media)
+    assert llm._run_command(commands.find_prefix(tuple(run.digests()))).num_pages == 64 // page_size
 
 
 def test_evicted_pages_are_not_remembered_for_ever(engine: Callable[..., LLM], tmp_path: Path) -> None:
@@ -232,8 +289,6 @@ def test_a_salt_is_kept(engine: Callable[..., LLM], tmp_path: Path) -> None:
     engine().save_prompt(PROMPT, path)
     run = read_run(path)
     path.unlink()
-    from octavo.block_manager.digests import root
-
     write_run(path, replace(run, salt=b"tenant", parent=root(b"tenant")))
     llm = engine()
     assert llm.load_prompt(path).num_pages == 25

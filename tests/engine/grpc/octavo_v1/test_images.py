@@ -139,11 +139,25 @@ async def test_urls_marks_and_numbers_of_pictures_are_checked() -> None:
         with pytest.raises(InvalidRequest, match="at most 64 images"):
             await generate(its, asked(*[CAT] * 65))
         chat = url_request(data_url(CAT)).chat
-        with pytest.raises(InvalidRequest, match="prefix must not contain images"):
-            await its.client.cache.call(cache_pb2.PinRequest(name="a", prefix=cache_pb2.Prefix(chat=chat)))
         chat.messages[0].parts.add()
         error = await refusal(its, pb.GenerateRequest(chat=chat))
         assert "has an empty part" in str(error)
+
+
+async def test_a_prefix_with_an_image_is_pinned_and_saved(tmp_path: Path) -> None:
+    async with served(core(FakeImages()), config=small_config(save_dir=tmp_path, max_pinned_pages=9)) as its:
+        (request := url_request(data_url(CAT))).request_id = "cat"
+        async for response in its.client.stub.Generate(request):
+            last = response.usage
+        assert last.prompt_tokens == 25
+        for name, prefix in (("a", {"chat": request.chat}), ("b", {"request_id": "cat"})):
+            pin = cache_pb2.PinRequest(name=name, prefix=cache_pb2.Prefix(**prefix))
+            assert (await its.client.cache.call(pin)).num_tokens == 24
+            save = cache_pb2.SaveRequest(path=f"{name}.safetensors", prompt=cache_pb2.Prefix(**prefix))
+            assert (await its.client.cache.call(save)).num_tokens == 24
+        other = cache_pb2.Prefix(chat=url_request(data_url(DOG)).chat)
+        pin = cache_pb2.PinRequest(name="c", prefix=other)
+        assert (await its.client.cache.call(pin)).num_tokens == 16
 
 
 async def test_one_wrong_picture_of_many_requests_fails_alone() -> None:
