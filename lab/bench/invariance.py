@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     report = Report()
     info: dict[str, Any] = {}
     for config in _configs(args):
-        found, info = compare(config, num_mates=args.batch_mates)
+        found, info = compare(config, num_mates=args.mates)
         name = describe(config)
         print(f"{name}: {found.cases} comparisons, {len(found.different)} different", flush=True)
         report.cases += found.cases
