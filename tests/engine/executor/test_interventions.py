@@ -27,7 +27,9 @@ def interventions(tree: ast.AST) -> Iterator[ast.AST]:
             if not (isinstance(node.args[0], ast.Name) and node.args[0].id == "self"):
                 yield node
         elif isinstance(node, ast.Assign):
-            yield from (target for target in node.targets if _is_foreign(target, imported))
+            for target in node.targets:
+                targets = target.elts if isinstance(target, ast.Tuple) else [target]
+                yield from (each for each in targets if _is_foreign(each, imported))
 
 
 def _imported(tree: ast.AST) -> Iterator[str]:
