@@ -57,8 +57,8 @@ class Replica:
         if self._started is None:
             self._started = asyncio.create_task(self._engine.start())
         await asyncio.shield(self._started)
-        if self._engine.death is not None:
-            raise RuntimeError(f"the engine has ended: {self._engine.death!r}")
+        if self._engine.dead_error is not None:
+            raise RuntimeError(f"the engine has ended: {self._engine.dead_error!r}")
 
     async def generate(self, chat: Chat) -> AsyncGenerator[dict[str, Any], None]:
         async for delta in self._engine.generate(chat.messages, SamplingParams(**chat.params)):

@@ -169,7 +169,7 @@ async def test_a_reader_holds_what_the_cache_holds_though_a_message_is_lost(
         assert index.salts == {"s"}
         assert index.adapters == {None, "tale"}
         assert {tokens[0] for tokens in index.blocks.values()} <= set(range(8))
-        await its.engine.ask(commands.flush_cache())
+        await its.engine.run_command(commands.flush_cache())
         await index.agrees(its)
         assert index.blocks == {}
 
