@@ -52,7 +52,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     "block_manager/state_group.py": STATES,
     "block_manager/truncation.py": BLOCKS + STATES,
     "block_manager/events.py": EVENTS,
-    "scheduler/arrivals.py": SCHEDULER,
+    "scheduler/admitter.py": SCHEDULER,
     "scheduler/budget.py": SCHEDULER,
     "scheduler/latency_target.py": SCHEDULER,
     "scheduler/preemption.py": SCHEDULER,
