@@ -103,8 +103,8 @@ inline void store_rows(const Added& added, int count, int width, float* sums, Fl
 }
 
 // Finishes rows of a layer with gates: stores gates in y, then replaces them by what they let through.
-inline void finish_gated(const LinearCall& call, const Added& added, int panel, int first, int count,
-                         float* sums) {
+inline void finish_gated(const LinearCall& call, Activation kind, const Added& added, int panel, int first,
+                         int count, float* sums) {
   const int outputs = call.weight->shape.outputs / 2, start = panel * kPanel;
   const bool is_gate = start < outputs;
   const std::size_t value_bytes = float_size(call.y_type);
@@ -116,7 +116,7 @@ inline void finish_gated(const LinearCall& call, const Added& added, int panel, 
   for (int row = 0; row < count; row += kRows, y += value_bytes * kRows * outputs) {
     const int rows = std::min(count - row, kRows);
     store_rows(added, rows, kPanel, sums + row * kPanel, call.y_type, others, kPanel);
-    run_gated_here({{y, outputs}, {others, kPanel}, y, outputs, call.y_type, *call.gate, rows, kPanel});
+    run_gated_here({{y, outputs}, {others, kPanel}, y, outputs, call.y_type, kind, rows, kPanel});
   }
 }
 
@@ -128,7 +128,7 @@ inline void finish_rows(const LinearCall& call, int panel, int first, int count,
   const std::size_t at = float_size(call.y_type) * (static_cast<std::size_t>(outputs) * first + start);
   Added added{nullptr, nullptr, outputs};
   if (!call.weight->bias.empty()) added.bias = call.weight->bias.data() + start;
-  if (call.gate) return finish_gated(call, added, panel, first, count, sums);
+  if (call.gate) return finish_gated(call, *call.gate, added, panel, first, count, sums);
   if (call.residual != nullptr) added.residual = static_cast<const char*>(call.residual) + at;
   if (call.largest == nullptr)
     return store_rows(added, count, width, sums, call.y_type, static_cast<char*>(call.y) + at, outputs);
