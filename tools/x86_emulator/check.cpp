@@ -83,10 +83,6 @@ void memory() {
   uint8_t stored[65] = {};
   _mm512_storeu_si512(stored + 1, _mm512_set1_epi8(7));
   EXPECT(stored[0] == 0 && stored[1] == 7 && stored[64] == 7);
-  Ints streamed;
-  _mm512_stream_si512(reinterpret_cast<__m512i*>(streamed.at), Ints::of([](int i) { return 5 - i; }));
-  _mm_sfence();
-  EXPECT(streamed.at[0] == 5 && streamed.at[15] == -10);
   _mm512_storeu_ps(stored, _mm512_setzero_ps());
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(stored + 1), _mm256_loadu_si256(reinterpret_cast<__m256i*>(bytes)));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(stored + 33), sixteen);
@@ -127,10 +123,6 @@ void arithmetic() {
          0x03008000);
   const __m512i high = _mm512_set1_epi32(int(0x80010003));
   EXPECT(Ints::from(_mm512_mullo_epi32(high, _mm512_set1_epi32(-2))).at[11] == int(0xfffdfffa));
-  EXPECT(Ints::from(_mm512_mulhi_epu16(high, _mm512_set1_epi32(int(0xffff8000)))).at[11] == int(0x80000001));
-  EXPECT(Ints::from(_mm512_sub_epi16(high, _mm512_set1_epi32(0x00020004))).at[11] == int(0x7fffffff));
-  EXPECT(Ints::from(_mm512_min_epi32(high, _mm512_set1_epi32(1))).at[11] == int(0x80010003) &&
-         Ints::from(_mm512_min_epi32(_mm512_set1_epi32(2), _mm512_set1_epi32(1))).at[3] == 1);
   EXPECT(Ints::from(_mm512_mullo_epi16(high, _mm512_set1_epi32(0x0002ffff))).at[11] == 0x0002fffd);
   EXPECT(Ints::from(_mm512_slli_epi32(high, 1)).at[0] == 0x00020006);
   EXPECT(Ints::from(_mm512_srli_epi32(high, 1)).at[0] == 0x40008001);
@@ -200,15 +192,6 @@ void conversions() {
   EXPECT(doubles[0] == 0.5 && doubles[1] == 0 && doubles[7] == -0x1.8p-126);
   const Floats some = Floats::from(_mm512_maskz_cvtph_ps(0x0001, half));
   EXPECT(some.at[0] == 1 && bits(some.at[1]) == 0 && bits(some.at[6]) == 0);
-  const Floats wider = Floats::of([](int i) {
-    const float values[] = {1, 0x1p-25f, 0x1.8p-24f, 65519.0f, 65520.0f, -kInf, 1 + 0x1p-11f, 1 + 0x1.8p-10f};
-    return values[i % 8];
-  });
-  Words narrow{};
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(narrow.at),
-                      _mm512_cvtps_ph(wider, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-  EXPECT(narrow.at[0] == 0x3c00 && narrow.at[1] == 0 && narrow.at[2] == 2 && narrow.at[3] == 0x7bff);
-  EXPECT(narrow.at[4] == 0x7c00 && uint16_t(narrow.at[5]) == 0xfc00 && narrow.at[6] == 0x3c00 && narrow.at[15] == 0x3c02);
   EXPECT(Ints::from(_mm512_cvtepu16_epi32(half)).at[5] == 0xfc00);
   const Ints many = Ints::of([](int i) { return i == 0 ? 300 : i == 1 ? -300 : i; });
   EXPECT(Bytes::from(_mm512_cvtepi32_epi8(many)).at[0] == 44 && Bytes::from(_mm512_cvtepi32_epi8(many)).at[1] == 212);
@@ -239,9 +222,6 @@ void shuffles() {
   const Words held = Words::from(_mm512_packs_epi32(_mm512_set1_epi32(-3), wide));
   EXPECT(held.at[8] == 0xfffd && held.at[11] == 0xfffd && held.at[12] == 0 && held.at[13] == 0x7fff);
   EXPECT(held.at[14] == 0x8000 && held.at[15] == 0x7fff && held.at[31] == 0x7fff);
-  const Words unsigned_held = Words::from(_mm512_packus_epi32(wide, _mm512_set1_epi32(-3)));
-  EXPECT(unsigned_held.at[1] == 40000 && unsigned_held.at[9] == 0xffff && unsigned_held.at[10] == 0 &&
-         unsigned_held.at[31] == 0);
   const Words narrow = Words::of([](int i) { return i == 0 ? 300 : i == 1 ? -300 : i; });
   const Bytes as_signed = Bytes::from(_mm512_packs_epi16(narrow, _mm512_set1_epi32(0x00c8ffff)));
   EXPECT(as_signed.at[0] == 127 && as_signed.at[1] == 128 && as_signed.at[7] == 7 && as_signed.at[8] == 255 &&
@@ -252,9 +232,6 @@ void shuffles() {
   const Bytes index = Bytes::of([](int i) { return i % 3 == 0 ? 0x80 | i : 0x10 | (15 - i % 16); });
   const Bytes looked_up = Bytes::from(_mm512_shuffle_epi8(a, index));
   EXPECT(looked_up.at[0] == 0 && looked_up.at[1] == 14 && looked_up.at[17] == 30 && looked_up.at[62] == 49);
-  const Words words = Words::of([](int i) { return 100 + i; });
-  const Words reversed = Words::from(_mm512_permutexvar_epi16(Words::of([](int i) { return 0x60 + 31 - i; }), words));
-  EXPECT(reversed.at[0] == 131 && reversed.at[31] == 100);
   const Words high = Words::of([](int i) { return i % 2 == 0 ? 0x8000 : 5; }), low = Words::of([](int) { return 7; });
   const Words larger = Words::from(_mm512_max_epu16(high, low));
   EXPECT(larger.at[0] == 0x8000 && larger.at[31] == 7);
@@ -313,12 +290,6 @@ void dots() {
   const Ints sums = Ints::from(_mm512_dpbusd_epi32(_mm512_set1_epi32(1), a, b));
   EXPECT(sums.at[0] == 1 - 4 * 255 * 128 && sums.at[1] == 1 + 255 * 127 - 3 * 255);
   EXPECT(Ints::from(_mm512_dpbusd_epi32(_mm512_set1_epi32(INT32_MIN), a, b)).at[0] == INT32_MAX - 130559);  // wraps
-
-  const __m512i words = _mm512_set1_epi32(int(0x80000003));
-  EXPECT(Ints::from(_mm512_dpwssd_epi32(_mm512_set1_epi32(5), words, _mm512_set1_epi32(0x0002fffe))).at[9] ==
-         5 - 6 - 65536);
-  EXPECT(Ints::from(_mm512_dpwssd_epi32(_mm512_set1_epi32(INT32_MAX), words, words)).at[9] ==
-         INT32_MIN + (1 << 30) + 8);  // wraps
 
   const auto product = [](float sum, uint16_t low, uint16_t high, uint16_t with_low, uint16_t with_high) {
     const Words x = Words::of([&](int i) { return i % 2 == 0 ? low : high; });

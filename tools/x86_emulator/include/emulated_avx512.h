@@ -37,12 +37,6 @@ OCTAVO_EMULATED void _mm512_store_ps(void* to, __m512 value) {
   if (reinterpret_cast<uintptr_t>(to) % 64 != 0) x86_emulator::fault("an aligned store is not aligned");
   x86_emulator::write(to, value);
 }
-// A store past the caches. Emulated stores are in order, so a fence does nothing.
-OCTAVO_EMULATED void _mm512_stream_si512(__m512i* to, __m512i value) {
-  if (reinterpret_cast<uintptr_t>(to) % 64 != 0) x86_emulator::fault("a streaming store is not aligned");
-  x86_emulator::write(to, value);
-}
-OCTAVO_EMULATED void _mm_sfence() {}
 // The lower half of a register.
 OCTAVO_EMULATED __m128i _mm_loadl_epi64(const __m128i* from) {
   return __m128i{x86_emulator::read<long long>(from), 0};
@@ -180,10 +174,6 @@ OCTAVO_EMULATED float _mm512_reduce_max_ps(__m512 a) {
 
 OCTAVO_EMULATED __m512i _mm512_and_si512(__m512i a, __m512i b) { return a & b; }
 OCTAVO_EMULATED __m512i _mm512_or_si512(__m512i a, __m512i b) { return a | b; }
-OCTAVO_EMULATED __m512i _mm512_min_epi32(__m512i a, __m512i b) {
-  const auto x = OCTAVO_LANES(int32_t, a), y = OCTAVO_LANES(int32_t, b);
-  return (__m512i)(x < y ? x : y);
-}
 OCTAVO_EMULATED __m512i _mm512_add_epi32(__m512i a, __m512i b) {
   return (__m512i)(OCTAVO_LANES(uint32_t, a) + OCTAVO_LANES(uint32_t, b));
 }
@@ -196,17 +186,6 @@ OCTAVO_EMULATED __m512i _mm512_add_epi8(__m512i a, __m512i b) {
 // The low halves of products.
 OCTAVO_EMULATED __m512i _mm512_mullo_epi32(__m512i a, __m512i b) {
   return (__m512i)(OCTAVO_LANES(uint32_t, a) * OCTAVO_LANES(uint32_t, b));
-}
-OCTAVO_EMULATED __m512i _mm512_sub_epi16(__m512i a, __m512i b) {
-  return (__m512i)(OCTAVO_LANES(uint16_t, a) - OCTAVO_LANES(uint16_t, b));
-}
-// The upper halves of unsigned products.
-OCTAVO_EMULATED __m512i _mm512_mulhi_epu16(__m512i a, __m512i b) {
-  uint16_t x[32], y[32];
-  std::memcpy(x, &a, 64);
-  std::memcpy(y, &b, 64);
-  for (int i = 0; i < 32; ++i) x[i] = uint16_t(uint32_t(x[i]) * y[i] >> 16);
-  return x86_emulator::read<__m512i>(x);
 }
 OCTAVO_EMULATED __m512i _mm512_mullo_epi16(__m512i a, __m512i b) {
   return (__m512i)(OCTAVO_LANES(uint16_t, a) * OCTAVO_LANES(uint16_t, b));
@@ -294,17 +273,6 @@ OCTAVO_EMULATED __m512 _mm512_cvtph_ps(__m256i a) {
   for (int i = 0; i < 16; ++i) to[i] = x86_emulator::half_to_float(halves[i]);
   return to;
 }
-#define _MM_FROUND_TO_NEAREST_INT 0
-#define _MM_FROUND_NO_EXC 8
-
-// Rounds to nearest, ties to even; kernels use no other rounding.
-OCTAVO_EMULATED __m256i _mm512_cvtps_ph(__m512 a, int) {
-  uint16_t halves[16];
-  for (int i = 0; i < 16; ++i) halves[i] = x86_emulator::float_to_half(a[i]);
-  __m256i to;
-  std::memcpy(&to, halves, 32);
-  return to;
-}
 OCTAVO_EMULATED __m512 _mm512_maskz_cvtph_ps(__mmask16 mask, __m256i a) {
   __m512 to = _mm512_cvtph_ps(a);
   for (int i = 0; i < 16; ++i) to[i] = mask >> i & 1 ? to[i] : 0.0f;
@@ -360,7 +328,6 @@ OCTAVO_EMULATED __m512i octavo_pack(__m512i a, __m512i b) {
   return x86_emulator::read<__m512i>(to);
 }
 OCTAVO_EMULATED __m512i _mm512_packs_epi32(__m512i a, __m512i b) { return octavo_pack<int32_t, int16_t>(a, b); }
-OCTAVO_EMULATED __m512i _mm512_packus_epi32(__m512i a, __m512i b) { return octavo_pack<int32_t, uint16_t>(a, b); }
 OCTAVO_EMULATED __m512i _mm512_packs_epi16(__m512i a, __m512i b) { return octavo_pack<int16_t, int8_t>(a, b); }
 OCTAVO_EMULATED __m512i _mm512_packus_epi16(__m512i a, __m512i b) { return octavo_pack<int16_t, uint8_t>(a, b); }
 
@@ -446,15 +413,6 @@ OCTAVO_EMULATED __m512i _mm512_permutex2var_epi32(__m512i a, __m512i index, __m5
     to[i] = at < 16 ? OCTAVO_LANES(int32_t, a)[at] : OCTAVO_LANES(int32_t, b)[at - 16];
   }
   return (__m512i)to;
-}
-
-// VPERMW takes any word of the register.
-OCTAVO_EMULATED __m512i _mm512_permutexvar_epi16(__m512i index, __m512i a) {
-  uint16_t from[32], at[32], to[32];
-  std::memcpy(from, &a, 64);
-  std::memcpy(at, &index, 64);
-  for (int i = 0; i < 32; ++i) to[i] = from[at[i] & 31];
-  return x86_emulator::read<__m512i>(to);
 }
 
 // VSHUFI32X4: the two lower 128 bits come from a, the two upper ones from b.

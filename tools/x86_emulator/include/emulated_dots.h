@@ -17,19 +17,6 @@ OCTAVO_EMULATED __m512i _mm512_dpbusd_epi32(__m512i sum, __m512i a, __m512i b) {
   return (__m512i)total;
 }
 
-// VPDPWSSD: each lane adds the products of its two signed words, modulo 2^32.
-OCTAVO_EMULATED __m512i _mm512_dpwssd_epi32(__m512i sum, __m512i a, __m512i b) {
-  typedef x86_emulator::Lanes<uint32_t> Unsigned;
-  typedef x86_emulator::Lanes<int32_t> Signed;
-  Unsigned total = (Unsigned)sum;
-  for (int word = 0; word < 2; ++word) {
-    const Signed x = (Signed)((Unsigned)a << (16 - 16 * word)) >> 16;
-    const Signed y = (Signed)((Unsigned)b << (16 - 16 * word)) >> 16;
-    total += (Unsigned)x * (Unsigned)y;
-  }
-  return (__m512i)total;
-}
-
 // VDPBF16PS: the upper product of each pair is accumulated first, then the lower one, each by a fused
 // multiply-add that rounds to nearest even. Subnormal operands and results are zero.
 OCTAVO_EMULATED __m512 _mm512_dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {

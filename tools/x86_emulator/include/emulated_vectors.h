@@ -94,18 +94,6 @@ OCTAVO_EMULATED float half_to_float(uint16_t half) {
   return bits_as<float>(sign | bits_as<uint32_t>(magnitude));
 }
 
-// Converts float32 to binary16, rounded to nearest, ties to even; what rounds beyond 65504 is infinity.
-OCTAVO_EMULATED uint16_t float_to_half(float value) {
-  const uint32_t bits = bits_as<uint32_t>(value), sign = bits >> 16 & 0x8000;
-  const float magnitude = std::fabs(value);
-  if (value != value) return uint16_t(sign | 0x7e00 | (bits >> 13 & 1023));
-  if (magnitude >= 65520) return uint16_t(sign | 0x7c00);
-  if (magnitude < 0x1p-14f) return uint16_t(sign | uint32_t(std::nearbyint(std::ldexp(double(magnitude), 24))));
-  const int exponent = std::ilogb(magnitude);
-  const uint32_t steps = uint32_t(std::nearbyint(std::ldexp(double(magnitude), 10 - exponent)));  // 1024 to 2048
-  return uint16_t(sign | ((uint32_t(exponent + 14) << 10) + steps));
-}
-
 // Replaces a subnormal number by a zero of its sign: DAZ for operands, FTZ for results.
 OCTAVO_EMULATED float flush(float value) {
   const uint32_t bits = bits_as<uint32_t>(value);
