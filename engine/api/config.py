@@ -303,10 +303,7 @@ class EngineConfig:
                 f"pipeline_parallel must be 1 with tensor_parallel={self.tensor_parallel}, got "
                 f"{self.pipeline_parallel}; set one of them to 1"
             )
-        for name in (
-            "cache_dir", "remote_cache", "save_dir", "swap_memory", "lora_bytes", "draft_model",
-            "async_steps", "vision",
-        ):  # fmt: skip
+        for name in ("lora_bytes", "draft_model", "async_steps", "vision"):
             if getattr(self, name):
                 raise InvalidConfig(
                     f"{name.removesuffix('_bytes')} must be left out with {self.ranks_setting}, which does "

@@ -223,8 +223,9 @@ def _read(file: Path, kind: PageLayoutKey) -> PageRun:
     layers = [[spec.layers for spec in some.specs] for some in (run.kind, kind)]
     if layers[0] != layers[1] or run.kind.context != kind.context:
         raise InvalidRequest(
-            f"nothing was loaded: {file.name} was saved with other attention windows; start the server with "
-            "the same --max-model-len, --sink-pages and --residual-pages"
+            f"nothing was loaded: {file.name} was saved with other attention windows or ranks; start the "
+            "server with the same --max-model-len, --sink-pages, --residual-pages, --tensor-parallel and "
+            "--pipeline-parallel"
         )
     return run
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import mlx.core as mx
@@ -31,19 +32,27 @@ from .vision.encoder import ImageEncoder
 
 class StoredPages:
     def __init__(
-        self, kv_cache: PagedKVCache, states: StatePool | None, info: EngineInfo, *, exact: bool = False
+        self,
+        kv_cache: PagedKVCache,
+        states: StatePool | None,
+        info: EngineInfo,
+        *,
+        exact: bool,
+        groups: Sequence[int] | None,
     ) -> None:
         self._kv_cache = kv_cache
         self._states = states
         self._info = info
         self._exact = exact
+        groups = range(len(info.groups)) if groups is None else groups
+        self._own = dict(zip(groups, kv_cache.storages, strict=bool(kv_cache.storages)))
 
     @property
     def storages(self) -> tuple[PageStorage, ...]:
         return self._kv_cache.storages
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
-        for group, pages in enumerate(self.storages):
+        for group, pages in self._own.items():
             if pairs := [(copy.source, copy.target) for copy in copies if copy.group == group]:
                 pages.copy_pages(pairs)
         behind = len(self._info.groups)
@@ -53,36 +62,32 @@ class StoredPages:
                 self._states.copy_slots(pairs)
 
     def read(self, pages: Sequence[int], group: int) -> PageBytes:
-        if self._states is not None and group == len(self._info.groups):
+        if (own := self._own.get(group)) is not None:
+            return own.read_pages(pages)
+        if group == len(self._info.groups) and self._states is not None:
             return self._states.read_slots(pages)
-        if not self.storages:
-            return np.empty((len(pages), 0), np.uint8)
-        return self.storages[group].read_pages(pages)
+        return np.empty((len(pages), 0), np.uint8)
 
     def write(self, pages: Sequence[int], data: PageBytes, group: int) -> None:
-        if self._states is not None and group == len(self._info.groups):
+        if (own := self._own.get(group)) is not None:
+            own.write_pages(pages, data)
+        elif group == len(self._info.groups) and self._states is not None:
             self._states.write_slots(pages, data)
-        elif self.storages:
-            self.storages[group].write_pages(pages, data)
 
     @functools.cached_property
     def layout_key(self) -> PageLayoutKey:
         """Key of the page layout. Hashes the weights on first use."""
         name = model_fingerprint(self._info.path, weights=self._info.weights, exact=self._exact)
-        specs = tuple(storage.spec for storage in self.storages) or (self._spec_of_no_layers,)
-        windows = [group for group in self._info.groups if isinstance(group, ResidualWindow)]
-        context = windows[0].context if windows else ""
-        return PageLayoutKey(name, specs, context, self._state_kind())
+        return replace(self.shape, model=name)
 
     @property
-    def _spec_of_no_layers(self) -> PoolSpec:
-        return PoolSpec(
-            layers=(),
-            num_pages=self._info.num_pages,
-            page_size=self._info.page_size,
-            k_format="bf16",
-            v_format="bf16",
-        )
+    def shape(self) -> PageLayoutKey:
+        num_pages, page_size = self._info.num_pages, self._info.page_size
+        none = PoolSpec(layers=(), num_pages=num_pages, page_size=page_size, k_format="bf16", v_format="bf16")
+        groups = self._info.groups
+        specs = tuple(self._own[i].spec if i in self._own else none for i in range(len(groups)))
+        windows = [group for group in groups if isinstance(group, ResidualWindow)]
+        return PageLayoutKey("", specs, windows[0].context if windows else "", self._state_kind())
 
     def _state_kind(self) -> StateKind | None:
         states = self._states
@@ -107,6 +112,7 @@ class PagedRunner:
         *,
         gathered_row_bytes: int | None,
         exact: bool = False,
+        groups: Sequence[int] | None = None,
         gives_logits: bool = True,
         fused_argmax: bool = False,
         sampling: Sampler | None = None,
@@ -121,7 +127,7 @@ class PagedRunner:
         self.images = images
         self._model = model
         self._info = info
-        self._pages = StoredPages(model.kv_cache, model.states, info, exact=exact)
+        self._pages = StoredPages(model.kv_cache, model.states, info, exact=exact, groups=groups)
         self._gathered_row_bytes = gathered_row_bytes
         self._gives_logits = gives_logits
         self._fused_argmax = fused_argmax
@@ -236,6 +242,10 @@ class PagedRunner:
     @property
     def page_layout_key(self) -> PageLayoutKey:
         return self._pages.layout_key
+
+    @property
+    def page_shape(self) -> PageLayoutKey:
+        return self._pages.shape
 
     @property
     def storages(self) -> tuple[PageStorage, ...]:

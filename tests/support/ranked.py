@@ -17,7 +17,10 @@ from typing import Any
 import mlx.core as mx
 
 from octavo.engine import LLM, EngineConfig, SamplingParams
+from octavo.engine.api.errors import InvalidRequest
 from octavo.engine.api.structured_output import StructuredOutput
+from octavo.engine.core.build import build_core
+from octavo.engine.core.engine_core import EngineCore
 from octavo_lab.architectures.configurations import configuration
 from tiny_models import VOCAB_SIZE, make_model
 
@@ -38,11 +41,26 @@ def tiny(folder: Path, name: str, dtype: mx.Dtype = mx.float32) -> Path:
     return make_model(folder, name, dtype=dtype, **config | {"vocab_size": VOCAB_SIZE})
 
 
-def answers(model: Path, **settings: Any) -> dict[str, Any]:
-    """Return answers to all prompts in one batch, then each alone from cached pages."""
+def answers(model: Path, load: str = "", save: str = "", **settings: Any) -> dict[str, Any]:
+    """Return answers to all prompts in one batch, then each alone from cached pages.
+
+    ``load`` is a saved prompt to load first, and ``save`` a file for the longest prompt.
+    """
+    cores: list[EngineCore] = []
+
+    def factory(*args: Any) -> EngineCore:
+        cores.append(build_core(*args))
+        return cores[0]
+
     params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True, logprobs=1)
     config = EngineConfig(model=str(model), **(SETTINGS | settings))
-    with LLM(config) as llm:
+    with LLM(config, core_factory=factory) as llm:
+        refused = ""
+        if load:
+            try:
+                llm.load_prompt(load)
+            except InvalidRequest as error:
+                refused = str(error)
         first = llm.generate(PROMPTS, params, progress=False)
         alone = [llm.generate([prompt], params, progress=False)[0] for prompt in PROMPTS]
 
@@ -54,6 +72,9 @@ def answers(model: Path, **settings: Any) -> dict[str, Any]:
         guided = SamplingParams(max_tokens=8, structured=StructuredOutput(regex="[a-f]{4,6}[0-9]"), seed=3)
         more = llm.generate([PROMPTS[1], PROMPTS[2]], several, progress=False)
         more += llm.generate(PROMPTS[:2], guided, progress=False)
+        if save:
+            llm.save_prompt(PROMPTS[3], save)
+        gauges = cores[0]._gauge_source.measure()
         memories = [llm.info.memory, *llm.info.other_ranks]
         return {
             "tokens": [said(output)[0] for output in first],
@@ -61,6 +82,10 @@ def answers(model: Path, **settings: Any) -> dict[str, Any]:
             "more": [[*(each.text for each in out.outputs), str(out.prompt_logprobs)] for out in more],
             "same_alone": [said(output) for output in first] == [said(output) for output in alone],
             "cached": [output.cached_tokens for output in alone],
+            "found": [output.cached_tokens for output in first],
+            "dropped": dict(gauges.store.dropped) if gauges.store else {},
+            "swapped": gauges.swap.num_in if gauges.swap else 0,
+            "refused": refused,
             "page_bytes": [memory.pages for memory in memories],
             "weight_bytes": [memory.weights for memory in memories],
             "state_bytes": [memory.states for memory in memories],

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -57,6 +57,7 @@ SCORED_AT_ONCE = 32
 class ModelPart(Protocol):
     row_inputs: RowInputs
     gives_logits: bool
+    groups: Sequence[int] | None
 
     def smallest(self, value: int) -> int: ...
 
@@ -213,6 +214,7 @@ def load_paged_runner(
         info,
         gathered_row_bytes=_gathered_row_bytes(own, own_size) if result.gathers else None,
         exact=config.exact,
+        groups=None if part is None else part.groups,
         gives_logits=part is None or part.gives_logits,
         fused_argmax=ready.fused_argmax and part is None,
         sampling=ops.sampler(),

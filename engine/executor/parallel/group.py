@@ -139,6 +139,13 @@ class RankGroup:
         self.rank, self.size = self._mlx.rank(), self._mlx.size()
         self.steps = tuple(steps)
 
+    def tell(self, message: Any) -> None:
+        for connection in self.steps:
+            connection.send(message)
+
+    def answers(self) -> list[Any]:
+        return [connection.recv() for connection in self.steps]
+
     def shard(self, model: Any) -> None:
         shard(model, self._mlx)
 
@@ -160,6 +167,7 @@ class Shard:
     """A rank's part of each layer, in tensor parallel."""
 
     gives_logits = True
+    groups: Sequence[int] | None = None
 
     def __init__(self, group: RankGroup) -> None:
         self._group = group

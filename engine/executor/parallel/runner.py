@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from octavo.kernels.cpus import available_threads
-from octavo.kernels.interface import PageStorage
+from octavo.kernels.interface import PageStorage, PoolSpec
 from octavo.kernels.page_bytes import PageBytes
 
 from ...api.config import EngineConfig
 from ...api.sampling_params import SamplingParams
-from ...kv_store.page_runs import PageLayoutKey
+from ...kv_store.page_runs import PageLayoutKey, StateKind
 from ..base import Adapters, HeadRunner, Images, Pending, Resolved, RunOutput, with_failed_rows
 from ..batch import Batch
 from ..load.load import load_paged_runner
@@ -25,7 +29,8 @@ def load_leading_runner(config: EngineConfig) -> LeadingRunner:
     group = LeadingGroup(config)
     try:
         part = _part(config, group)
-        return LeadingRunner(load_paged_runner(config, part=part), group, part)
+        name = f"{config.ranks_setting}={config.num_ranks}"
+        return LeadingRunner(load_paged_runner(config, part=part), group, part, name)
     except BaseException:
         group.close()
         raise
@@ -35,42 +40,71 @@ def _part(config: EngineConfig, group: RankGroup) -> Shard:
     return Stage(group) if config.pipeline_parallel > 1 else Shard(group)
 
 
+class Call(NamedTuple):
+    method: str
+    arguments: tuple[Any, ...]
+
+
 class LeadingRunner:
     head: HeadRunner | None = None
     adapters: Adapters | None = None
     images: Images | None = None
 
-    def __init__(self, inner: PagedRunner, group: LeadingGroup, part: Shard) -> None:
-        self._inner, self._group, self._part = inner, group, part
-        self.info = replace(inner.info, other_ranks=tuple(each.recv() for each in group.steps))
+    def __init__(self, inner: PagedRunner, group: LeadingGroup, part: Shard, name: str) -> None:
+        self._inner, self._group, self._part, self._name = inner, group, part, name
+        memories, shapes = zip(*group.answers(), strict=True)
+        self.info = replace(inner.info, other_ranks=memories)
+        self._shapes: tuple[PageLayoutKey, ...] = (inner.page_shape, *shapes)
 
     def submit(self, batch: Batch, states: Sequence[SampleState], after: Pending | None = None) -> Pending:
         assert after is None, "steps of ranks do not overlap"
         return Resolved(self.run(batch, states))
 
     def run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
-        step = batch._replace(inputs=dict(batch.inputs))
-        for connection in self._group.steps:
-            connection.send(step)
+        self._group.tell(batch._replace(inputs=dict(batch.inputs)))
         output = self._inner.run(self._part.receive(batch), states)
-        failed = set(output.failed_rows)
-        for connection in self._group.steps:
-            failed.update(connection.recv())  # K or V may be NaN on one rank only
+        failed = set(output.failed_rows).union(*self._group.answers())  # K or V may be NaN on one rank only
         return with_failed_rows(batch, output._replace(failed_rows=tuple(sorted(failed))))
 
-    @property
+    @functools.cached_property
     def page_layout_key(self) -> PageLayoutKey:
-        return self._inner.page_layout_key
+        """Key of pages with the bytes of all ranks, rank 0 first. Each number of ranks has its own."""
+        own = self._inner.page_layout_key
+        context = f"{self._name} {own.context}"
+        return replace(own, specs=self._specs(), context=context, states=self._states())
+
+    def _specs(self) -> tuple[PoolSpec, ...]:
+        groups = zip(*(shape.specs for shape in self._shapes), strict=True)
+        return tuple(
+            replace(
+                next((spec for spec in ranks if spec.layers), ranks[0]),
+                layers=tuple(layer for spec in ranks for layer in spec.layers),
+            )
+            for ranks in groups
+        )
+
+    def _states(self) -> StateKind | None:
+        kinds = [shape.states for shape in self._shapes if shape.states is not None]
+        if not kinds:
+            return None
+        entries = tuple(entry for kind in kinds for entry in kind.entries)
+        return replace(kinds[0], entries=entries, nbytes=sum(kind.nbytes for kind in kinds))
 
     @property
     def storages(self) -> tuple[PageStorage, ...]:
         return self._inner.storages
 
     def read_pages(self, pages: Sequence[int], group: int) -> PageBytes:
-        raise AssertionError(f"pages {pages} of group {group} lie in several processes")
+        self._group.tell(Call("read_pages", (pages, group)))
+        return np.concatenate([self._inner.read_pages(pages, group), *self._group.answers()], axis=1)
 
     def write_pages(self, pages: Sequence[int], data: PageBytes, group: int) -> None:
-        raise AssertionError(f"pages {pages} of group {group}, {data!r:.20}, lie in several processes")
+        widths = [sum(shape.part_bytes[group : group + 1]) for shape in self._shapes]
+        own, *others = map(np.ascontiguousarray, np.split(data, np.cumsum(widths)[:-1], axis=1))
+        for connection, part in zip(self._group.steps, others, strict=True):
+            connection.send(Call("write_pages", (pages, part, group)))
+        self._inner.write_pages(pages, own, group)
+        self._group.answers()
 
     def close(self) -> None:
         self._group.close()
@@ -85,10 +119,13 @@ def follow(config: EngineConfig, group: RankGroup) -> None:
         SamplingParams(temperature=0.0), seed=0, prompt_ids=[], vocab_size=runner.info.vocab_size
     )
     (leader,) = group.steps
-    leader.send(runner.info.memory)
+    leader.send((runner.info.memory, runner.page_shape))
     while True:
         try:
-            batch = leader.recv()
+            told = leader.recv()
         except EOFError:
             return
-        leader.send(part.follow(runner, batch, greedy))
+        if isinstance(told, Call):
+            leader.send(getattr(runner, told.method)(*told.arguments))
+        else:
+            leader.send(part.follow(runner, told, greedy))

@@ -44,7 +44,7 @@ class Stage(Shard):
         super().__init__(group)
         self.gives_logits = group.rank == 0
         self._is_first = group.rank == group.size - 1
-        self._groups: Sequence[int] = ()
+        self.groups = ()
 
     def split(self, model: Any) -> None:
         kind, rank, size = type(model).__module__.rpartition(".")[2], self._group.rank, self._group.size
@@ -120,17 +120,14 @@ class Stage(Shard):
         own_size = sized(own)
         kinds = [(group.window, group.keep, group.chunked) for group in size.groups]
         groups = [kinds.index((group.window, group.keep, group.chunked)) for group in own_size.groups]
-        self._groups = [*groups, *(len(kinds) + index for index in groups if size.residual)]
+        self.groups = [*groups, *(len(kinds) + index for index in groups if size.residual)]
         return own, replace(
-            own_size, specs=tuple(size.specs[index] for index in self._groups), needs=size.needs
+            own_size, specs=tuple(size.specs[index] for index in self.groups), needs=size.needs
         )
 
     def receive(self, batch: Batch) -> Batch:
-        if self._groups:
-            own = {group: index for index, group in enumerate(self._groups)}
-            own[len(batch.attention.groups)] = len(batch.attention.groups)
-            copies = tuple(replace(each, group=own[each.group]) for each in batch.copies if each.group in own)
-            batch = batch._replace(attention=batch.attention.select(self._groups), copies=copies)
+        if self.groups:
+            batch = batch._replace(attention=batch.attention.select(self.groups))
         if self._is_first:
             return batch
         rows = self._group.receive((len(batch.token_ids), self._row_words), self._group.rank + 1)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,6 @@ def test_heads_that_cannot_be_divided_are_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"swap_memory": 2**20}, "swap_memory must be left out with {}, which"),
         ({"lora_memory": 2**20}, "lora must be left out with {}"),
         ({"kv_format": "auto"}, "kv_format must not be auto with {}"),
         ({"speculate": "mtp"}, "speculate must not be mtp with {}"),
@@ -88,6 +88,37 @@ def test_four_ranks(tmp_path: Path) -> None:
 def test_formats_preemption_drafts_and_windows(tmp_path: Path, settings: dict[str, Any]) -> None:
     model = make_model(tmp_path / "m", "qwen3", dtype=mx.float32, hidden_size=128)
     check(model, 2, share="kv_format" not in settings, **settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("tensor_parallel", "qwen3"), ("pipeline_parallel", "gpt_oss"), ("tensor_parallel", "qwen3_5")],
+)
+def test_stored_pages_are_found_by_the_same_ranks_only(tmp_path: Path, kind: str, name: str) -> None:
+    model, store, saved = ranked.tiny(tmp_path / "m", name), tmp_path / "store", tmp_path / "p.safetensors"
+    settings: dict[str, Any] = {"cache_dir": str(store), "state_memory": 2**20, kind: 2}
+    cold = ranked.in_ranks(model, **settings, save=str(saved))
+    warm = ranked.in_ranks(model, **settings)
+    assert cold["found"] == [0, 0, 0, 0, 0]
+    assert warm["found"][3] == 64
+    for file in store.rglob("*.safetensors"):
+        with file.open("r+b") as stream:  # a byte of rank 1
+            stream.seek(-1, os.SEEK_END)
+            byte = stream.read()[0]
+            stream.seek(-1, os.SEEK_END)
+            stream.write(bytes([byte ^ 1]))
+    damaged = ranked.in_ranks(model, **settings, swap_memory=2**20, num_pages=14)
+    assert damaged["dropped"]["altered"] > 0
+    assert damaged["swapped"] > 0 or name == "qwen3_5"
+    del settings["cache_dir"]
+    loaded = ranked.in_ranks(model, **settings, load=str(saved))
+    assert loaded["found"][3] == 64
+    one = ranked.answers(model, cache_dir=store, load=str(saved), state_memory=2**20)
+    assert one["found"] == cold["found"]
+    assert "with other attention windows or ranks" in one["refused"]
+    for each in (cold, warm, damaged, loaded):
+        assert each["tokens"] == one["tokens"]
 
 
 def _ranks_of(server: ServerProcess) -> list[psutil.Process]:
