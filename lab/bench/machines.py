@@ -223,7 +223,7 @@ def _jobs(cost: RouterCost, traffic: Traffic, rate: float, seed: int) -> tuple[A
     arrived = np.concatenate([tokens, admitted])
     work = np.full(len(arrived), cost.output_token_s)
     work[len(tokens) :] = cost.admission_s(traffic.prompt_tokens)
-    order = np.argsort(arrived, kind="stable")  # else the order of ties is the CPU's
+    order = np.argsort(arrived, kind="stable")
     return arrived[order], work[order]
 
 

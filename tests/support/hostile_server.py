@@ -69,14 +69,13 @@ def refuse_everything() -> None:
 
 def answer(meter: LoopMeter) -> None:
     """Answer input lines with reports, outside of the event loop, which is measured."""
-    gc.freeze()  # else each collection visits all modules
+    gc.freeze()
     before, reset_most, most = 0, counter("octavo_reset_most"), counter("octavo_most")
     for line in sys.stdin:
         if line.strip() == "begin":
             gc.collect()
             before, meter.longest = reset_most(), 0.0
-        report = {"loop_ms": meter.longest * 1e3, "growth": most() - before}
-        print(json.dumps(report), flush=True)
+        print(json.dumps({"loop_ms": meter.longest * 1e3, "growth": most() - before}), flush=True)
 
 
 async def main() -> None:
