@@ -249,7 +249,7 @@ def test_rollback_without_room_ends_at_the_page_boundary() -> None:
     blocks.check()
 
 
-def test_rollback_to_where_it_stands_gives_unused_pages_back() -> None:
+def test_rollback_to_the_end_releases_unused_pages() -> None:
     blocks = BlockManager(8, 4)
     table = written(blocks, PROMPT)
     assert blocks.reserve(table, 30)
@@ -305,7 +305,7 @@ def test_without_the_cache_that_is_the_reason() -> None:
     assert blocks.miss_reasons.count(10, miss) == {"disabled": 10}
 
 
-def test_an_evicted_page_is_said_to_be_and_when() -> None:
+def test_a_miss_reports_when_the_page_was_evicted() -> None:
     now = 5.0
     blocks = BlockManager(4, 4, clock=lambda: now)
     blocks.close(written(blocks, PROMPT[:8]))
@@ -344,7 +344,7 @@ def test_flushing_forgets_idle_pages_and_no_others() -> None:
     blocks.check()
 
 
-def test_the_digest_chain_is_what_it_says() -> None:
+def test_page_digests_are_chained_sha256() -> None:
     """Later versions must find pages that were stored under these digests."""
     blocks = BlockManager(8, 2)
     table = written(blocks, [1, 2, 3, 4], salt=b"s")

@@ -55,9 +55,7 @@ def test_events_tell_which_pages_are_cached(prompts: list[list[int]], num_pages:
     st.lists(st.tuples(st.sampled_from([b"", b"a", b"ab", b"b"]), st.integers(0, 3)), max_size=20),
     st.integers(4, 8),
 )
-def test_pages_that_go_are_told_with_the_salts_they_came_with(
-    prompts: list[tuple[bytes, int]], num_pages: int
-) -> None:
+def test_removed_events_name_the_salts_of_pages(prompts: list[tuple[bytes, int]], num_pages: int) -> None:
     blocks = BlockManager(num_pages, 2)
     salt_of: dict[Digest, bytes] = {}
     for salt, token in prompts:
@@ -77,7 +75,7 @@ def test_pages_that_go_are_told_with_the_salts_they_came_with(
 
 
 @given(st.lists(st.integers(0, 5), max_size=30), st.integers(1, 8))
-def test_the_log_is_bounded_and_says_what_it_lost(sizes: list[int], capacity: int) -> None:
+def test_the_log_is_bounded_and_reports_lost_events(sizes: list[int], capacity: int) -> None:
     log = EventLog(capacity)
     for size in sizes:
         log.add_stored([Digest(b"x")] * size, None)

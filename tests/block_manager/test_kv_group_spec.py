@@ -57,7 +57,7 @@ def test_a_sequence_fits_as_far_as_its_pool_goes_or_for_ever(spec: KVGroupSpec, 
     assert positions == (UNBOUNDED if bounded else 7 * page_size)
 
 
-def test_the_pool_of_a_window_is_of_use_up_to_what_can_be_held_and_cached() -> None:
+def test_the_useful_pool_size_of_a_window_is_bounded() -> None:
     window = SlidingWindow(num_pages=1, window=9, keep=3)
     assert window.useful_pages(4, max_running=3, max_step_tokens=16) == 2 * 3 * (1 + 3 + 1) + (1 + 7)
     residual = ResidualWindow(num_pages=1, window=1, keep=3, residual_of=0)
@@ -83,7 +83,7 @@ def test_entries_of_freed_pages_name_no_page() -> None:
         blocks.check()
 
 
-def test_the_index_is_bounded_and_keeps_what_names_a_cached_page() -> None:
+def test_the_index_is_bounded_and_keeps_parents_of_cached_pages() -> None:
     cached: set[Digest] = set()
     index = PageIndex(2, is_cached=cached.__contains__)
     names = [Digest(bytes([number])) for number in range(60)]

@@ -107,7 +107,7 @@ def test_many_removed_pages_are_several_events() -> None:
     assert log.next_number == 4, "nothing removed is no event"
 
 
-def test_a_limit_gives_the_first_of_what_is_asked_for() -> None:
+def test_a_limit_returns_the_first_pages() -> None:
     log = EventLog(100)
     for _ in range(10):
         log.add_removed([Digest(b"x")])

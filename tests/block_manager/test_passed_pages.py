@@ -55,7 +55,7 @@ def test_every_prompt_is_found_again_at_its_end(group: KVGroupSpec, policy: str)
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_where_sequences_part_is_learned_from_the_second_one(group: KVGroupSpec) -> None:
+def test_a_second_sequence_shows_where_prefixes_diverge(group: KVGroupSpec) -> None:
     blocks = BlockManager((FULL, group), SIZE, max_chunk=2 * SIZE)
     beginning = prompt(9)[: 5 * SIZE]
     others = iter(range(10, 20))
@@ -71,7 +71,7 @@ def test_where_sequences_part_is_learned_from_the_second_one(group: KVGroupSpec)
     assert one_more() == 5 * SIZE, "the second one did: there were pages of the first up to there"
 
 
-def test_a_fork_knows_where_its_sequence_parted() -> None:
+def test_a_fork_knows_where_its_sequence_diverged() -> None:
     blocks = BlockManager((FULL, GROUPS[0]), SIZE, max_chunk=2 * SIZE)
     serve(blocks, prompt(1))
     table = blocks.open([*prompt(1)[: 4 * SIZE], *prompt(2)])

@@ -88,7 +88,7 @@ class Oracle:
     st.data(),
     st.sampled_from([*POLICIES]),
 )
-def test_what_is_found_is_what_was_published_and_not_evicted(
+def test_published_pages_are_found_until_evicted(
     served: list[Serve], page_size: int, data: st.DataObject, policy: str
 ) -> None:
     need = max(-(-(len(item.prompt) + len(item.more) + 1) // page_size) for item in served)
@@ -121,9 +121,7 @@ def test_what_is_found_is_what_was_published_and_not_evicted(
 
 
 @given(st.lists(serves, min_size=1, max_size=10), st.sampled_from([1, 2, 4]), st.data())
-def test_the_reason_of_a_miss_is_what_happened(
-    served: list[Serve], page_size: int, data: st.DataObject
-) -> None:
+def test_miss_reasons_agree_with_a_model(served: list[Serve], page_size: int, data: st.DataObject) -> None:
     need = max(-(-len(item.prompt) // page_size) for item in served)
     groups = data.draw(page_groups(need, page_size, need * page_size, spare=2))
     blocks = BlockManager(groups, page_size)

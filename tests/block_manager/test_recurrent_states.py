@@ -60,7 +60,7 @@ def serve(blocks: BlockManager, tokens: list[int], *, prompt: int | None = None,
         (0, 17, 2, True, 99, [1, 2, 3, 4]),
     ],
 )
-def test_where_snapshots_are_taken(
+def test_snapshots_are_taken_at_ends_and_branches(
     start: int, stop: int, branch: int, every_page: bool, num_known: int, pages: list[int]
 ) -> None:
     wanted = wanted_snapshots(
@@ -92,7 +92,7 @@ def test_prompts_with_a_common_beginning_get_a_snapshot_at_the_junction() -> Non
     assert serve(blocks, [*common, *range(50, 59)]) == 16
 
 
-def test_what_is_compared_can_leave_snapshots_out() -> None:
+def test_snapshot_kinds_can_be_turned_off() -> None:
     conversation, common = list(range(1, 24)), list(range(1, 18))
     kept: dict[tuple[bool, bool, bool], int] = {}
     for tail, branch, demote_earlier, next_turn, third in (
@@ -150,7 +150,7 @@ def test_a_page_that_goes_takes_the_snapshot_after_it() -> None:
     assert serve(blocks, list(range(1, 18))) == 8, "the tail's pages went first"
 
 
-def test_where_pages_are_short_the_snapshot_that_promises_least_goes_with_all_of_its_pages() -> None:
+def test_if_pages_are_short_the_least_useful_snapshot_is_evicted() -> None:
     states = RecurrentState(num_slots=9, slot_bytes=8, page_bytes=1)
     blocks = BlockManager(16, PAGE_SIZE, states=states)
     long, short = list(range(1, 34)), list(range(41, 50))
@@ -239,7 +239,7 @@ def test_recomputation_keeps_the_snapshot() -> None:
     blocks.check()
 
 
-def test_rollback_before_the_first_step_lets_go_of_what_was_found() -> None:
+def test_rollback_before_the_first_step_releases_cached_pages() -> None:
     blocks, tokens = manager(), list(range(18))
     serve(blocks, tokens[:9])
     serve(blocks, tokens)

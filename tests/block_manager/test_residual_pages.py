@@ -51,7 +51,7 @@ def test_kept_and_recent_pages_have_residual_pages() -> None:
     assert held == {table.parts[1].pages[index] for index in (0, 4, 5)}
 
 
-def test_a_sequence_gives_its_residual_pages_back_once_it_is_longer_than_asked() -> None:
+def test_residual_pages_are_released_beyond_quantize_after() -> None:
     blocks = manager(8, quantize_after=14)
     table = blocks.open(PROMPT)
     write(blocks, table, PROMPT[:13], chunk=1)
@@ -134,14 +134,14 @@ def test_with_hardly_any_residual_pages_every_request_ends(num_residual: int) ->
     assert blocks.idle_pages() == (40, num_residual)
 
 
-def test_what_can_never_fit_in_16_bits_is_refused() -> None:
+def test_sequences_that_never_fit_in_16_bits_are_refused() -> None:
     limits, sequence = Limits(max_step_tokens=8, max_running=2), Sequence("long", PROMPT, max_tokens=20)
     Scheduler(manager(5), limits).check_fits(sequence)
     with pytest.raises(SequenceTooLong, match=r"41 tokens of KV .* holds 20;"):
         Scheduler(manager(5, quantize_after=60), limits).check_fits(sequence)
 
 
-def test_a_residual_page_shows_a_part_of_what_its_group_does() -> None:
+def test_a_residual_window_sees_part_of_its_groups_window() -> None:
     window = SlidingWindow(num_pages=9, window=6, keep=2)
     for residual, message in (
         (ResidualWindow(num_pages=9, window=1, residual_of=0, outer_window=6), "have the same keep"),

@@ -44,7 +44,7 @@ class Slots:
         self.order.check([name for name in self.digests if name is not None])
 
 
-def test_before_anything_is_learned_the_older_goes_and_what_saves_less_for_its_bytes() -> None:
+def test_without_statistics_age_and_saved_bytes_decide_eviction() -> None:
     slots = Slots(snapshot_bytes=100)
     for slot, num_pages in enumerate((1, 1, 8, 1, 8)):
         slots.put(slot, slot, num_pages)
@@ -54,7 +54,7 @@ def test_before_anything_is_learned_the_older_goes_and_what_saves_less_for_its_b
     slots.check()
 
 
-def test_what_was_hit_more_often_is_not_demoted() -> None:
+def test_snapshots_with_more_hits_are_not_demoted() -> None:
     slots = Slots()
     for slot in range(2):
         slots.put(slot, slot)
@@ -110,7 +110,7 @@ def learned(*, comes_back: int) -> Slots:
 
 
 @pytest.mark.parametrize("comes_back", [0, 1])
-def test_what_is_gone_teaches_what_to_keep(comes_back: int) -> None:
+def test_evicted_snapshots_still_count_in_statistics(comes_back: int) -> None:
     slots = learned(comes_back=comes_back)
     while len(slots.order):
         slots.evict()
@@ -120,7 +120,7 @@ def test_what_is_gone_teaches_what_to_keep(comes_back: int) -> None:
 
 
 @pytest.mark.parametrize("wants_pages", [False, True])
-def test_the_price_of_pages_follows_what_is_short(wants_pages: bool) -> None:
+def test_the_price_of_pages_depends_on_the_shortage(wants_pages: bool) -> None:
     slots = Slots(2)
     slots.put(1, 99_999)
     for name in range(2000):
@@ -140,7 +140,7 @@ def test_the_price_of_pages_follows_what_is_short(wants_pages: bool) -> None:
 
 
 @pytest.mark.parametrize("price", [0.125, 8.0])
-def test_where_pages_are_dear_an_old_long_beginning_goes_before_a_young_short_one(price: float) -> None:
+def test_if_pages_are_short_old_long_prefixes_are_evicted_first(price: float) -> None:
     slots = Slots(4, page_bytes=10, snapshot_bytes=100)
     slots.order.price = price
     slots.put(0, 10_000, 8)
@@ -154,7 +154,7 @@ def test_where_pages_are_dear_an_old_long_beginning_goes_before_a_young_short_on
 
 
 @given(st.lists(st.tuples(STEPS, st.integers(0, 5)), max_size=120))
-def test_what_is_listed_is_found_next(steps: list[tuple[str, int]]) -> None:
+def test_the_next_listed_snapshot_is_found(steps: list[tuple[str, int]]) -> None:
     slots = Slots(6)
     listed: set[int] = set()
     for name, (step, slot) in enumerate(steps):

@@ -48,7 +48,7 @@ def written(blocks: BlockManager, tokens: list[int], salt: bytes = b"") -> PageT
     return table
 
 
-def test_pages_that_no_query_sees_are_given_back() -> None:
+def test_pages_that_no_query_sees_are_released() -> None:
     blocks = manager(prefix_cache=False)
     table = written(blocks, PROMPT[:20])  # the next query sees positions 15 to 20
     assert len(table.parts[0].pages) == len(table.parts[1].pages) == 5
@@ -103,7 +103,7 @@ def evict(blocks: BlockManager, group: int, num_pages: int) -> None:
     pool.decref(taken)
 
 
-def test_a_hit_ends_where_the_window_can_still_be_found() -> None:
+def test_a_hit_needs_the_cached_pages_of_the_window() -> None:
     blocks = manager()
     blocks.close(written(blocks, PROMPT[:20]))
     blocks.close(blocks.open(PROMPT[:17]))
@@ -219,7 +219,7 @@ def test_room_that_was_promised_is_there_in_time() -> None:
         blocks.check()
 
 
-def test_what_could_never_fit_is_refused_and_what_outgrows_only_a_window_is_not() -> None:
+def test_only_sequences_that_never_fit_the_pools_are_refused() -> None:
     blocks = manager(SlidingWindow(num_pages=5, window=6))
     scheduler = Scheduler(blocks, Limits(8, 2))
     scheduler.add(Sequence("endless", [1] * 1000, max_tokens=1000))

@@ -93,7 +93,7 @@ def test_each_bound_is_checked(harm: Callable[[Phase], None], words: str) -> Non
     assert phase.as_json()["violations"] == [wrong]
 
 
-def test_what_the_client_itself_was_late_is_no_stall() -> None:
+def test_delays_of_the_client_do_not_count_as_stalls() -> None:
     phase = calm()
     stall(phase)
     phase.honest.late = [0.0] * 200 + [0.06]
@@ -172,7 +172,7 @@ async def test_the_observer_notices_a_dead_probe(monkeypatch: pytest.MonkeyPatch
     assert watcher.wrong[0].startswith("/healthz: ")
 
 
-async def test_the_observer_finds_what_is_held_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_observer_finds_resources_held_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = ['octavo_holders{kind="calls"} 0.0', 'octavo_holders{kind="pinned_pages"} 5.0']
     watcher = observer.Observer(os.getpid(), "127.0.0.1:1")
     monkeypatch.setattr(observer, "_fetch", lambda _: "\n".join(lines))

@@ -61,7 +61,7 @@ def test_every_alert_has_a_unit_test_that_fires_it() -> None:
         assert alert == "OctavoDown" or f"alertname: {alert}\n        exp_alerts: []" in tests, alert
 
 
-def test_dashboards_are_what_the_script_writes() -> None:
+def test_dashboards_equal_the_scripts_output() -> None:
     pytest.importorskip("grafana_foundation_sdk", reason="needs the extra `dashboards`")
     dashboards = importlib.import_module("dashboards")
     pages = {f"{page.uid}.json": dashboards.build(page) for page in dashboards.DASHBOARDS}
@@ -76,7 +76,7 @@ needs_schema = pytest.mark.skipif(
 
 
 @needs_schema
-def test_dashboards_are_what_grafanas_schema_says() -> None:
+def test_dashboards_match_grafanas_schema() -> None:
     assert check_dashboards.check(SCHEMA) == []
 
 
@@ -90,7 +90,7 @@ def test_dashboards_are_what_grafanas_schema_says() -> None:
         ('"fillOpacity"', '"opacity"'),
     ],
 )
-def test_what_is_wrong_is_found(tmp_path: Path, right: str, wrong: str) -> None:
+def test_wrong_dashboards_are_found(tmp_path: Path, right: str, wrong: str) -> None:
     text = (check_dashboards.FOLDER / "octavo-serving.json").read_text()
     assert right in text
     (tmp_path / "one.json").write_text(text.replace(right, wrong))

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-def test_one_version_of_mlx_is_built_with_and_asked_for() -> None:
+def test_the_build_and_the_package_require_one_mlx_version() -> None:
     pins = {
         found[1]
         for requirement in (*PROJECT["build-system"]["requires"], *PROJECT["project"]["dependencies"])
@@ -72,7 +72,7 @@ def test_workflows_run_commands_that_exist() -> None:
     assert PROJECT["tool"]["cibuildwheel"]["linux"]["manylinux-x86_64-image"] == "octavo-manylinux:local"
 
 
-def test_the_formula_installs_what_was_released(tmp_path: Path) -> None:
+def test_the_formula_installs_the_release(tmp_path: Path) -> None:
     sdist = tmp_path / "octavo-1.2.3.tar.gz"
     sdist.write_bytes(b"contents")
     url = "https://example.org/octavo/releases/1.2.3/octavo-1.2.3.tar.gz"
@@ -99,7 +99,7 @@ def test_the_formula_installs_what_was_released(tmp_path: Path) -> None:
         ("octavo-1.tar.gz", 'https://x/"y', "https://"),
     ],
 )
-def test_what_is_no_release_is_told(tmp_path: Path, name: str, url: str, hint: str) -> None:
+def test_missing_releases_are_reported(tmp_path: Path, name: str, url: str, hint: str) -> None:
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(ValueError, match=hint):
         homebrew_formula.formula(tmp_path / name, url)

@@ -94,7 +94,7 @@ def test_everyone_waits_longer_than_the_drain_takes() -> None:
     assert pod["terminationGracePeriodSeconds"] > DRAIN_S + GRACE_S + int(before[0])
 
 
-def test_compose_mounts_only_what_exists_and_opens_only_local_ports() -> None:
+def test_compose_mounts_existing_files_and_opens_local_ports() -> None:
     services = compose()["services"]
     assert set(services) == {"server", "router", "prometheus", "grafana"}
     for service in services.values():
@@ -122,7 +122,7 @@ def test_prometheus_of_compose_reads_the_rules_and_workers_it_is_given() -> None
     assert source["datasources"][0]["url"] == "http://prometheus:9090"
 
 
-def test_the_image_gets_what_the_build_reads() -> None:
+def test_the_image_contains_all_files_of_the_build() -> None:
     ignore = (DEPLOY / "docker" / "Dockerfile.dockerignore").read_text().splitlines()
     kept = {line[1:] for line in ignore if line.startswith("!")}
     links = {

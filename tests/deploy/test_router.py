@@ -67,7 +67,7 @@ async def _check_disconnect(client: Any, metrics: list[str]) -> None:
 
 
 @needs_router
-async def test_a_full_worker_is_429_and_serves_what_it_took() -> None:
+async def test_a_full_worker_answers_429_and_finishes_its_requests() -> None:
     import openai
 
     async with http_server("--", "--num-pages", "64", "--max-running", "1", "--max-waiting", "1") as ready:

@@ -60,7 +60,7 @@ async def _cached_share(policy: str) -> float:
     return sum(cached for _, cached in usage) / sum(total for total, _ in usage)
 
 
-async def test_prompts_go_where_their_prefix_is_cached() -> None:
+async def test_prompts_are_routed_to_workers_with_their_prefix() -> None:
     aware, blind = await _cached_share("cache_aware"), await _cached_share("round_robin")
     print(json.dumps({"cached_share": {"cache_aware": aware, "round_robin": blind}}))
     assert aware > blind, f"cache_aware {aware:.2f}, round_robin {blind:.2f}"

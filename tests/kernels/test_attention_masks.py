@@ -115,7 +115,7 @@ def test_grouped_pools_hand_masks_on(step: Step) -> None:
         ({"mask": mx.zeros((TOKENS, LONGEST), mx.int32)}, "mask must be bool or of a float type, got"),
     ],
 )
-def test_what_does_not_fit_is_refused(step: Step, given: dict[str, mx.array], message: str) -> None:
+def test_masks_of_wrong_shape_are_refused(step: Step, given: dict[str, mx.array], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         step.attend(**given)
 

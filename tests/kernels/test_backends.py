@@ -68,7 +68,7 @@ def metal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("metal")
-def test_auto_on_a_mac_names_the_slow_path_and_what_failed() -> None:
+def test_auto_on_a_mac_names_the_failed_self_test() -> None:
     choice = choose_backend("auto")
     assert choice.backend.name == "reference"
     assert "fail their self-test here (fp4: [metal_kernel] No Metal back-end" in choice.reason
@@ -102,7 +102,7 @@ def test_an_unknown_backend_is_refused() -> None:
         choose_backend("auto", threads=0)
 
 
-def test_cpu_says_what_it_runs_on(no_metal: None) -> None:
+def test_the_cpu_backend_names_its_instruction_set(no_metal: None) -> None:
     del no_metal
     if backends._load_native(None, exact=False)[0] is None:
         pytest.skip(backends._load_native(None, exact=False)[1])
@@ -111,7 +111,7 @@ def test_cpu_says_what_it_runs_on(no_metal: None) -> None:
     assert "1 threads" in choice.reason
 
 
-def test_another_mlx_is_told_before_the_extension_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_mlx_version_is_reported_before_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.metadata.version
     pinned = backends.pinned_version(importlib.metadata.requires("octavo") or ())
     assert pinned == real("mlx")

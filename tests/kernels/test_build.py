@@ -21,7 +21,7 @@ def test_it_was_built_for_the_installed_mlx() -> None:
     assert _ext.mlx_version == importlib.metadata.version("mlx")
 
 
-def test_the_best_level_is_chosen_and_a_lower_one_may_be_asked_for() -> None:
+def test_the_best_level_is_chosen_unless_a_variable_lowers_it() -> None:
     levels = available_levels()
     assert levels[0] == "generic"
     chosen = run_python(SHOW, OCTAVO_CPU_ISA="").stdout.split()[0]

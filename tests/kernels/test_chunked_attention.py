@@ -123,7 +123,7 @@ def test_a_step_within_first_chunks_is_left_as_it_is() -> None:
     assert cut_into_chunks(metadata, CHUNK) is metadata
 
 
-def test_what_chunks_cannot_give_is_refused() -> None:
+def test_unsupported_calls_over_chunks_are_refused() -> None:
     cache = cache_of(BACKENDS[0], spec(), residual=False, chunked=True)
     with pytest.raises(ValueError, match="chunked layer 0 cannot be gathered"):
         cache.gather(0)

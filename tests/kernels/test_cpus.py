@@ -42,7 +42,7 @@ def test_threads_of_a_container_are_its_cpus(
     assert available_threads() == threads
 
 
-def test_native_kernels_keep_the_quota_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_native_kernels_respect_the_cpu_quota_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     _ext = pytest.importorskip("octavo.kernels._ext")
     before = _ext.threads()
     monkeypatch.setattr(backends, "allowed_cpus", lambda: 16)

@@ -144,7 +144,7 @@ def test_latents_of_two_kinds_of_pages(backend: TestedBackend, name: str, format
 
 
 @pytest.mark.parametrize("backend", CAN, ids=lambda backend: backend.name)
-def test_what_no_latent_layer_is_is_refused(backend: TestedBackend) -> None:
+def test_specs_that_latents_cannot_have_are_refused(backend: TestedBackend) -> None:
     layer = LayerSpec(num_kv_heads=2, head_dim=16, value_dim=8)
     pool = backend.create().create_pool(
         PoolSpec(layers=(layer,), num_pages=2, page_size=16, k_format="bf16", v_format="bf16")

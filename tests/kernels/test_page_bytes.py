@@ -100,7 +100,7 @@ def test_a_pool_attends_over_pages_that_were_put_there(backend: TestedBackend) -
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
-def test_what_is_no_page_of_the_pool_is_refused(backend: TestedBackend) -> None:
+def test_pages_outside_the_pool_are_refused(backend: TestedBackend) -> None:
     spec = make_spec("fp4", "bf16", page_size=8)
     pool = backend.create().create_pool(spec)
     data = random_bytes(spec, 2, 0)
@@ -135,7 +135,7 @@ def test_another_page_size_keeps_every_bit(k_format: str, old: int, new: int) ->
 
 
 @pytest.mark.parametrize("name", FORMAT_NAMES)
-def test_another_format_is_what_the_format_stores_of_the_values(name: str) -> None:
+def test_converted_pages_equal_pages_stored_in_the_format(name: str) -> None:
     source, target = (make_spec(k, "bf16", page_size=size) for k, size in (("bf16", 8), (name, 4)))
     pool = BACKENDS[0].create().create_pool(source)
     fill(pool, seed=13)

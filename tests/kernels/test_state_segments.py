@@ -55,5 +55,5 @@ def test_steps_that_contradict_themselves_are_refused(step: StateSegments, words
         step.check(6)
 
 
-def test_two_may_read_a_slot_that_nobody_writes() -> None:
+def test_two_segments_may_read_a_slot_that_is_not_written() -> None:
     StateSegments.of([1, 1], source=[2, 2], target=[3, 4]).check(5)

@@ -12,7 +12,7 @@ POSITIONS = np.arange(30, dtype=np.int32)
 
 
 @pytest.mark.parametrize("window", [1, 2, 7, 30, 64])
-def test_windows_start_where_the_block_manager_has_them_start(window: int) -> None:
+def test_kernels_and_block_manager_agree_on_window_starts(window: int) -> None:
     for keep in (0, 3):
         sees = np.array(visible(mx.array(POSITIONS)[:, None], mx.array(POSITIONS), window, keep))
         for at, start in enumerate(window_start(POSITIONS, window).tolist()):

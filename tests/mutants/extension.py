@@ -28,11 +28,11 @@ INDICES = ("tests/kernels/cpu/test_indices.py",)
 LINEAR = ("tests/engine/executor/native/test_linear.py::test_every_level_agrees_with_float64[avx2]",)
 CHANNELS = ("tests/engine/executor/native/test_linear.py::test_every_level_agrees_with_float64[avx512]",)
 QUANTIZED = (
-    "tests/kernels/cpu/test_quantize_channels.py::test_any_floats_become_what_the_definition_makes_of_them",
-    "tests/kernels/cpu/test_quantize_channels.py::test_affine_weights_become_what_their_dequantized_floats_do",
+    "tests/kernels/cpu/test_quantize_channels.py::test_channel_quantization_follows_the_definition",
+    "tests/kernels/cpu/test_quantize_channels.py::test_affine_weights_requantize_like_their_floats",
 )
 AFFINE = (
-    "tests/kernels/cpu/test_quantize_affine.py::test_any_floats_become_what_mlx_makes_of_them",
+    "tests/kernels/cpu/test_quantize_affine.py::test_affine_quantization_is_bit_identical_to_mlx",
     "tests/kernels/cpu/test_quantize_affine.py::test_nan_has_code_zero_and_leaves_the_rest_of_its_group_as_it_is",
 )
 PACKED = ("tests/engine/executor/native/test_pack_quantized.py",)
@@ -72,7 +72,7 @@ POOLS = (
     "tests/kernels/cpu/test_attention.py::test_logits_that_grow_from_tile_to_tile[avx2]",
 )
 ROWS = (
-    "tests/engine/executor/native/test_ops.py::test_bf16_rows_are_what_float32_ones_round_to",
+    "tests/engine/executor/native/test_ops.py::test_bf16_results_are_rounded_float32_results",
     "tests/engine/executor/native/test_compute_rows.py",
 )
 SAMPLING = tuple(

@@ -104,13 +104,13 @@ def test_generated_modules_match_their_source(tmp_path: Path) -> None:
         assert kept.read_text() == file.read_text(), f"{file.name} is stale; see octavo.proto's docstring"
 
 
-def test_what_clients_know_of_the_contract_is_kept() -> None:
+def test_fields_that_clients_use_are_kept() -> None:
     """Renumbering a field breaks every client silently."""
     assert breaks(known_contract(), {file.name: of_module(file) for file in MODULES}) == []
 
 
 @pytest.mark.parametrize("change", ["field", "type", "message", "enum", "rpc"])
-def test_what_would_break_a_client_is_seen(change: str) -> None:
+def test_breaking_changes_are_detected(change: str) -> None:
     known, now = known_contract(), of_module(pb.DESCRIPTOR)
     message = next(each for each in now.message_type if each.name == "SamplingParams")
     if change == "field":
@@ -236,7 +236,7 @@ def test_deltas_survive_the_wire(delta: Delta) -> None:
 
 
 @given(deltas, st.text(min_size=1, max_size=8))
-def test_what_went_wrong_survives_the_wire(delta: Delta, error: str) -> None:
+def test_errors_survive_the_wire(delta: Delta, error: str) -> None:
     failed = replace(delta, finish_reason=FinishReason.ERROR, error=error)
     response = messages.Responses().of(failed)
     assert response.error.code == grpc.StatusCode.INTERNAL.value[0]

@@ -217,7 +217,7 @@ def test_dependencies_point_downwards(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", sorted(ENGINE_PACKAGES))
-def test_packages_of_engine_import_what_lies_below_them(package: str) -> None:
+def test_engine_packages_import_only_lower_packages(package: str) -> None:
     for path in python_files(f"engine/{package}"):
         packages = {other for name in imported(path) if (other := engine_package(name)) in ENGINE_PACKAGES}
         outside = packages - ENGINE_PACKAGES[package] - {package}

@@ -88,7 +88,7 @@ def test_tools_find_every_module_under_its_name_in_the_package() -> None:
     assert digests.pack.__module__ == spec.name
 
 
-def test_tests_lie_where_their_sources_do() -> None:
+def test_tests_mirror_the_folders_of_their_sources() -> None:
     modules = [path for folder in SOURCES for path in tracked(f"{folder}/*.py", f"{folder}/**/*.py")]
     packages, in_packages = (
         {path.parent.relative_to(ROOT).as_posix() for path in paths}

@@ -47,7 +47,7 @@ def functions_of(file: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", PATHS)
-def test_every_function_of_a_path_is_where_it_is_said_to_be(name: str) -> None:
+def test_functions_of_documented_paths_exist(name: str) -> None:
     prose, steps = path_of((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"), name)
     missing = [f"{file}: {function}" for file, function in steps if function not in functions_of(file)]
     assert not missing, missing

@@ -41,7 +41,7 @@ def test_a_shared_beginning_is_enough() -> None:
 
 
 @pytest.mark.parametrize("why", ["other salt", "cache off", "less than a page"])
-def test_nobody_waits_for_what_it_could_not_share(why: str) -> None:
+def test_prompts_wait_only_for_pages_that_they_can_share(why: str) -> None:
     s = scheduler(prefix_cache=why != "cache off")
     length = 4 if why == "less than a page" else 10
     s.add(Sequence("a", [1] * length, max_tokens=4))
@@ -49,7 +49,7 @@ def test_nobody_waits_for_what_it_could_not_share(why: str) -> None:
     assert shape(advance(s)) == [("a", 0, length), ("b", 0, length)]
 
 
-def test_a_long_prompt_is_followed_chunk_by_chunk() -> None:
+def test_a_second_long_prompt_follows_the_first_by_chunks() -> None:
     s = scheduler(budget=16)
     s.add(Sequence("a", [1] * 42, max_tokens=4))
     s.add(Sequence("b", [1] * 42, max_tokens=4))
@@ -103,6 +103,6 @@ def steps_beside(
 
 
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=48), st.integers(8, 64), st.booleans())
-def test_no_time_tells_what_another_tenant_has_sent(mine: list[int], budget: int, later: bool) -> None:
+def test_timing_reveals_nothing_about_other_tenants(mine: list[int], budget: int, later: bool) -> None:
     same = steps_beside(mine, mine, budget=budget, later=later)
     assert same == steps_beside([token + 2 for token in mine], mine, budget=budget, later=later)

@@ -124,7 +124,7 @@ class Engine:
         raise AssertionError("the engine gets nowhere")
 
 
-def test_what_one_engine_saved_another_loads() -> None:
+def test_one_engine_loads_pages_that_another_saved() -> None:
     store: Store = {}
     for cached in (0, 48):
         engine = Engine(store)
@@ -136,7 +136,7 @@ def test_what_one_engine_saved_another_loads() -> None:
         assert engine.connector.closed
 
 
-def test_a_sequence_that_waits_for_pages_says_so_and_holds_nobody_up() -> None:
+def test_waiting_for_pages_delays_no_other_sequence() -> None:
     store: Store = {}
     first = Engine(store)
     first.add(PROMPT)
@@ -194,7 +194,7 @@ def test_the_parallel_sample_of_one_that_is_aborted_while_it_waits_is_served() -
     aborted=st.sets(st.integers(0, 7)),
     kept=st.integers(0, 99),
 )
-def test_whatever_comes_from_the_store_nothing_else_is_said(
+def test_bad_pages_from_the_store_never_change_outputs(
     delay: int, prompts: list[list[int]], aborted: set[int], kept: int
 ) -> None:
     store: Store = {}

@@ -56,7 +56,7 @@ class Clock:
 
 
 @pytest.mark.parametrize("kind", QUEUES)
-def test_who_cannot_be_in_time_gives_way_to_who_can(kind: str) -> None:
+def test_late_sequences_yield_to_sequences_still_in_time(kind: str) -> None:
     clock = Clock(kind)
     clock.add("late", within=0.9)  # its ten tokens take a second
     clock.add("whenever")
@@ -66,14 +66,14 @@ def test_who_cannot_be_in_time_gives_way_to_who_can(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", QUEUES)
-def test_what_is_cached_makes_a_prompt_early_enough(kind: str) -> None:
+def test_cached_tokens_count_as_prefilled_for_deadlines(kind: str) -> None:
     clock = Clock(kind)
     clock.add("before", 20, within=1.0)
     clock.add("other")
     assert clock.serve() == ["before", "other"]
 
 
-def test_nobody_loses_to_another_tenant_by_a_deadline() -> None:
+def test_deadlines_do_not_affect_other_tenants() -> None:
     clock = Clock("vtc")
     clock.add("a1", tenant="a", within=0.1)
     clock.add("a2", tenant="a")
@@ -83,7 +83,7 @@ def test_nobody_loses_to_another_tenant_by_a_deadline() -> None:
 
 
 @pytest.mark.parametrize("kind", QUEUES)
-def test_who_is_late_is_overtaken_so_often_and_no_more(kind: str) -> None:
+def test_late_sequences_are_overtaken_a_bounded_number_of_times(kind: str) -> None:
     clock = Clock(kind, num_pages=1000)
     clock.add("late", within=0.1)
     while "late" not in clock.order:
@@ -93,7 +93,7 @@ def test_who_is_late_is_overtaken_so_often_and_no_more(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", QUEUES)
-def test_who_ran_before_is_never_late(kind: str) -> None:
+def test_preempted_sequences_are_never_late(kind: str) -> None:
     clock = Clock(kind, num_pages=8, running=3)
     clock.add("oldest", 12, within=10.0, max_tokens=12)
     victim = clock.add("victim", 12, within=10.0, max_tokens=12)

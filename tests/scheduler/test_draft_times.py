@@ -77,7 +77,7 @@ def test_more_drafts_never_cost_less_and_unknown_ones_lie_on_the_line() -> None:
     assert dict(ratios)[128] == pytest.approx(1 + 128 * times.cost(1))
 
 
-def test_what_is_known_of_other_numbers_of_sequences_is_scaled() -> None:
+def test_times_of_other_batch_sizes_are_scaled() -> None:
     times = taught(noise=0.0, num_sequences=8)
     assert times.cost(4) == pytest.approx(2 * times.cost(8))
     assert times.cost(32) == pytest.approx(times.cost(8) / 4)

@@ -64,7 +64,7 @@ def test_no_gap_is_longer_than_the_target_once_steps_are_known() -> None:
 
 
 @pytest.mark.parametrize("server", [None, 0.3, "auto"])
-def test_the_tightest_target_of_those_who_decode_counts(server: float | Literal["auto"] | None) -> None:
+def test_the_tightest_target_of_decoding_sequences_counts(server: float | Literal["auto"] | None) -> None:
     scheduler, rng = make(server), random.Random(1)
     for number, own in enumerate((None, 0.110, 0.5)):
         scheduler.add(
@@ -86,12 +86,12 @@ def test_the_tightest_target_of_those_who_decode_counts(server: float | Literal[
     assert server == "auto" or max(seconds[20:]) > 0.06, "and no less than that"
 
 
-def test_targets_that_nobody_has_cut_nothing() -> None:
+def test_without_targets_chunks_are_not_shortened() -> None:
     assert LatencyTarget(None).limit(StepShape(4, 0, 100, 0)) is None
     assert LatencyTarget(None).limit(StepShape(4, 0, 100, 0), 0.1) is not None
 
 
-def test_auto_keeps_gaps_within_three_times_what_decoding_takes_by_itself() -> None:
+def test_auto_keeps_gaps_within_three_times_a_decode_step() -> None:
     alone = machine(StepShape(8, 0, 8 * 300, 0))
     gaps, _, _ = stream_with_arrivals("auto", speeds=[1.0] * 400)
     assert alone > 0.025 / 3

@@ -69,7 +69,7 @@ def test_shorts_that_never_end_leave_half_to_the_long_ones() -> None:
         assert steps <= 3 * 4000 / (BUDGET / 2) + 3
 
 
-def test_a_long_prompt_that_finds_no_pages_is_passed_by_nobody() -> None:
+def test_a_long_prompt_without_pages_is_not_overtaken() -> None:
     s = scheduler(num_pages=100)
     s.add(Sequence("short", prompt(1, 320), max_tokens=200))
     advance(s)
@@ -109,7 +109,7 @@ def test_only_prompts_of_one_priority_pass_a_long_one() -> None:
     assert shape(advance(s)) == [("urgent long", 512)]
 
 
-def test_as_many_short_prompts_are_let_in_at_once_as_fit() -> None:
+def test_all_short_prompts_that_fit_are_admitted_at_once() -> None:
     s = scheduler(budget=2000, running=1000)
     for number in range(1000):
         s.add(Sequence(f"{number}", [number, 1], max_tokens=1))
@@ -120,7 +120,9 @@ def test_as_many_short_prompts_are_let_in_at_once_as_fit() -> None:
     st.lists(st.tuples(st.integers(1, 120), st.integers(0, 2), st.integers(0, 20)), min_size=1, max_size=12),
     st.integers(8, 40),
 )
-def test_everybody_is_served_within_the_budget(arrivals: list[tuple[int, int, int]], budget: int) -> None:
+def test_all_sequences_are_served_within_the_budget(
+    arrivals: list[tuple[int, int, int]], budget: int
+) -> None:
     s = Scheduler(BlockManager(24, 8), Limits(budget, 8))
     sequences = [
         Sequence(str(n), [n % 3, *range(length - 1)], max_tokens=3, priority=priority)

@@ -18,13 +18,13 @@ def sequence(name: str, **options: object) -> Sequence:
     return Sequence(name, [1, 2, 3], 20, **options)  # type: ignore[arg-type]
 
 
-def test_who_gave_way_comes_before_those_that_never_ran() -> None:
+def test_preempted_sequences_precede_new_ones() -> None:
     order, older, back = AgeOrder(), sequence("older"), sequence("back")
     order.mark_preempted(back)
     assert order.in_order([older, back]) == [back, older]
 
 
-def test_who_gave_way_overtakes_nobody_by_coming_back() -> None:
+def test_preempted_sequences_overtake_none_on_return() -> None:
     order, older, back = AgeOrder(), sequence("older"), sequence("back")
     for _ in range(MAX_OVERTAKEN):
         order.mark_preempted(back)
@@ -42,7 +42,7 @@ def let_in_as(number: int, name: str = "") -> Sequence:
 
 
 @pytest.mark.parametrize("kind", QUEUES)
-def test_those_that_gave_way_come_back_in_the_order_in_which_they_were_let_in(kind: str) -> None:
+def test_preempted_sequences_return_in_order_of_admission(kind: str) -> None:
     queue = QUEUES[kind](BlockManager(8, PAGE_SIZE))
     never_ran = sequence("never ran")
     queue.append(never_ran)
@@ -53,7 +53,7 @@ def test_those_that_gave_way_come_back_in_the_order_in_which_they_were_let_in(ki
     assert list(queue.admission_order()) == [first, second, third, never_ran]
 
 
-def test_who_gave_way_comes_back_whatever_is_cached() -> None:
+def test_cached_tokens_do_not_reorder_preempted_sequences() -> None:
     blocks = BlockManager(8, PAGE_SIZE)
     tokens = list(range(9))
     table = blocks.open(tokens)
@@ -80,7 +80,7 @@ def test_the_oldest_is_passed_so_often_and_no_more(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", QUEUES)
-def test_those_that_gave_way_are_passed_so_often_together(kind: str) -> None:
+def test_preempted_sequences_share_one_overtaking_limit(kind: str) -> None:
     queue = QUEUES[kind](BlockManager(8, PAGE_SIZE))
     first, second, third = (let_in_as(number) for number in range(3))
     queue.put_back(first)
@@ -108,20 +108,20 @@ def test_those_that_gave_way_are_passed_so_often_together(kind: str) -> None:
     assert queue.may_overtake(fresh, other), "they were back in the meantime"
 
 
-def test_who_gave_way_is_its_tenants_first() -> None:
+def test_a_preempted_sequence_is_its_tenants_first() -> None:
     queue, older, back = FairQueue(), sequence("older", tenant="a"), sequence("back", tenant="a")
     queue.append(older)
     queue.put_back(back)
     assert list(queue.admission_order()) == [back, older]
 
 
-def test_a_long_prompt_holds_back_nobody_more_urgent() -> None:
+def test_a_long_prompt_does_not_delay_higher_priorities() -> None:
     queue, urgent, later = WaitingQueue(), sequence("urgent", priority=-1), sequence("later", priority=1)
     assert queue.delays(urgent, later)
     assert not queue.delays(later, urgent)
 
 
-def test_what_a_tenant_has_had_is_not_forgotten_when_it_comes_back() -> None:
+def test_a_returning_tenant_keeps_its_service_counter() -> None:
     queue = DeficitQueue(BlockManager(8, PAGE_SIZE), quantum=10.0)
     first, second = sequence("first", tenant="a"), sequence("second", tenant="a")
     queue.append(first)
@@ -175,7 +175,7 @@ def test_a_larger_step_is_never_thought_to_take_less() -> None:
     assert many >= few > 0
 
 
-def test_what_was_long_ago_is_forgotten() -> None:
+def test_old_service_is_forgotten() -> None:
     cost = StepCost()
     for factor, times in ((1, 2000), (2, 1000)):
         for number in range(times):

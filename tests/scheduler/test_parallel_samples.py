@@ -79,7 +79,7 @@ def test_a_parallel_sample_takes_the_place_of_a_parent_that_ends_at_its_first_to
     assert list(b.table.pages) == [0, 1], "no copy: nobody else writes there"
 
 
-def test_when_everybody_ends_at_once_nothing_is_forked() -> None:
+def test_samples_that_end_at_once_are_not_forked() -> None:
     s = scheduler()
     s.add(group(3)[0])
     commit(s, plan(s), 10, 10, 10, ends=frozenset({10}))
@@ -128,7 +128,7 @@ def test_a_parent_between_two_chunks_hands_its_pages_over() -> None:
     assert [(w.sequence, w.start, w.stop) for w in step.work] == [(b, 16, 20)]
 
 
-def test_copies_nobody_wants_any_more_are_dropped() -> None:
+def test_unneeded_copies_are_dropped() -> None:
     s = scheduler()
     a, b = group(2)
     s.add(a)
@@ -137,7 +137,7 @@ def test_copies_nobody_wants_any_more_are_dropped() -> None:
     assert plan(s).copies == ()
 
 
-def test_the_source_of_a_copy_outlives_the_one_who_wrote_it() -> None:
+def test_the_source_of_a_copy_outlives_its_writer() -> None:
     s = scheduler(num_pages=4)
     a, b = group(2)
     s.add(a)
@@ -152,7 +152,7 @@ def test_the_source_of_a_copy_outlives_the_one_who_wrote_it() -> None:
     assert s.blocks.num_held == 2
 
 
-def test_after_a_failed_row_nobody_trusts_its_pages() -> None:
+def test_pages_of_a_failed_row_are_not_shared() -> None:
     s = scheduler()
     a, b, c = group(3)
     s.add(a)

@@ -26,7 +26,7 @@ def until_preempted(scheduler: Scheduler) -> list[str]:
     raise AssertionError("the pool never ran short")
 
 
-def test_whoever_loses_least_gives_way() -> None:
+def test_the_sequence_that_loses_least_is_preempted() -> None:
     s = Scheduler(BlockManager(12, PAGE_SIZE), Limits(64, 8))
     for name, length in (("old", 4), ("short", 4), ("long", 18)):
         s.add(Sequence(name, [ord(name[0])] * length, 30))
@@ -44,7 +44,7 @@ def test_shared_pages_are_not_lost() -> None:
     assert costs == {"old": 2, "shares": 1, "alone": 6}
 
 
-def test_among_fair_tenants_the_most_served_gives_way_whatever_it_loses() -> None:
+def test_vtc_preempts_the_most_served_tenant() -> None:
     s = Scheduler(BlockManager(12, PAGE_SIZE), Limits(64, 8), waiting=FairQueue())
     for name, length in (("old", 4), ("small", 5), ("greedy", 18)):
         s.add(Sequence(name, [ord(name[0])] * length, 30, tenant=name))
@@ -70,7 +70,7 @@ def test_a_preempted_sequence_waits_for_pages_to_grow() -> None:
     assert max(sequence.history.num_preempted for sequence in everyone) <= 2
 
 
-def test_what_ended_early_makes_room_for_one_that_gave_way() -> None:
+def test_an_early_end_lets_a_preempted_sequence_return() -> None:
     blocks = BlockManager(8, PAGE_SIZE)
     s = Scheduler(blocks, Limits(64, 8))
     old, equal = (Sequence(name, [1] * 9, 20) for name in ("old", "equal"))

@@ -23,7 +23,7 @@ def names(step: SchedulerOutput) -> list[str]:
     return [work.sequence.sequence_id for work in step.work]
 
 
-def test_smaller_numbers_are_let_in_first_and_equals_in_order() -> None:
+def test_smaller_priorities_are_admitted_first_equals_in_order() -> None:
     s = scheduler(running=2)
     for name, priority in (("a", 1), ("b", 0), ("c", 1), ("d", 0), ("e", -1)):
         s.add(Sequence(name, [1], max_tokens=1, priority=priority))
@@ -47,7 +47,7 @@ def test_the_largest_number_gives_its_pages_up_though_it_is_older() -> None:
     assert (len(low.tokens), len(high.tokens)) == (16, 16)
 
 
-def test_who_gave_way_is_the_first_of_its_priority_to_come_back() -> None:
+def test_preempted_sequences_return_first_in_their_priority() -> None:
     s = scheduler(num_pages=4, running=2)
     first, urgent = (
         Sequence("first", [1] * 7, max_tokens=9),
@@ -65,7 +65,7 @@ def test_who_gave_way_is_the_first_of_its_priority_to_come_back() -> None:
 @given(
     st.lists(st.tuples(st.integers(-2, 2), st.integers(1, 20), st.integers(1, 6)), min_size=1, max_size=12)
 )
-def test_everybody_is_served_and_the_queues_stay_in_order(jobs: list[tuple[int, int, int]]) -> None:
+def test_all_are_served_and_queues_stay_in_order(jobs: list[tuple[int, int, int]]) -> None:
     s = scheduler(num_pages=8, running=3)
     sequences = [
         Sequence(str(number), [number] * length, max_tokens=tokens, priority=priority)

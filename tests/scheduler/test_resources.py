@@ -116,7 +116,7 @@ def test_a_sequence_that_lacks_a_slot_is_not_passed_for_ever(queue: str) -> None
     assert num_added > 2, "others passed it meanwhile"
 
 
-def test_what_is_coming_is_neither_stuck_nor_forgotten() -> None:
+def test_pending_resources_do_not_count_as_stuck() -> None:
     slots = KeySlots(1)
     slots.coming = True
     scheduler = serve(slots)
@@ -233,7 +233,7 @@ def test_sequences_without_media_hold_up_nothing(queue: str) -> None:
     assert not scheduler.has_work
 
 
-def test_a_chunk_ends_where_tokens_are_not_ready() -> None:
+def test_a_chunk_ends_before_tokens_that_are_not_ready() -> None:
     scheduler = serve(KeySlots(1))
     media = (MediaSpan(6, 2, b"a" * 32), MediaSpan(9, 3, b"b" * 32))
     sequence = Sequence("-", list(range(12)), 2, media=media)

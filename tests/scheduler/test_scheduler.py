@@ -123,7 +123,7 @@ def test_a_decode_without_a_page_waits_and_keeps_its_own() -> None:
     assert s.num_preemptions == 1
 
 
-def test_nobody_comes_in_while_others_are_preempted() -> None:
+def test_no_sequence_is_admitted_while_others_are_preempted() -> None:
     s = scheduler(num_pages=4)
     for name in ("old", "young"):
         s.add(Sequence(name, [1], max_tokens=12))
@@ -138,7 +138,7 @@ def test_nobody_comes_in_while_others_are_preempted() -> None:
     assert shape(advance(s)) == [("young", 8, 9, True)]
 
 
-def test_nobody_who_is_in_the_step_already_is_preempted() -> None:
+def test_sequences_already_in_the_step_are_not_preempted() -> None:
     s = scheduler(num_pages=5, budget=16)
     old, young = Sequence("old", [1] * 8, max_tokens=9), Sequence("young", [2] * 7, max_tokens=9)
     s.add(old)
@@ -153,14 +153,14 @@ def test_nobody_who_is_in_the_step_already_is_preempted() -> None:
     assert (old.status, step.preempted) == (Status.RUNNING, ())
 
 
-def test_arrivals_share_what_is_left_of_the_budget() -> None:
+def test_arrivals_share_the_rest_of_the_budget() -> None:
     s = scheduler(budget=8)
     for number, name in enumerate("abc"):
         s.add(Sequence(name, [number] * 5, max_tokens=1))
     assert shape(advance(s)) == [("a", 0, 5, True), ("b", 0, 3, False)]
 
 
-def test_a_prompt_is_let_in_only_with_pages_for_all_of_it() -> None:
+def test_a_prompt_is_admitted_only_with_pages_for_all_tokens() -> None:
     s = scheduler(num_pages=4, budget=4)
     s.add(Sequence("a", [1] * 8, max_tokens=2))
     s.add(Sequence("b", [2] * 9, max_tokens=1))
@@ -230,7 +230,7 @@ def test_the_engine_may_end_a_sequence_early() -> None:
     assert (sequence.status, sequence.tokens) == (Status.FINISHED, [1, 5])
 
 
-def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
+def test_a_sequence_that_never_fits_is_refused_with_numbers() -> None:
     s = scheduler(num_pages=2)
     s.add(Sequence("fits", [1] * 5, max_tokens=3))
     with pytest.raises(SequenceTooLong, match=r"big needs 9 .*5 of prompt.* 4 generated.* holds 8; .*memory"):

@@ -18,7 +18,7 @@ def test_served_together_equals_served_alone(workload: Workload) -> None:
 
 
 @given(workloads(kinds=()))
-def test_served_in_peace_everybody_gets_everything(workload: Workload) -> None:
+def test_without_pressure_all_outputs_are_complete(workload: Workload) -> None:
     served = Served(workload).run()
     assert not served.harmed
     check_outputs(served)
@@ -38,7 +38,7 @@ def test_lookups_account_for_every_prompt_token(workload: Workload) -> None:
 
 
 @given(workloads())
-def test_in_a_roomy_pool_every_full_page_is_found_again(workload: Workload) -> None:
+def test_in_a_large_pool_every_full_page_is_found_again(workload: Workload) -> None:
     """Safety tests alone would pass with a cache that never hits."""
     groups = tuple(replace(group, num_pages=200) for group in workload.groups)
     states = None if workload.states is None else replace(workload.states, num_slots=200, every_page=True)
@@ -54,7 +54,7 @@ def test_in_a_roomy_pool_every_full_page_is_found_again(workload: Workload) -> N
 
 
 @pytest.mark.parametrize("num_aborted", [1, 2])
-def test_who_takes_an_aborted_parents_place_goes_on_from_its_state(num_aborted: int) -> None:
+def test_a_sample_continues_from_its_aborted_parents_state(num_aborted: int) -> None:
     workload = Workload(
         page_size=4,
         groups=(FullAttention(num_pages=20),),
@@ -72,7 +72,7 @@ def test_who_takes_an_aborted_parents_place_goes_on_from_its_state(num_aborted: 
 
 
 @given(workloads())
-def test_steps_in_flight_change_nothing_of_what_is_served(workload: Workload) -> None:
+def test_overlapped_steps_do_not_change_outputs(workload: Workload) -> None:
     check_outputs(Served(workload, overlaps=True).run())
 
 

@@ -150,7 +150,7 @@ traffic = st.builds(
 @pytest.mark.parametrize("kind", QUEUES)
 @settings(max_examples=40)
 @given(traffic=traffic)
-def test_everybody_is_let_in_and_ends_within_the_bounds(kind: str, traffic: Traffic) -> None:
+def test_all_are_admitted_and_end_within_the_bounds(kind: str, traffic: Traffic) -> None:
     flood(traffic, kind, num_steps=200)
 
 

@@ -37,7 +37,7 @@ def test_predictions_never_shrink_with_the_step(steps: list[tuple[int, int, int]
         assert cost.predict(with_chunk(shape, 500, 64)) >= cost.predict(shape)
 
 
-def test_what_was_observed_is_predicted() -> None:
+def test_observed_costs_are_predicted() -> None:
     cost, rng = StepCost(), random.Random(2)
     shapes = [
         StepShape(rng.randrange(1, 33), rng.choice((0, 64, 256)), rng.randrange(20_000), 0)
@@ -70,7 +70,7 @@ def test_a_tile_of_no_rows_is_refused() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 8, 32])
-def test_rows_are_not_held_dear_where_every_step_has_as_many(rows: int) -> None:
+def test_equal_row_counts_do_not_inflate_the_cost_of_rows(rows: int) -> None:
     def seconds(shape: StepShape) -> float:
         return machine(shape) + 0.013  # 28 ms, and 0.8 ms for each row
 

@@ -71,7 +71,7 @@ def crowd(config: EngineConfig, *, count: int = 3) -> tuple[Watched, list[Reques
     return harness, requests
 
 
-def test_who_gave_way_gets_its_pages_back() -> None:
+def test_a_preempted_sequence_gets_its_pages_back() -> None:
     computed_again, _ = crowd(CROWD)
     brought_back, _ = crowd(replace(CROWD, swap_memory=MIB))
     counts = brought_back.core.gauges.swap
@@ -94,7 +94,7 @@ def test_the_folder_of_cached_pages_serves_as_well(tmp_path: Path, monkeypatch: 
     brought_back.core.close()
 
 
-def test_what_reading_would_delay_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_are_computed_if_loading_is_slower(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rate, "seconds", lambda self, num_bytes: 1e9 * num_bytes)  # noqa: ARG005
     harness, _ = crowd(replace(CROWD, swap_memory=MIB))
     counts = harness.core.gauges.swap
@@ -123,7 +123,7 @@ def on_the_way_back() -> tuple[Watched, Request]:
     return harness, next(each for each in requests if each.samples[0].sequence is sequence)
 
 
-def test_nobody_takes_the_room_of_one_that_is_on_its_way_back() -> None:
+def test_space_of_a_loading_sequence_is_reserved() -> None:
     harness, back = on_the_way_back()
     scheduler = harness.core._scheduler
     poll, scheduler._connector.poll = scheduler._connector.poll, lambda: ()  # type: ignore[method-assign]
@@ -155,7 +155,7 @@ def test_nothing_is_planned_while_all_wait_for_one_that_is_on_its_way_back() -> 
     assert harness.result(back) == alone(back.samples[0].sequence.tokens[:20], MANY)
 
 
-def test_who_is_on_its_way_back_may_be_aborted() -> None:
+def test_a_loading_sequence_can_be_aborted() -> None:
     harness, back = on_the_way_back()
     harness.core.abort(back)
     harness.run_to_the_end()
@@ -196,7 +196,7 @@ class Promises(NoConnector):
         return asking
 
 
-def test_a_store_is_asked_once_for_each_time_that_one_gave_way() -> None:
+def test_the_store_is_asked_once_per_preemption() -> None:
     connector = Promises()
     scheduler = Scheduler(BlockManager(36, 4), Limits(32, 8), connector)
     everyone = [Sequence(str(number), prompt(number), 70) for number in range(3)]
@@ -254,7 +254,7 @@ STATES: dict[str, RecurrentState | None] = {
     cancelled=st.dictionaries(st.integers(0, 6), st.integers(1, 60), max_size=3),
     overlaps=st.booleans(),
 )
-def test_everybody_gets_what_they_would_alone(
+def test_outputs_equal_those_of_requests_served_alone(
     jobs: list[tuple[int, int, int]],
     spare: int,
     swap_memory: int,

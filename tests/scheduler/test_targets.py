@@ -54,7 +54,7 @@ def test_auto_lets_no_more_run_than_keep_a_step_from_being_a_stall() -> None:
     assert max(running) > 40
 
 
-def test_a_long_sequence_waits_where_short_ones_would_not() -> None:
+def test_only_long_sequences_wait_for_time() -> None:
     limits = Limits(max_step_tokens=512, max_running=64, target_itl=0.05)
     scheduler = Scheduler(BlockManager(2000, PAGE_SIZE, max_chunk=512), limits)
     head = [5] * 12_000
@@ -116,7 +116,7 @@ def busy() -> Scheduler:
     return scheduler
 
 
-def test_steps_are_planned_ahead_while_nobody_has_time_to_be_let_in() -> None:
+def test_steps_are_planned_ahead_while_no_sequence_has_time() -> None:
     scheduler = busy()
     assert scheduler.plan() is not None
     ahead = scheduler.plan_ahead()
@@ -124,7 +124,7 @@ def test_steps_are_planned_ahead_while_nobody_has_time_to_be_let_in() -> None:
     assert len(ahead.work) == MIN_RUNNING
 
 
-def test_samples_that_wait_for_a_prompt_count_when_it_is_let_in() -> None:
+def test_waiting_samples_count_when_their_prompt_is_admitted() -> None:
     limits = Limits(max_step_tokens=512, max_running=64, target_itl=0.060)
     scheduler = Scheduler(BlockManager(2000, PAGE_SIZE, max_chunk=512), limits)
 

@@ -32,7 +32,7 @@ def test_a_loop_of_products_is_found_and_counted() -> None:
 
 
 @pytest.mark.parametrize("between", ["call   5 <other>", "je     f0 <octavo::multiply(int)+0xf0>", "ret"])
-def test_what_calls_or_branches_is_no_hot_loop(between: str) -> None:
+def test_loops_with_calls_or_branches_are_not_hot(between: str) -> None:
     assert not list(loops_of(disassembly(*[PRODUCT] * 8, between), "some_avx512.cpp"))
 
 
@@ -40,7 +40,7 @@ def test_few_products_are_no_hot_loop() -> None:
     assert not list(loops_of(disassembly(*[PRODUCT] * 7), "some_avx512.cpp"))
 
 
-def test_a_loop_that_rounds_what_is_to_be_multiplied_is_no_hot_loop() -> None:
+def test_loops_that_round_factors_are_not_hot() -> None:
     rounding, fused = "vcvtps2dq %zmm1,%zmm2", "vfmadd213ps %zmm1,%zmm2,%zmm3"
     assert not list(loops_of(disassembly(*[fused] * 8, *[rounding] * 4), "some_avx512.cpp"))
     assert only(*[fused] * 8, *[rounding] * 3).products == 8

@@ -64,7 +64,7 @@ NEEDY = {
 
 
 @pytest.mark.parametrize(("name", "value"), NEEDY.items())
-def test_what_does_nothing_without_another_setting_is_refused(name: str, value: object) -> None:
+def test_settings_that_need_another_are_refused_alone(name: str, value: object) -> None:
     needed = settings_of(EngineConfig)[name][0].needs
     assert needed is not None
     rest = {"prefix_cache": False} if needed == "prefix_cache" else {}
@@ -80,7 +80,7 @@ def test_no_other_setting_needs_one() -> None:
     EngineConfig(schedule_policy="vtc", tenant_weights="a=2")
 
 
-def test_numbers_are_declared_with_what_they_may_be() -> None:
+def test_numbers_declare_their_ranges() -> None:
     counted = {
         name for name, (declared, _) in settings_of(EngineConfig).items() if declared.kind in ("int", "size")
     }

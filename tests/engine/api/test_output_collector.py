@@ -15,7 +15,7 @@ PIECES = st.tuples(
 
 
 @given(pieces=st.lists(PIECES, min_size=1, max_size=8), finished=st.booleans(), scored=st.integers(0, 8))
-def test_it_is_what_joining_by_hand_gives(
+def test_the_collector_joins_deltas_like_a_plain_loop(
     pieces: list[tuple[tuple[int, ...], str, list[TokenLogprob]]], finished: bool, scored: int
 ) -> None:
     prompt = PromptLogprobs(3, (TokenLogprob(4, -0.5),))
@@ -59,7 +59,7 @@ def test_it_is_what_joining_by_hand_gives(
     assert tuple(found.logprobs) == whole.logprobs
 
 
-def test_nothing_is_joined_before_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deltas_are_joined_only_when_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     made = 0
 
     def counted(**fields: object) -> Delta:
@@ -83,7 +83,7 @@ def test_output_after_the_end_is_a_bug() -> None:
         collector.add(Delta(request_id="r", index=0))
 
 
-def test_logprobs_are_most_of_what_is_counted() -> None:
+def test_logprobs_dominate_the_counted_bytes() -> None:
     entry = TokenLogprob(1, -0.5, tuple((token, -1.0) for token in range(20)))
     delta = Delta(request_id="r", index=0, token_ids=(1,), logprobs=(entry,))
     assert 2_000 < delta_bytes(delta) < 6_000

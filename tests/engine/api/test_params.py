@@ -52,7 +52,7 @@ def test_the_ends_of_the_ranges_are_allowed() -> None:
     SamplingParams(temperature=100, top_p=1e-9, min_p=1, n=1, seed=0, logprobs=0, stop=("x" * 1024,) * 16)
 
 
-def test_options_are_made_from_what_is_declared() -> None:
+def test_options_are_made_from_declared_parameters() -> None:
     parser = argparse.ArgumentParser()
     add_sampling_arguments(parser, max_tokens=7)
     assert sampling_arguments(parser.parse_args([])) == {}

@@ -51,12 +51,12 @@ def test_whatever_is_given_is_refused_or_kept_in_its_type(config: type, value: A
         ),
     ],
 )
-def test_the_message_says_what_it_must_be(settings: dict[str, Any], message: str) -> None:
+def test_the_message_names_the_required_type(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidConfig, match=f"^{message}"):
         EngineConfig(**settings)
 
 
-def test_a_size_is_what_its_option_takes() -> None:
+def test_sizes_parse_like_their_options() -> None:
     settings: dict[str, Any] = {"kv_memory": "300MiB", "swap_memory": "0"}
     config = EngineConfig(**settings)
     assert (config.kv_memory, config.swap_memory) == (300 * 1024**2, 0)

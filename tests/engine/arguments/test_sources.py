@@ -178,7 +178,7 @@ def test_a_deleted_option_names_its_replacement(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     "argv", [("a", "--model", "b"), ("--model", "b", "a"), ("--served-model-name", "n", "m")]
 )
-def test_two_models_are_told(argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_models_are_reported(argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     _fails(capsys, "MODEL", *argv)
 
 

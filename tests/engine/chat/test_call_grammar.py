@@ -73,7 +73,7 @@ def names_and_arguments(answer: Answer) -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("parser", PARSERS)
-def test_what_a_grammar_allows_is_read_as_calls(compiler: ConstraintCompiler, parser: str) -> None:
+def test_texts_of_a_call_grammar_parse_as_calls(compiler: ConstraintCompiler, parser: str) -> None:
     form = tool_format(parser)
     assert form is not None
     calls: list[tuple[str, dict[str, Any]]] = [("write_file", ARGUMENTS), ("now", {})]
@@ -83,7 +83,7 @@ def test_what_a_grammar_allows_is_read_as_calls(compiler: ConstraintCompiler, pa
 
 
 @pytest.mark.parametrize("parser", PARSERS)
-def test_a_grammar_forbids_what_is_no_call(compiler: ConstraintCompiler, parser: str) -> None:
+def test_a_call_grammar_forbids_other_texts(compiler: ConstraintCompiler, parser: str) -> None:
     form = tool_format(parser)
     assert form is not None
     good = written(form.shape, [("write_file", ARGUMENTS)])
@@ -97,7 +97,7 @@ def test_a_grammar_forbids_what_is_no_call(compiler: ConstraintCompiler, parser:
 
 
 @pytest.mark.parametrize("parser", PARSERS)
-def test_one_call_is_enough_where_no_more_may_come(compiler: ConstraintCompiler, parser: str) -> None:
+def test_a_grammar_may_allow_only_one_call(compiler: ConstraintCompiler, parser: str) -> None:
     form = tool_format(parser)
     assert form is not None
     one = written(form.shape, [("now", {})])

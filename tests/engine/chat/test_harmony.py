@@ -54,7 +54,7 @@ def test_arguments_are_streamed_and_a_cut_call_is_not_made_whole() -> None:
 
 
 @pytest.mark.parametrize("end", range(1, len(ANALYSIS + FINAL)))
-def test_no_part_of_a_mark_is_shown_where_an_answer_is_cut(end: int) -> None:
+def test_cut_answers_show_no_part_of_a_mark(end: int) -> None:
     found = answer_of([(ANALYSIS + FINAL)[:end]], was_cut=True)
     assert "<|" not in found.reasoning + found.shown
     assert "Which file?".startswith(found.reasoning)

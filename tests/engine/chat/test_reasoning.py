@@ -28,7 +28,7 @@ CASES = [  # parser, whether the prompt opens the reasoning, text, expected reas
 
 
 @pytest.mark.parametrize(("parser", "is_thinking", "text", "reasoning", "content"), CASES)
-def test_reasoning_and_content_are_told_apart(
+def test_reasoning_and_content_are_separated(
     parser: str, is_thinking: bool, text: str, reasoning: str, content: str
 ) -> None:
     marks = reasoning_named(parser)

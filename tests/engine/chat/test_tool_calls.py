@@ -112,7 +112,7 @@ def test_malformed_calls_come_back_as_text(parser: str, text: str) -> None:
         assert answer.shown.endswith("Well.")
 
 
-def test_text_that_only_looks_like_a_call_is_content() -> None:
+def test_text_similar_to_a_call_is_content() -> None:
     for parser, text in (
         ("json_tools", "a <tool and <tool_cal b <"),
         ("llama3_json", '{"name": "Ada", "age": 3}'),

@@ -19,7 +19,7 @@ def answered(messages: Sequence[tuple[float, int]]) -> Answer:
     return answer
 
 
-def test_the_rate_is_of_what_came_after_the_first_message() -> None:
+def test_the_rate_ignores_the_first_message() -> None:
     answer = answered([(0.5, 2), (1.0, 1), (1.5, 3)])
     assert "6 generated, first after 0.500 s, then 4.0/s; finished by length" in answer.summary()
     assert (answer.as_json()["ttft_s"], answer.as_json()["tokens_per_s"]) == (0.5, 4.0)

@@ -66,7 +66,7 @@ def octavo(server: Background, *words: str) -> int:
     return main(["cache", *words, "--connect", server.its.address])
 
 
-def test_every_deed_says_what_it_did(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_action_prints_its_result(capsys: pytest.CaptureFixture[str]) -> None:
     def last() -> tuple[list[str], dict[str, Any]]:
         lines = capsys.readouterr().out.splitlines()
         return lines[:-1], json.loads(lines[-1])
@@ -117,7 +117,7 @@ def test_every_deed_says_what_it_did(capsys: pytest.CaptureFixture[str]) -> None
         (["pin", "x"], 2, "one of the arguments"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_line(
+def test_failures_print_one_line(
     words: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with background() as server:

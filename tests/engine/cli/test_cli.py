@@ -177,7 +177,7 @@ def test_an_output_that_no_disk_has_room_for(
     assert err == "octavo plan: error: cannot write the output: No space left on device; make room\n"
 
 
-def test_nobody_to_connect_to_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_server_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = _run(capsys, "generate", "x", "--connect", "127.0.0.1:1")
     assert code == 1
     assert err.count("\n") == 1
@@ -255,7 +255,7 @@ def test_generate_refuses_pictures_that_nothing_reads(
     assert (code, message in err.splitlines()[-1]) == (2, True), err
 
 
-def test_generate_says_what_became_of_drafts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_reports_accepted_drafts(capsys: pytest.CaptureFixture[str]) -> None:
     text = "code 1 is red. code 2 is blue. code 1 is red. code 2 is"
     code, out, err = _run(
         capsys, "generate", text, "--ignore-eos", "--max-tokens", "64", "--speculate", "ngram", "--json"
@@ -270,7 +270,7 @@ def test_generate_says_what_became_of_drafts(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("errors", "message"), [("strict", "invalid start byte"), ("surrogateescape", "lone")]
 )
-def test_generate_refuses_what_is_not_utf_8(
+def test_generate_refuses_invalid_utf_8(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, errors: str, message: str
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a \xff"), "utf-8", errors))
@@ -289,7 +289,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert report["versions"]["mlx"] != "not installed"
 
 
-def test_doctor_tells_what_a_model_runs_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_reports_the_kernels_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = _run(capsys, "doctor", "--model", "demo", "--json")
     assert code == 0, err
     model = json.loads(out.splitlines()[-1])["model"]
@@ -320,7 +320,7 @@ def test_doctor_fails_when_a_kernel_is_wrong(
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_doctor_tests_the_arithmetic_that_is_asked_for(
+def test_doctor_tests_exact_arithmetic_on_request(
     exact: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from octavo.kernels.interface import AttentionBackend, LayerSpec, PoolSpec
@@ -342,7 +342,7 @@ def test_doctor_tests_the_arithmetic_that_is_asked_for(
     assert ("no arithmetic of 8 bits" in out) == exact
 
 
-def test_plan_agrees_with_what_is_allocated(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_agrees_with_allocated_memory(capsys: pytest.CaptureFixture[str]) -> None:
     from octavo.engine.memory.budget import page_bytes
     from octavo.kernels.formats import format_pair
     from octavo.kernels.interface import LayerSpec
@@ -409,7 +409,7 @@ def test_usage_errors_answer_without_loading_mlx() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60)
 
 
-def test_outputs_obey_what_the_options_say(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_outputs_obey_structured_output_options(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     schema = tmp_path / "schema.json"
     schema.write_text('{"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 2}')
     flags = ["--max-tokens", "40", "--prompt-logprobs", "1", "--json"]

@@ -167,6 +167,6 @@ async def test_ctrl_c_ends_generate_quietly() -> None:
     assert errors == b""
 
 
-async def test_a_model_that_does_not_load_is_said_in_one_line() -> None:
+async def test_a_model_that_does_not_load_prints_one_line() -> None:
     with pytest.raises(InvalidConfig, match="no/such/folder"):
         await ServerProcess(["--model", "./no/such/folder"]).start()

@@ -95,7 +95,7 @@ def _handles(status: Path, number: signal.Signals) -> bool:
     return bool(int(line.split()[1], 16) >> (number - 1) & 1)
 
 
-async def test_everybody_hears_of_a_death_before_the_disk_is_closed() -> None:
+async def test_streams_fail_before_the_disk_is_closed() -> None:
     def explode() -> None:
         raise MemoryError("device lost")
 

@@ -22,7 +22,7 @@ RESOLVING = "errors resolving there.invalid:5: [field:hostname lookup error:Doma
         ("TLS handshake failed", "check that --tls-ca"),
     ],
 )
-async def test_what_is_wrong_with_a_connection_is_said(details: str, said: str) -> None:
+async def test_connection_errors_name_the_cause(details: str, said: str) -> None:
     async with Client("there.invalid:5") as client:
         error = client.translate(
             AioRpcError(grpc.StatusCode.UNAVAILABLE, Metadata(), Metadata(), details, None)

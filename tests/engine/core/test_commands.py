@@ -84,7 +84,7 @@ def test_every_command_and_every_answer_is_plain_data_that_can_be_pickled(llm: L
         pickle.loads(pickle.dumps(answer))
 
 
-def test_what_commands_raise_can_be_pickled(llm: LLM) -> None:
+def test_errors_of_commands_can_be_pickled(llm: LLM) -> None:
     for command, error in (
         (commands.explain_request("nobody"), NotFound),
         (commands.unpin_prefix("p", "p"), NotFound),

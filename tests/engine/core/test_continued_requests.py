@@ -110,7 +110,7 @@ def test_a_cut_stream_of_a_model_has_the_same_bits(model: str, kv_format: str, r
         core.close()
 
 
-def test_one_token_more_may_be_asked_for_up_to_the_models_length() -> None:
+def test_continued_requests_may_fill_the_models_length() -> None:
     harness = Harness(small_config(max_model_len=16))
     params = SamplingParams(seed=1, temperature=1, ignore_eos=True)
     whole = harness.add(b"abcd", params)

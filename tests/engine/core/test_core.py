@@ -223,7 +223,7 @@ def test_an_observer_that_fails_stops_nothing(caplog: pytest.LogCaptureFixture) 
     assert "the observer failed" in caplog.text
 
 
-def test_a_step_is_told_once_with_its_counts_and_times() -> None:
+def test_the_observer_gets_each_step_once() -> None:
     harness = Harness(small_config(max_step_tokens=8, page_size=4))
     request = harness.add(b"0123456789", SamplingParams(max_tokens=3))
     harness.run()
@@ -253,7 +253,7 @@ def test_the_end_token_ends_unless_it_is_ignored() -> None:
     assert EOS in harness.result(goes_on).token_ids
 
 
-def test_finishing_ends_what_is_left_and_tells_the_observer() -> None:
+def test_finishing_ends_remaining_requests() -> None:
     harness = Harness()
     left = [harness.add(b"x", SamplingParams(max_tokens=9, n=2)) for _ in range(3)]
     harness.step()

@@ -19,7 +19,7 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 PROMPTS = ("3 + 4 =", "twelve minus two", "The capital of")
 
 
-async def test_a_process_serves_what_a_thread_serves() -> None:
+async def test_process_and_thread_serve_equal_outputs() -> None:
     with LLM(CONFIG) as llm:
         wanted = [output.outputs[0].text for output in llm.generate(list(PROMPTS), GREEDY, progress=False)]
     observer = Recording()

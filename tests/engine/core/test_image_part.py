@@ -71,7 +71,7 @@ def test_chunks_that_cut_an_image_have_its_rows(core: EngineCore, images: FakeIm
     assert set(inputs(core)) == {"position_t", "position_h", "position_w"}, "a decode has positions alone"
 
 
-def test_text_beside_images_stands_where_it_did(core: EngineCore, images: FakeImages) -> None:
+def test_images_do_not_shift_text_positions(core: EngineCore, images: FakeImages) -> None:
     images.advance(PromptImage(1, 2, 4, b"\5" * 32, b""))
     add(core, "text", lead=2, tail=1, picture=None)
     add(core, "picture", lead=1, tail=1)

@@ -44,7 +44,7 @@ def test_the_next_step_is_submitted_before_its_tokens_are_known() -> None:
     harness.assert_idle()
 
 
-def test_without_the_setting_or_where_the_runner_cannot_every_step_is_resolved_first() -> None:
+def test_without_overlap_every_step_is_resolved_first() -> None:
     for harness in (Harness(small_config(async_steps=False), feeds=True), overlapping(feeds=False)):
         harness.add(b"one", PLAIN)
         harness.run()
@@ -60,7 +60,7 @@ def test_without_the_setting_or_where_the_runner_cannot_every_step_is_resolved_f
     ],
     ids=["frequency", "presence", "repetition"],
 )
-def test_who_needs_the_token_is_waited_for(params: SamplingParams) -> None:
+def test_requests_that_need_the_token_prevent_overlap(params: SamplingParams) -> None:
     harness = overlapping()
     request = harness.add(b"needs", params)
     harness.run()
@@ -72,7 +72,7 @@ def test_who_needs_the_token_is_waited_for(params: SamplingParams) -> None:
     assert harness.result(other) == alone(list(b"needs nothing"), PLAIN)
 
 
-def test_who_drafts_is_waited_for_only_where_something_is_guessed() -> None:
+def test_only_proposed_drafts_prevent_overlap() -> None:
     harness = overlapping()
     free = SamplingParams(max_tokens=12, speculate="ngram", ignore_eos=True)
     request = harness.add(b"nothing to guess", free)
@@ -95,7 +95,7 @@ def test_who_drafts_is_waited_for_only_where_something_is_guessed() -> None:
     harness.assert_idle()
 
 
-def test_an_arrival_is_let_in_by_the_step_after_the_one_in_flight() -> None:
+def test_arrivals_are_admitted_after_the_step_in_flight() -> None:
     harness = overlapping()
     first = harness.add(b"first", SamplingParams(max_tokens=30, ignore_eos=True))
     harness.step()
@@ -157,7 +157,7 @@ def test_settling_ends_the_step_in_flight_and_keeps_its_news() -> None:
     assert harness.result(request) == alone(list(b"asks"), PLAIN)
 
 
-def test_the_end_resolves_what_is_in_flight() -> None:
+def test_finishing_resolves_the_step_in_flight() -> None:
     harness = overlapping()
     harness.add(b"never ends", PLAIN)
     for _ in range(3):

@@ -134,7 +134,7 @@ def test_a_saved_prompt_is_found_with_its_images_alone(
 
 
 @pytest.mark.parametrize("page_size", [2, 8])
-def test_images_name_pages_of_another_size(
+def test_saved_images_load_with_another_page_size(
     engine: Callable[..., LLM], tmp_path: Path, page_size: int
 ) -> None:
     prompt, path = with_images(b"a", b"b"), tmp_path / "x.safetensors"
@@ -261,7 +261,7 @@ def test_one_damaged_file_of_a_cache_changes_nothing(engine: Callable[..., LLM],
     assert ask_one(llm, PROMPT).cached_tokens == ask_one(llm, [7] * 30).cached_tokens == 0
 
 
-def test_a_file_without_what_comes_before_it(
+def test_a_file_without_earlier_pages_is_refused(
     engine: Callable[..., LLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(saved, "PART_BYTES", 5 * 4 * 16)
@@ -298,7 +298,7 @@ def test_a_salt_is_kept(engine: Callable[..., LLM], tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_run(copy).parts[0].pages, run.parts[0].pages)
 
 
-def test_what_cannot_be_saved_is_said(engine: Callable[..., LLM], tmp_path: Path) -> None:
+def test_failed_saves_name_the_cause(engine: Callable[..., LLM], tmp_path: Path) -> None:
     llm = engine()
     with pytest.raises(NotFound, match="none of these 101 tokens is cached"):
         save_prompt(llm._run_command, tmp_path / "x.safetensors", PROMPT, b"")

@@ -49,7 +49,7 @@ def parrot(**options: object) -> tuple[Harness, Parrot]:
     return harness, runner
 
 
-def test_what_repeats_takes_fewer_steps() -> None:
+def test_repetitive_texts_take_fewer_steps() -> None:
     harness, runner = parrot(speculate="ngram")
     request = harness.add(TEXT, SamplingParams(max_tokens=64))
     harness.run()
@@ -101,7 +101,7 @@ def test_max_tokens_and_stops_end_a_run_of_drafts() -> None:
         harness.assert_idle()
 
 
-def test_a_failure_behind_drafts_ends_the_request_after_what_held() -> None:
+def test_a_failed_draft_row_ends_the_request() -> None:
     harness, runner = parrot(speculate="ngram")
     runner._fails_at = 21
     request = harness.add(TEXT, SamplingParams(max_tokens=60))
@@ -126,7 +126,7 @@ def test_rejected_drafts_publish_nothing() -> None:
     assert blocks.open(said).num_written == (len(said) - 1) // 2 * 2
 
 
-def test_drafts_come_after_what_must_be_computed() -> None:
+def test_drafts_get_the_tokens_that_prompts_leave() -> None:
     harness, runner = parrot(speculate="ngram")
     harness.add(TEXT * 2, SamplingParams(max_tokens=60))
     for _ in range(4):
@@ -140,7 +140,7 @@ def test_drafts_come_after_what_must_be_computed() -> None:
     harness.assert_idle()
 
 
-def test_what_is_measured_counts_tokens_once() -> None:
+def test_statistics_count_each_token_once() -> None:
     harness, _ = parrot(speculate="ngram")
     harness.add(TEXT, SamplingParams(max_tokens=50))
     harness.run()

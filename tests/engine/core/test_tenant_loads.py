@@ -6,7 +6,7 @@ from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core.gauge_source import MEASURED_EVERY_S, TenantLoads
 
 
-def test_tokens_of_tenants_are_what_was_computed_and_generated() -> None:
+def test_tenants_are_charged_for_computed_and_generated_tokens() -> None:
     harness = Harness(small_config(max_running=1))
     for tenant, prompt in (("a", b"abcdefghi"), ("a", b"abcdefghi"), ("b", b"bb"), ("", b"cc")):
         harness.add(prompt, SamplingParams(max_tokens=3, ignore_eos=True), tenant=tenant)

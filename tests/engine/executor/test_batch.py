@@ -114,7 +114,7 @@ def test_a_batch_says_the_same_as_one_position_at_a_time(case: tuple[SchedulerOu
 
 
 @given(steps(), st.integers(1, 40), st.sampled_from([0, 3, 50]), st.integers(0, 7))
-def test_residual_pages_are_read_from_where_their_group_shows_them(
+def test_residual_pages_start_where_their_groups_window_does(
     case: tuple[SchedulerOutput, int], window: int, after: int, first: int
 ) -> None:
     step, size = case
@@ -156,7 +156,7 @@ def test_two_writers_of_one_slot_are_our_own_bug(start: int) -> None:
         build_batch(SchedulerOutput(tuple(work)), 4)
 
 
-def test_nobody_can_change_what_later_steps_are_built_from() -> None:
+def test_arrays_of_later_steps_cannot_be_changed() -> None:
     item = make_work([3], 4, 1, 2, samples=True, num_parallel_samples=0)
     batch = build_batch(SchedulerOutput((item,), decode_only=True), 4)
     for shared in (batch.sample_rows, batch.attention.q_start):

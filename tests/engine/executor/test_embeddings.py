@@ -89,7 +89,7 @@ def test_a_shared_instruction_is_computed_once(folder: Path) -> None:
     assert first.outputs[0].token_ids[0] == beside.outputs[0].token_ids[0]
 
 
-def test_what_cannot_be_asked_for(folder: Path) -> None:
+def test_invalid_embedding_requests_are_refused(folder: Path) -> None:
     with LLM(EngineConfig(model=str(folder), **SMALL)) as llm:
         with pytest.raises(InvalidRequest, match="dimensions must be between 1 and 64"):
             llm.embed([[1, 2]], dimensions=65)

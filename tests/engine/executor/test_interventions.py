@@ -88,6 +88,6 @@ def test_changes_of_every_form_are_seen(line: str) -> None:
     assert any(interventions(ast.parse(line)))
 
 
-def test_what_changes_its_own_is_none() -> None:
+def test_own_changes_are_no_interventions() -> None:
     own = "import mlx.core as mx\ndef f(self):\n    self.x = mx.zeros(1)\n    setattr(self, 'y', 1)"
     assert not any(interventions(ast.parse(own)))

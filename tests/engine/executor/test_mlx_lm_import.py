@@ -38,7 +38,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def test_a_deferred_package_runs_once_when_it_is_asked(package: Path) -> None:
+def test_a_deferred_package_is_imported_once_at_first_use(package: Path) -> None:
     counter = importlib.import_module(f"{NAME}_counter")
     defer(NAME)
     part = importlib.import_module(f"{NAME}.part")
@@ -55,7 +55,7 @@ def test_a_deferred_package_runs_once_when_it_is_asked(package: Path) -> None:
 
 
 @pytest.mark.usefixtures("package")
-def test_a_package_that_fails_can_be_asked_again() -> None:
+def test_a_failed_import_can_be_repeated() -> None:
     counter: Any = importlib.import_module(f"{NAME}_counter")
     counter.fails = True
     defer(NAME)
@@ -68,7 +68,7 @@ def test_a_package_that_fails_can_be_asked_again() -> None:
 
 
 @pytest.mark.usefixtures("package")
-def test_a_copy_lacks_what_it_is_to_lack_and_nothing_else() -> None:
+def test_a_copy_lacks_only_the_excluded_names() -> None:
     copy = copy_without(f"{NAME}.tokens", ("nowhere_at_all",))
     assert (copy.value, copy.json, copy.Tokenizer) == (41, importlib.import_module("json"), Absent)
     assert f"{NAME}.tokens" not in sys.modules
@@ -81,7 +81,7 @@ def test_a_copy_lacks_what_it_is_to_lack_and_nothing_else() -> None:
     assert copy_without(f"{NAME}.part", ()) is part
 
 
-def test_what_is_not_installed_is_named() -> None:
+def test_missing_packages_are_named() -> None:
     with pytest.raises(ImportError, match="octavo_is_not_there"):
         defer("octavo_is_not_there")
     with pytest.raises(ImportError, match="octavo_is_not_there"):

@@ -208,7 +208,7 @@ def test_the_limit_of_open_files_survives_mlx_lm() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_info_is_what_was_loaded(runner: paged.PagedRunner, folder: Path, backend: str) -> None:
+def test_info_describes_the_loaded_model(runner: paged.PagedRunner, folder: Path, backend: str) -> None:
     info = runner.info
     assert (info.backend, info.num_layers, info.num_pages) == (backend, 4, 40)
     assert (info.vocab_size, info.max_model_len, info.path) == (320, 512, folder)

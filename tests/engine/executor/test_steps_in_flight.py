@@ -124,7 +124,7 @@ def test_every_page_format_gives_the_same(
 
 @pytest.mark.usefixtures("every_draft_is_computed")
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
-def test_drafts_where_something_is_guessed_give_the_same(
+def test_overlapped_steps_with_drafts_give_equal_outputs(
     folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(3)

@@ -88,19 +88,19 @@ def test_a_list_with_one_bad_prompt_is_refused_before_anything_is_computed() -> 
 
 
 @pytest.mark.parametrize("wrong", [3, None, b"ab", {"prompt": "ab"}, {"ab"}, [None], [b"ab"], iter("ab")])
-def test_what_is_no_prompt_is_refused(wrong: Any) -> None:
+def test_invalid_prompts_are_refused(wrong: Any) -> None:
     with make_llm() as llm, pytest.raises(InvalidRequest, match=r"^a prompt must be text, .* got "):
         llm.generate(wrong)
 
 
 @pytest.mark.parametrize("wrong", [3, "x", {"max_tokens": 3}, ["x"], [None]])
-def test_what_are_no_parameters_is_refused(wrong: Any) -> None:
+def test_invalid_parameters_are_refused(wrong: Any) -> None:
     with make_llm() as llm, pytest.raises(InvalidRequest, match=r"^params must be SamplingParams, got "):
         llm.generate(["ab"], wrong)
 
 
 @pytest.mark.parametrize("engine", [LLM, AsyncEngine])
-def test_what_is_no_configuration_is_refused(engine: Any) -> None:
+def test_invalid_configurations_are_refused(engine: Any) -> None:
     with pytest.raises(InvalidConfig, match=r"^config must be an EngineConfig, got 'demo'; write EngineConf"):
         engine("demo")
 
@@ -126,7 +126,7 @@ def test_a_dead_engine_is_an_error_now_and_ever_after() -> None:
             assert caught.value.__cause__ is cause
 
 
-def test_what_loading_raises_is_raised() -> None:
+def test_errors_of_loading_are_raised() -> None:
     def broken(_config: EngineConfig, _observer: Observer | None) -> EngineCore:
         raise ModelLoadError("no such model")
 
@@ -200,7 +200,7 @@ def test_a_program_that_forgets_to_close_still_ends() -> None:
     assert (result.stdout, result.stderr, result.returncode) == ("3\n", "", 0)
 
 
-def test_closing_ends_what_another_thread_generates() -> None:
+def test_closing_ends_requests_of_other_threads() -> None:
     started = threading.Event()
     llm = make_llm(before_step=started.set)
     outputs: list[FinishReason | None] = []

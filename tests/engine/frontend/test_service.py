@@ -13,7 +13,7 @@ from octavo.engine.frontend.input_processor import LONG_TEXT
 from oracle import alone
 
 
-async def test_many_streams_at_once_say_what_each_says_alone() -> None:
+async def test_concurrent_streams_equal_streams_served_alone() -> None:
     prompts = [b"shared beginning, then %d" % k for k in range(20)]
     params = [
         SamplingParams(max_tokens=5 + k, n=1 + k % 3, temperature=k % 2, seed=k, stop=("ab", " c"))
@@ -55,7 +55,7 @@ STATES = {"submitted": 0, "prefilling": 2, "last chunk": 4, "decoding": 9}
 
 @pytest.mark.parametrize("how", ["cancel", "abort"])
 @pytest.mark.parametrize("state", STATES)
-async def test_whoever_gives_up_gets_no_more_than_one_step(state: str, how: str) -> None:
+async def test_a_cancelled_request_computes_at_most_one_more_step(state: str, how: str) -> None:
     gate = Gate()
     async with running(small_config(max_step_tokens=8), gate) as (engine, fake, observer):
         deltas: list[Delta] = []

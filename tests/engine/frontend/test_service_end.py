@@ -42,7 +42,7 @@ async def test_stopping_lets_running_requests_finish() -> None:
         await stop
 
 
-async def test_what_does_not_finish_in_time_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_that_do_not_finish_in_time_are_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate()
     aborted = asyncio.Event()
     async with running(gate=gate) as (engine, _, _):
@@ -85,7 +85,7 @@ async def test_an_engine_that_hangs_is_not_waited_for(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("cause", [RuntimeError("device lost"), SystemExit(3), MemoryError()])
-async def test_when_the_engine_dies_everybody_hears_of_it_at_once(cause: BaseException) -> None:
+async def test_a_dead_engine_fails_all_requests_at_once(cause: BaseException) -> None:
     gate = Gate()
 
     def step() -> None:

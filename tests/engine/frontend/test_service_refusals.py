@@ -48,7 +48,7 @@ from oracle import alone
         ([1] * 300, {}, RequestTooLong, "model's length is 280; shorten the prompt or lower max_tokens"),
     ],
 )
-async def test_what_cannot_be_served_is_refused_with_the_numbers(
+async def test_refusals_contain_the_numbers(
     prompt: list[int], params: dict[str, object], error: type[Exception], message: str
 ) -> None:
     async with running(max_model_len=280) as (engine, fake, observer):
@@ -142,13 +142,13 @@ async def test_prompts_that_wait_are_counted_in_tokens_too(monkeypatch: pytest.M
         await asyncio.gather(first, *others)
 
 
-async def test_a_long_prompt_is_let_in_where_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_prompt_is_accepted_into_an_empty_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "MAX_WAITING_TOKENS", 10)
     async with running(small_config()) as (engine, _, _):
         assert await collect(engine.generate([1] * 100, SamplingParams(max_tokens=1)))
 
 
-async def test_who_waits_too_long_is_refused_and_who_runs_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_waiting_requests_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate()
     config = small_config(max_running=1, queue_timeout=30)
     async with running(config, gate) as (engine, _, observer):
@@ -183,7 +183,7 @@ async def test_a_priority_out_of_range_is_refused() -> None:
             await anext(engine.generate([1], priority=1001))
 
 
-async def test_the_smaller_number_is_let_in_first() -> None:
+async def test_smaller_priorities_are_admitted_first() -> None:
     gate = Gate()
     order: list[str] = []
     async with running(small_config(max_running=1), gate) as (engine, _, _):
@@ -203,7 +203,7 @@ async def test_the_smaller_number_is_let_in_first() -> None:
     assert order.index("urgent") < order.index("usual") < order.index("also usual")
 
 
-async def test_what_the_parameters_leave_room_for_is_served() -> None:
+async def test_requests_that_just_fit_are_served() -> None:
     async with running() as (engine, _, _):
         for params in (
             SamplingParams(stop_ids=tuple(range(258)), max_tokens=2),

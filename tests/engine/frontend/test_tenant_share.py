@@ -108,7 +108,7 @@ async def test_a_tenant_has_its_share_of_the_tokens_that_wait(monkeypatch: pytes
         await asyncio.gather(*senders.tasks)
 
 
-async def test_whoever_is_refused_or_leaves_gives_the_place_up() -> None:
+async def test_refused_or_cancelled_requests_free_their_place() -> None:
     gate = Gate()
     config = small_config(max_running=1, max_waiting=3)
     async with running(config, gate=gate) as (engine, _, _):

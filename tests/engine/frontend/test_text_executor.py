@@ -45,7 +45,7 @@ async def test_without_tenants_there_are_no_shares(door: threading.Event) -> Non
     texts.close()
 
 
-async def test_what_runs_counts_after_its_caller_has_left(door: threading.Event) -> None:
+async def test_running_calls_count_after_their_caller_has_left(door: threading.Event) -> None:
     texts = TextExecutor("convert", max_pending=NUM_THREADS + 1)
     running, started = [], threading.Semaphore(0)
 
@@ -69,7 +69,7 @@ async def test_what_runs_counts_after_its_caller_has_left(door: threading.Event)
     texts.close()
 
 
-async def test_what_the_function_raises_is_raised() -> None:
+async def test_errors_of_the_function_are_raised() -> None:
     texts = TextExecutor("convert")
     with pytest.raises(ZeroDivisionError):
         await texts.run("", lambda: 1 // 0)

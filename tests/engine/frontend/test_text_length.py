@@ -69,7 +69,7 @@ TEXTS = st.text(
 
 @pytest.mark.parametrize("name", PROVEN)
 @given(text=TEXTS)
-def test_a_text_has_at_least_as_many_tokens_as_are_said(name: str, text: str) -> None:
+def test_min_tokens_is_a_lower_bound(name: str, text: str) -> None:
     backend = PROVEN[name]
     tokenizer = Tokenizer(backend)
     assert tokenizer.longest_token < UNPROVEN_CHARACTERS
@@ -124,7 +124,7 @@ def _dropping() -> dict[str, tokenizers.Tokenizer]:
 
 
 @pytest.mark.parametrize("name", _dropping())
-def test_where_text_may_be_dropped_the_bound_is_generous(name: str) -> None:
+def test_tokenizers_that_drop_text_have_a_lower_bound(name: str) -> None:
     backend = _dropping()[name]
     assert longest_token(backend, backend.get_vocab()) >= UNPROVEN_CHARACTERS
 
@@ -134,7 +134,7 @@ class _NotToBeUsed:
         raise AssertionError(f"{name} was called")
 
 
-def test_what_cannot_fit_is_refused_before_it_is_encoded() -> None:
+def test_texts_that_cannot_fit_are_refused_before_encoding() -> None:
     tokenizer = byte_tokenizer()
     longest = tokenizer.longest_token
     tokenizer._backend = _NotToBeUsed()  # type: ignore[assignment]
@@ -169,7 +169,7 @@ def test_other_threads_go_on_while_a_long_text_is_encoded() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_the_memory_of_a_long_text_is_given_back() -> None:
+def test_the_memory_of_a_long_text_is_freed() -> None:
     text = ("Memory that nobody gives back is gone. " * 60_000)[:2_000_000]
     DEMO.encode(text[:1000])
     before = _resident_bytes()

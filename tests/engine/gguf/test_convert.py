@@ -191,7 +191,7 @@ def logits(model: Any) -> np.ndarray:
 @pytest.mark.parity
 @pytest.mark.parametrize("tied", [False, True], ids=["head", "tied"])
 @pytest.mark.parametrize("name", CASES)
-def test_converted_models_compute_what_they_were_made_from(name: str, tied: bool, tmp_path: Path) -> None:
+def test_converted_models_agree_with_their_originals(name: str, tied: bool, tmp_path: Path) -> None:
     if name in ("gemma3",) and not tied:
         pytest.skip("gemma 3 always ties its embeddings")
     model = random_model(name, tied=tied)

@@ -79,7 +79,7 @@ async def test_final_mode_gives_one_response_per_sample() -> None:
         assert response.request_id
 
 
-async def test_stop_string_stop_id_and_end_token_say_what_matched() -> None:
+async def test_the_output_names_its_stop_reason() -> None:
     async with served(FakeCore(ends_every=5)) as its:
         by_string = await collect(its.client.generate("x", SamplingParams(stop=("b",), ignore_eos=True)))
         by_id = await collect(its.client.generate("x", SamplingParams(stop_ids=(ord("c"),), ignore_eos=True)))
@@ -165,7 +165,7 @@ async def test_a_chat_takes_tools_parts_and_names_of_the_template() -> None:
             await its.client.stub.Tokenize(pb.TokenizeRequest(chat=chat))
 
 
-def test_a_choice_of_tools_is_refused_where_nothing_is_generated() -> None:
+def test_tool_choice_is_refused_without_generation() -> None:
     chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="x")], tool_choice="none")
     with pytest.raises(InvalidRequest, match=r"chat\.tool_choice"):
         messages.prompt_of(pb.EmbedRequest(chat=chat), max_tokens=9)

@@ -114,7 +114,7 @@ async def test_nothing_costs_much_before_its_limits(
     assert not wrong, "\n".join(f"{name}: {found}" for name, found in wrong.items())
 
 
-def test_hostile_messages_are_what_they_say() -> None:
+def test_hostile_messages_have_the_intended_sizes() -> None:
     described: Any = octavo.GenerateRequest.DESCRIPTOR
     named = dict(hostile(described, 1000))
     parse: Any = octavo.GenerateRequest.FromString

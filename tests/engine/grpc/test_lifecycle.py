@@ -76,7 +76,7 @@ async def test_reflection_describes_the_service() -> None:
     }  # fmt: skip
 
 
-async def test_a_drain_finishes_what_runs_and_refuses_what_comes() -> None:
+async def test_draining_finishes_running_and_refuses_new_requests() -> None:
     gate = Gate()
     gate.allow(1)
     async with served(gate=gate) as its:

@@ -34,7 +34,7 @@ async def test_a_router_gets_them_once_per_sample(stream: bool) -> None:
                 assert not any(part.HasField("input_logprobs") for part in others)
 
 
-async def test_they_come_with_the_first_delta_and_only_when_asked_for() -> None:
+async def test_prompt_logprobs_come_once_with_the_first_delta() -> None:
     async with served() as its:
         whole: list[Delta] = [delta async for delta in its.client.generate(PROMPT, ASKED)]
         free = [delta async for delta in its.client.generate(PROMPT, SamplingParams(max_tokens=4))]

@@ -82,7 +82,7 @@ async def test_streams_are_the_same_alone_together_and_from_the_prefix_cache(fol
     core.check()
 
 
-async def test_a_miss_for_want_of_a_state_says_where_the_nearest_is(tmp_path: Path) -> None:
+async def test_a_miss_without_a_state_names_the_state_before(tmp_path: Path) -> None:
     core = RealCore()
     first = list(range(10, 55))
     prompts = {

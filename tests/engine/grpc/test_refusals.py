@@ -184,7 +184,7 @@ async def _drain(its: Served, request: pb.GenerateRequest) -> None:
         pass
 
 
-async def test_a_refusal_that_quotes_much_arrives_as_what_it_is() -> None:
+async def test_a_long_refusal_arrives_with_its_status() -> None:
     """Clients turn a status with more than 8 KiB of headers into RESOURCE_EXHAUSTED, and then retry."""
     long = "x" * 100_000
     async with served() as its:

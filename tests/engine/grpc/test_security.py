@@ -131,7 +131,7 @@ def test_certificates_are_handed_over_only_when_they_are_new(tmp_path: Path, aut
     assert security._renewed() is None
 
 
-async def test_only_tokens_of_the_file_are_let_in(tmp_path: Path) -> None:
+async def test_only_tokens_of_the_file_are_accepted(tmp_path: Path) -> None:
     path = token_file(tmp_path, f"# who\n\nalice {ALICE}\nbob:{BOB}\n")
     security = Security(token_file=path)
     async with served(security=security, credentials=ClientCredentials(token_file=path)) as its:

@@ -34,7 +34,7 @@ async def _freed_early(its: Served, gate: Gate, *, at_most: int = 10) -> None:
     assert its.num_steps <= at_most, f"it ran on for {its.num_steps} steps"
 
 
-async def test_32_concurrent_streams_say_what_each_says_alone() -> None:
+async def test_32_concurrent_streams_equal_streams_served_alone() -> None:
     prompts = [[*range(30, 42), index] for index in range(32)]  # a shared prefix of three pages
     params = [
         SamplingParams(max_tokens=5 + index % 9, temperature=float(index % 2), seed=index, n=1 + index % 2)

@@ -115,7 +115,7 @@ async def test_choices_of_tools_become_constraints(model: Scripted) -> None:
     assert model.params.structured is None
 
 
-async def test_one_call_where_parallel_ones_are_off(model: Scripted) -> None:
+async def test_without_parallel_calls_there_is_one_call(model: Scripted) -> None:
     model.says(f"</think>{CALL}\n{CALL}")
     assert len((await complete(model, tools=[TOOL])).choices[0].message.tool_calls) == 2
     for answer in (
@@ -374,7 +374,7 @@ async def test_other_errors_have_anthropics_form(model: Scripted) -> None:
     assert body["error"]["type"] == "not_found_error"
 
 
-async def test_a_message_that_is_too_long_is_told_in_anthropics_words() -> None:
+async def test_a_too_long_message_gets_anthropics_error() -> None:
     async with demo_http(max_model_len=64) as served:
         long = [{"role": "user", "content": "Hugo " * 100}]
         reply = await served.post("/v1/messages", {"messages": long, "max_tokens": 1})

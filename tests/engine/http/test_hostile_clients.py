@@ -115,7 +115,7 @@ async def test_lists_of_sampling_over_http_have_a_bounded_number(name: str) -> N
             assert (f"at most {MAX_ITEMS} items" in reply.body.decode()) == refused
 
 
-async def test_a_chunked_body_is_cut_off_where_it_is_too_large() -> None:
+async def test_a_too_large_chunked_body_is_cut_off() -> None:
     async with http_served(max_body_bytes=1000) as served:
         reader, writer = await served.connect()
         head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -328,7 +328,7 @@ async def test_only_json_is_read() -> None:
         assert "application/json" in reply.json["error"]["message"]
 
 
-async def test_tokens_are_asked_for_before_the_body(tmp_path: Path) -> None:
+async def test_tokens_are_checked_before_the_body(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("alice alice-token\nbob bob-token\n")
     async with http_served(security=Security(token_file=tmp_path / "tokens")) as served:
         reader, writer = await served.connect()

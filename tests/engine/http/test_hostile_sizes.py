@@ -53,7 +53,7 @@ def bodies(kind: Any, size: int) -> Iterator[tuple[str, bytes]]:
 
 
 @pytest.mark.parametrize("kind", ENDPOINTS, ids=lambda kind: str(kind.__name__))
-def test_wrong_items_of_lists_are_told_once(kind: Any) -> None:
+def test_wrong_list_items_are_reported_once(kind: Any) -> None:
     counts: dict[str, int] = {}
     for name, body in bodies(kind, 5000):
         try:

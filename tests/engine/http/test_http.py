@@ -146,7 +146,7 @@ async def test_a_key_without_http_is_one_of_grpc(tmp_path: Path) -> None:
             assert await collect(client.generate("hello", SamplingParams(max_tokens=1)))
 
 
-async def test_a_port_in_use_is_told_before_loading() -> None:
+async def test_a_port_in_use_is_reported_before_loading() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         taken = f"127.0.0.1:{listening.getsockname()[1]}"
         with pytest.raises(InvalidConfig, match=f"{taken}.*port is in use.*--http"):

@@ -649,7 +649,7 @@ WRONG: dict[str, tuple[str, Any, str]] = {
 
 @on_demo
 @pytest.mark.parametrize("name", WRONG)
-async def test_a_wrong_request_is_told_what_is_wrong(demo: Demo, name: str) -> None:
+async def test_refusals_name_the_wrong_field(demo: Demo, name: str) -> None:
     path, body, text = WRONG[name]
     reply = await demo.served.post(path, body)
     assert reply.status == 400, reply.body
@@ -721,7 +721,7 @@ async def test_odd_requests_that_clients_send_are_served(demo: Demo, name: str) 
 
 
 @on_demo
-async def test_a_compressed_body_is_refused_for_what_it_is(demo: Demo) -> None:
+async def test_compressed_bodies_are_refused(demo: Demo) -> None:
     body = gzip.compress(json.dumps(BASE[CHAT]).encode())
     reply = await demo.served.ask(
         "POST", CHAT, body, {"content-type": "application/json", "content-encoding": "gzip"}

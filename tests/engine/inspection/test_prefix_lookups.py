@@ -21,7 +21,7 @@ def lookup(tokens: list[int], num_hit: int = 0) -> Lookup:
     return Lookup(sequence, len(tokens), num_hit, {"new": len(tokens) - num_hit}, Miss(0, "new"))
 
 
-def test_the_latest_requests_are_remembered_and_what_they_have_said() -> None:
+def test_the_latest_requests_and_outputs_are_recorded() -> None:
     memory = LookupHistory(max_requests=2)
     for name in ("a", "b", "b", "c"):
         memory.add(name, found := lookup([1, 2, 3]), now=1.0)
@@ -68,7 +68,7 @@ prompt = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 
 
 @given(st.lists(st.tuples(prompt, st.sampled_from([b"", b"s"])), max_size=25), st.integers(1, 30))
-def test_prefixes_add_up_to_what_was_found(served: list[tuple[list[int], bytes]], most: int) -> None:
+def test_saved_tokens_of_prefixes_add_up_to_hits(served: list[tuple[list[int], bytes]], most: int) -> None:
     blocks, prefixes = BlockManager(256, 2), ReusedPrefixes(2)
     found = [(salt, hit(prefixes, blocks, tokens, salt)) for tokens, salt in served]
     whole = prefixes.best(b"", 10_000)

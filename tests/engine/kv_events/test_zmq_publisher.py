@@ -156,9 +156,7 @@ async def say(its: Served, ids: list[int], **options: Any) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["array", "map"])
-async def test_a_reader_holds_what_the_cache_holds_though_a_message_is_lost(
-    tmp_path: Path, encoding: str
-) -> None:
+async def test_a_reader_recovers_from_a_lost_message(tmp_path: Path, encoding: str) -> None:
     async with published(tmp_path, encoding, lose=3) as (its, index, _):
         await its.engine.load_adapter("tale", Path("/srv/tale"))
         for number in range(8):  # 16 pages hold two prompts, so the others are evicted
@@ -197,7 +195,7 @@ async def test_a_publisher_that_fell_behind_sends_the_whole_cache(
         await index.agrees(its)
 
 
-async def test_a_replay_sends_what_is_kept_and_survives_nonsense(
+async def test_a_replay_sends_kept_events_and_survives_bad_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with published(tmp_path) as (its, index, publisher):

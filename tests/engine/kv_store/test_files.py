@@ -161,7 +161,7 @@ def test_kinds_of_pages_do_not_meet(tmp_path: Path) -> None:
     ).path(Digest(b"a" * 32))
 
 
-def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
+def test_the_least_recently_used_file_is_deleted_first(tmp_path: Path) -> None:
     folder, other = make_folder(tmp_path), make_folder(tmp_path, model="other")
     fill(folder, 1, 6)
     fill(other, 1, 6)

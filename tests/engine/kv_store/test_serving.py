@@ -155,7 +155,7 @@ class Slow:
         monkeypatch.setattr(ShardFolder, "get", held)
 
 
-async def test_waiting_for_the_disk_holds_nobody_up_and_can_be_aborted(
+async def test_waiting_for_the_disk_delays_no_request_and_is_abortable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = small_config(cache_dir=tmp_path)
@@ -224,7 +224,7 @@ def test_a_disk_that_is_too_slow_costs_pages_and_not_steps(
     assert (counts.written, dict(counts.dropped)) == (5, {"queue_full": 21})
 
 
-def test_a_disk_that_fails_stops_nobody(
+def test_a_failing_disk_stops_no_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*_: object) -> int:
@@ -278,7 +278,7 @@ def test_two_servers_share_one_folder(tmp_path: Path) -> None:
     assert all(set(reasons) <= {"budget"} for reasons in dropped), dropped
 
 
-def test_what_cannot_be_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_unusable_cache_folders_are_refused_at_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(InvalidConfig, match="left out without prefix_cache"):
         EngineConfig(cache_dir=tmp_path, prefix_cache=False)

@@ -84,7 +84,7 @@ def test_prompts_and_ends_are_kept_and_nothing_between(
     assert (warm.cached_tokens, longer.cached_tokens, read.hits) == (100, 112, 2)
 
 
-def test_where_a_state_is_no_bigger_than_a_page_all_are_kept(tmp_path: Path) -> None:
+def test_small_states_are_saved_at_every_page(tmp_path: Path) -> None:
     _, wrote, core = generate(tmp_path, [PROMPT], states=DENSE)
     assert (len(snapshots(core)), wrote.written) == (28, 56)
     (half,), _, _ = generate(tmp_path, [PROMPT[:50]], states=DENSE)
@@ -127,7 +127,7 @@ def test_states_of_another_kind_are_not_looked_at(tmp_path: Path) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
-def test_restarts_and_losses_never_change_what_is_said(
+def test_restarts_and_losses_never_change_outputs(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("cache")
@@ -149,7 +149,7 @@ def test_restarts_and_losses_never_change_what_is_said(
 
 @settings(max_examples=200)
 @given(data=st.data())
-def test_a_plan_ends_where_there_is_a_state(data: st.DataObject) -> None:
+def test_a_load_ends_at_a_saved_state(data: st.DataObject) -> None:
     num_pages = data.draw(st.integers(1, 10))
     blocks = BlockManager(GROUPS, 4, states=TAILS)
     known, disk = ([[data.draw(st.booleans()) for _ in range(num_pages)] for _ in "ab"] for _ in "ab")

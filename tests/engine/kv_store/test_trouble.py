@@ -174,7 +174,7 @@ def test_a_disk_that_answers_again_is_read_again(
     assert warm.cached_tokens == 100
 
 
-def test_a_prompt_waits_for_a_slow_disk_so_long_and_keeps_what_has_come(
+def test_a_slow_disk_delays_a_prompt_for_a_bounded_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (cold,), _ = generate(tmp_path, [PROMPT])

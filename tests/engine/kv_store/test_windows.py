@@ -66,7 +66,7 @@ def shard(core: EngineCore, index: int, group: int) -> Path:
     ],
     ids=["mixed", "only windows"],
 )
-def test_only_what_can_be_seen_is_loaded(
+def test_only_visible_pages_are_loaded(
     groups: tuple[KVGroupSpec, ...], written: int, loaded: int, tmp_path: Path
 ) -> None:
     (cold,), wrote, _ = generate(tmp_path, groups, [PROMPT])
@@ -128,7 +128,7 @@ def test_the_other_group_s_shard_is_no_other_format(tmp_path: Path) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_restarts_and_losses_never_change_what_is_said(
+def test_restarts_and_losses_never_change_outputs(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("cache")
@@ -152,7 +152,7 @@ def test_restarts_and_losses_never_change_what_is_said(
 
 @settings(max_examples=300)
 @given(data=st.data())
-def test_a_plan_reads_what_is_needed_and_no_more(data: st.DataObject) -> None:
+def test_only_needed_pages_are_read(data: st.DataObject) -> None:
     num_pages = data.draw(st.integers(1, 12))
     groups: list[KVGroupSpec] = [
         SlidingWindow(num_pages=1, window=window, keep=keep) if window else FullAttention(num_pages=1)
@@ -214,7 +214,7 @@ def ask_one(llm: LLM, prompt: list[int]) -> RequestOutput:
 
 
 @pytest.mark.parametrize("groups", [MIXED, WINDOW_ONLY], ids=["mixed", "only windows"])
-def test_a_saved_prompt_holds_what_can_be_seen(
+def test_a_saved_prompt_has_the_visible_pages(
     groups: tuple[KVGroupSpec, ...],
     engine: Callable[..., LLM],
     tmp_path: Path,
@@ -236,7 +236,7 @@ def test_a_saved_prompt_holds_what_can_be_seen(
 
 
 @pytest.mark.parametrize("groups", [MIXED, WINDOW_ONLY], ids=["mixed", "only windows"])
-def test_a_whole_cache(
+def test_a_saved_cache_with_windows_loads_completely(
     groups: tuple[KVGroupSpec, ...],
     engine: Callable[..., LLM],
     tmp_path: Path,
@@ -256,7 +256,7 @@ def test_a_whole_cache(
         assert found.outputs[0].token_ids == output.outputs[0].token_ids
 
 
-def test_no_room_in_a_window_s_pool_is_said(engine: Callable[..., LLM], tmp_path: Path) -> None:
+def test_a_full_window_pool_is_reported(engine: Callable[..., LLM], tmp_path: Path) -> None:
     engine((FULL, SlidingWindow(num_pages=40, window=90))).save_prompt(PROMPT, tmp_path / "x.safetensors")
     llm = engine((FULL, replace(MIXED[1], num_pages=20, window=90)))
     assert llm.load_prompt(tmp_path / "x.safetensors") == LoadedPages(25, 100, 0, 23)

@@ -122,7 +122,7 @@ def test_formats_that_cannot_hold_the_rows_are_named(tmp_path: Path) -> None:
     assert "affine4 packs rows of a multiple of 64 values, got head_dim 80" in plan.render(result)
 
 
-def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
+def test_a_model_that_does_not_fit_is_reported(tmp_path: Path) -> None:
     result = planned(folder(tmp_path, **QWEN), memory=1000)
     assert not result["fits"]
     assert "no memory is left for pages" in plan.render(result)
@@ -175,7 +175,7 @@ def test_a_hub_id_without_a_network_says_so(monkeypatch: pytest.MonkeyPatch) -> 
         resolve_model("org/name")
 
 
-def test_a_silent_hub_is_given_up_for_the_cached_snapshot(
+def test_an_unresponsive_hub_falls_back_to_the_cached_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The socket accepts connections, but nothing answers."""

@@ -38,7 +38,7 @@ def num_pages(bytes_per_page: int = 1000, **changes: int | None) -> int:
     return num_pages_for(plain(bytes_per_page), **(settings | changes))  # type: ignore[arg-type]
 
 
-def test_the_pool_is_as_large_as_asked_for() -> None:
+def test_the_pool_has_the_requested_size() -> None:
     assert num_pages(num_pages=7) == 7
     assert num_pages(kv_memory=10_999) == 10
 

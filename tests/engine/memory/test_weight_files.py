@@ -58,7 +58,7 @@ def test_the_files_of_a_folder(
         ((), (), r"no model\*\.safetensors file; a model folder holds"),
     ],
 )
-def test_what_is_missing_is_named(
+def test_missing_files_are_named(
     tmp_path: Path, files: tuple[str, ...], index: tuple[str, ...], named: str
 ) -> None:
     with pytest.raises(ModelLoadError, match=named):

@@ -138,7 +138,7 @@ def test_every_name_is_there_from_the_start() -> None:
             assert len(line.split(" ", 3)[3]) > 5, f"no help: {line}"
 
 
-def test_gateways_find_the_names_they_read_when_asked_for() -> None:
+def test_vllm_metric_names_are_exported_on_request() -> None:
     metrics = Metrics(with_vllm_names=True)
     info = replace(fake_info(EngineConfig()), name='a "model"', page_size=32, num_pages=10)
     metrics.describe(info)
@@ -285,7 +285,7 @@ def test_a_port_in_use(server: MetricsServer, probes: FakeProbes) -> None:
         MetricsServer(server.address, Metrics(), probes)
 
 
-def test_what_parameters_bring_about_is_no_error_of_the_engine() -> None:
+def test_errors_caused_by_parameters_are_not_engine_errors() -> None:
     """Alerts count finish_reason="error", so clients must not be able to cause it."""
     metrics = Metrics()
     failed = replace(RECORD.ended[0], finish_reason=FinishReason.ERROR)

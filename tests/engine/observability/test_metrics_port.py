@@ -75,7 +75,7 @@ async def test_metrics_need_tls_and_a_token_and_probes_need_tls(tmp_path: Path) 
         (["--metrics-token-file", "/nowhere"], "--metrics-token-file"),
     ],
 )
-def test_what_cannot_be_used_is_one_line(
+def test_unusable_options_print_one_line(
     flags: list[str], hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["serve", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0", *flags]) == 2

@@ -234,7 +234,7 @@ def test_a_failed_request_has_a_duration_and_its_error() -> None:
     }  # fmt: skip
 
 
-def test_where_the_environment_sends_signals() -> None:
+def test_the_environment_configures_otlp_endpoints() -> None:
     both = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a:4317"}
     own = both | {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://b:4317"}
     assert [endpoint_of(name, {}) for name in ("traces", "metrics")] == [None, None]

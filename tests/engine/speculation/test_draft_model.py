@@ -116,7 +116,7 @@ def test_cancelled_requests_give_the_draft_models_pages_back(folder: Path, windo
     assert serve_and_cancel(config_of(folder, windowed, num_pages=30)) > 10
 
 
-def test_pages_of_who_does_not_ask_are_taken(folder: Path) -> None:
+def test_pages_of_sequences_without_drafts_are_reused(folder: Path) -> None:
     cores = Cores()
     core = cores(config_of(folder, folder, num_pages=200, prefix_cache=False))
     try:
@@ -163,7 +163,9 @@ AS_PLANNED: dict[str, Any] = {"max_running": 64, "max_step_tokens": 512}
 
 
 @pytest.mark.parametrize("is_recurrent", [False, True])
-def test_plans_count_what_the_draft_model_takes(folder: Path, tmp_path: Path, *, is_recurrent: bool) -> None:
+def test_plans_count_the_memory_of_the_draft_model(
+    folder: Path, tmp_path: Path, *, is_recurrent: bool
+) -> None:
     cores = Cores()
     draft = recurrent_models.make_folder(tmp_path / "qwen3_5", "qwen3_5") if is_recurrent else folder
     config = config_of(

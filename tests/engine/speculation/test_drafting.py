@@ -72,7 +72,7 @@ class Going:
         return len(self.sequence.drafts)
 
 
-def test_what_never_holds_is_not_computed_and_still_watched() -> None:
+def test_rejected_kinds_are_not_computed_but_still_observed() -> None:
     going = Going(Always())
     assert sum(going.step(False) for _ in range(100)) == 0
     computed = [going.step(True) for _ in range(100)]
@@ -108,7 +108,7 @@ def test_a_cost_that_is_too_high_is_tried_less_and_less_often() -> None:
     assert not any(going.step(False, cost=1.5) for _ in range(256)), "what does not hold is not tried"
 
 
-def test_a_request_begins_with_what_its_engine_has_learned() -> None:
+def test_a_request_begins_with_the_engines_acceptance_rates() -> None:
     first = Going(Always())
     assert first.step(True) == 0, "three tokens in common say little, as long as nothing is known"
     for place in range(300):
@@ -121,7 +121,7 @@ def test_a_request_begins_with_what_its_engine_has_learned() -> None:
     assert first.engine._acceptance.rates[0] > 0.7, "one request does not decide for all"
 
 
-def test_kinds_of_proposals_are_told_apart() -> None:
+def test_kinds_of_proposals_are_distinguished() -> None:
     drafter = Always(match=3)
     going = Going(drafter)
     for _ in range(50):
@@ -186,7 +186,7 @@ def test_the_likeliest_drafts_come_first(
     assert allocate([[acceptance] * most for acceptance, most in acceptances], plain, ROWS) == expected
 
 
-def test_no_other_number_of_drafts_makes_more_tokens_of_a_steps_time() -> None:
+def test_the_number_of_drafts_maximizes_tokens_per_second() -> None:
     rng = random.Random(1)
     num_chosen = 0
     for _ in range(300):

@@ -78,7 +78,7 @@ class Machine:
 
 @pytest.mark.parametrize(("rows", "most_in_vain"), [(AMX, 120), (AVX2, 5)])
 @pytest.mark.parametrize("before", [(), ("copy",) * 9])
-def test_where_nothing_can_be_guessed_hardly_anything_is_lost(
+def test_unpredictable_texts_lose_almost_no_speed(
     rows: list[tuple[int, float]], most_in_vain: float, before: tuple[str, ...]
 ) -> None:
     machine = Machine(rows)
@@ -104,7 +104,7 @@ def test_where_nothing_can_be_guessed_hardly_anything_is_lost(
     ],
 )
 @pytest.mark.parametrize("before", [(), ("adversarial",) * 6])
-def test_what_repeats_gains(
+def test_repetitive_texts_gain_speed(
     rows: list[tuple[int, float]], text: str, batch: int, least: float, before: tuple[str, ...]
 ) -> None:
     machine = Machine(rows)

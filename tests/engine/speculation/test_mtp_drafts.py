@@ -94,7 +94,7 @@ def test_a_long_prompt_is_read_before_anybody_asks() -> None:
     assert engine.head.take() == [(i, i + 1, i) for i in range(READ_AT)]
 
 
-def test_behind_what_was_not_computed_it_begins_anew() -> None:
+def test_after_a_gap_the_head_starts_again() -> None:
     engine = Engine(list(range(40)))
     engine.compute(0, 5)
     del engine.sequence.tokens[6:]
@@ -133,7 +133,7 @@ class Reader(StepPart):
         self.got += results.hidden[:, 0].tolist()
 
 
-def test_rows_that_several_want_are_asked_for_once() -> None:
+def test_rows_needed_twice_are_requested_once() -> None:
     first, second = Reader(), Reader()
     wanted = {first: [1, 4], second: [0, 4]}
     asked = RequestedRows(

@@ -99,7 +99,7 @@ def test_drafts_follow_the_longest_match(tokens: list[int], most: int) -> None:
     assert all(grown[len(tokens) + i] == grown[best + 1 + i] for i in range(most))
 
 
-def test_where_nothing_is_known_nothing_is_drafted() -> None:
+def test_unknown_texts_get_no_drafts() -> None:
     drafter = NgramDrafter()
     for known in ([], [1, 2], [1, 2, 3, 4]):
         assert drafter.propose(known, 4) == Proposal()

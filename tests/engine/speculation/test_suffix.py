@@ -15,7 +15,7 @@ token_lists = st.lists(st.sampled_from([0, 1, 2, 150_000]), max_size=300)
 
 
 @given(token_lists, token_lists, st.lists(st.integers(1, 9), min_size=1, max_size=30), st.integers(1, 12))
-def test_what_is_drafted_stood_behind_that_suffix(
+def test_drafts_followed_the_suffix_in_earlier_text(
     before: list[int], tokens: list[int], pieces: list[int], most: int
 ) -> None:
     recent = RecentOutputs()

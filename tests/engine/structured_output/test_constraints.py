@@ -69,7 +69,7 @@ def follows(constraint: Constraint, text: str) -> bool:
     ],
     ids=lambda value: value.kind if isinstance(value, StructuredOutput) else "",
 )
-def test_what_is_in_the_language_may_be_said_and_nothing_else(
+def test_exactly_the_texts_of_the_language_are_allowed(
     compiler: ConstraintCompiler, structured: StructuredOutput, good: list[str], bad: list[str]
 ) -> None:
     for text in good:
@@ -248,7 +248,7 @@ def test_only_the_constrained_row_of_a_batch_is_masked(compiler: ConstraintCompi
     assert (logits[0] == logits[1]).all(), "the model's logits stay as they are"
 
 
-def test_logprobs_are_of_what_may_come(compiler: ConstraintCompiler) -> None:
+def test_logprobs_cover_only_allowed_tokens(compiler: ConstraintCompiler) -> None:
     (drawn,) = sample(np.zeros((1, VOCAB_SIZE), np.float32), [_state(compiler, "[ab]", logprobs=5)])
     assert drawn.logprob is not None
     assert [token for token, _ in drawn.logprob.top] == [ord("a"), ord("b")]
@@ -266,7 +266,7 @@ def test_sampling_draws_nothing_else_and_min_tokens_holds_the_end_back(compiler:
     assert re.fullmatch("[ab]*", text)
 
 
-def test_a_row_without_a_usable_number_among_what_may_come_fails_alone(compiler: ConstraintCompiler) -> None:
+def test_a_row_without_a_finite_allowed_logit_fails_alone(compiler: ConstraintCompiler) -> None:
     logits = np.zeros((1, VOCAB_SIZE), np.float32)
     logits[0, ord("a")] = -np.inf
     (drawn,) = sample(logits, [_state(compiler, "a")])
@@ -274,7 +274,7 @@ def test_a_row_without_a_usable_number_among_what_may_come_fails_alone(compiler:
     assert drawn.error == NO_TOKEN_LEFT
 
 
-def test_drafts_are_what_may_come_and_what_must(compiler: ConstraintCompiler) -> None:
+def test_drafts_are_allowed_or_forced_tokens(compiler: ConstraintCompiler) -> None:
     constraint = compiler.compile(StructuredOutput(regex='"(name|names)": [0-9]{2}!'))
     assert constraint.completed(list(b'"nano'), 8) == tuple(b'"na' + b"me")
     assert constraint.completed((), 3) == tuple(b'"na')

@@ -60,7 +60,7 @@ def test_a_chain_that_overflows_the_stack_ends_the_helper_alone(form: str) -> No
     own.close()
 
 
-def test_a_chain_that_nobody_can_count_is_refused(compiler: ConstraintCompiler) -> None:
+def test_a_chain_that_is_too_long_to_count_is_refused(compiler: ConstraintCompiler) -> None:
     with pytest.raises(InvalidRequest, match="its rules are too deep or too many") as refusal:
         compiler.compile(bombs.hidden_chain(1_900))
     assert "\n" not in str(refusal.value)
@@ -216,7 +216,7 @@ def test_tenants_take_turns() -> None:
     assert queue.take() is None
 
 
-def test_closing_ends_what_is_compiled_and_what_waits() -> None:
+def test_closing_ends_running_and_waiting_compilations() -> None:
     own = make(PATIENT)
     running, waiting = own.begin(bombs.slow(1)), own.begin(bombs.slow(2))
     own.close()

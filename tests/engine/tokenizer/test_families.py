@@ -118,7 +118,7 @@ def test_arguments_are_given_as_a_template_takes_them() -> None:
         assert texts[0] == texts[1]
 
 
-def test_what_a_template_refuses_is_said() -> None:
+def test_errors_of_templates_are_reported() -> None:
     twice = {**CHATS["tools"][2], "tool_calls": [CALLED, CALLED]}
     with pytest.raises(InvalidRequest, match="one call at a time"):
         ChatTemplate(source_of("llama3"), SPECIAL).render(ChatPrompt([USER, twice]))

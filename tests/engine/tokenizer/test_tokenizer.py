@@ -43,7 +43,7 @@ def test_chat_is_rendered_as_transformers_does_it() -> None:
     assert load_tokenizer(DEMO).apply_chat_template(messages) == list(theirs)
 
 
-def test_templates_may_use_what_hugging_face_documents() -> None:
+def test_templates_may_use_documented_functions() -> None:
     template = ChatTemplate(
         "{{ bos_token }}{% for m in messages %}\n"
         "  {% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}\n"
@@ -101,7 +101,7 @@ def test_without_a_template_messages_are_refused(folder: Path) -> None:
         ("generation_config.json", "\udcff"),
     ],
 )
-def test_what_is_broken_is_named_in_one_line(folder: Path, file: str, content: str | None) -> None:
+def test_broken_files_are_named_in_one_line(folder: Path, file: str, content: str | None) -> None:
     (folder / file).unlink()
     if content is not None:
         (folder / file).write_bytes(content.encode(errors="surrogateescape"))
@@ -111,7 +111,7 @@ def test_what_is_broken_is_named_in_one_line(folder: Path, file: str, content: s
     assert "tokenizer" in str(caught.value) or file in str(caught.value) or "template" in str(caught.value)
 
 
-def test_limits_left_over_from_training_do_not_shorten_prompts(folder: Path) -> None:
+def test_truncation_settings_of_training_are_ignored(folder: Path) -> None:
     content = json.loads((folder / "tokenizer.json").read_text())
     content["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
     (folder / "tokenizer.json").write_text(json.dumps(content))

@@ -109,13 +109,13 @@ def test_long_contexts_equal_truth(case: Case, formats: tuple[str, str], dtype: 
     [("fp4", "fp4"), ("fp5", "int4"), ("bf16", "fp5"), ("mxfp4", "nvfp4"), ("affine4", "affine4")],
     ids="-".join,
 )
-def test_exact_keeps_what_16_bits_hold(formats: tuple[str, str], dtype: mx.Dtype) -> None:
+def test_exact_attention_keeps_16_bit_precision(formats: tuple[str, str], dtype: mx.Dtype) -> None:
     for case in (LONG[1], LONG[2], LONG[5]):
         assert last_step_error(case, formats, dtype, exact=True) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("formats", [("int8", "int8"), ("affine8", "affine8")], ids="-".join)
-def test_codes_of_8_bits_keep_what_16_bits_hold(formats: tuple[str, str]) -> None:
+def test_int8_attention_keeps_16_bit_precision(formats: tuple[str, str]) -> None:
     for case in (LONG[1], LONG[2], LONG[5]):
         assert last_step_error(case, formats, mx.float16) < TOLERANCE[mx.float16]
 

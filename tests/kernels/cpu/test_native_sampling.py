@@ -460,7 +460,7 @@ ONE = np.zeros(1, np.float32)
         ({"num_top": 1025}, "got 1025"),
     ],
 )
-def test_what_lies_out_of_range_is_refused(wrong: dict[str, Any], message: str) -> None:
+def test_values_out_of_range_are_refused(wrong: dict[str, Any], message: str) -> None:
     draw = _ext.Draw(**{"row": 0, "counter": 0} | PLAIN | wrong)
     with pytest.raises(ValueError, match=message):
         _ext.draw_tokens(mx.zeros((2, 4)), [draw])

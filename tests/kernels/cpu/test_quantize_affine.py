@@ -13,7 +13,7 @@ import affine_checks  # noqa: E402  it imports the extension
 
 
 @pytest.mark.property
-def test_any_floats_become_what_mlx_makes_of_them() -> None:
+def test_affine_quantization_is_bit_identical_to_mlx() -> None:
     affine_checks.check_floats()
 
 

@@ -15,12 +15,12 @@ import channel_checks  # noqa: E402  it imports the extension
 
 
 @pytest.mark.property
-def test_any_floats_become_what_the_definition_makes_of_them() -> None:
+def test_channel_quantization_follows_the_definition() -> None:
     channel_checks.check_floats()
 
 
 @pytest.mark.property
-def test_affine_weights_become_what_their_dequantized_floats_do() -> None:
+def test_affine_weights_requantize_like_their_floats() -> None:
     channel_checks.check_affine()
 
 
@@ -64,7 +64,7 @@ WEIGHT, CODES, SCALES = mx.zeros((4, 128)), mx.zeros((4, 16), mx.uint32), mx.zer
         ),
     ],
 )
-def test_what_cannot_be_quantized_is_named(
+def test_weights_that_cannot_be_quantized_are_refused(
     arrays: list[mx.array], settings: dict[str, int], message: str
 ) -> None:
     kernel: Any = _ext.quantize_channels if len(arrays) == 1 else _ext.requantize_channels

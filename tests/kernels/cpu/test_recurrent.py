@@ -81,7 +81,7 @@ def test_a_pool_is_written_in_place() -> None:
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
-def test_a_pool_of_zeros_stays_where_it_is(dtype: mx.Dtype) -> None:
+def test_a_pool_keeps_its_address(dtype: mx.Dtype) -> None:
     pool = recurrent.zeros((3, 2, 32), dtype)
     assert (pool.shape, pool.dtype) == ((3, 2, 32), dtype)
     assert not pool.view(mx.uint8).any().item()
@@ -136,7 +136,7 @@ def test_a_nan_stays_in_its_own_sequence() -> None:
     assert np.isnan(np.array(pool)).any(axis=(1, 2, 3)).tolist() == [True, False]
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_arrays_of_wrong_shape_are_refused() -> None:
     step, x = new_arrays([2]), mx.ones((2, 1, 16))
     gate = mx.ones((2, 1))
     with pytest.raises(ValueError, match="multiple of 16, at most 256, got 24"):

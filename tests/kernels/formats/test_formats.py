@@ -43,7 +43,7 @@ def test_a_format_knows_its_name_and_size(fmt: PageFormat) -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_quantize_refuses_what_is_not_finite(fmt: PageFormat, bad: float) -> None:
+def test_quantize_refuses_nonfinite_values(fmt: PageFormat, bad: float) -> None:
     rows = np.ones((2, 3, 64), np.float32)
     rows[1, 2, 7] = bad
     with pytest.raises(ValueError, match=rf"row \(1, 2\) holds {bad}.*{fmt.name}"):
@@ -52,7 +52,7 @@ def test_quantize_refuses_what_is_not_finite(fmt: PageFormat, bad: float) -> Non
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(("name", "head_dim"), formats_and_dims(40, 64, 96, 192))
-def test_store_puts_zeros_where_a_row_is_not_finite(name: str, bad: float, head_dim: int) -> None:
+def test_store_writes_zeros_for_nonfinite_rows(name: str, bad: float, head_dim: int) -> None:
     fmt = page_format(name)
     rows = np.random.default_rng(0).standard_normal((4, head_dim)).astype(np.float32)
     clean_codes, clean_scales, _ = fmt.store(rows)

@@ -82,7 +82,7 @@ def test_ties_go_to_the_even_integer(fmt: INT8 | INT4) -> None:
     assert fmt.dequantize(*fmt.quantize(above))[0, 1:7].tolist() == [1, 2, 3, 4, 5, 6]
 
 
-def test_the_most_negative_code_is_a_tiny_scale_rounded_down() -> None:
+def test_tiny_scales_may_give_the_most_negative_code() -> None:
     row = np.zeros((1, 8), np.float32)
     row[0, :2] = [-1.4 * 7 * 2.0**-24, 1.4 * 7 * 2.0**-24]
     codes, scales = INT4().quantize(row)

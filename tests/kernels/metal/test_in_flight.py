@@ -73,9 +73,7 @@ def expected() -> list[NDArray[np.generic]]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_steps_in_flight_give_what_they_give_one_by_one(
-    seed: int, expected: list[NDArray[np.generic]]
-) -> None:
+def test_overlapped_steps_equal_steps_one_by_one(seed: int, expected: list[NDArray[np.generic]]) -> None:
     device = LateDevice(order_seed=seed)
     with device.in_place_of_mlx():
         assert equal(results(device), expected)

@@ -187,7 +187,7 @@ def test_wide_rows_that_are_no_latents_are_refused(layer: LayerSpec, message: st
         )
 
 
-def test_what_no_latent_layer_is_is_refused() -> None:
+def test_specs_that_latents_cannot_have_are_refused() -> None:
     case = CASES["decode"]
     pool = Emulator().backend().create_pool(spec_of(case))
     pool.begin_step(metadata(case, last_step(case)))

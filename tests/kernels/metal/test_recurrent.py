@@ -246,7 +246,7 @@ def test_a_decoded_token_moves_its_state_once_in_whole_lines() -> None:
         assert read.line_ratio == written.line_ratio == 1.0
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_arrays_of_wrong_shape_are_refused() -> None:
     step, x, gate = SegmentArrays.of(fresh([2])), mx.ones((2, 1, 16)), mx.ones((2, 1))
     pool = mx.zeros((1, 1, 16, 16))
     with pytest.raises(ValueError, match="multiple of 16 values, at most 256, for the Metal kernels, got 24"):

@@ -76,7 +76,7 @@ def test_rows_read_every_position_that_they_see_once(drawn: tuple[AttentionMetad
 
 
 @given(steps())
-def test_a_tile_has_one_table_and_begins_where_its_first_row_does(
+def test_a_tile_reads_one_table_from_its_first_rows_start(
     drawn: tuple[AttentionMetadata, _Reach],
 ) -> None:
     step, reach = drawn

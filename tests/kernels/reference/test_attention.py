@@ -180,7 +180,7 @@ def test_copied_pages_read_like_their_sources(formats: tuple[str, str], backend:
 
 
 @pytest.mark.parametrize("name", FORMATS_WITH_KERNELS)
-def test_the_pool_holds_what_the_planner_counts(name: str, backend: AttentionBackend) -> None:
+def test_the_pool_takes_the_planned_bytes(name: str, backend: AttentionBackend) -> None:
     layer = LayerSpec(num_kv_heads=3, head_dim=128, value_dim=64)
     spec = PoolSpec(layers=(layer, layer), num_pages=7, page_size=16, k_format=name, v_format="bf16")
     one = page_format(name).page_bytes(128, page_size=16, num_kv_heads=3)

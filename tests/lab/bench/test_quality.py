@@ -118,7 +118,9 @@ def run(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[dict[str, Any]
     return json.loads(out.splitlines()[-1]), out
 
 
-def test_the_demo_model_is_asked_about_ledgers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_demo_model_answers_questions_about_ledgers(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     picture = tmp_path / "quality.png"
     result, table = run(capsys, "--formats", "fp4,int8/fp4", "--plot", str(picture))
     assert list(result["formats"]) == ["bf16", "fp4", "int8/fp4"]
@@ -134,7 +136,9 @@ def test_the_demo_model_is_asked_about_ledgers(capsys: pytest.CaptureFixture[str
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_any_text_will_do_but_is_not_asked_about(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_other_texts_measure_divergence_without_questions(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     text = tmp_path / "text.txt"
     text.write_text("The quick brown fox jumps over the lazy dog. " * 30)
     result, table = run(capsys, "--formats", "fp4", "--text", str(text))

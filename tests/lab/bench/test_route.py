@@ -18,7 +18,7 @@ from router import needs_router
 EXCERPT = Path(__file__).parents[2] / "data" / "conversation_trace_500.jsonl"
 
 
-def test_texts_share_words_where_requests_share_pages() -> None:
+def test_requests_that_share_pages_share_words() -> None:
     requests = read_trace(EXCERPT)[:40]
     questions = bench.questions_of(requests, 4)
     for request, question in zip(requests, questions, strict=True):

@@ -35,7 +35,7 @@ def test_deficits_keep_the_hits_of_the_longest_prefix() -> None:
     assert hits["dlpm"] >= 0.97 * hits["lpm"]
 
 
-def test_deadlines_keep_the_goodput_where_not_all_can_be_in_time() -> None:
+def test_deadlines_keep_goodput_under_overload() -> None:
     options = ("--traffic", "overload", "--fairness", "off", "--target-itl", "500")
     without = results(*options)["overload"]["fcfs"]
     within = results(*options, "--target-ttft", "10")["overload"]["fcfs"]
@@ -56,7 +56,7 @@ def test_targets_keep_the_goodput_of_rates_at_which_fixed_chunks_are_late() -> N
         bench.run(parser.parse_args(options))
 
 
-def test_memory_beside_the_pool_saves_computing_again_where_copies_are_cheaper() -> None:
+def test_swap_memory_saves_recomputation_if_copies_are_cheaper() -> None:
     options = ("--traffic", "growth", "--order", "fcfs", "--swap-pages", "4096")
     found = results(*options)["growth"]
     without, swapped = found["fcfs"], found["fcfs+swap"]

@@ -64,7 +64,7 @@ def test_answers_about_a_ledger_are_found_in_it() -> None:
         assert any(word in asked for word in said.split()), "a name, or what is asked for"
 
 
-def test_models_guess_what_the_model_itself_says(tmp_path: Path) -> None:
+def test_draft_models_predict_the_models_tokens(tmp_path: Path) -> None:
     short = "--batch", "2", "--rounds", "1", "--prompt-tokens", "20", "--output-tokens", "24"
     folder = str(tiny_heads.make_model(tmp_path / "glm", "glm4_moe", agrees=True))
     for drafter in ("mtp", f"draft:{folder}"):
@@ -76,7 +76,7 @@ def test_models_guess_what_the_model_itself_says(tmp_path: Path) -> None:
         assert row["accepted_share"] > 0.8
 
 
-def test_what_cannot_be_measured_is_refused() -> None:
+def test_unsupported_measurements_are_refused() -> None:
     with pytest.raises(InvalidConfig, match="speculate must not be off"):
         run("--speculate", "off")
     with pytest.raises(InvalidConfig, match="no model predicts dictated text; leave --texts out"):

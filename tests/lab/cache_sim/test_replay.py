@@ -31,9 +31,7 @@ def requests_of(chains: list[list[int]], output_tokens: int = 1, step_ms: float 
 
 
 @given(prompts, st.integers(1, 6))
-def test_a_replay_finds_what_a_small_model_of_the_cache_finds(
-    chains: list[list[int]], num_pages: int
-) -> None:
+def test_a_replay_agrees_with_a_small_cache_model(chains: list[list[int]], num_pages: int) -> None:
     replayed = replay(requests_of(chains), num_pages)
     assert replayed.hit_pages == lru_hits(chains, num_pages)
     assert replayed.skipped_requests == sum(len(chain) > num_pages for chain in chains)
@@ -43,7 +41,7 @@ def test_a_replay_finds_what_a_small_model_of_the_cache_finds(
 
 @given(prompts, st.integers(1, 5))
 @settings(max_examples=100)
-def test_the_bound_is_what_the_best_choices_find(chains: list[list[int]], num_pages: int) -> None:
+def test_the_bound_equals_the_best_choices(chains: list[list[int]], num_pages: int) -> None:
     bound = optimal_hits(requests_of(chains), num_pages)
     assert bound == best_hits(chains, num_pages) == min_hits(chains, num_pages)
     assert bound >= min_hits(chains, num_pages, tails_first=False)
@@ -130,7 +128,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
         assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_with_room_for_every_state_a_recurrent_model_finds_what_attention_does() -> None:
+def test_with_space_for_all_states_hits_equal_those_of_attention() -> None:
     chains = [[1, 2, 3], [1, 2, 4], [1, 2, 4, 5], [1, 2, 6]]
     dense = RecurrentState(num_slots=30, slot_bytes=1, every_page=True)
     assert (
@@ -166,7 +164,7 @@ def test_shares_and_sizes_of_snapshots_are_checked(capsys: pytest.CaptureFixture
         assert message in capsys.readouterr().err
 
 
-def test_a_picture_of_hits_by_bytes_has_a_line_for_every_choice(
+def test_the_plot_by_bytes_has_a_line_per_snapshot_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib")

@@ -40,7 +40,7 @@ def test_a_pass_has_as_many_layers_as_there_is_time_for(
     assert machine.passes == passes
 
 
-def test_what_the_first_call_does_besides_shortens_no_pass() -> None:
+def test_the_first_calls_overhead_does_not_shorten_passes() -> None:
     machine = Machine(0.01, first_s=2.0)
     assert machine.seconds_of_layer(50) == pytest.approx(0.01)
     assert machine.passes[-1] == 50

@@ -4,7 +4,7 @@ from octavo.block_manager import Digest, PageId
 from octavo_lab.policies.lfu import LFU
 
 
-def test_what_was_found_outlives_what_was_not() -> None:
+def test_pages_with_hits_outlive_pages_without() -> None:
     policy, digests = LFU(4), [Digest(bytes([page])) for page in range(4)]
     policy.release([PageId(0)], digests)
     policy.reuse([PageId(0)])

@@ -82,7 +82,7 @@ def test_prompts_count_once_and_outputs_as_two() -> None:
     assert fair(s).service_of("a") == 8 + 4
 
 
-def test_the_last_token_of_a_prompt_is_charged_though_it_looks_like_a_decode() -> None:
+def test_the_last_prompt_token_is_charged_as_a_prompt_token() -> None:
     s = scheduler(budget=8)
     s.add(request("a", 9))
     advance(s)
@@ -90,7 +90,7 @@ def test_the_last_token_of_a_prompt_is_charged_though_it_looks_like_a_decode() -
     assert fair(s).service_of("a") == 9 + 2
 
 
-def test_counters_do_not_lag_behind_what_was_drawn() -> None:
+def test_counters_include_sampled_tokens_at_once() -> None:
     queue, runs, equal = FairQueue(), request("a1"), request("a2")
     queue.append(runs)
     queue.on_planned(ScheduledChunk(runs, 0, 8, True))
@@ -128,7 +128,7 @@ def test_samples_share_a_prompt_and_pay_for_each_token() -> None:
     assert fair(s).service_of("a") == 8 + 6 * 2
 
 
-def test_an_aborted_prompt_pays_for_what_was_computed() -> None:
+def test_an_aborted_prompt_is_charged_for_computed_tokens() -> None:
     s = scheduler(budget=8)
     sequence = request("a", 20)
     s.add(sequence)
@@ -137,7 +137,7 @@ def test_an_aborted_prompt_pays_for_what_was_computed() -> None:
     assert fair(s).service_of("a") == 8
 
 
-def test_an_abort_in_flight_pays_for_what_is_computed() -> None:
+def test_an_abort_in_flight_is_charged_for_computed_tokens() -> None:
     s = scheduler(budget=8)
     sequence = request("a", 20)
     s.add(sequence)
@@ -148,7 +148,7 @@ def test_an_abort_in_flight_pays_for_what_is_computed() -> None:
     assert fair(s).service_of("a") == 8
 
 
-def test_what_was_preempted_is_not_charged_again() -> None:
+def test_recomputed_tokens_are_not_charged_again() -> None:
     s = scheduler(num_pages=5)
     a, b = request("a", 8, 8), request("b", 8, 8)
     s.add(a)
@@ -159,7 +159,7 @@ def test_what_was_preempted_is_not_charged_again() -> None:
     assert fair(s).service_of("a") == fair(s).service_of("b") == 8 + 8 * 2
 
 
-def test_the_most_served_gives_way() -> None:
+def test_the_most_served_tenant_is_preempted() -> None:
     s = scheduler(num_pages=9, budget=64)
     oldest, a, b = request("c", 4, 28), request("a", 8, 12), request("b", 4, 12)
     for sequence in (oldest, a, b):
@@ -170,7 +170,7 @@ def test_the_most_served_gives_way() -> None:
     assert (a.status, b.status) == (Status.WAITING, Status.RUNNING), "a is older and has had more"
 
 
-def test_who_comes_back_is_lifted_to_the_least_of_those_who_wait() -> None:
+def test_a_returning_tenants_counter_rises_to_the_least_waiting() -> None:
     s = scheduler(running=1)
     for number in range(6):
         s.add(request(f"a{number}"))
@@ -198,7 +198,7 @@ def test_head_starts_do_not_add_up() -> None:
     assert [fair(s).service_of(name) for name in "cdefg"] == [level - 8] * 5
 
 
-def test_who_comes_back_alone_is_lifted_to_the_last_who_waited() -> None:
+def test_a_tenant_returning_alone_gets_the_last_waiting_counter() -> None:
     s = scheduler(running=1)
     for number in range(4):
         s.add(request(f"a{number}"))
@@ -218,7 +218,7 @@ def test_priorities_come_first_and_have_accounts_of_their_own() -> None:
     assert fair(s).service_of("a", 1) == 10, "nothing of what a2 and a3 took"
 
 
-def test_a_prompt_under_way_leaves_the_step_to_who_has_had_less() -> None:
+def test_a_running_prompt_yields_the_step_to_less_served_tenants() -> None:
     s = scheduler(budget=16)
     s.add(request("along", 60))
     advance(s)
@@ -243,7 +243,7 @@ def test_a_long_prompt_under_way_holds_up_no_other_tenants(kind: str) -> None:
     assert names(advance(s)) == ["blong"]
 
 
-def test_nobody_but_its_own_tenant_passes_a_long_prompt_whose_turn_it_is() -> None:
+def test_only_its_own_tenant_overtakes_a_long_prompt() -> None:
     s = scheduler(FairQueue({"b": 100.0}), budget=16)
     s.add(request("blong1", 60))
     advance(s)
@@ -255,7 +255,7 @@ def test_nobody_but_its_own_tenant_passes_a_long_prompt_whose_turn_it_is() -> No
 
 
 @pytest.mark.parametrize("kind", ["lpm", "dlpm"])
-def test_what_is_cached_comes_first(kind: str) -> None:
+def test_prompts_with_cached_tokens_come_first(kind: str) -> None:
     blocks = BlockManager(64, 4)
     queue = WaitingQueue(blocks) if kind == "lpm" else DeficitQueue(blocks)
     s = Scheduler(blocks, Limits(32, 1), waiting=queue)

@@ -28,7 +28,7 @@ QUEUES: dict[str, Callable[[BlockManager], WaitingQueue]] = {
 @pytest.mark.parametrize("kind", QUEUES)
 @settings(max_examples=60)
 @given(workload=workloads())
-def test_in_any_order_everybody_gets_what_they_would_alone(kind: str, workload: Workload) -> None:
+def test_outputs_equal_those_served_alone_in_any_order(kind: str, workload: Workload) -> None:
     check_outputs(Served(workload, QUEUES[kind]).run())
 
 
@@ -132,9 +132,7 @@ class Backlogged:
 @pytest.mark.parametrize("kind", ["vtc", "dlpm"])
 @settings(max_examples=30)
 @given(traffic=traffic)
-def test_two_tenants_who_always_wait_are_never_further_apart_than_the_bound(
-    kind: str, traffic: Traffic
-) -> None:
+def test_service_of_two_waiting_tenants_differs_within_the_bound(kind: str, traffic: Traffic) -> None:
     """The bound is 2 max(wp L, wq M), plus two head starts or quanta: docs/design/fairness-bounds.md."""
     load = Backlogged(traffic, kind)
     for _ in range(40):
@@ -149,7 +147,7 @@ def test_two_tenants_who_always_wait_are_never_further_apart_than_the_bound(
 @pytest.mark.parametrize("kind", ["vtc", "dlpm"])
 @settings(max_examples=30)
 @given(traffic=traffic, stays=st.integers(1, 10), pause=st.integers(20, 150))
-def test_a_tenant_that_comes_back_starves_nobody_nor_is_starved(
+def test_a_returning_tenant_neither_starves_nor_is_starved(
     kind: str, traffic: Traffic, stays: int, pause: int
 ) -> None:
     load = Backlogged(traffic, kind)
@@ -171,7 +169,7 @@ def test_a_tenant_that_comes_back_starves_nobody_nor_is_starved(
     budget=st.integers(4, 32),
     running=st.integers(1, 4),
 )
-def test_a_flood_starves_nobody(kind: str, lengths: list[int], budget: int, running: int) -> None:
+def test_a_flood_starves_no_tenant(kind: str, lengths: list[int], budget: int, running: int) -> None:
     blocks = BlockManager(24, PAGE_SIZE)
     s = Scheduler(blocks, Limits(budget, min(running, budget)), waiting=QUEUES[kind](blocks))
     others = [

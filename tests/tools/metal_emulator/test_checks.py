@@ -328,7 +328,7 @@ def test_a_kernel_that_does_not_compile_says_why() -> None:
         run_one("out[0] = 1;\nout[1] = undeclared_name;")
 
 
-def test_lanes_may_diverge_when_asked_to() -> None:
+def test_lanes_may_diverge_on_request() -> None:
     """strict=False: an operation sees the active lanes, as on a GPU in lock-step."""
     body = """
       const uint lane = thread_index_in_simdgroup;

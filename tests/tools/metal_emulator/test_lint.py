@@ -223,7 +223,7 @@ def test_metal_accepts(snippet: Snippet) -> None:
 
 
 @needs_compiler
-def test_what_metal_accepts_runs() -> None:
+def test_sources_that_metal_accepts_run() -> None:
     emulate(
         "accepted",
         ["x", "small"],

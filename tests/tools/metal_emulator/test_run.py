@@ -141,7 +141,7 @@ def test_a_seed_repeats_a_schedule() -> None:
 
 
 @needs_compiler
-def test_schedules_differ_in_who_runs_first() -> None:
+def test_schedules_differ_in_the_first_thread() -> None:
     def order(schedule: str, seed: int = 0) -> list[int]:
         result = emulate(
             "tickets",
@@ -172,14 +172,14 @@ def test_schedules_differ_in_who_runs_first() -> None:
 
 
 @needs_compiler
-def test_denormals_are_zero_unless_asked_for() -> None:
+def test_denormals_are_zero_by_default() -> None:
     tiny = np.full(64, 1e-39, np.float32)
     assert run_one("out[0] = x[0] * 2;", x=tiny).outputs[0][0] == 0
     assert run_one("out[0] = x[0] * 2;", x=tiny, ftz=False).outputs[0][0] == np.float32(2e-39)
 
 
 @needs_compiler
-def test_fast_math_shows_who_leans_on_infinities() -> None:
+def test_fast_math_reveals_kernels_that_need_infinities() -> None:
     body = """
       const float lowest = -INFINITY;
       const float m = max(lowest, x[0] - INFINITY);
@@ -236,7 +236,7 @@ def test_a_compiler_that_does_not_run_is_named(monkeypatch: pytest.MonkeyPatch) 
         find_compiler.cache_clear()
 
 
-def test_without_a_compiler_the_reason_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_the_reason_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     find_compiler.cache_clear()
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.delenv(COMPILER_VARIABLE, raising=False)

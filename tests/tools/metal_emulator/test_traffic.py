@@ -24,7 +24,7 @@ def test_a_copy_reads_and_writes_each_byte_once() -> None:
     assert (traffic.bytes_read, traffic.bytes_written) == (256, 256)
 
 
-def test_what_lanes_share_moves_once() -> None:
+def test_data_shared_by_lanes_is_read_once() -> None:
     traffic = run_one("const uint i = thread_position_in_grid.x; out[i] = x[7];", threads=64).traffic
     assert traffic.read("x") == Count(thread_bytes=256, bytes=8, unique_bytes=4, lines=2, min_lines=2)
 

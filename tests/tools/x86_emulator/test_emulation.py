@@ -53,7 +53,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("x86") / "emulated", options, tiles=True)
 
 
-def test_every_instruction_does_what_the_manual_says(emulated: Path) -> None:
+def test_every_instruction_follows_the_manual(emulated: Path) -> None:
     done = subprocess.run([emulated], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
@@ -74,7 +74,7 @@ def test_the_hardware_says_the_same(tmp_path: Path) -> None:
     ("misuse", "message"),
     [("aligned load", "an aligned load is not aligned"), ("tiles", "the shapes of three tiles do not fit")],
 )
-def test_what_would_fault_ends_the_program(emulated: Path, misuse: str, message: str) -> None:
+def test_faults_end_the_program(emulated: Path, misuse: str, message: str) -> None:
     done = subprocess.run([emulated, misuse], capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert message in done.stderr

@@ -85,7 +85,9 @@ def served(llm: LLM, work: list[tuple[list[int], str | None]], params: SamplingP
 
 @pytest.mark.usefixtures("every_draft_is_computed")
 @pytest.mark.parametrize("name", WAYS)
-def test_each_request_is_what_it_is_alone(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
+def test_requests_with_adapters_equal_requests_served_alone(
+    name: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
     way, seen = WAYS[name], Seen()
     pages = {key: way.settings[key] for key in FP4 if key in way.settings}
     with LLM(EngineConfig(**settings | pages | {"prefix_cache": False})) as llm:

@@ -236,7 +236,7 @@ def test_files_beyond_the_limits_are_not_read(tmp_path: Path) -> None:
     assert f"must have at most {MAX_CONFIG_BYTES} bytes" in refusal(tmp_path)
 
 
-def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "adapters.safetensors").unlink()
     os.mkfifo(tmp_path / "adapters.safetensors")

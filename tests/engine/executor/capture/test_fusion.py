@@ -111,7 +111,7 @@ def test_weights_of_members_read_and_change_as_ever() -> None:
     assert not (block.a(x) - block.a.bias).any()
 
 
-def test_what_cannot_be_one_matrix_is_told_apart() -> None:
+def test_layers_that_cannot_be_merged_are_recognized() -> None:
     assert merged_block(again=True)[1].merged == {}
     block = Block()
     block.a.set_dtype(mx.float16)
@@ -197,7 +197,9 @@ STEPS_OF_FOUR_ROWS = (
 )
 
 
-def test_steps_of_as_many_rows_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_with_equal_row_counts_are_distinguished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     got, model, layout = ready_from(tiny_models.make_model(tmp_path, "llama"), "llama", fuse=True)
     programs, memories = CpuPool.programs, []
 
@@ -272,7 +274,7 @@ class Refusing:
         raise replay.CannotCapture("operations of several streams cannot be captured")
 
 
-def test_what_cannot_be_captured_runs_its_code_in_every_step(
+def test_models_that_cannot_be_captured_run_python_in_each_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replay, "CapturedStep", Refusing)

@@ -64,7 +64,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ("cohere2", {"use_parallel_block": False, "hidden_act": "relu"}, "hidden_act in .* got 'relu'"),
     ],
 )
-def test_what_mlx_lm_drops_is_refused_by_name(
+def test_settings_that_mlx_lm_ignores_are_refused(
     tmp_path: Path, kind: str, changes: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(ModelLoadError, match=named):
@@ -82,7 +82,7 @@ def test_what_mlx_lm_drops_is_refused_by_name(
         ("qwen3", {"id2label": {"0": "LABEL_0"}, "quantization_config": None, "use_cache": False}),
     ],
 )
-def test_what_transformers_does_not_know_changes_nothing(
+def test_settings_unknown_to_transformers_are_accepted(
     tmp_path: Path, kind: str, changes: dict[str, Any]
 ) -> None:
     assert load_model(changed(tmp_path, kind, **changes), weights="keep").architecture == kind

@@ -52,7 +52,7 @@ def test_a_command_buffer_holds_four_layers(pool: int, weights: int, layers: int
     assert mebi << 20 >= 4 * (pool + weights) // max(layers, 1) // 2
 
 
-def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_set_by_the_user_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ELEMENTS_VARIABLE, "7")
     prepare_device(EngineConfig(), {"num_hidden_layers": 2}, GIB)
     assert (os.environ[OPERATIONS_VARIABLE], os.environ[ELEMENTS_VARIABLE]) == ("1000", "7")
@@ -80,7 +80,7 @@ def test_memory_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls[4:] == [("cache", 50 << 20), ("cache", 2 * GIB)]
 
 
-def test_pages_fit_beside_the_weights_in_what_the_gpu_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_and_weights_fit_into_gpu_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metal_settings, "available_memory", lambda: 128 * GIB)
     assert usable_memory(40 * GIB) == 56 * GIB
     assert usable_memory(100 * GIB) == 0

@@ -35,9 +35,7 @@ FITTING = [name for name in FORMAT_NAMES if holds(name, head_dim=16)]
 
 
 @pytest.mark.parametrize("kv_format", FITTING)
-def test_the_budget_is_what_is_allocated_and_what_plan_says(
-    folder: Path, backend: str, kv_format: str
-) -> None:
+def test_the_budget_equals_allocation_and_plan(folder: Path, backend: str, kv_format: str) -> None:
     runner = load(folder, backend, kv_format=kv_format)
     info = runner.info
     assert info.memory.pages == sum(pages.nbytes for pages in runner._model.kv_cache.storages)
@@ -58,7 +56,7 @@ def test_the_budget_is_what_is_allocated_and_what_plan_says(
     ("architecture", "backend", "expected"),
     [("llama", "cpu", True), ("llama", "reference", False), ("gpt_oss", "cpu", False)],
 )
-def test_rows_are_said_to_be_alike_where_native_kernels_compute_every_layer(
+def test_all_native_layers_are_reported_as_batch_invariant(
     tmp_path: Path, architecture: str, backend: str, expected: bool
 ) -> None:
     runner = load(tiny_models.make_model(tmp_path, architecture), backend)
@@ -142,9 +140,7 @@ def test_no_part_of_loading_begins_with_memory_that_others_freed(
     assert parts == {"probe": 1, "check_fusion": 2, "create_kv_cache": 3}
 
 
-def test_layers_are_packed_without_what_was_kept_of_the_head_s_quantization(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packed_layers_ignore_the_heads_quantization(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ext = require_extension()
     path, kept = tiny_models.make_model(tmp_path, "llama"), list[int]()
     merge, pack = modules._Replacement.merge, vars(prepare)["materialize"]
@@ -186,7 +182,7 @@ def test_the_probe_keeps_none_of_mlx_s_buffers_on_the_cpu(
         mx.set_cache_limit(before)
 
 
-def test_room_for_states_that_a_model_does_not_have_is_said_to_be_unused(
+def test_state_memory_without_recurrent_layers_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tiny_models.make_model(tmp_path, "llama")

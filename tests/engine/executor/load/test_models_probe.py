@@ -71,7 +71,7 @@ def test_mixtures_are_paged(tmp_path: Path, backend: AttentionBackend, name: str
     assert result.selects_rows
 
 
-def test_rows_of_decodes_are_told_from_those_of_chunks() -> None:
+def test_decode_rows_and_chunk_rows_are_distinguished() -> None:
     steps = [(3, 1), (1, 0), (2, 1)]
     wanted = [
         np.random.default_rng(i).standard_normal((n, 8)).astype(np.float32) for i, n in enumerate((6, 2))
@@ -88,7 +88,7 @@ def test_rows_of_decodes_are_told_from_those_of_chunks() -> None:
 
 
 @pytest.mark.parametrize("unlucky", [True, False])
-def test_more_roundings_are_tried_where_the_first_explains_too_little(
+def test_more_roundings_are_tried_if_one_explains_too_little(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unlucky: bool
 ) -> None:
     made: list[probe_reference.Reference] = []
@@ -121,7 +121,7 @@ def test_latent_attention_is_paged(tmp_path: Path, backend: AttentionBackend, co
     assert result.latents
 
 
-def test_chunks_are_paged_and_what_sees_more_is_refused(
+def test_chunked_attention_is_paged_and_wider_attention_refused(
     tmp_path: Path, backend: AttentionBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"dtype": mx.float32}
@@ -235,7 +235,7 @@ def test_positions_taken_from_the_shape_of_keys_are_each_row_s_own(tmp_path: Pat
     run_probe(tmp_path, "afm7", ReferenceBackend(), dtype=mx.float32, **shape)
 
 
-def test_what_mlx_cannot_compute_here_is_said(tmp_path: Path) -> None:
+def test_a_failure_of_mlx_itself_is_reported(tmp_path: Path) -> None:
     if mx.metal.is_available():
         pytest.skip("MLX computes experts in bf16 on Metal")
     with pytest.raises(ModelLoadError, match=r"'qwen3_moe' fails in mlx-lm itself.*weights='int8'"):
@@ -309,7 +309,7 @@ def neighbours_pages(patch: pytest.MonkeyPatch) -> AttentionBackend:
     ids=["positions", "scale", "window+1", "window-1", "heads", "page tables"],
 )
 @pytest.mark.parametrize("name", ["mistral", "gemma3_text", "cohere2"])
-def test_a_mistake_is_told_from_rounding(
+def test_mistakes_and_rounding_are_distinguished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, mistake: Change
 ) -> None:
     model, layout = load(tmp_path, name)

@@ -107,7 +107,7 @@ class _ChangedWindows(ReferenceBackend):
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_what_is_right_is_served(tmp_path: Path, backend: AttentionBackend, scale: float) -> None:
+def test_correct_models_are_served(tmp_path: Path, backend: AttentionBackend, scale: float) -> None:
     assert probe_of(tmp_path, scale, backend).error >= 0
 
 

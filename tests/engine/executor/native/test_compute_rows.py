@@ -60,7 +60,9 @@ def operations(x: mx.array, folder: Path) -> list[str]:
     layers=st.integers(1, 3),
     ids=st.lists(st.integers(-NUM_ROWS, NUM_ROWS - 1), min_size=1, max_size=NUM_ROWS + 2),
 )
-def test_bits_of_all_rows(dtype: mx.Dtype, fuse: bool, layers: int, ids: list[int]) -> None:
+def test_selected_rows_are_bit_identical_to_all_rows(
+    dtype: mx.Dtype, fuse: bool, layers: int, ids: list[int]
+) -> None:
     layer = Layer(dtype, fuse=fuse)
     start = random(NUM_ROWS, 1, SIZE, seed=5, dtype=dtype)
 
@@ -76,7 +78,7 @@ def test_bits_of_all_rows(dtype: mx.Dtype, fuse: bool, layers: int, ids: list[in
     assert np.array_equal(np.array(rows.astype(mx.float32)), wanted)
 
 
-def test_what_follows_the_last_mixing_is_computed_of_the_wanted_rows(tmp_path: Path) -> None:
+def test_layers_after_the_last_mixing_compute_only_wanted_rows(tmp_path: Path) -> None:
     layer = Layer(mx.bfloat16, fuse=True)
     x = layer.norm(layer(layer(random(NUM_ROWS, 1, SIZE, seed=5, dtype=mx.bfloat16))))
     names = operations(_ext.compute_rows(x, mx.array([3])), tmp_path)
@@ -93,7 +95,7 @@ def test_all_rows_are_left_to_be_selected(tmp_path: Path) -> None:
     assert names[-1] == "octavo.select_rows"
 
 
-def test_what_attention_needs_is_not_computed_twice(tmp_path: Path) -> None:
+def test_inputs_of_attention_are_computed_once(tmp_path: Path) -> None:
     layer = Layer(mx.bfloat16, fuse=True)
     start = random(NUM_ROWS, 1, SIZE, seed=5, dtype=mx.bfloat16)
     shared = start + start

@@ -109,7 +109,7 @@ def test_fp4_experts_agree_with_mlx_lm(mode: str) -> None:
     assert float(mx.abs(layer(x, ids) - expected).max() / mx.abs(expected).max()) < 5e-6
 
 
-def test_formats_without_a_kernel_are_kept_and_told() -> None:
+def test_formats_without_a_kernel_stay_and_are_reported() -> None:
     quantized = QuantizedSwitchLinear(64, 32, 2, group_size=32, bits=8, mode="mxfp8")
     scaled = QuantizedSwitchLinear(64, 32, 2, group_size=16, bits=4, mode="nvfp4")
     scaled.global_scale = mx.ones((2,))

@@ -72,7 +72,7 @@ def decode(runner: paged.PagedRunner, params: list[Any]) -> list[list[int | None
 
 
 @pytest.mark.parametrize("architecture", CHOOSING)
-def test_heads_choose_what_their_logits_say(
+def test_heads_choose_the_token_of_the_largest_logit(
     tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = load(tiny_models.make_model(tmp_path / "model", architecture))
@@ -129,7 +129,9 @@ def test_a_model_that_scales_its_logits_keeps_them(tmp_path: Path, monkeypatch: 
     runner.close()
 
 
-def test_a_head_that_chooses_wrongly_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_chooses_wrong_tokens_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original = _ext.linear_argmax
 
     def wrong(*args: Any, **kwargs: Any) -> Any:

@@ -34,7 +34,7 @@ def test_every_level_agrees_with_float64(level: str) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_avx512_has_the_bits_of_avx2_where_it_shares_its_definition() -> None:
+def test_avx512_and_avx2_agree_bit_for_bit_on_shared_code() -> None:
     code = "import linear_checks; linear_checks.print_integer_digest()"
     digests = {run_at_level(level, code) for level in ("avx2", "avx512")}
     assert len(digests) == 1
@@ -72,7 +72,7 @@ def test_strided_and_empty_inputs() -> None:
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32])
 @pytest.mark.parametrize("shape", [(7, 32), (130, 64), (65, 256)])
-def test_unpack_gives_back_every_bit(shape: tuple[int, int], dtype: mx.Dtype) -> None:
+def test_unpack_restores_every_bit(shape: tuple[int, int], dtype: mx.Dtype) -> None:
     weight = mx.random.normal(shape).astype(dtype)
     assert mx.array_equal(_ext.unpack(_ext.pack_dense(weight))[0], weight)
     odd = weight[:, :-1]
@@ -281,7 +281,7 @@ class Doubled(Linear):
         return doubled
 
 
-def test_what_is_not_known_is_kept_and_told() -> None:
+def test_unknown_layers_stay_and_are_reported() -> None:
     class Model(Module):
         def __init__(self) -> None:
             super().__init__()  # type: ignore[no-untyped-call]

@@ -59,7 +59,7 @@ def test_packing_reads_from_the_file_and_copies_nothing_first(tmp_path: Path) ->
     assert mx.array_equal(_ext.unpack(packed)[0], weight)
 
 
-def test_what_is_not_known_is_left_to_mlx(tmp_path: Path) -> None:
+def test_files_with_empty_arrays_are_left_to_mlx(tmp_path: Path) -> None:
     from octavo.engine.executor.native.model_ops import map_safetensors
 
     file = tmp_path / "model.safetensors"

@@ -98,7 +98,7 @@ def test_rotations_read_any_layout_of_their_input() -> None:
     assert ours(mx.zeros((0, 2, 1, 32)), offset=mx.zeros((0,), mx.int32)).shape == (0, 2, 1, 32)
 
 
-def test_what_the_kernel_does_not_take_stays_mlx_own() -> None:
+def test_unsupported_inputs_stay_with_mlx() -> None:
     yarn = rope_utils.initialize_rope(32, 1e4, False, YARN, 512)
     x = mx.random.normal((2, 2, 3, 32))
     backwards = yarn(x, offset=4, inverse=True)
@@ -291,7 +291,7 @@ def _rounded(x: mx.array) -> np.ndarray:
 
 
 @pytest.mark.parametrize("size", [32, 64, 96, 100, 128, 256, 1024])
-def test_bf16_rows_are_what_float32_ones_round_to(size: int) -> None:
+def test_bf16_results_are_rounded_float32_results(size: int) -> None:
     rng = np.random.default_rng(size)
     x, up, weight = _bf16_rows(rng, 7, size), _bf16_rows(rng, 7, size), _bf16_rows(rng, size)
     wide, wide_up, wide_weight = (a.astype(mx.float32) for a in (x, up, weight))

@@ -86,7 +86,7 @@ def test_memory_of_results_that_were_read_is_used_again() -> None:
     np.testing.assert_array_equal(run(ids)[0], numbers(chain(40)(mx.array(ids))[0]))
 
 
-def test_programs_of_ever_more_rows_take_about_what_the_largest_does() -> None:
+def test_programs_of_more_rows_share_the_largest_ones_memory() -> None:
     table, gain = random(50, 4096, seed=5), random(4096, seed=6)
 
     def build(ids: mx.array) -> list[mx.array]:
@@ -105,7 +105,7 @@ def test_programs_of_ever_more_rows_take_about_what_the_largest_does() -> None:
         np.testing.assert_array_equal(runs[size](ids)[0], numbers(build(mx.array(ids))[0]))
 
 
-def test_what_depends_on_no_input_is_computed_once() -> None:
+def test_constant_parts_are_computed_once() -> None:
     table, scale = random(50, 64, seed=7), mx.softmax(random(64, seed=8))
 
     def build(ids: mx.array) -> list[mx.array]:
@@ -150,7 +150,7 @@ def test_programs_that_share_memory_give_the_bits_of_their_graphs(
             np.testing.assert_array_equal(got, numbers(array))
 
 
-def test_only_what_is_neither_a_view_nor_simple_is_left_to_mlx() -> None:
+def test_only_complex_operations_are_left_to_mlx() -> None:
     table, ids = random(50, 64, seed=9), mx.array(np.zeros(4, np.int32))
     x = _ext.select_rows(table, ids)
     views = _ext.Program(_ext.Arena(), [ids], [], [x.T + x.T, (x * x).astype(mx.float32)])
@@ -173,7 +173,7 @@ def test_a_failure_between_operations_of_mlx_ends_the_run_and_not_the_program() 
     np.testing.assert_array_equal(run(ids)[0], numbers(wanted))
 
 
-def test_what_depends_on_nothing_that_is_given_cannot_be_recorded() -> None:
+def test_outputs_without_inputs_cannot_be_captured() -> None:
     table, arena = random(50, 64, seed=9), _ext.Arena()
     with pytest.raises(ValueError, match="an output depends on no input"):
         record(lambda _: [mx.max(table)], 4, arena)

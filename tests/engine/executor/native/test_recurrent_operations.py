@@ -82,7 +82,7 @@ def test_gated_norms_of_model_files_become_native(
     assert holder.norm.plain is kind, "its own code is lost"
 
 
-def test_what_is_no_gated_norm_stays_as_it_is() -> None:
+def test_other_modules_than_gated_norms_do_not_change() -> None:
     for module in (Sigmoid(8), RMSNorm(8), Linear(8, 8), LayerNorm(8), bailing_hybrid.GroupRMSNorm(8)):
         assert kind_of_norm(module) is None, type(module).__name__
 

@@ -33,7 +33,7 @@ def nothing_kept() -> None:
     assert _ext.kept_bytes() == 0
 
 
-def test_what_a_step_gave_back_is_taken_by_the_next() -> None:
+def test_a_step_reuses_memory_of_the_previous_step() -> None:
     x = ones(256)
     y = silu(x)
     assert _ext.kept_bytes() == 0
@@ -65,7 +65,7 @@ def test_results_begin_at_a_cache_line(rows: int) -> None:
     assert all(np.array_equal(np.array(y), np.array(live[0])) for y in live)
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_kept_memory_is_bounded() -> None:
     x = ones(512)
     live = [silu(x) for _ in range(KEPT // x.nbytes + 8)]
     del live
@@ -73,7 +73,7 @@ def test_what_is_kept_is_bounded() -> None:
     assert KEPT - x.nbytes <= _ext.kept_bytes() <= KEPT
 
 
-def test_what_no_step_needs_any_more_is_given_back() -> None:
+def test_unused_memory_is_freed() -> None:
     big, small = ones(512), ones(32)
     silu(big)
     for _ in range(200):

@@ -55,7 +55,9 @@ def test_heads_that_cannot_be_divided_are_refused() -> None:
         ({"speculate": "draft:x"}, "draft_model must be left out with {}"),
     ],
 )
-def test_what_ranks_cannot_do_is_refused(kind: str, settings: dict[str, Any], says: str) -> None:
+def test_settings_that_ranks_do_not_support_are_refused(
+    kind: str, settings: dict[str, Any], says: str
+) -> None:
     with pytest.raises(InvalidConfig, match=says.format(kind)):
         EngineConfig(**({kind: 2} | settings))
 

@@ -238,7 +238,7 @@ def test_a_step_that_was_not_evaluated_leaves_the_states_alone() -> None:
         assert largest_error(run.logits, {0: wanted}) < 1e-5
 
 
-def test_a_state_that_is_not_finite_is_told_of_its_own_rows() -> None:
+def test_a_nonfinite_state_marks_only_its_own_rows() -> None:
     model, tokens = recurrent_models.build("lfm2"), sequences()
     adapt_models()
     install_cut_points()
@@ -312,7 +312,7 @@ def test_native_kernels_keep_every_state_in_bf16(name: str) -> None:
         assert largest_error(run.logits, wanted) < 2e-2
 
 
-def test_a_kernels_state_that_is_not_finite_is_told_of_its_own_rows() -> None:
+def test_a_nonfinite_kernel_state_marks_only_its_own_rows() -> None:
     model, tokens = recurrent_models.build("lfm2"), sequences()
     adapt_models()
     install_cut_points()

@@ -82,7 +82,7 @@ def test_drafts_change_nothing(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["lfm2", *(pytest.param(name, marks=pytest.mark.slow) for name in ON_REFERENCE)]
 )
-def test_drafts_change_nothing_where_operations_of_mlx_lm_compute_states(name: str, tmp_path: Path) -> None:
+def test_drafts_change_nothing_if_mlx_lm_computes_states(name: str, tmp_path: Path) -> None:
     folder = recurrent_models.make_folder(tmp_path / name, name)
     watched = Drafts()
     check(folder, watched, backend="reference", count=6)

@@ -136,7 +136,7 @@ def test_a_program_gives_the_bits_of_the_models_code(name: str, dtype: mx.Dtype,
         assert np.array_equal(a, b), f"slot {slot}"
 
 
-def test_a_state_of_nan_is_told_of_a_program_too(tmp_path: Path) -> None:
+def test_a_program_reports_states_with_nan(tmp_path: Path) -> None:
     folder = recurrent_models.make_folder(tmp_path / "model", "qwen3_5")
     runner = load(folder)
     driver = Driver(runner)

@@ -70,7 +70,7 @@ def test_few_rows_of_a_large_vocabulary_are_unsure(dtype: mx.Dtype) -> None:
     assert unsure <= 0.1 * sure
 
 
-def test_the_bound_is_what_makes_it_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equality_depends_on_the_error_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     rng, vocab_size = np.random.default_rng(1), 600
     running_sums = device_sampling._running_sums
 

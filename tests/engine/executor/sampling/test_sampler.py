@@ -28,7 +28,7 @@ def test_greedy_takes_the_largest_and_the_lowest_id_among_equals() -> None:
     assert sample(np.zeros((1, 5), np.float32), [state()])[0].token == 0
 
 
-def test_truncation_keeps_what_each_rule_says() -> None:
+def test_truncation_follows_each_rule() -> None:
     row = LOGITS[0]
     assert kept(row) == [0, 1, 2, 3, 4]
     assert kept(row, top_k=2) == [1, 3]
@@ -39,7 +39,7 @@ def test_truncation_keeps_what_each_rule_says() -> None:
     assert kept(row, top_k=1000) == [0, 1, 2, 3, 4]
 
 
-def test_top_p_counts_what_top_k_left() -> None:
+def test_top_p_applies_after_top_k() -> None:
     # Of 0.4, 0.25 and 0.2, the first two are 0.76 of the sum.
     assert kept(LOGITS[0], top_k=3, top_p=0.76) == [1, 3]
     assert kept(LOGITS[0], top_k=3, top_p=0.77) == [1, 3, 4]

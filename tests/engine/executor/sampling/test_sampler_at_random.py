@@ -166,7 +166,7 @@ def test_a_draw_depends_on_seed_and_count_and_not_on_neighbours(
 @given(st.integers(1, 3000), st.integers(0, 2**32), st.floats(0, 1, exclude_max=True))
 @example(1024, 0, 0.0)
 @example(1025, 1, 1 - 2**-53)
-def test_a_draw_is_where_the_running_sum_passes(size: int, seed: int, uniform: float) -> None:
+def test_the_sampled_token_is_where_the_running_sum_passes(size: int, seed: int, uniform: float) -> None:
     rng = np.random.default_rng(seed)
     weights = (rng.integers(0, 8, size) * (rng.random(size) < 0.2)).astype(np.float32)
     weights[rng.integers(size)] = 1

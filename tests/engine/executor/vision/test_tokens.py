@@ -104,7 +104,7 @@ def test_a_mixed_batch_has_the_tokens_of_mlx_vlm(case: Case, changes: dict[str, 
     assert pictures[0] != pictures[1], "pictures change nothing"
 
 
-def test_a_cached_prefix_ends_where_another_picture_begins(case: Case) -> None:
+def test_a_cached_prefix_ends_before_a_different_image(case: Case) -> None:
     cores: list[EngineCore] = []
 
     def make(config: EngineConfig, observer: Observer | None) -> EngineCore:

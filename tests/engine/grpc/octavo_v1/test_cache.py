@@ -29,7 +29,7 @@ async def reason(its: Served, name: str) -> tuple[int, int, str]:
     return found.cached_tokens, found.miss_position, pb.MissReason.Name(found.reason)
 
 
-async def test_a_request_is_explained_by_what_came_before_it() -> None:
+async def test_an_explanation_depends_on_earlier_requests() -> None:
     async with served() as its:
         await say(its, PROMPT, "first")
         await say(its, PROMPT, "again")
@@ -89,7 +89,7 @@ async def test_the_next_turn_finds_the_answer_of_the_last() -> None:
         assert (await its.client.cache.explain("second")).miss_position == 40
 
 
-async def test_stats_count_and_list_what_was_reused() -> None:
+async def test_stats_count_and_list_reused_prefixes() -> None:
     system = list(range(40, 56))
     async with served(config=small_config(num_pages=256)) as its:
         for number in range(4):
@@ -181,7 +181,7 @@ async def test_pins_are_refused_with_the_remedy() -> None:
             await its.client.cache.pin("", prefix_of(token_ids=PROMPT))
 
 
-async def test_what_only_fits_where_pins_may_be_is_refused() -> None:
+async def test_requests_that_need_pages_of_pins_are_refused() -> None:
     async with served(config=small_config(num_pages=24, max_pinned_pages=6)) as its:
         with pytest.raises(InvalidRequest, match="holds 72"):
             await say(its, [5] * 71)

@@ -99,7 +99,7 @@ async def test_saves_come_one_after_the_other_and_take_no_thread_of_others(
     assert threads == ["octavo-snapshots"]
 
 
-async def test_what_is_refused_changes_nothing(tmp_path: Path) -> None:
+async def test_refused_loads_change_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "saved"
     folder.mkdir()
     (folder / "link").symlink_to(tmp_path)

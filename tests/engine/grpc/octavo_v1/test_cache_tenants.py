@@ -144,7 +144,7 @@ async def test_a_tenant_may_pin_its_share_and_leaves_room_for_the_others(tmp_pat
         assert (await its.client.cache.pin("two", prefix_of(token_ids=other))).num_tokens == 20
 
 
-async def test_a_miss_does_not_tell_what_other_tenants_have_sent(tmp_path: Path) -> None:
+async def test_misses_reveal_nothing_about_other_tenants(tmp_path: Path) -> None:
     security, own = tenants(tmp_path)
     async with served(security=security, credentials=own["a"]) as its, \
             Client(its.address, own["b"]) as bob:  # fmt: skip

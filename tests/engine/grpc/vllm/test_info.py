@@ -99,7 +99,7 @@ async def test_the_tokenizer_comes_as_a_zip_in_chunks() -> None:
     assert tokenizer.decode(tokenizer.encode("Once upon a time").ids) == "Once upon a time"
 
 
-async def test_what_is_not_there_is_unimplemented() -> None:
+async def test_missing_methods_are_unimplemented() -> None:
     async with worker() as its:
         calls = {
             grpc.StatusCode.UNIMPLEMENTED: (
@@ -131,7 +131,7 @@ def test_the_sampling_a_model_recommends(tmp_path: Path) -> None:
     assert (files.bos_token_id, files.pad_token_id, files.architectures) == (5, 0, ())
 
 
-def test_a_rate_forgets_what_is_older_than_its_window() -> None:
+def test_a_rate_ignores_events_before_its_window() -> None:
     now = 0.0
     rate = Rate(10.0, clock=lambda: now)
     assert rate.per_second() == 0.0

@@ -146,7 +146,7 @@ async def test_pages_of_adapters_are_named(of_tenant: bool, tmp_path: Path) -> N
             assert {(each.lora_name, each.cache_salt) for each in stored} == {("", "s")}
 
 
-async def test_a_router_learns_what_is_cached_and_what_no_longer_is() -> None:
+async def test_a_router_learns_of_stored_and_removed_pages() -> None:
     async with worker(config=small_config(num_pages=16)) as its, Router(its) as router:
         await subscribed(its)
         await say(its, PROMPT)
@@ -168,7 +168,7 @@ async def test_a_router_learns_what_is_cached_and_what_no_longer_is() -> None:
         assert {load.max_running_requests for load in loads} == {8}
 
 
-async def test_a_router_that_comes_late_begins_with_what_can_be_found() -> None:
+async def test_a_late_router_begins_with_the_cached_pages() -> None:
     async with worker(config=small_config(num_pages=64)) as its:
         await say(its, [250] * 22)
         async with Router(its):

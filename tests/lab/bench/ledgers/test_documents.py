@@ -56,7 +56,7 @@ def test_answers_can_be_read_from_one_line_of_the_ledger(kind: type[Kind]) -> No
                 assert any(facts <= set(re.findall(r"\w+", line)) for line in lines), turn
 
 
-def test_prompts_grow_by_turns_and_end_where_the_answer_starts() -> None:
+def test_prompts_grow_by_turns_and_end_before_the_answer() -> None:
     ledger = held_out(512, 1)[0]
     prompts = ledger.prompts()
     assert len(prompts) == len(ledger.turns) > 1

@@ -39,7 +39,7 @@ def test_the_index_is_the_best_horizon(chances: list[float]) -> None:
         assert index == pytest.approx(best, rel=1e-6, abs=1e-12)
 
 
-def test_a_kind_promises_what_was_seen_of_it() -> None:
+def test_the_index_of_a_kind_follows_its_observed_hits() -> None:
     returns = HitStatistics()
     first, second = (kind_of(uses=0, num_new=1, gap=gap) for gap in (1, 2))
     for kind in (first, second):
@@ -94,7 +94,7 @@ def test_a_policy_that_falls_behind_lru_follows_it_for_a_while() -> None:
     assert not pool.recency.follow_lru, "it never gets another chance"
 
 
-def test_what_a_policy_finds_beyond_lru_makes_up_for_what_it_loses() -> None:
+def test_gittins_gains_more_hits_over_lru_than_it_loses() -> None:
     pool = Pool()
     for page in range(60):
         pool.request(page % 15, found=True)
