@@ -60,11 +60,7 @@ class Setting:
         try:
             taken = in_its_type(self.kind, value)
         except TypeError as kept:
-            if isinstance(value, str) and self.kind in (
-                "names",
-                "texts",
-                "pairs",
-            ):  # a string would count as a list of letters
+            if isinstance(value, str) and self.kind in ("names", "texts", "pairs"):
                 remedy = f"write ({value!r},)"
             raise ValueError(_refusal(name, str(kept), _quoted(value), remedy)) from None
         if self.low is not None and not self._holds(taken):

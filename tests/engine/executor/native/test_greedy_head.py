@@ -28,8 +28,7 @@ _ext = require_extension()
 
 PLAIN, SCORED = SamplingParams(), SamplingParams(logprobs=0)
 NUM_STEPS = 6
-# The last two models change the logits.
-CHOOSING = {"llama": True, "qwen3": True, "cohere": False, "gemma2": False}
+CHOOSING = {"llama": True, "qwen3": True, "cohere": False, "gemma2": False}  # False: scales or caps logits
 
 
 def load(folder: Path, **settings: Any) -> paged.PagedRunner:
