@@ -24,7 +24,9 @@ def run(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict[str,
 
 
 @pytest.mark.usefixtures("every_draft_is_computed")
-@pytest.mark.parametrize("adapters", [(), ("a", "b")], ids=["base", "adapters"])
+@pytest.mark.parametrize(
+    "adapters", [(), pytest.param(("a", "b"), marks=pytest.mark.slow)], ids=["base", "adapters"]
+)
 def test_nothing_differs(
     adapters: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,12 +95,15 @@ def test_architectures(architecture: str, tmp_path: Path) -> None:
     assert (report.different, report.cases > 0) == ([], True)
 
 
-RECURRENT = ("qwen3_next", "falcon_h1", "kimi_linear", "jamba", "rwkv7", "recurrent_gemma")
+RECURRENT = ("lfm2", "qwen3_next", "falcon_h1", "kimi_linear", "jamba", "rwkv7", "recurrent_gemma")
 """One architecture for each kind of recurrent state."""
 
 
-def check_recurrent(architecture: str, folder: Path) -> None:
-    folder = recurrent_models.make_folder(folder / architecture, architecture)
+@pytest.mark.slow
+@pytest.mark.usefixtures("every_draft_is_computed")
+@pytest.mark.parametrize("architecture", RECURRENT)
+def test_recurrent_architectures(architecture: str, tmp_path: Path) -> None:
+    folder = recurrent_models.make_folder(tmp_path / architecture, architecture)
     report, _ = invariance.compare(EngineConfig(model=str(folder), kv_format="fp4"), num_mates=8)
     assert report.different == []
     others = {"preempted"} if architecture == "recurrent_gemma" else set()
@@ -106,21 +111,7 @@ def check_recurrent(architecture: str, folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("every_draft_is_computed")
-def test_a_hybrid(tmp_path: Path) -> None:
-    check_recurrent("lfm2", tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("every_draft_is_computed")
-@pytest.mark.parametrize("architecture", RECURRENT)
-def test_recurrent_architectures(architecture: str, tmp_path: Path) -> None:
-    check_recurrent(architecture, tmp_path)
-
-
-@pytest.mark.usefixtures("every_draft_is_computed")
 def test_drafts_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = invariance.compare(EngineConfig(), num_mates=0)[0]
-    assert (right.different, right.not_reached) == ([], [])
     monkeypatch.setattr(SampleState, "after", lambda self, _tokens: self)
     wrong = invariance.compare(EngineConfig(), num_mates=0)[0]
     assert {difference.case for difference in wrong.different} == {"with drafts"}
