@@ -60,7 +60,7 @@ def test_salts_do_not_share() -> None:
     assert blocks.open(PROMPT, salt=b"tenant a").num_written == 8
 
 
-def test_the_same_page_after_another_beginning_is_another_page() -> None:
+def test_the_same_page_after_another_prefix_is_another_page() -> None:
     blocks = BlockManager(8, 4)
     written(blocks, PROMPT)
     assert blocks.open([9, 9, 9, 9, 5, 6, 7, 8, 9]).num_written == 0
@@ -86,7 +86,7 @@ def test_a_shortage_changes_nothing() -> None:
     assert table.capacity == 8
 
 
-def test_empty_pages_go_first_then_the_least_recently_used_then_tails_before_heads() -> None:
+def test_empty_then_least_recently_used_pages_are_reused() -> None:
     blocks = BlockManager(5, 4)
     old, new = written(blocks, [1] * 8), written(blocks, [2] * 8)
     head, tail = old.pages
@@ -159,7 +159,7 @@ def test_a_fork_at_a_page_boundary_copies_nothing() -> None:
     assert not blocks.has_copies
 
 
-def test_a_fork_without_room_changes_nothing() -> None:
+def test_a_fork_without_free_pages_changes_nothing() -> None:
     blocks = BlockManager(3, 4)
     table = written(blocks, PROMPT)
     assert blocks.fork(table) is None
@@ -238,7 +238,7 @@ def test_rollback_into_a_shared_page_leaves_the_other_side_alone() -> None:
     blocks.check()
 
 
-def test_rollback_without_room_ends_at_the_page_boundary() -> None:
+def test_rollback_without_free_pages_ends_at_the_page_boundary() -> None:
     blocks = BlockManager(2, 4)
     table = written(blocks, PROMPT[:8])
     other = blocks.open(PROMPT[:9])
@@ -319,7 +319,7 @@ def test_a_miss_reports_when_the_page_was_evicted() -> None:
     assert blocks.explain_miss(blocks.open(PROMPT), PROMPT) == Miss(0, "evicted", 9.0)
 
 
-def test_another_salt_is_the_reason_only_for_a_beginning_it_has_written() -> None:
+def test_another_salt_is_the_reason_only_for_a_prefix_it_has_written() -> None:
     blocks = BlockManager(8, 4)
     written(blocks, PROMPT, salt=b"a")
     for prompt, salt, reason in (

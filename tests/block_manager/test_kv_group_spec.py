@@ -51,7 +51,7 @@ def test_pages_are_those_of_the_positions_that_are_seen(
 
 
 @given(st.sampled_from([FullAttention(num_pages=9), SlidingWindow(num_pages=9, window=6)]), sizes)
-def test_a_sequence_fits_as_far_as_its_pool_goes_or_for_ever(spec: KVGroupSpec, page_size: int) -> None:
+def test_the_longest_sequence_depends_on_pool_and_window(spec: KVGroupSpec, page_size: int) -> None:
     positions = spec.max_positions(page_size, max_chunk=4, num_pinned=2)
     bounded = spec.max_pages(page_size, max_chunk=4) <= 7
     assert positions == (UNBOUNDED if bounded else 7 * page_size)

@@ -117,7 +117,7 @@ def test_a_limit_returns_the_first_pages() -> None:
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=8))
-def test_packed_tokens_come_back(tokens: list[int]) -> None:
+def test_packed_tokens_return(tokens: list[int]) -> None:
     assert unpack(pack(tokens)) == tokens
 
 

@@ -80,7 +80,7 @@ def test_a_fork_knows_where_its_sequence_diverged() -> None:
     assert fork.branch_points == table.branch_points == (4, 4)
 
 
-def test_passed_pages_go_first_the_least_recently_passed_before_others() -> None:
+def test_passed_pages_are_evicted_first() -> None:
     order = OutOfWindowFirst(make_policy("lru", 8))
     order.release(ids(0, 1), [None] * 8)
     order.release_out_of_window(ids(2, 3, 4), [None] * 8)

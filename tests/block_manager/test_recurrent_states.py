@@ -69,7 +69,7 @@ def test_snapshots_are_taken_at_ends_and_branches(
     assert wanted == pages
 
 
-def test_the_next_turn_of_a_conversation_goes_on_from_its_tail() -> None:
+def test_the_next_turn_of_a_conversation_continues_from_its_tail() -> None:
     blocks = manager()
     conversation = list(range(1, 24))
     assert serve(blocks, conversation, prompt=10) == 0
@@ -79,7 +79,7 @@ def test_the_next_turn_of_a_conversation_goes_on_from_its_tail() -> None:
     assert (counts.held, counts.idle_cached) == (0, 2), "tails that a longer one replaced are gone"
 
 
-def test_prompts_with_a_common_beginning_get_a_snapshot_at_the_junction() -> None:
+def test_prompts_with_a_common_prefix_get_a_snapshot_at_the_junction() -> None:
     blocks = manager()
     common = list(range(1, 18))
     assert serve(blocks, [*common, *range(30, 39)]) == 0
@@ -119,7 +119,7 @@ def test_snapshot_kinds_can_be_turned_off() -> None:
     assert kept[True, True, False] > 2, "without stepping down, each tail stays"
 
 
-def test_pages_stay_as_long_as_a_snapshot_lies_behind_them() -> None:
+def test_pages_stay_as_long_as_a_snapshot_lies_after_them() -> None:
     states = RecurrentState(num_slots=3, slot_bytes=1)
     blocks = BlockManager(64, PAGE_SIZE, states=states)
     common = list(range(1, 9))
@@ -136,7 +136,7 @@ def test_pages_stay_as_long_as_a_snapshot_lies_behind_them() -> None:
         assert [blocks.find(digest) is not None for digest in digests] == [True, True, *[is_cached] * 2]
 
 
-def test_a_page_that_goes_takes_the_snapshot_after_it() -> None:
+def test_an_evicted_page_takes_its_snapshot_along() -> None:
     states = RecurrentState(num_slots=30, slot_bytes=1, every_page=True)
     blocks = BlockManager(6, PAGE_SIZE, states=states)
     serve(blocks, list(range(1, 18)))
@@ -181,7 +181,7 @@ def test_without_a_slot_a_table_gets_no_pages_either() -> None:
     blocks.check()
 
 
-def test_the_only_slot_goes_on_from_the_snapshot_it_holds() -> None:
+def test_the_only_slot_continues_from_the_snapshot_it_holds() -> None:
     blocks = manager(1)
     table = blocks.open([*range(1, 9), 9])
     advance(blocks, table, [*range(1, 9), 9], 9)
@@ -257,7 +257,7 @@ def test_rollback_before_the_first_step_releases_cached_pages() -> None:
     blocks.check()
 
 
-def test_without_a_prefix_cache_rollback_begins_anew() -> None:
+def test_without_a_prefix_cache_rollback_starts_again() -> None:
     states = RecurrentState(num_slots=1, slot_bytes=1, every_page=False)
     blocks = BlockManager(8, 4, prefix_cache=False, states=states)
     table = blocks.open(range(10))
@@ -327,7 +327,7 @@ def draft(blocks: BlockManager, table: PageTable, known: list[int], drafts: list
 
 
 @pytest.mark.parametrize("num_right", [0, 1, 2, 3])
-def test_a_sequence_goes_on_from_the_state_after_its_last_right_draft(num_right: int) -> None:
+def test_a_sequence_continues_after_its_last_accepted_draft(num_right: int) -> None:
     blocks = manager(12)
     tokens = list(range(1, 30))
     table = blocks.open(tokens[:10])

@@ -66,7 +66,7 @@ def test_snapshots_with_more_hits_are_not_demoted() -> None:
     assert slots.evict() == 1
 
 
-def test_a_snapshot_that_is_gone_says_which_turn_it_is() -> None:
+def test_evicted_snapshots_still_count_turns() -> None:
     slots = Slots()
     slots.put(0, 7, turns=2)
     names = [digest(5), digest(6), digest(7), digest(8)]
@@ -185,7 +185,7 @@ def test_the_next_listed_snapshot_is_found(steps: list[tuple[str, int]]) -> None
         slots.check()
 
 
-def test_conversations_that_come_back_are_kept_from_the_second_time_on() -> None:
+def test_conversations_that_return_are_kept_from_the_second_time_on() -> None:
     states = RecurrentState(num_slots=9, slot_bytes=1)
     blocks = BlockManager(4000, 1, states=states)
     random_ = random.Random(1)

@@ -212,7 +212,7 @@ class DenseMachine(Machine):
     spec = RecurrentState(num_slots=12, slot_bytes=1, every_page=True)
 
 
-def test_a_snapshot_that_is_there_does_not_go_for_later_ones_of_its_prompt() -> None:
+def test_a_snapshot_is_not_evicted_for_later_ones_of_its_prompt() -> None:
     machine = DenseMachine()
     long = machine.open(prompt=[1], salt=b"")
     machine.step(table=long, fails=False, more=[1])

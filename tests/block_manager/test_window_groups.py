@@ -159,7 +159,7 @@ def test_forks_copy_the_partial_page_of_every_group() -> None:
     assert blocks.idle_pages() == (16, 8)
 
 
-def test_a_fork_without_room_in_one_group_changes_nothing() -> None:
+def test_a_fork_without_free_pages_in_one_group_changes_nothing() -> None:
     blocks = manager(FULL, SlidingWindow(num_pages=3, window=6))
     table = written(blocks, PROMPT[:9])
     assert blocks.fork(table) is None
@@ -180,7 +180,7 @@ def test_rollback_inside_the_window_is_exact() -> None:
     blocks.check()
 
 
-def test_rollback_before_the_window_finds_its_pages_again_or_begins_anew() -> None:
+def test_rollback_before_the_window_finds_its_pages_or_restarts() -> None:
     blocks = manager()
     table = written(blocks, PROMPT)
     blocks.rollback(table, 11)
@@ -195,7 +195,7 @@ def test_rollback_before_the_window_finds_its_pages_again_or_begins_anew() -> No
     blocks.check()
 
 
-def test_rollback_without_a_cache_begins_anew() -> None:
+def test_rollback_without_a_cache_starts_again() -> None:
     blocks = manager(prefix_cache=False)
     table = written(blocks, PROMPT)
     blocks.rollback(table, 9)
@@ -204,7 +204,7 @@ def test_rollback_without_a_cache_begins_anew() -> None:
     write(blocks, table, PROMPT)
 
 
-def test_room_that_was_promised_is_there_in_time() -> None:
+def test_reserved_space_is_free_in_time() -> None:
     blocks = manager(FULL, SlidingWindow(num_pages=8, window=6), max_chunk=4)
     table = blocks.open(PROMPT)
     assert blocks.reserve(table, 4, ahead=len(PROMPT))

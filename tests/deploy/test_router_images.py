@@ -16,7 +16,7 @@ pytestmark = pytest.mark.server
 
 
 @needs_router
-async def test_a_picture_gives_the_text_that_the_model_gives_alone(tmp_path: Path) -> None:
+async def test_an_image_gives_the_text_that_the_model_gives_alone(tmp_path: Path) -> None:
     model = tiny_vlm.make_vlm(tmp_path / "qwen3-vl-tiny", "qwen3_vl")
     red, other = (tiny_vlm.picture(seed, 192, 128) for seed in (1, 2))
     work = [(red,), (red,), (other,), (red, other)]

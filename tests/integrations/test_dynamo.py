@@ -103,7 +103,7 @@ class Stream:
 @pytest.mark.slow
 @pytest.mark.server
 @needs_dynamo
-async def test_streams_go_on_when_a_worker_is_killed(tmp_path: Path) -> None:
+async def test_streams_continue_when_a_worker_is_killed(tmp_path: Path) -> None:
     fleet, http, ports = Fleet(tmp_path), free_port(), [free_port(), free_port()]
     client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{http}/v1", api_key="none", max_retries=0)
 

@@ -31,7 +31,7 @@ def test_reference_is_there_everywhere() -> None:
 
 
 @pytest.mark.usefixtures("no_metal", "no_extension")
-def test_auto_falls_back_and_says_so() -> None:
+def test_auto_falls_back_and_reports_it() -> None:
     choice = choose_backend("auto")
     assert choice.backend.name == "reference"
     assert "slow path" in choice.reason

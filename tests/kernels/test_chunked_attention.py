@@ -102,7 +102,7 @@ def test_chunks_with_a_residual_window_equal_a_mask(backend: TestedBackend) -> N
         np.testing.assert_allclose(a, b, atol=TOLERANCE)
 
 
-def test_a_row_has_the_same_bits_alone_and_beside_others() -> None:
+def test_a_row_has_bit_identical_results_alone_and_beside_others() -> None:
     cache = cache_of(BACKENDS[-1], spec(), residual=False, chunked=True)
     run(cache, masked=False)
     last = step(STEPS[-1])

@@ -113,7 +113,7 @@ def test_no_bit_depends_on_how_heads_are_shared_out(name: str, formats: tuple[st
 
 @pytest.mark.parametrize("name", ["mixed", "many heads", "small pages"])
 @pytest.mark.parametrize("formats", [("bf16", "bf16"), ("fp4", "bf16")], ids="/".join)
-def test_a_row_has_the_same_bits_alone(name: str, formats: tuple[str, str]) -> None:
+def test_a_row_has_bit_identical_results_alone(name: str, formats: tuple[str, str]) -> None:
     backend = next(chosen for chosen in BACKENDS if chosen.name == "cpu")
     case = CASES[name]
     data, pool = Data(case), pool_of(backend, case, *formats)

@@ -66,7 +66,7 @@ def test_every_backend_gives_the_same_bytes(name: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 @settings(max_examples=25)
 @given(data=st.data())
-def test_pages_come_back_as_they_were(backend: TestedBackend, data: st.DataObject) -> None:
+def test_pages_return_as_they_were(backend: TestedBackend, data: st.DataObject) -> None:
     names = st.sampled_from(FORMATS_WITH_KERNELS)
     spec = make_spec(data.draw(names), data.draw(names), page_size=data.draw(st.sampled_from([1, 2, 8, 16])))
     pages = data.draw(st.lists(st.integers(0, spec.num_pages - 1), min_size=1, unique=True))

@@ -78,10 +78,10 @@ ROWS = (
 SAMPLING = tuple(
     f"tests/kernels/cpu/test_native_sampling.py::{name}"
     for name in (
-        "test_large_rows_are_drawn_from_as_defined",
+        "test_large_rows_are_sampled_as_defined",
         "test_tokens_are_those_of_the_sampler_in_numpy",
         "test_log_probabilities_are_those_of_float64",
-        "test_changed_tokens_are_drawn_as_if_the_row_had_them",
+        "test_changed_tokens_are_sampled_as_if_the_row_had_them",
     )
 )
 SUITES = (

@@ -42,7 +42,7 @@ def test_embeddings_rank_every_text() -> None:
     assert scores == sorted(scores, reverse=True)
 
 
-def test_prefix_cache_finds_the_common_beginning() -> None:
+def test_prefix_cache_finds_the_common_prefix() -> None:
     first, second = run("prefix_cache.py").splitlines()
     assert " 0 of " in first
     assert " 0 of " not in second

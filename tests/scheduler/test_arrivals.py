@@ -32,7 +32,7 @@ def test_the_second_waits_one_step_and_computes_only_its_tail() -> None:
     assert shape(advance(s)) == [("a", 10, 11), ("b", 8, 10), ("c", 8, 10)]
 
 
-def test_a_shared_beginning_is_enough() -> None:
+def test_a_shared_prefix_is_enough() -> None:
     s = scheduler()
     s.add(Sequence("a", [1] * 8 + [2] * 8, max_tokens=4))
     s.add(Sequence("b", [1] * 8 + [3] * 8, max_tokens=4))

@@ -25,7 +25,7 @@ def up_to_eight(times: DraftTimes) -> dict[int, float]:
     return {count: ratio for count, ratio in times.ratios(1) if count <= 8}
 
 
-def test_before_any_step_a_draft_costs_less_beside_more_sequences() -> None:
+def test_before_any_step_drafts_cost_less_with_more_sequences() -> None:
     times = DraftTimes()
     assert times.ratios(1)[:2] == ((1, 1 + UNKNOWN_COST), (2, 1 + 2 * UNKNOWN_COST))
     assert times.cost(8) == UNKNOWN_COST / 8
@@ -83,7 +83,7 @@ def test_times_of_other_batch_sizes_are_scaled() -> None:
     assert times.cost(32) == pytest.approx(times.cost(8) / 4)
 
 
-def test_drafts_seen_before_any_plain_step_and_times_that_are_none_say_nothing() -> None:
+def test_drafts_before_any_plain_step_are_not_learned_from() -> None:
     times = DraftTimes()
     times.observe(2, 4, 0.5)
     for seconds in (0.0, -1.0, float("nan"), float("inf")):

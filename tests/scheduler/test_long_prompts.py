@@ -29,7 +29,7 @@ def prompt(number: int, length: int) -> list[int]:
     return [number, *range(length - 1)]
 
 
-def test_short_prompts_behind_long_ones_start_within_a_few_steps() -> None:
+def test_short_prompts_after_long_ones_start_within_a_few_steps() -> None:
     s = scheduler()
     longs = [Sequence(f"long {i}", prompt(i, 8000), max_tokens=4) for i in range(8)]
     shorts = [Sequence(f"short {i}", prompt(100 + i, 60), max_tokens=4) for i in range(8)]
@@ -51,7 +51,7 @@ def test_a_long_prompt_alone_gets_everything() -> None:
     assert steps == [[("0", 512)], [("0", 512)], [("0", 176), ("1", 336)], [("1", 512)], [("1", 352)]]
 
 
-def test_shorts_that_never_end_leave_half_to_the_long_ones() -> None:
+def test_endless_short_prompts_leave_half_to_long_prompts() -> None:
     s = scheduler()
     longs = [Sequence(f"long {i}", prompt(i, 4000), max_tokens=1) for i in range(3)]
     for sequence in longs:
@@ -84,7 +84,7 @@ def test_a_long_prompt_without_pages_is_not_overtaken() -> None:
         assert names in (["short"], ["long", "later"])
 
 
-def test_a_cached_beginning_does_not_make_a_prompt_long() -> None:
+def test_a_cached_prefix_does_not_make_a_prompt_long() -> None:
     s = scheduler()
     s.add(Sequence("history", prompt(1, 4000), max_tokens=1))
     while s.has_work:
@@ -98,7 +98,7 @@ def test_a_cached_beginning_does_not_make_a_prompt_long() -> None:
     assert "other" not in names
 
 
-def test_only_prompts_of_one_priority_pass_a_long_one() -> None:
+def test_long_prompts_are_overtaken_only_within_a_priority() -> None:
     s = scheduler()
     s.add(Sequence("first", prompt(1, 4000), max_tokens=1))
     s.add(Sequence("urgent long", prompt(2, 4000), max_tokens=1, priority=-1))

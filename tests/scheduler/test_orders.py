@@ -67,7 +67,7 @@ def test_cached_tokens_do_not_reorder_preempted_sequences() -> None:
 
 
 @pytest.mark.parametrize("kind", QUEUES)
-def test_the_oldest_is_passed_so_often_and_no_more(kind: str) -> None:
+def test_the_oldest_is_overtaken_a_bounded_number_of_times(kind: str) -> None:
     queue = QUEUES[kind](BlockManager(8, PAGE_SIZE))
     oldest = sequence("oldest")
     queue.append(oldest)

@@ -68,7 +68,7 @@ def test_parallel_samples_without_a_page_wait() -> None:
     assert [m.status for m in members] == [Status.RUNNING, Status.RUNNING, Status.WAITING]
 
 
-def test_a_parallel_sample_takes_the_place_of_a_parent_that_ends_at_its_first_token() -> None:
+def test_a_sample_replaces_a_parent_that_ends_at_its_first_token() -> None:
     s = scheduler()
     a, b, c = group(3)
     s.add(a)
@@ -165,7 +165,7 @@ def test_pages_of_a_failed_row_are_not_shared() -> None:
     assert [(w.sequence, w.start, w.stop) for w in plan(s).work] == [(a, 7, 8), (c, 4, 7)]
 
 
-def test_a_failed_row_is_not_trusted_though_the_one_it_failed_for_is_gone() -> None:
+def test_a_failed_row_of_an_aborted_parent_is_not_shared() -> None:
     s = scheduler()
     a, b, c = group(3)
     s.add(a)

@@ -92,7 +92,7 @@ def test_a_repeated_prompt_computes_its_last_token_only() -> None:
     assert second.work[0].sequence.history.num_cached == 8
 
 
-def test_the_youngest_makes_room_and_comes_back_first() -> None:
+def test_the_youngest_is_preempted_and_returns_first() -> None:
     s = scheduler(num_pages=4)
     old, young = Sequence("old", [1] * 4, max_tokens=9), Sequence("young", [2] * 4, max_tokens=9)
     s.add(old)

@@ -97,7 +97,7 @@ def test_the_first_token_of_another_tenant_takes_at_most_two_steps(queue: str, n
 
 
 @every_queue
-def test_each_tenant_gets_its_share_of_the_slots_and_no_more_by_force(queue: str) -> None:
+def test_tenants_claim_at_most_their_share_of_slots(queue: str) -> None:
     load = Load.of(queue)
     load.add("mallory", 64)
     for _ in range(3):
@@ -190,7 +190,7 @@ def test_slots_of_recurrent_states_are_shared_too(queue: str) -> None:
 
 
 @every_queue
-def test_a_small_pool_that_is_full_has_room_for_another_tenant(queue: str) -> None:
+def test_a_small_pool_that_is_full_has_space_for_another_tenant(queue: str) -> None:
     load = Load.of(queue, num_pages=100)
     load.add("mallory", 64)
     for _ in range(40):

@@ -139,7 +139,7 @@ def test_space_of_a_loading_sequence_is_reserved() -> None:
     harness.run_to_the_end()
 
 
-def test_nothing_is_planned_while_all_wait_for_one_that_is_on_its_way_back() -> None:
+def test_no_step_is_planned_while_all_wait_for_a_loading_one() -> None:
     harness, back = on_the_way_back()
     scheduler = harness.core._scheduler
     for request in list(harness.deltas):
@@ -163,7 +163,7 @@ def test_a_loading_sequence_can_be_aborted() -> None:
     assert not harness.core._scheduler._resumption._loading
 
 
-def test_samples_that_wait_for_a_prompt_take_the_place_of_one_that_is_aborted_on_its_way_back() -> None:
+def test_samples_replace_a_parent_aborted_while_loading() -> None:
     harness, back = on_the_way_back()
     scheduler, parent = harness.core._scheduler, back.samples[0].sequence
     successor = Sequence("successor", list(parent.tokens), 4)

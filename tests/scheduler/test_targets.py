@@ -83,7 +83,7 @@ def test_only_long_sequences_wait_for_time() -> None:
     assert short.status.name == "RUNNING"
 
 
-def test_a_few_run_even_if_the_target_leaves_room_for_one() -> None:
+def test_a_few_sequences_run_under_any_target() -> None:
     seconds, running = crowd(0.029)
     assert max(running[20:]) == MIN_RUNNING
     assert max(seconds[10:]) > 0.029 > machine(StepShape(1, 0, 1000, 0)) + 0.003

@@ -66,6 +66,6 @@ def test_prefetches_that_the_compiler_dropped_are_too_few() -> None:
         assert loop.why_slow() == why
 
 
-def test_without_a_build_one_line_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_build_one_line_reports_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert hot_loops.main(["/nowhere"]) == 2
     assert "no avx512 objects in /nowhere" in capsys.readouterr().err

@@ -73,7 +73,7 @@ def test_settings_that_need_another_are_refused_alone(name: str, value: object) 
         EngineConfig(**{name: value}, **rest)  # type: ignore[arg-type]
 
 
-def test_no_other_setting_needs_one() -> None:
+def test_only_listed_settings_need_another() -> None:
     declared = settings_of(EngineConfig)
     assert {name for name, (each, _) in declared.items() if each.needs is not None} == set(NEEDY)
     EngineConfig(cache_dir=Path("x"), cache_dir_bytes=1)

@@ -103,7 +103,7 @@ def test_arguments_come_while_they_are_generated(parser: str) -> None:
         ("pythonic", "<|tool_call_start|>now<|tool_call_end|>"),
     ],
 )
-def test_malformed_calls_come_back_as_text(parser: str, text: str) -> None:
+def test_malformed_calls_return_as_text(parser: str, text: str) -> None:
     for pieces in ([f"Hm. {text} Well."], list(f"Hm. {text} Well.")):
         answer = read(reader(parser), pieces)
         assert not any(call.is_complete for call in answer.calls)

@@ -26,7 +26,7 @@ def test_the_rate_ignores_the_first_message() -> None:
 
 
 @pytest.mark.parametrize("messages", [[(0.5, 6)], [(0.5, 1), (0.5 + 1e-5, 5)]])
-def test_an_answer_that_came_at_once_took_the_whole_time(messages: list[tuple[float, int]]) -> None:
+def test_an_answer_in_one_message_is_timed_as_a_whole(messages: list[tuple[float, int]]) -> None:
     answer = answered(messages)
     assert "6 generated, first after 0.500 s, 12.0/s, prompt included; finished by" in answer.summary()
     assert answer.as_json()["tokens_per_s"] == pytest.approx(12.0, rel=1e-4)

@@ -122,7 +122,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[s
     assert "Traceback" not in err
 
 
-def test_a_picture_of_no_known_kind(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_image_of_no_known_kind(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     code, _, err = _run(capsys, "replay", "t.jsonl", "--plot", "x.xyz")
     assert (code, err.count("\n")) == (2, 1)
@@ -167,7 +167,7 @@ def test_an_authority_that_is_no_pem_file(capsys: pytest.CaptureFixture[str], tm
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a disk that is always full")
-def test_an_output_that_no_disk_has_room_for(
+def test_an_output_on_a_full_disk_prints_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Path("/dev/full").open("w") as full:
@@ -231,7 +231,7 @@ def test_generate_reads_stdin_and_speaks_chat(
     assert json.loads(out.splitlines()[-1])["prompt_tokens"] == len(expected)
 
 
-def test_generate_puts_pictures_before_the_prompt() -> None:
+def test_generate_puts_images_before_the_prompt() -> None:
     parser = argparse.ArgumentParser()
     generate.add_arguments(parser)
     prompt = generate.prompt_of(parser.parse_args(["what?", "--image", "a.png", "--image", "b.png"]))
@@ -247,7 +247,7 @@ def test_generate_puts_pictures_before_the_prompt() -> None:
         (["--connect", "127.0.0.1:9"], "a.png cannot be read"),
     ],
 )
-def test_generate_refuses_pictures_that_nothing_reads(
+def test_generate_refuses_images_that_nothing_reads(
     capsys: pytest.CaptureFixture[str], options: list[str], message: str
 ) -> None:
     pages = [] if "--connect" in options else ["--num-pages", "16"]

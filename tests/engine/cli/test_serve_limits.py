@@ -43,7 +43,7 @@ def test_all_descriptors_are_used_that_are_allowed() -> None:
     assert done.stdout.split() == ["500", "500"], done.stderr
 
 
-def test_a_process_that_does_not_end_is_ended_and_says_so() -> None:
+def test_a_process_that_does_not_end_is_ended_and_reports_it() -> None:
     code = (
         "import threading, time; from octavo.engine.cli.serve_limits import ExitDeadline\n"
         "ExitDeadline().start(0.3, 7)\n"
@@ -212,7 +212,7 @@ def test_sigterm_while_python_starts_is_not_lost_in_the_image(first: bool) -> No
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
-def test_the_end_of_the_interpreter_does_not_outlast_the_deadline() -> None:
+def test_exiting_does_not_exceed_the_deadline() -> None:
     code = (
         "import sys, time; from types import SimpleNamespace; from octavo.engine.cli import serve\n"
         "class Slow:\n"

@@ -12,7 +12,7 @@ def times(*messages: tuple[float, int] | tuple[float, int, int]) -> TokenTimes:
     return found
 
 
-def test_tokens_of_the_first_message_did_not_come_after_it() -> None:
+def test_rates_exclude_tokens_of_the_first_message() -> None:
     found = times((0.5, 3), (0.75, 1), (1.0, 4))
     assert (found.ttft_s, found.whole_s, found.num_tokens) == (0.5, 1.0, 8)
     assert found.later_per_s == 5 / 0.5
@@ -34,13 +34,13 @@ def test_a_message_is_one_gap_however_many_tokens_it_has() -> None:
         [(0.5, 1), *((0.5 + n * 1e-4, 1) for n in range(1, 8))],
     ],
 )
-def test_tokens_that_came_at_once_have_no_rate_of_their_own(messages: list[tuple[float, int]]) -> None:
+def test_tokens_in_one_message_have_no_rate(messages: list[tuple[float, int]]) -> None:
     found = times(*messages)
     assert found.later_per_s is None
     assert found.per_s == pytest.approx(8 / messages[-1][0])
 
 
-def test_first_tokens_of_several_samples_did_not_come_one_after_the_other() -> None:
+def test_first_tokens_of_samples_count_as_simultaneous() -> None:
     began = [(0.5 + sample / 100, 1, sample) for sample in range(4)]
     assert times(*began).later_per_s is None
     found = times(*began, *((1.5, 1, sample) for sample in range(4)))

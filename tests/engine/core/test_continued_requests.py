@@ -89,7 +89,7 @@ def test_a_stream_cut_anywhere_equals_the_unbroken_one(
 @pytest.mark.parametrize(
     ("model", "kv_format", "residual"), [("demo", "bf16", 0), ("demo", "fp4", 1), ("demo-hybrid", "int8", 0)]
 )
-def test_a_cut_stream_of_a_model_has_the_same_bits(model: str, kv_format: str, residual: int) -> None:
+def test_a_cut_stream_of_a_model_has_bit_identical_results(model: str, kv_format: str, residual: int) -> None:
     rng = random.Random(f"{model} {kv_format}")
     core = build_core(
         EngineConfig(model=model, kv_format=kv_format, residual_pages=residual, num_pages=200, max_running=16)

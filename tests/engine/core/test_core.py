@@ -166,7 +166,7 @@ def test_a_prompt_that_breaks_the_model_fails_alone(where: int, n: int) -> None:
     assert max(delta.cached_tokens for delta in harness.deltas[again]) <= where
 
 
-def test_a_failure_while_making_output_is_that_requests_own(
+def test_a_failure_while_making_output_ends_one_request(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     harness = Harness()
@@ -184,7 +184,7 @@ def test_a_failure_while_making_output_is_that_requests_own(
     harness.assert_idle()
 
 
-def test_an_error_of_the_runner_is_nobodys_own() -> None:
+def test_errors_of_the_runner_end_the_step() -> None:
     def explode() -> None:
         raise MemoryError("device lost")
 

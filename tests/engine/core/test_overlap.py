@@ -114,7 +114,7 @@ def test_arrivals_are_admitted_after_the_step_in_flight() -> None:
     [(SamplingParams(max_tokens=40), 3), (SamplingParams(max_tokens=40, stop=("a", "\n")), 0)],
     ids=["end token", "stop string"],
 )
-def test_a_row_behind_the_end_is_dropped_with_its_page(params: SamplingParams, ends_every: int) -> None:
+def test_a_row_after_the_end_is_dropped_with_its_page(params: SamplingParams, ends_every: int) -> None:
     harness = overlapping(ends_every=ends_every)
     long = SamplingParams(max_tokens=40, ignore_eos=True)
     requests = [(harness.add(p, params), p, params) for p in (b"abc", b"bcd", b"cde")]

@@ -184,7 +184,7 @@ def test_saving_holds_no_page_that_a_request_needs(
     assert fake.core.gauges.pages_held == 0
 
 
-def test_a_prompt_that_keeps_giving_way_is_saved_up_to_there(
+def test_an_often_evicted_prompt_is_saved_as_far_as_cached(
     engine: Callable[..., LLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(saved, "PART_BYTES", 5 * 4 * 16)

@@ -58,7 +58,7 @@ def test_repetitive_texts_take_fewer_steps() -> None:
     harness.assert_idle()
 
 
-def test_a_request_may_say_otherwise() -> None:
+def test_a_request_may_choose_another_kind_of_drafts() -> None:
     for engine, own, drafts in (("ngram", "off", False), ("off", "ngram", True), ("off", None, False)):
         harness, runner = parrot(speculate=engine)
         harness.add(TEXT, SamplingParams(max_tokens=40, speculate=own))  # type: ignore[arg-type]

@@ -70,7 +70,7 @@ def steps(draw: st.DrawFn) -> tuple[SchedulerOutput, int]:
 
 
 @given(steps())
-def test_a_batch_says_the_same_as_one_position_at_a_time(case: tuple[SchedulerOutput, int]) -> None:
+def test_a_batch_equals_one_position_at_a_time(case: tuple[SchedulerOutput, int]) -> None:
     step, size = case
     batch = build_batch(step, size)
     tokens, positions, slots, q_start, sample_rows = [], [], [], [0], []

@@ -82,7 +82,7 @@ def test_penalties_bias_and_temperature_do_not_touch_them(llm: LLM) -> None:
     check(llm, output, PROMPTS[0], 0)
 
 
-def test_a_cached_prompt_is_computed_again_and_says_the_same(llm: LLM) -> None:
+def test_a_cached_prompt_is_computed_again_and_agrees(llm: LLM) -> None:
     plain, asked = SamplingParams(max_tokens=3), SamplingParams(max_tokens=3, prompt_logprobs=1)
     prompt = "There was a house by the sea. " * 6
     (first,) = llm.generate(prompt, plain)

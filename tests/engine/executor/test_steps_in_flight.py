@@ -170,9 +170,7 @@ def test_windows_and_short_pools_give_the_same(
     assert counts.num_followed > 0
 
 
-def test_a_token_that_the_host_draws_otherwise_is_followed_by_a_repeated_row(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_token_that_the_host_changes_repeats_its_row(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with engine(folder, async_steps=False) as llm:
         expected = [answers(llm, seed) for seed in range(2)]
     draw, calls = device_sampling.draw_tokens, 0

@@ -42,7 +42,7 @@ def generate(kv_format: str, num_pages: int, **options: object) -> tuple[Outputs
 
 
 @pytest.mark.parametrize("kv_format", ["bf16", "fp4"])
-def test_bits_are_those_of_a_pool_with_room_for_all(
+def test_bits_are_those_of_a_pool_with_space_for_all(
     kv_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wait_for_disk(monkeypatch)

@@ -71,7 +71,7 @@ async def test_a_priority_that_is_none_is_refused() -> None:
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_waiting_too_long_is_resource_exhausted_with_a_time_to_come_back(
+async def test_waiting_too_long_is_resource_exhausted_with_a_time_to_return(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gate = Gate()

@@ -105,7 +105,7 @@ def test_invalid_configurations_are_refused(engine: Any) -> None:
         engine("demo")
 
 
-def test_a_request_that_fails_says_so_and_the_others_go_on() -> None:
+def test_a_request_that_fails_reports_it_and_the_others_continue() -> None:
     with make_llm(poison=255) as llm:
         good, bad = llm.generate([[1, 2], [3, 255]], SamplingParams(max_tokens=4))
     assert alone([1, 2], SamplingParams(max_tokens=4)).matches(good.outputs[0])
@@ -134,7 +134,7 @@ def test_errors_of_loading_are_raised() -> None:
         LLM(core_factory=broken)
 
 
-def test_a_closed_llm_says_so() -> None:
+def test_a_closed_llm_reports_it() -> None:
     llm = make_llm()
     llm.close()
     llm.close()

@@ -24,7 +24,7 @@ def made(template: str = TEMPLATE) -> LLM:
     )
 
 
-def test_a_forced_call_comes_behind_the_reasoning() -> None:
+def test_a_forced_call_comes_after_the_reasoning() -> None:
     with made() as llm:
         [output] = llm.chat(USER, PARAMS, tools=[TOOL], tool_choice="required", parallel_tool_calls=False)
     [sample] = output.outputs
@@ -38,7 +38,7 @@ def test_a_forced_call_comes_behind_the_reasoning() -> None:
     assert sample.text.partition("</think>")[2].startswith("<tool_call>")
 
 
-def test_a_schema_begins_behind_the_reasoning_or_with_the_first_token() -> None:
+def test_a_schema_begins_after_the_reasoning_or_with_the_first_token() -> None:
     for variables, thinks in (({}, True), ({"enable_thinking": False}, False)):
         structured = StructuredOutput(json_schema={**SCHEMA, "additionalProperties": False})
         params = SamplingParams(max_tokens=400, max_reasoning_tokens=9, structured=structured)

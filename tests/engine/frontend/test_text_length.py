@@ -146,7 +146,7 @@ def test_texts_that_cannot_fit_are_refused_before_encoding() -> None:
         tokenizer.apply_chat_template([{"role": "user", "content": ""}] * 101, max_tokens=100)
 
 
-def test_other_threads_go_on_while_a_long_text_is_encoded() -> None:
+def test_other_threads_continue_while_a_long_text_is_encoded() -> None:
     text = ("What the interpreter's lock holds up is everybody. " * 20_000)[:600_000]
     ticks, done = 0, threading.Event()
 

@@ -247,7 +247,7 @@ async def test_a_burst_is_answered_in_words_and_never_cancelled() -> None:
     assert codes[grpc.StatusCode.OK] > 1000
 
 
-async def test_calls_beyond_the_limit_are_refused_with_a_time_to_come_back(
+async def test_calls_beyond_the_limit_are_refused_with_a_time_to_return(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(grpc_server, "MAX_OTHER_CALLS", 1)

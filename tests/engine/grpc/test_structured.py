@@ -165,7 +165,7 @@ async def test_a_constraint_outlives_preemption() -> None:
         assert re.fullmatch(f"([ab]{{{number}}}-){{8}}", delta.text)
 
 
-async def test_streams_go_on_while_a_grammar_is_compiled() -> None:
+async def test_streams_continue_while_a_grammar_is_compiled() -> None:
     async with served(FakeCore(before_step=pause)) as its:
         free = asyncio.create_task(collect(its.client.generate("x", SamplingParams(max_tokens=60))))
         big = StructuredOutput(json_schema={"enum": [f"value {number} of many" for number in range(3000)]})

@@ -214,7 +214,7 @@ async def test_a_request_of_claude_code_is_served(model: Scripted) -> None:
     )
 
 
-async def test_conversations_with_images_and_files_go_on(model: Scripted) -> None:
+async def test_conversations_with_images_and_files_continue(model: Scripted) -> None:
     model.says("</think>Yes")
     data = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
     image: Any = {"type": "image", "source": data}
@@ -285,7 +285,7 @@ async def test_channels_and_calls_of_gpt_oss() -> None:
         assert hidden.choices[0].message.content == "Let me look."
 
 
-async def test_an_answer_that_the_client_has_begun_goes_on(model: Scripted) -> None:
+async def test_an_answer_that_the_client_has_begun_continues(model: Scripted) -> None:
     model.says(' "Köln"}')
     said = await message(model, messages=[*USER, {"role": "assistant", "content": '{"city":'}])
     assert model.prompt.endswith('<user>Weather?\n<assistant>{"city":')

@@ -161,7 +161,7 @@ async def test_small_chunks_and_trailers_end_the_connection(
         writer.close()
 
 
-async def test_half_bodies_of_a_tenant_leave_room_for_others(
+async def test_half_bodies_of_a_tenant_leave_space_for_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("octavo.engine.http.server.BODIES", 2)

@@ -35,7 +35,7 @@ async def messages(its: HttpServed, content: Any) -> Reply:
     return await its.post("/v1/messages", body)
 
 
-async def test_the_same_picture_is_cached_and_another_is_not() -> None:
+async def test_the_same_image_is_cached_and_another_is_not() -> None:
     images = FakeImages()
     async with http_served(core(images), config=small_config()) as its:
         first, again, other = [await chat(its, openai_parts(file)) for file in (CAT, CAT, DOG)]
@@ -47,7 +47,7 @@ async def test_the_same_picture_is_cached_and_another_is_not() -> None:
     assert len(images.encoded) == 2
 
 
-async def test_anthropics_messages_take_pictures() -> None:
+async def test_anthropics_messages_take_images() -> None:
     images = FakeImages()
     source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(CAT).decode()}
     content = [{"type": "image", "source": source}, {"type": "text", "text": "what?"}]
@@ -60,7 +60,7 @@ async def test_anthropics_messages_take_pictures() -> None:
     assert len(images.encoded) == 1
 
 
-async def test_responses_take_pictures() -> None:
+async def test_responses_take_images() -> None:
     images = FakeImages()
     parts = [
         {"type": "input_image", "image_url": data_url(CAT), "detail": "auto"},
@@ -87,14 +87,14 @@ async def test_responses_take_pictures() -> None:
         (data_url(bomb(10_000)), "at most 36000000 pixels, got 100000000"),
     ],
 )
-async def test_wrong_pictures_cost_one_error(url: str, message: str) -> None:
+async def test_wrong_images_cost_one_error(url: str, message: str) -> None:
     async with http_served(core(FakeImages()), config=small_config()) as its:
         reply = await chat(its, [{"type": "image_url", "image_url": {"url": url}}])
         assert (reply.status, message in reply.json["error"]["message"]) == (400, True), reply.body
         assert (await chat(its, openai_parts(CAT))).status == 200
 
 
-async def test_a_text_model_refuses_pictures_of_chats_and_says_so_in_agents_conversations() -> None:
+async def test_a_text_model_refuses_or_replaces_images() -> None:
     async with http_served(core(None), config=small_config()) as its:
         reply = await chat(its, openai_parts(CAT))
         assert (reply.status, "reads only text" in reply.json["error"]["message"]) == (400, True)

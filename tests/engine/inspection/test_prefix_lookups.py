@@ -94,7 +94,7 @@ def test_the_number_of_pinned_pages_is_checked() -> None:
         EngineConfig(max_pinned_pages=-1)
 
 
-def test_pins_must_leave_room_in_the_pool() -> None:
+def test_pins_must_leave_space_in_the_pool() -> None:
     with pytest.raises(InvalidConfig, match="less than the 64 pages"):
         FakeCore()(small_config(max_pinned_pages=64))
     core = FakeCore()(small_config(max_pinned_pages=63))

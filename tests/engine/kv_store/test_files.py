@@ -37,7 +37,7 @@ formats = st.sampled_from(FORMAT_NAMES)
 
 @settings(max_examples=100)
 @given(data=st.data())
-def test_any_run_of_pages_comes_back_bit_for_bit(
+def test_any_run_of_pages_returns_bit_for_bit(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     layers = st.builds(

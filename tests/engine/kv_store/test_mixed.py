@@ -21,7 +21,7 @@ def generate(config: EngineConfig) -> RequestOutput:
     return output
 
 
-def test_a_restarted_engine_goes_on_from_both_kinds_of_pages(tmp_path: Path) -> None:
+def test_a_restarted_engine_continues_from_both_kinds_of_pages(tmp_path: Path) -> None:
     for name, number in (
         ("residual_pages", 1), ("sink_pages", 2), ("quantize_after", 400), ("quantize_after", 200),
     ):  # fmt: skip

@@ -20,7 +20,7 @@ def generate(config: EngineConfig) -> RequestOutput:
     return output
 
 
-def test_a_restarted_engine_goes_on_from_disk(tmp_path: Path) -> None:
+def test_a_restarted_engine_continues_from_disk(tmp_path: Path) -> None:
     config = replace(CONFIG, kv_format="fp4", cache_dir=tmp_path)
     cold, warm = generate(config), generate(config)
     assert (cold.cached_tokens, warm.cached_tokens) == (0, 288)

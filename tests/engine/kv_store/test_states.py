@@ -187,7 +187,7 @@ def engine(tmp_path: Path) -> Iterator[Callable[..., LLM]]:
         llm.close()
 
 
-def test_a_saved_prompt_goes_on_from_its_state(engine: Callable[..., LLM], tmp_path: Path) -> None:
+def test_a_saved_prompt_continues_from_its_state(engine: Callable[..., LLM], tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     assert engine().save_prompt(PROMPT, path).num_pages == 25
     assert [part.indices for part in read_run(path).parts] == [(*range(25),), (24,)]

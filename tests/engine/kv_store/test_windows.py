@@ -76,7 +76,7 @@ def test_only_visible_pages_are_loaded(
     assert warm.outputs[0].token_ids == cold.outputs[0].token_ids
 
 
-def test_pages_that_no_query_sees_may_be_gone(tmp_path: Path) -> None:
+def test_invisible_pages_need_not_be_cached(tmp_path: Path) -> None:
     (cold,), _, core = generate(tmp_path, MIXED, [PROMPT])
     for index in range(22):
         shard(core, index, 1).unlink()
@@ -92,7 +92,7 @@ def test_pages_that_no_query_sees_may_be_gone(tmp_path: Path) -> None:
     [(0, 10, 40), (1, 23, 92), (2, 24, 96), (2, 1, 4), (1, 21, 100)],
     ids=["full", "window", "last", "kept", "not seen"],
 )
-def test_without_one_page_a_shorter_beginning_is_found(
+def test_without_one_page_a_shorter_prefix_is_found(
     group: int, index: int, cached: int, tmp_path: Path
 ) -> None:
     (cold,), _, core = generate(tmp_path, MIXED, [PROMPT])

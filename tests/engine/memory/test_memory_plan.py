@@ -162,7 +162,7 @@ def test_demo_is_the_embedded_model_wherever_one_is() -> None:
     assert read_config(resolve_model("demo"))["model_type"] == "qwen3"
 
 
-def test_a_hub_id_without_a_network_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_id_without_a_network_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -228,7 +228,7 @@ def test_latents_are_compared_with_dense_keys_and_values(tmp_path: Path) -> None
     assert "cache latents" not in plan.render(plan_of(dense))
 
 
-def test_a_hybrids_slots_go_by_the_bytes_of_a_conversation_without_its_residual_window(
+def test_slots_of_hybrids_ignore_residual_windows(
     tmp_path: Path,
 ) -> None:
     layer = LayerSpec(num_kv_heads=8, head_dim=128, value_dim=128)

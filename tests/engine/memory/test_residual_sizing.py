@@ -82,7 +82,7 @@ def test_settings_that_ask_for_nothing_sensible_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS_WITH_KERNELS)
-def test_two_pages_are_read_in_16_bits_beside_formats_of_five_bits_and_less(name: str) -> None:
+def test_formats_of_five_bits_or_less_get_two_residual_pages(name: str) -> None:
     coarse = name not in ("bf16", "fp16", "int8", "affine8")
     for kv_format in (name, f"{name}/bf16", f"bf16/{name}"):
         config = EngineConfig(kv_format=kv_format)

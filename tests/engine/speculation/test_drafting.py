@@ -130,7 +130,7 @@ def test_kinds_of_proposals_are_distinguished() -> None:
     assert max(going.step(True) for _ in range(8)) == 4
 
 
-def test_long_matches_of_other_requests_say_nothing_beside_ones_own_short_ones() -> None:
+def test_own_short_matches_outweigh_long_matches_of_others() -> None:
     rates = AcceptanceRates()
     for match in range(3, 40):
         for _ in range(40):
@@ -220,7 +220,7 @@ class Letters:
         return (*drafts[:good], 0)[:most]
 
 
-def test_a_grammar_checks_drafts_and_goes_on() -> None:
+def test_a_grammar_checks_drafts_and_continues() -> None:
     drafting = Drafting(Always(match=30), max_drafts=4, grammar=Letters())
     assert guess(drafting, [3], 100) == (4, 5, 6, 7)
     drafting = Drafting(Always(match=30), max_drafts=4, grammar=Letters())

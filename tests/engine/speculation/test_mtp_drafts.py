@@ -61,7 +61,7 @@ def ask(guesses: DraftState, count: int) -> DraftRequest:
     return DraftRequest(guesses, guesses.sequence.tokens, state, count)
 
 
-def test_rows_are_the_models_and_guesses_follow_the_heads_own() -> None:
+def test_hidden_states_come_from_the_model_then_from_the_head() -> None:
     engine = Engine([10, 11, 12, 13, 14])
     engine.compute(0, 4)
     assert engine.draft(3) == (GUESS,) * 3
@@ -108,7 +108,7 @@ def test_after_a_gap_the_head_starts_again() -> None:
     assert engine.drafts.blocks.num_held == 0
 
 
-def test_a_sample_whose_pages_were_taken_begins_anew() -> None:
+def test_a_sample_whose_pages_were_taken_starts_again() -> None:
     engine = Engine(list(range(20)), num_pages=6)
     engine.compute(0, 19)
     engine.draft(1)

@@ -55,7 +55,7 @@ def test_a_text_that_becomes_long_finds_the_same_places(
                 assert index.places(known, 2) == expected[:2]
 
 
-def test_parts_of_two_tokens_are_no_token() -> None:
+def test_matches_begin_at_token_boundaries() -> None:
     for tokens in (
         [65536] * 9 + [1, 1, 1],
         [1, 1, 1] + [65536] * 9 + [1, 1, 1],

@@ -152,7 +152,7 @@ def test_unsupported_constraints_are_refused_with_a_reason(
         ({"json_schema": {"a": {1, 2}}}, "json_schema cannot be written as JSON"),
     ],
 )
-def test_a_constraint_says_one_thing(fields: dict[str, Any], reason: str) -> None:
+def test_a_constraint_has_exactly_one_kind(fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidRequest, match=reason):
         StructuredOutput(**fields)
 
@@ -255,7 +255,7 @@ def test_logprobs_cover_only_allowed_tokens(compiler: ConstraintCompiler) -> Non
     assert drawn.logprob.logprob == pytest.approx(-np.log(2))
 
 
-def test_sampling_draws_nothing_else_and_min_tokens_holds_the_end_back(compiler: ConstraintCompiler) -> None:
+def test_sampling_obeys_the_constraint_and_min_tokens(compiler: ConstraintCompiler) -> None:
     state = _state(compiler, "[ab]*", temperature=1.0, min_tokens=20, max_tokens=30, logit_bias={EOS: 50})
     text = ""
     while (token := sample(np.zeros((1, VOCAB_SIZE), np.float32), [state])[0].token) != EOS:
@@ -286,7 +286,7 @@ def test_drafts_are_allowed_or_forced_tokens(compiler: ConstraintCompiler) -> No
     assert follows(constraint, '"names": 12!'), "asking has changed nothing"
 
 
-def test_masks_behind_drafts_are_those_of_the_tokens(compiler: ConstraintCompiler) -> None:
+def test_masks_after_drafts_are_those_of_the_tokens(compiler: ConstraintCompiler) -> None:
     first = compiler.compile(StructuredOutput(json_schema={"enum": ["abc", "abd", "x"]}))
     drafts = first.completed(list(b'"ab'), 8)
     assert drafts == tuple(b'"ab')
@@ -314,7 +314,7 @@ def test_a_wrong_draft_leaves_no_mask_behind(compiler: ConstraintCompiler) -> No
         constraint.after((ord("y"),))
 
 
-def test_drafts_end_with_their_budget_and_the_output_goes_on(compiler: ConstraintCompiler) -> None:
+def test_drafts_end_with_their_budget_and_the_output_continues(compiler: ConstraintCompiler) -> None:
     constraint = compiler.compile(StructuredOutput(choice=("abcdef",)))
     constraint.prepare(tuple(b"abc"))
     assert constraint.allowed()[ord("a")]

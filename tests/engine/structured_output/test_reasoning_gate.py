@@ -72,7 +72,7 @@ def follow(gate: ReasoningGate, tokens: list[int]) -> None:
         gate.accept(token)
 
 
-def test_the_constraint_begins_behind_the_end_of_reasoning(
+def test_the_constraint_begins_after_the_end_of_reasoning(
     tokenizer: Tokenizer, constraint: Constraint
 ) -> None:
     gate = open_gate(tokenizer, constraint)
@@ -104,7 +104,7 @@ def test_a_model_may_open_the_reasoning_itself_or_answer_at_once(
         assert gate.is_complete
 
 
-def test_text_behind_the_mark_in_its_last_token_is_part_of_the_answer(constraint: Constraint) -> None:
+def test_text_after_the_mark_in_its_last_token_is_part_of_the_answer(constraint: Constraint) -> None:
     tokenizer = made_tokenizer(has_marks=False)
     gate = open_gate(tokenizer, constraint)
     follow(gate, [*b"well </think", GLUED])

@@ -28,7 +28,7 @@ def image(rows: int, columns: int) -> PromptImage:
     return PromptImage.of(RULES, size, bytes(3 * size.height * size.width))
 
 
-def test_pictures_are_taken_from_parts_in_their_order(tmp_path: Path) -> None:
+def test_images_are_taken_from_parts_in_their_order(tmp_path: Path) -> None:
     file = tmp_path / "cat.png"
     file.write_bytes(b"cat")
     given = chat(
@@ -63,19 +63,19 @@ def test_pictures_are_taken_from_parts_in_their_order(tmp_path: Path) -> None:
         ({"type": "image"}, "must be a Path, bytes"),
     ],
 )
-def test_wrong_pictures_are_refused(part: dict[str, Any], message: str) -> None:
+def test_wrong_images_are_refused(part: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         take_pictures(chat(part), max_bytes=100)
 
 
-def test_other_parts_beside_pictures_are_refused() -> None:
+def test_other_parts_beside_images_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="'video'"):
         take_pictures(chat({"type": "image", "image": b"x"}, {"type": "video"}), max_bytes=100)
     with pytest.raises(InvalidRequest, match="at most 64 images"):
         take_pictures(chat(*[{"type": "image", "image": b"x"}] * 65), max_bytes=100)
 
 
-def test_a_text_model_refuses_pictures() -> None:
+def test_a_text_model_refuses_images() -> None:
     with pytest.raises(InvalidRequest, match="reads only text"):
         ChatTemplate("", {}).render(chat({"type": "image_url", "image_url": {"url": URL}}))
 

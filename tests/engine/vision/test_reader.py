@@ -27,7 +27,7 @@ def encoded(picture: Image.Image, form: str = "PNG", **how: object) -> bytes:
     return file.getvalue()
 
 
-def test_pictures_are_decoded_as_by_pillow(reader: PictureReader) -> None:
+def test_images_are_decoded_as_by_pillow(reader: PictureReader) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (64, 96, 3), dtype=np.uint8)
     picture = Image.fromarray(noise)
     image = reader.read(encoded(picture))
@@ -43,7 +43,7 @@ def test_pictures_are_decoded_as_by_pillow(reader: PictureReader) -> None:
     )
 
 
-def test_wrong_pictures_cost_one_error_each(reader: PictureReader) -> None:
+def test_wrong_images_cost_one_error_each(reader: PictureReader) -> None:
     good = encoded(Image.new("RGB", (64, 64)))
     moving = encoded(
         Image.new("RGB", (64, 64)), "GIF", save_all=True, append_images=[Image.new("RGB", (64, 64), "red")]

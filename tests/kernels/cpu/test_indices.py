@@ -129,7 +129,7 @@ def test_numbers_are_packed_one_array_after_the_other(
 
 
 @pytest.mark.parametrize("size", [0, 8, 10, 12, 100])
-def test_a_table_has_room_or_is_refused(size: int) -> None:
+def test_a_table_has_space_or_is_refused(size: int) -> None:
     packed = np.zeros(size, np.int32)
     wider = {"page_table": np.zeros((1, 3), np.int32)}
 

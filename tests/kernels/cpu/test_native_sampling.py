@@ -90,7 +90,7 @@ def check_tokens(dtype: str, kind: str, sizes: tuple[int, ...]) -> None:
 
 
 @at_every_level
-def test_every_level_draws_from_large_rows_as_defined(level: str) -> None:
+def test_every_level_samples_from_large_rows_as_defined(level: str) -> None:
     checks = "".join(f"check_large({kind!r}, (40_001,))\n" for kind in LARGE)
     folder = str(Path(__file__).parent)
     code = f"import sys; sys.path.insert(0, {folder!r})\nfrom test_native_sampling import check_large\n"
@@ -98,7 +98,7 @@ def test_every_level_draws_from_large_rows_as_defined(level: str) -> None:
 
 
 @at_every_level
-def test_every_level_draws_the_same(level: str) -> None:
+def test_every_level_samples_the_same(level: str) -> None:
     folder = str(Path(__file__).parent)
     code = "from test_native_sampling import check_tokens; check_tokens({dtype!r}, 'plain', (7, 5000))\n"
     checks = "".join(code.format(dtype=dtype) for dtype in DTYPES)
@@ -151,7 +151,7 @@ def kept_by(weights: NDArray[np.float64], top_p: float) -> NDArray[np.float64]:
 
 
 @pytest.mark.parametrize("kind", LARGE)
-def test_large_rows_are_drawn_from_as_defined(kind: str) -> None:
+def test_large_rows_are_sampled_as_defined(kind: str) -> None:
     check_large(kind, (16_384, 16_385, 40_001, 151_936))
 
 
@@ -328,7 +328,7 @@ CHANGES: tuple[dict[str, object], ...] = (
 
 
 @pytest.mark.parametrize(("dtype", "kind"), kinds("plain", "narrow", "ties", "masked"))
-def test_changed_tokens_are_drawn_as_if_the_row_had_them(dtype: str, kind: str) -> None:
+def test_changed_tokens_are_sampled_as_if_the_row_had_them(dtype: str, kind: str) -> None:
     for size, changes, params in itertools.product((7, 513, 6000), CHANGES, PARAMS[:9] + PARAMS[-3:]):
         logits = mx.array(logits_of(kind, size)[None]).astype(DTYPES[dtype])
         drawing = changed_states(size, 6, **(params | changes))
@@ -374,7 +374,7 @@ def tokens_of(logits: mx.array, draws: list[_ext.Draw]) -> list[int | None]:
     return [drawn.token for drawn in _ext.draw_tokens(logits, draws)]
 
 
-def test_more_changes_than_16_bits_have_values_are_drawn_too() -> None:
+def test_more_changes_than_16_bits_have_values_are_sampled_too() -> None:
     size = 70_000
     changed = np.random.default_rng(0).standard_normal(size).astype(np.float32)
     changes = changes_of(bias_ids=np.arange(size), bias=changed)
@@ -419,7 +419,7 @@ def test_changes_of_one_token_are_made_one_after_the_other(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_only_allowed_tokens_are_drawn(dtype: str) -> None:
+def test_only_allowed_tokens_are_sampled(dtype: str) -> None:
     size = 1000
     logits = mx.array(logits_of("plain", size)[None]).astype(DTYPES[dtype])
     allowed = np.arange(size) % 10 == 3
@@ -487,7 +487,7 @@ def test_logits_must_be_rows_of_floats() -> None:
         _ext.draw_tokens(mx.zeros((1, 4), mx.int32), [])
 
 
-def test_whose_fault_it_is_that_no_token_can_be_drawn() -> None:
+def test_the_error_names_the_cause_if_no_token_is_allowed() -> None:
     held = SampleState(
         SamplingParams(min_tokens=1), seed=0, prompt_ids=(), vocab_size=8, end_ids=tuple(range(8))
     )

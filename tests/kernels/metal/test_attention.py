@@ -44,7 +44,7 @@ def test_equals_truth_on_the_whole_grid(case: Case, formats: tuple[str, str], dt
     assert outcome.error < TOLERANCES[dtype]
 
 
-def test_every_schedule_gives_the_same_bits() -> None:
+def test_every_schedule_gives_bit_identical_results() -> None:
     outs = []
     for seed, schedule in ((0, "inorder"), (1, "random"), (2, "greedy"), (3, "reverse"), (4, "mixed")):
         outcome, _ = run_watched(EVERYTHING, FP4, mx.float16, emulator=Emulator(seed=seed, schedule=schedule))
@@ -69,7 +69,7 @@ def test_long_rows_are_split_and_rows_beside_them_take_no_more_launches() -> Non
     assert emulator.ran("chunk") == []
 
 
-def test_a_sequence_gets_the_same_bits_in_any_batch() -> None:
+def test_a_sequence_gets_bit_identical_results_in_any_batch() -> None:
     case = shape("", 64, 2, 16, sequences=((540, 1), (20, 1), (0, 19)))
     crowd = Case(name="crowd", sequences=(*case.sequences, *ragged(16)), page_size=16)
     rng = np.random.default_rng(3)

@@ -63,7 +63,7 @@ def test_long_rows_and_many_heads(name: str) -> None:
     assert worst_latents(CASES[name], ("fp4", "bf16")) < LATENT_LIMIT
 
 
-def test_every_schedule_gives_the_same_bits() -> None:
+def test_every_schedule_gives_bit_identical_results() -> None:
     outs = [
         run_latents(ALIKE, ("fp4", "bf16"), emulator=Emulator(seed=seed, schedule=schedule)).got
         for seed, schedule in ((0, "inorder"), (1, "random"), (2, "greedy"), (3, "reverse"), (4, "mixed"))
@@ -75,7 +75,7 @@ def test_fast_math_changes_little() -> None:
     assert worst_latents(ALIKE, ("fp4", "bf16"), emulator=Emulator(extra_flags=FAST_MATH)) < LATENT_LIMIT
 
 
-def test_a_row_has_the_same_bits_in_any_batch_and_chunk() -> None:
+def test_a_row_has_bit_identical_results_in_any_batch_and_chunk() -> None:
     case = CASES["mixed"]
     ran = run_latents(case, ("fp4", "bf16"))
     first = 0
@@ -86,14 +86,14 @@ def test_a_row_has_the_same_bits_in_any_batch_and_chunk() -> None:
         first += stop - old
 
 
-def test_a_split_row_has_the_same_bits_in_any_batch() -> None:
+def test_a_split_row_has_bit_identical_results_in_any_batch() -> None:
     ran = run_latents(ALIKE, ("fp4", "bf16"))
     for i, row in ((0, 0), (1, 1)):
         work = [last_step(ALIKE)[i]]
         np.testing.assert_array_equal(ran.data.step(ran.pool, work, mx.float32)[0], ran.got[row])
 
 
-def test_pages_written_in_place_give_the_same_bits() -> None:
+def test_pages_written_in_place_give_bit_identical_results() -> None:
     device, wanted = WritingDevice(), run_latents(ALIKE, ("fp4", "bf16"))
     pool = InPlacePool(spec_of(ALIKE, "fp4", "bf16"), KernelLibrary(device.compile))
     wanted.data.write(pool, history(ALIKE), mx.float32)

@@ -66,7 +66,7 @@ def test_kernels_use_nothing_that_metal_forbids(name: str) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("formats", [("fp4", "bf16"), ("int8", "affine4"), ("mxfp4", "nvfp4")])
-def test_nor_does_one_that_writes_in_place(formats: tuple[str, str]) -> None:
+def test_in_place_kernels_pass_the_linter(formats: tuple[str, str]) -> None:
     linter = Linter()
     layer = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64)
     pool = InPlacePool(

@@ -54,7 +54,7 @@ def test_outputs_and_states_are_those_of_float64(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
-def test_a_sequence_has_the_same_bits_however_it_is_cut(case: Case) -> None:
+def test_a_sequence_has_bit_identical_results_however_it_is_cut(case: Case) -> None:
     whole = run(case, [LENGTH])
     for cuts, mates in (([LENGTH], True), ([3, 9, 1, 1, 13, 13], True), ([33, 7], False)):
         y, state = run(case, cuts, mates=mates)
@@ -68,7 +68,7 @@ def test_gates_of_a_long_segment_are_made_block_by_block(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", SMALL, ids=name_of)
-def test_states_are_kept_after_the_rows_that_say_so(case: Case) -> None:
+def test_states_are_kept_after_checkpoint_rows(case: Case) -> None:
     check_checkpoints(case)
 
 

@@ -48,7 +48,7 @@ for name in sys.argv[2:]:
 """
 
 
-def test_one_that_hangs_or_crashes_is_refused_and_the_others_go_on(
+def test_models_that_hang_or_crash_do_not_stop_the_survey(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "worker_of_this_test.py").write_text(WORKER)
@@ -72,6 +72,6 @@ def test_the_table_in_the_docs_is_true() -> None:
     assert differing <= {"bailing_moe_v3"}
 
 
-def test_a_tiny_configuration_says_why_there_is_none() -> None:
+def test_a_missing_tiny_configuration_has_a_reason() -> None:
     with pytest.raises(ValueError, match="packed weights"):
         configuration("prism_hadamard_qwen35")

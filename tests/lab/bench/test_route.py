@@ -63,7 +63,7 @@ def test_cache_aware_routing_finds_more_of_a_trace(
     assert "round_robin" in capsys.readouterr().out
 
 
-def test_the_picture_shows_medians_and_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plot_shows_medians_and_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     drawn: list[Any] = []
 

@@ -38,7 +38,7 @@ def test_the_comparison_shows_every_policy_below_the_optimum() -> None:
     assert all(name in render(rows) for name in ("excerpt", "gittins", OPTIMUM))
 
 
-def test_the_picture_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plot_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pyplot = pytest.importorskip("matplotlib.pyplot")
     picture = tmp_path / "hits.png"
     assert main(["replay", str(EXCERPT), "--plot", str(picture), "--json"]) == 0

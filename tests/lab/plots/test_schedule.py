@@ -22,7 +22,7 @@ def results(*options: str) -> dict[str, Any]:
     return dict(found["traffic"])
 
 
-def test_the_picture_shows_the_course_of_every_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plot_shows_the_course_of_every_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     drawn: list[Any] = []
 

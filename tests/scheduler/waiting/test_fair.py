@@ -207,7 +207,7 @@ def test_a_tenant_returning_alone_gets_the_last_waiting_counter() -> None:
     assert fair(s).service_of("b") == fair(s).service_of("a")
 
 
-def test_priorities_come_first_and_have_accounts_of_their_own() -> None:
+def test_priorities_have_separate_counters() -> None:
     s = scheduler(running=1)
     s.add(request("a1", priority=1))
     s.add(request("b1", priority=1))
@@ -233,7 +233,7 @@ def test_a_running_prompt_yields_the_step_to_less_served_tenants() -> None:
 
 
 @pytest.mark.parametrize("kind", ["vtc", "dlpm"])
-def test_a_long_prompt_under_way_holds_up_no_other_tenants(kind: str) -> None:
+def test_a_running_long_prompt_delays_no_other_tenant(kind: str) -> None:
     blocks = BlockManager(64, 4)
     s = scheduler_of(blocks, kind)
     s.add(request("along1", 60))
@@ -268,7 +268,7 @@ def test_prompts_with_cached_tokens_come_first(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["lpm", "dlpm"])
-def test_the_oldest_is_overtaken_so_often_and_no_more(kind: str) -> None:
+def test_the_oldest_is_overtaken_a_bounded_number_of_times(kind: str) -> None:
     blocks = BlockManager(64, 4)
     queue = WaitingQueue(blocks) if kind == "lpm" else DeficitQueue(blocks, quantum=1e9)
     s = Scheduler(blocks, Limits(32, 1), waiting=queue)
@@ -287,7 +287,7 @@ def test_the_oldest_is_overtaken_so_often_and_no_more(kind: str) -> None:
     assert overtaken == MAX_OVERTAKEN
 
 
-def test_deficits_let_a_tenant_go_on_with_its_prefix_for_a_quantum() -> None:
+def test_deficits_let_a_tenant_continue_for_a_quantum() -> None:
     blocks = BlockManager(64, 4)
     s = Scheduler(blocks, Limits(64, 1), waiting=DeficitQueue(blocks, quantum=40))
     for number in range(4):

@@ -323,7 +323,7 @@ def test_an_impossible_launch_is_refused(change: dict[str, Any], message: str) -
         run_one("out[0] = 1;", **change)
 
 
-def test_a_kernel_that_does_not_compile_says_why() -> None:
+def test_a_kernel_that_does_not_compile_names_the_reason() -> None:
     with pytest.raises(MetalCompileError, match=r"one:2:.*undeclared_name"):
         run_one("out[0] = 1;\nout[1] = undeclared_name;")
 

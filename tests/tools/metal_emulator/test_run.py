@@ -68,7 +68,7 @@ def test_it_is_called_as_mlx_kernels_are() -> None:
     [np.dtype(name) for name in METAL_TYPES if name != "bfloat16"] + [np.dtype(ml_dtypes.bfloat16)],
     ids=str,
 )
-def test_every_type_comes_back_as_it_went_in(dtype: np.dtype[Any]) -> None:
+def test_every_type_returns_as_it_went_in(dtype: np.dtype[Any]) -> None:
     values = np.array([0, 1, 1, 0, 100, 3, 7, 2, 1], dtype)
     result = emulate(
         "copy",

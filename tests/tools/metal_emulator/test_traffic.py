@@ -102,7 +102,7 @@ def test_shapes_are_buffers_of_their_own() -> None:
     assert traffic.read("x_shape") == Count(thread_bytes=128, bytes=4, unique_bytes=4, lines=1, min_lines=1)
 
 
-def test_a_launch_without_checks_counts_nothing_and_says_so() -> None:
+def test_a_launch_without_checks_counts_nothing_and_reports_it() -> None:
     result = run_one("out[thread_position_in_grid.x] = 1;", checks=False)
     with pytest.raises(MetalRuntimeError, match="counts no traffic"):
         _ = result.traffic

@@ -58,7 +58,7 @@ def test_every_instruction_follows_the_manual(emulated: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_the_hardware_says_the_same(tmp_path: Path) -> None:
+def test_the_hardware_agrees(tmp_path: Path) -> None:
     flags = cpu_flags()
     if not flags >= AVX512:
         pytest.skip(f"this CPU lacks {', '.join(sorted(AVX512 - flags))}")

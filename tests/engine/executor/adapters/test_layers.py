@@ -69,7 +69,7 @@ def test_a_layer_of_other_rows_is_refused_by_its_name(
 
 
 @pytest.mark.parametrize("architecture", ["llama", "deepseek_v3"])
-def test_the_budget_counts_room_for_every_adapter(
+def test_the_budget_counts_space_for_every_adapter(
     architecture: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")

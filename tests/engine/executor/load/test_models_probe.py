@@ -329,7 +329,7 @@ def test_a_window_the_cache_does_not_have_is_refused(tmp_path: Path) -> None:
         )
 
 
-def test_plain_mlx_lm_goes_on_working(tmp_path: Path) -> None:
+def test_plain_mlx_lm_still_works(tmp_path: Path) -> None:
     model, layout = load(tmp_path, "gpt_oss", dtype=mx.float32)
     tokens = np.random.default_rng(0).integers(0, 300, 30).tolist()
     hooked = plain_logits(model, tokens)

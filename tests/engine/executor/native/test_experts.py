@@ -76,7 +76,7 @@ def test_wrong_shapes_are_named() -> None:
         _ext.PackedExperts([_ext.pack_dense(mx.zeros((8, 16))), _ext.pack_dense(mx.zeros((8, 17)))])
 
 
-def test_weights_move_and_come_back() -> None:
+def test_weights_move_and_return() -> None:
     layer = SwitchLinear(64, 48, 3)
     weight, x, ids = layer.weight, mx.random.normal((4, 1, 64)), mx.array([2, 0, 1, 2])
     before = layer(x, ids)

@@ -236,7 +236,7 @@ def test_models_agree_with_mlx(
         assert "swiglu" in report.functions
 
 
-def test_weights_move_and_come_back() -> None:
+def test_weights_move_and_return() -> None:
     layer = Linear(64, 48)
     weight, x = layer.weight, mx.random.normal((3, 64))
     before = layer(x)

@@ -113,7 +113,7 @@ def test_precise_swiglu_is_mlx_lms(dtype: mx.Dtype, tolerance: float) -> None:
     assert wide.dtype == mx.float32, "it takes the type of h"
 
 
-def test_rows_behind_a_window_are_not_copied() -> None:
+def test_rows_after_a_window_are_not_copied() -> None:
     window, rows = mx.zeros((1, 3, 8)), mx.random.normal((1, 5, 8))
     both = mx.concatenate([window, rows], axis=1)
     assert mx.array_equal(_ext.rows_behind(both, 3), rows[0])

@@ -117,7 +117,7 @@ def test_drafts_change_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert num_drafted["off"] == 0 < num_drafted["ngram"]
 
 
-def test_a_prompt_goes_on_from_a_snapshot(tmp_path: Path) -> None:
+def test_a_prompt_continues_from_a_snapshot(tmp_path: Path) -> None:
     folder = recurrent_models.make_folder(tmp_path / "model", "qwen3_5", mx.bfloat16)
     prompt = [*range(10, 50)]
     longer = [*prompt, *range(60, 90)]

@@ -91,7 +91,7 @@ def test_drafts_change_nothing_if_mlx_lm_computes_states(name: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("every_page", [False, True])
-def test_states_behind_wrong_drafts_are_never_found(tmp_path: Path, *, every_page: bool) -> None:
+def test_states_after_wrong_drafts_are_never_found(tmp_path: Path, *, every_page: bool) -> None:
     require_extension()
     folder = recurrent_models.make_folder(
         tmp_path / "model", "lfm2" if every_page else "qwen3_5", mx.bfloat16

@@ -56,7 +56,7 @@ def test_a_cold_temperature_is_greedy_and_a_very_cold_one_too() -> None:
         assert sample(LOGITS, [state(temperature=temperature)])[0].token == 1
 
 
-def test_end_tokens_are_not_drawn_before_min_tokens() -> None:
+def test_end_tokens_are_not_sampled_before_min_tokens() -> None:
     one = SampleState(
         SamplingParams(min_tokens=2, logprobs=1), seed=0, prompt_ids=[], vocab_size=5, end_ids={1, 99}
     )
@@ -108,7 +108,7 @@ def test_logit_bias_moves_the_greedy_choice_and_must_name_tokens() -> None:
         state(logit_bias={5: 1.0})
 
 
-def test_bad_words_forbid_their_last_token_behind_the_others() -> None:
+def test_bad_words_forbid_their_last_token_after_the_others() -> None:
     one = SampleState(SamplingParams(), seed=0, prompt_ids=[2], vocab_size=5, bad_ids=[(1,), (2, 3)])
 
     def forbidden(state: SampleState) -> list[int]:
@@ -126,7 +126,7 @@ def test_bad_words_forbid_their_last_token_behind_the_others() -> None:
     assert sample(LOGITS, [one])[0].token == 3
 
 
-def test_only_listed_tokens_are_drawn() -> None:
+def test_only_listed_tokens_are_sampled() -> None:
     for temperature in (0.0, 1.0):
         one = state(allowed_token_ids=(0, 2), temperature=temperature)
         assert sample(LOGITS, [one])[0].token in (0, 2)
@@ -164,7 +164,7 @@ def test_a_row_that_is_not_finite_fails_alone(bad: float) -> None:
     assert last.token is not None
 
 
-def test_masked_tokens_are_never_drawn() -> None:
+def test_masked_tokens_are_never_sampled() -> None:
     row = np.array([[-np.inf, 0.0, -np.inf, 0.0, -np.inf]], np.float32)
     for seed in range(50):
         assert sample(row, [state(temperature=2.0, seed=seed)])[0].token in (1, 3)
@@ -182,7 +182,7 @@ def test_plain_greedy_is_only_plain_greedy() -> None:
     assert not state(repetition_penalty=1.1).is_argmax
 
 
-def test_whose_fault_it_is_that_no_token_can_be_drawn() -> None:
+def test_the_error_names_the_cause_if_no_token_is_allowed() -> None:
     held = SampleState(
         SamplingParams(min_tokens=1), seed=0, prompt_ids=(), vocab_size=5, end_ids=tuple(range(5))
     )

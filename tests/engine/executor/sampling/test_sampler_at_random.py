@@ -111,7 +111,7 @@ def draws(row: Floats, num: int, **params: object) -> NDArray[np.int64]:
 @pytest.mark.parametrize(
     "params", [{}, {"top_k": 4}, {"top_p": 0.8}, {"min_p": 0.2}, {"top_k": 6, "top_p": 0.7}], ids=str
 )
-def test_draws_follow_the_truncated_softmax(params: dict[str, float]) -> None:
+def test_samples_follow_the_truncated_softmax(params: dict[str, float]) -> None:
     """Chi-square over fixed seeds: 37.7 is the 99.99 % quantile for 11 degrees of freedom."""
     row = np.linspace(-1, 1.5, 12).astype(np.float32)
     temperature, num = 0.8, 4000
@@ -127,7 +127,7 @@ def test_draws_follow_the_truncated_softmax(params: dict[str, float]) -> None:
     assert ((observed - expected)[some] ** 2 / expected[some]).sum() < 37.7
 
 
-def test_successive_draws_of_one_seed_follow_the_softmax_too() -> None:
+def test_successive_samples_of_one_seed_follow_the_softmax_too() -> None:
     row = np.log(np.array([1, 2, 3, 4], np.float32))
     one = SampleState(SamplingParams(temperature=1.0), seed=11, prompt_ids=[], vocab_size=4)
     counts = np.zeros(4)

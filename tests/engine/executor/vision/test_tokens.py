@@ -127,7 +127,7 @@ def test_a_cached_prefix_ends_before_a_different_image(case: Case) -> None:
         assert "Linear" not in kinds
 
 
-def test_a_prompt_has_the_same_bits_alone_and_in_a_batch(case: Case) -> None:
+def test_a_prompt_has_bit_identical_results_alone_and_in_a_batch(case: Case) -> None:
     params = replace(GREEDY, logprobs=2)
     with LLM(case.config(prefix_cache=False)) as llm:
         together = generate(llm, case.work, params)

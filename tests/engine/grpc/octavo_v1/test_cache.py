@@ -127,7 +127,7 @@ async def test_a_flush_drops_pages_without_holders() -> None:
         assert its.engine.gauges().pages_held == 0
 
 
-async def test_pins_outlive_pressure_until_they_are_let_go() -> None:
+async def test_pins_outlive_pressure_until_they_are_released() -> None:
     async with served(config=small_config(num_pages=24, max_pinned_pages=6)) as its:
         cache = its.client.cache
         await say(its, PROMPT, "system")
@@ -201,7 +201,7 @@ async def test_questions_are_answered_while_requests_run() -> None:
         await long.aclose()
 
 
-async def test_a_page_on_disk_that_another_kind_of_server_left_says_so(tmp_path: Path) -> None:
+async def test_a_page_on_disk_in_another_format_is_explained(tmp_path: Path) -> None:
     async with served(config=small_config(cache_dir=tmp_path)) as its:
         await say(its, PROMPT)
     kinds = [path for path in tmp_path.iterdir() if path.is_dir()]

@@ -127,7 +127,7 @@ async def test_a_tenant_may_watch_as_often_as_its_share_allows(
             await watch(bob)
 
 
-async def test_a_tenant_may_pin_its_share_and_leaves_room_for_the_others(tmp_path: Path) -> None:
+async def test_tenants_may_pin_only_their_share(tmp_path: Path) -> None:
     security, own = tenants(tmp_path)
     config = small_config(max_pinned_pages=10)
     async with served(config=config, security=security, credentials=own["a"]) as its, \

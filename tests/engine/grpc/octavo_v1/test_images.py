@@ -58,7 +58,7 @@ async def refusal(its: Served, request: pb.GenerateRequest) -> OctavoError:
     raise AssertionError("it was served")
 
 
-async def test_the_same_picture_is_cached_and_another_is_not(tmp_path: Path) -> None:
+async def test_the_same_image_is_cached_and_another_is_not(tmp_path: Path) -> None:
     images = FakeImages()
     (path := tmp_path / "cat.png").write_bytes(CAT)
     async with served(core(images), config=small_config()) as its:
@@ -82,7 +82,7 @@ def tensor_request(pixels: npt.NDArray[Any], **others: Any) -> pb.GenerateReques
     return request
 
 
-async def test_tensors_share_the_pages_of_their_pictures() -> None:
+async def test_tensors_share_the_pages_of_their_images() -> None:
     images = FakeImages()
     pixels = np.array(Image.open(io.BytesIO(CAT)))
     patches, (grid,) = patches_of(pixels, RULES), grid_of(RULES, pixels).tolist()
@@ -120,7 +120,7 @@ async def test_tensors_share_the_pages_of_their_pictures() -> None:
         (bytes(21 * 2**20), "must have 1 to 20971520 bytes, got 22020096"),
     ],
 )
-async def test_a_wrong_picture_costs_one_error(file: bytes, message: str) -> None:
+async def test_a_wrong_image_costs_one_error(file: bytes, message: str) -> None:
     async with served(core(FakeImages()), config=small_config()) as its:
         with pytest.raises(InvalidRequest, match=message):
             await generate(its, asked(file))
@@ -128,7 +128,7 @@ async def test_a_wrong_picture_costs_one_error(file: bytes, message: str) -> Non
         await eventually(lambda: all_idle(its.engine), "pages are held")
 
 
-async def test_urls_marks_and_numbers_of_pictures_are_checked() -> None:
+async def test_urls_marks_and_numbers_of_images_are_checked() -> None:
     async with served(core(FakeImages()), config=small_config()) as its:
         for url in ("https://example.com/cat.png", "/etc/passwd"):
             error = await refusal(its, url_request(url))
@@ -160,7 +160,7 @@ async def test_a_prefix_with_an_image_is_pinned_and_saved(tmp_path: Path) -> Non
         assert (await its.client.cache.call(pin)).num_tokens == 16
 
 
-async def test_one_wrong_picture_of_many_requests_fails_alone() -> None:
+async def test_one_wrong_image_of_many_requests_fails_alone() -> None:
     async with served(core(FakeImages()), config=small_config()) as its:
 
         async def requests() -> Any:
@@ -174,7 +174,7 @@ async def test_one_wrong_picture_of_many_requests_fails_alone() -> None:
     assert "must be one of PNG" in str(errors["b"])
 
 
-async def test_a_text_model_refuses_pictures_and_large_messages() -> None:
+async def test_a_text_model_refuses_images_and_large_messages() -> None:
     async with served(core(None), config=small_config()) as its:
         with pytest.raises(InvalidRequest, match="reads only text"):
             await generate(its, asked(CAT))

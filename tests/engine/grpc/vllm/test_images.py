@@ -55,7 +55,7 @@ async def cached(its: Worker, ids: list[int], **media: Any) -> int:
     return int(answer.complete.cached_tokens)
 
 
-async def test_pictures_in_all_forms_share_pages_whatever_their_hashes_say() -> None:
+async def test_images_in_all_forms_share_pages_whatever_their_hashes_say() -> None:
     images = FakeImages()
     expanded, short = [*TEXT, *[MARK] * ROWS, ord("|")], [*TEXT, MARK, ord("|")]
     async with worker(core(images)) as its:
@@ -68,7 +68,7 @@ async def test_pictures_in_all_forms_share_pages_whatever_their_hashes_say() -> 
     assert len(images.encoded) == 2
 
 
-async def test_a_model_with_images_says_so() -> None:
+async def test_a_model_with_images_reports_it() -> None:
     for images, says in ((FakeImages(), True), (None, False)):
         async with worker(FakeCore(images=images)) as its:
             info = await its.stub.GetModelInfo(pb.GetModelInfoRequest())
