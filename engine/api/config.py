@@ -303,11 +303,11 @@ class EngineConfig:
                 f"pipeline_parallel must be 1 with tensor_parallel={self.tensor_parallel}, got "
                 f"{self.pipeline_parallel}; set one of them to 1"
             )
-        for name in ("lora_bytes", "draft_model", "async_steps", "vision"):
+        for name in ("draft_model", "async_steps"):
             if getattr(self, name):
                 raise InvalidConfig(
-                    f"{name.removesuffix('_bytes')} must be left out with {self.ranks_setting}, which does "
-                    f"not support it yet, got {self.ranks_setting}={self.num_ranks}; leave out one of the two"
+                    f"{name} must be left out with {self.ranks_setting}, which does not support it yet, got "
+                    f"{self.ranks_setting}={self.num_ranks}; leave out one of the two"
                 )
         if self.kv_format == AUTO or self.speculate == "mtp":
             name, value = ("kv_format", AUTO) if self.kv_format == AUTO else ("speculate", "mtp")

@@ -211,6 +211,13 @@ def _read(file: Path, kind: PageLayoutKey) -> PageRun:
         raise InvalidRequest(
             f"nothing was loaded: {file.name} was saved with another model; start the server with that model"
         )
+    layers = [[spec.layers for spec in some.specs] for some in (run.kind, kind)]
+    if layers[0] != layers[1] or run.kind.context != kind.context:
+        raise InvalidRequest(
+            f"nothing was loaded: {file.name} was saved with other attention windows or ranks; start the "
+            "server with the same --max-model-len, --sink-pages, --residual-pages, --tensor-parallel and "
+            "--pipeline-parallel"
+        )
     if (
         run.kind.states is not None
         and kind.states is not None
@@ -219,13 +226,6 @@ def _read(file: Path, kind: PageLayoutKey) -> PageRun:
         raise InvalidRequest(
             f"nothing was loaded: the states of recurrent layers in {file.name} have another layout than "
             "this server's; start the server with the --backend that saved the file"
-        )
-    layers = [[spec.layers for spec in some.specs] for some in (run.kind, kind)]
-    if layers[0] != layers[1] or run.kind.context != kind.context:
-        raise InvalidRequest(
-            f"nothing was loaded: {file.name} was saved with other attention windows or ranks; start the "
-            "server with the same --max-model-len, --sink-pages, --residual-pages, --tensor-parallel and "
-            "--pipeline-parallel"
         )
     return run
 

@@ -12,13 +12,13 @@ ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {
     "block_manager": 3_186,
     "engine": 85,  # code without a budget below
-    "engine/api": 2_120,
+    "engine/api": 2_116,
     "engine/arguments": 709,
     "engine/chat": 1_822,
     "engine/cli": 1_666,
     "engine/client": 721,
     "engine/core": 3_276,
-    "engine/executor": 11_603,
+    "engine/executor": 11_734,
     "engine/frontend": 1_802,
     "engine/gguf": 771,
     "engine/grpc": 3_433,
@@ -51,7 +51,7 @@ BUDGETS = {
     "lab/plots": 259,
     "lab/policies": 348,
     "scheduler": 2_945,
-    "tests": 65_474,
+    "tests": 65_549,
     "tools": 5_542,
 }
 

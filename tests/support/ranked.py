@@ -41,10 +41,13 @@ def tiny(folder: Path, name: str, dtype: mx.Dtype = mx.float32) -> Path:
     return make_model(folder, name, dtype=dtype, **config | {"vocab_size": VOCAB_SIZE})
 
 
-def answers(model: Path, load: str = "", save: str = "", **settings: Any) -> dict[str, Any]:
+def answers(
+    model: Path, load: str = "", save: str = "", adapters: tuple[str, ...] = (), **settings: Any
+) -> dict[str, Any]:
     """Return answers to all prompts in one batch, then each alone from cached pages.
 
-    ``load`` is a saved prompt to load first, and ``save`` a file for the longest prompt.
+    ``load`` is a saved prompt to load first, and ``save`` a file for the longest prompt. With adapters or
+    vision, answers with each adapter or to pictures are returned, too.
     """
     cores: list[EngineCore] = []
 
@@ -72,6 +75,14 @@ def answers(model: Path, load: str = "", save: str = "", **settings: Any) -> dic
         guided = SamplingParams(max_tokens=8, structured=StructuredOutput(regex="[a-f]{4,6}[0-9]"), seed=3)
         more = llm.generate([PROMPTS[1], PROMPTS[2]], several, progress=False)
         more += llm.generate(PROMPTS[:2], guided, progress=False)
+        for folder in adapters:
+            llm.load_adapter(folder, folder)
+        work = [(prompt, name) for prompt in PROMPTS[:3] for name in adapters]
+        adapted = llm.generate(
+            [prompt for prompt, _ in work], params, adapter=[name for _, name in work], progress=False
+        )
+        asked = pictures() if settings.get("vision") else []
+        seen = llm.generate(asked, params, progress=False)
         if save:
             llm.save_prompt(PROMPTS[3], save)
         gauges = cores[0]._gauge_source.measure()
@@ -86,10 +97,20 @@ def answers(model: Path, load: str = "", save: str = "", **settings: Any) -> dic
             "dropped": dict(gauges.store.dropped) if gauges.store else {},
             "swapped": gauges.swap.num_in if gauges.swap else 0,
             "refused": refused,
+            "adapted": [said(output)[0] for output in adapted],
+            "seen": [said(output)[0] for output in seen],
             "page_bytes": [memory.pages for memory in memories],
             "weight_bytes": [memory.weights for memory in memories],
             "state_bytes": [memory.states for memory in memories],
         }
+
+
+def pictures() -> list[Any]:
+    import tiny_vlm
+
+    return [
+        tiny_vlm.Asked(("w", tiny_vlm.picture(seed, 192, 128), "is this")).messages for seed in (1, 2)
+    ] + [tiny_vlm.Asked(("hello world",)).messages]
 
 
 def in_ranks(model: Path, **settings: Any) -> dict[str, Any]:

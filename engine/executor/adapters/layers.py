@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
@@ -38,13 +39,26 @@ class Shape(NamedTuple):
     inputs: int
 
 
+Cut = Callable[[Factors], Factors]
+
+
+class RankLayers(NamedTuple):
+    """Layers of this process. ``cuts`` take its parts of factors, ``elsewhere`` has layers of other ranks."""
+
+    cuts: Mapping[str, Cut] = MappingProxyType({})
+    elsewhere: Collection[str] = ()
+
+
 class Layer(NamedTuple):
     module: Any
     shape: Shape
     table: Table
     part: int
+    cut: Cut | None = None
 
     def made(self, path: str, factors: Factors) -> tuple[Any, int]:
+        if self.cut is not None:
+            factors = self.cut(factors)
         given = Shape(factors.a.shape[0], factors.b.shape[2], factors.a.shape[2])
         if given != self.shape:
             raise InvalidRequest(
@@ -94,6 +108,7 @@ def adapt_layers(
     *,
     native: bool,
     groups: Sequence[Sequence[Any]] | None = None,
+    cuts: Mapping[str, Cut],
 ) -> dict[str, Layer]:
     """Adapt every linear layer of ``model`` except the output head; return the layers by name."""
     layers: dict[str, Layer] = {}
@@ -125,7 +140,7 @@ def adapt_layers(
             _adapt(merged.whole, path, table, rows, _kind_of(merged.whole, native=native))
             tables[id(merged)] = table
         layers[path] = Layer(module, shape, tables[id(merged)], module.index)
-    return layers
+    return {path: layer._replace(cut=cuts.get(path)) for path, layer in layers.items()}
 
 
 def padded_bytes(model: Module, *, num_slots: int, max_rank: int, experts_only: bool) -> int:
@@ -148,7 +163,7 @@ def _candidates(model: Module) -> Iterator[tuple[str, Any]]:
     for path, module in modules:
         of_experts = isinstance(module, _SWITCH) and id(module) in experts
         if of_experts or (isinstance(module, _LINEAR) and id(module) not in heads):
-            yield path, module
+            yield path.removesuffix(".inner"), module
 
 
 def _shape(module: Any) -> Shape:

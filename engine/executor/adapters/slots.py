@@ -6,7 +6,7 @@ If all slots are taken, the least recently used adapter without running requests
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from ...api.errors import InvalidConfig, InvalidRequest, NotFound
 from ...memory.model_files import served_name
 from ..row_inputs import RowInputs
 from .files import Factors, read_adapter
-from .layers import Layer, Shape, Table, adapt_layers
+from .layers import Layer, RankLayers, Shape, Table, adapt_layers
 
 _TEXT_MODELS = ("model.language_model.", "language_model.model.", "model.")
 
@@ -164,17 +164,18 @@ class _Loaded:
 class AdapterSlots:
     """Adapters by name. Call it only on the engine's thread, between two steps."""
 
-    def __init__(self, layers: Mapping[str, Layer], *, num_slots: int, max_rank: int, max_bytes: int) -> None:
-        self._layers, self._max_rank, self._max_bytes = layers, max_rank, max_bytes
+    def __init__(self, layers: Mapping[str, Layer], config: EngineConfig, elsewhere: Collection[str]) -> None:
+        self._elsewhere = {_tail(path) for path in elsewhere}
+        self._layers, self._max_rank, self._max_bytes = layers, config.max_lora_rank, config.lora_bytes
         self._tables = {id(layer.table): layer.table for layer in layers.values()}.values()
         self._by_tail = {_tail(path): layer for path, layer in layers.items()}
         self._loaded: dict[str, _Loaded] = {}
-        self._free = list(range(num_slots, 0, -1))
+        self._free = list(range(config.max_loras, 0, -1))
         self._slots: OrderedDict[str, int] = OrderedDict()
         self._holders: Counter[str] = Counter()
         self.num_swaps = 0
 
-    def load(self, name: str, folder: Path, *, replace: bool = False) -> AdapterInfo:
+    def load(self, name: str, folder: Path, replace: bool = False) -> AdapterInfo:
         """Load an adapter. Raises InvalidRequest if it is not supported."""
         old = self._loaded.get(name)
         if old is not None and not replace:
@@ -189,6 +190,8 @@ class AdapterSlots:
         made, nbytes = [], 0
         for path, factors in file.layers.items():
             if (layer := self._layers.get(path) or self._by_tail.get(_tail(path))) is None:
+                if _tail(path) in self._elsewhere:
+                    continue
                 raise InvalidRequest(
                     f"{folder} must have factors of the model's linear layers only, got {path}; embeddings, "
                     "output heads and layers of images cannot be adapted"
@@ -282,17 +285,19 @@ def _observed_groups(model: Any) -> list[tuple[Any, ...]] | None:
 
 
 def load_adapters(
-    config: EngineConfig, model: Module, rows: RowInputs, backend: AttentionBackend
+    config: EngineConfig,
+    model: Module,
+    rows: RowInputs,
+    backend: AttentionBackend,
+    own: RankLayers,
 ) -> AdapterSlots | None:
     """Adapt the model's layers and load ``lora_modules``. Raises InvalidConfig."""
     if not config.lora_bytes:
         return None
     make_table = table_maker(backend, num_slots=config.max_loras, max_rank=config.max_lora_rank)
     groups = None if backend.adapter_tables is None else _observed_groups(model)
-    layers = adapt_layers(model, rows, make_table, native=backend.has_model_ops, groups=groups)
-    slots = AdapterSlots(
-        layers, num_slots=config.max_loras, max_rank=config.max_lora_rank, max_bytes=config.lora_bytes
-    )
+    layers = adapt_layers(model, rows, make_table, native=backend.has_model_ops, groups=groups, cuts=own.cuts)
+    slots = AdapterSlots(layers, config, own.elsewhere)
     model_names = config.served_model_name or (served_name(config.model),)
     for name, folder in config.lora_paths.items():
         if name in model_names:

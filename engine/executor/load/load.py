@@ -28,7 +28,7 @@ from ...memory.configuration import sliding_windows
 from ...memory.model_files import model_length, read_config, resolve_model, served_name
 from ...memory.sizing import Sizing, num_pages_for, with_max_kv_size, with_windows
 from ...memory.state_sizing import draft_state_bytes, plan_states
-from ..adapters.layers import padded_bytes
+from ..adapters.layers import RankLayers, padded_bytes
 from ..adapters.slots import load_adapters
 from ..cache_layout import CacheLayout
 from ..freed_memory import give_freed_memory_back, nothing_cached
@@ -38,7 +38,7 @@ from ..recurrent.entries import slot_bytes
 from ..recurrent.mixers import describe_mixers
 from ..recurrent.state_pool import StatePool
 from ..row_inputs import RowInputs
-from ..vision.encoder import load_encoder
+from ..vision.encoder import adapt_language, load_encoder
 from ..vision.families import read_rules
 from .discover import discover_layout
 from .drafters import draft_page_bytes, draft_weight_bytes, load_mtp, sizing_of
@@ -58,6 +58,8 @@ class ModelPart(Protocol):
     row_inputs: RowInputs
     gives_logits: bool
     groups: Sequence[int] | None
+    layers: RankLayers
+    rank: int
 
     def smallest(self, value: int) -> int: ...
 
@@ -116,7 +118,7 @@ def load_paged_runner(
             )  # fmt: skip
         adapter_bytes += padded + (adapter_bytes if has_kernels else 0)
     vision_bytes = 0
-    if rules is not None:
+    if rules is not None and (part is None or part.rank == 0):
         num_patches = rules.max_pixels // rules.patch**2
         vision_bytes = config.vision_cache + encoding_bytes(
             read_config(path), num_patches=num_patches, activation_bytes=layout.dtype.size
@@ -172,10 +174,17 @@ def load_paged_runner(
         states=pool,
         row_inputs=None if part is None else part.row_inputs,
     )
-    adapters = None if is_draft else (load_adapters(config, loaded.model, model.row_inputs, choice.backend))
+    own_layers = RankLayers() if part is None else part.layers
+    adapters = (
+        None
+        if is_draft
+        else load_adapters(config, loaded.model, model.row_inputs, choice.backend, own_layers)
+    )
     images = None
     if rules is not None:
-        images = load_encoder(config, path, loaded.model, model.row_inputs, rules, ops)
+        has_axes = adapt_language(loaded.model, read_config(path), model.row_inputs)
+        if part is None or part.rank == 0:
+            images = load_encoder(config, path, rules, ops, has_axes=has_axes)
     budget = MemoryBudget(
         weights=ops.weight_bytes(loaded.model),
         unread=ops.unread_weight_bytes(loaded.model),

@@ -16,8 +16,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -29,9 +30,11 @@ from mlx.nn.layers.quantized import QuantizedLinear
 from octavo.kernels.metadata import Ints
 
 from ...api.config import EngineConfig
-from ...api.errors import InvalidConfig
+from ...api.errors import InvalidConfig, InvalidRequest
 from ...memory.sizing import Sizing
 from ..adapt.output_head import module_at
+from ..adapters.files import Factors
+from ..adapters.layers import RankLayers
 from ..batch import Batch
 from ..cache_layout import CacheLayout
 from ..model_runner import PagedRunner
@@ -67,16 +70,51 @@ class RankSum(Module):
         return y + self["bias"] if "bias" in self else y
 
 
-def shard(model: Any, group: Any) -> None:
-    """Reduce the model to this rank's part. Raises InvalidConfig if the model cannot be split."""
+class Share(NamedTuple):
+    """Part of a layer's inputs or outputs that this rank has. Cuts an adapter's factors likewise."""
+
+    of_inputs: bool
+    segments: Any
+    group: Any
+
+    def __call__(self, factors: Factors) -> Factors:
+        if not self.of_inputs:
+            magnitude = factors.magnitude
+            return replace(
+                factors,
+                b=self._part(factors.b),
+                magnitude=None if magnitude is None else self._part(magnitude),
+            )
+        if factors.magnitude is not None:
+            raise InvalidRequest(
+                "adapters must have no magnitudes of layers that tensor_parallel splits by inputs, got DoRA; "
+                "use LoRA, or serve in one process"
+            )
+        return replace(factors, a=self._part(factors.a))
+
+    def _part(self, x: mx.array) -> mx.array:
+        try:
+            part: mx.array = distributed._shard({"": x}, lambda *_: (-1, self.segments), self.group)[""]
+        except ValueError:
+            return x
+        return part
+
+
+def shard(model: Any, group: Any) -> dict[str, Share]:
+    """Reduce the model to this rank's part; return the shares of split layers.
+
+    Raises InvalidConfig if the model cannot be split.
+    """
     kind = type(model).__module__.rpartition(".")[2]
-    if not hasattr(model, "shard"):
+    text = model if hasattr(model, "shard") else getattr(model, "language_model", None)
+    if not hasattr(text, "shard"):
         raise InvalidConfig(
             f"tensor_parallel must be 1 for {kind} models, which mlx-lm cannot split, got {group.size()}"
         )
     _drop_gradients()
     try:
-        model.shard(group)
+        with _recorded() as recorded:
+            text.shard(group)
     except (ValueError, AssertionError) as error:
         raise InvalidConfig(
             f"tensor_parallel must divide the heads and widths of {kind} models, got {group.size()}: {error}"
@@ -91,6 +129,28 @@ def shard(model: Any, group: Any) -> None:
         if (plain := _as_plain(module, group)) is not None:
             parent, _, name = path.rpartition(".")
             setattr(module_at(model, parent), name, plain)
+    shares = {id(weight): share for weight, share in recorded}
+    return {path: shares[key] for path, module in modules if (key := id(module.get("weight"))) in shares}
+
+
+@contextmanager
+def _recorded() -> Iterator[list[tuple[mx.array, Share]]]:
+    recorded: list[tuple[mx.array, Share]] = []
+    split = distributed._shard
+
+    def recording(parameters: Any, predicate: Any, group: Any) -> Any:
+        parts = split(parameters, predicate, group)
+        whole = parameters.get("weight")
+        if isinstance(whole, mx.array) and (how := predicate("weight", whole)) is not None:
+            axis, segments = how if isinstance(how, tuple) else (how, 1)
+            recorded.append((parts["weight"], Share(axis % whole.ndim == whole.ndim - 1, segments, group)))
+        return parts
+
+    distributed._shard = recording
+    try:
+        yield recorded
+    finally:
+        distributed._shard = split
 
 
 def _drop_gradients() -> None:
@@ -146,11 +206,10 @@ class RankGroup:
     def answers(self) -> list[Any]:
         return [connection.recv() for connection in self.steps]
 
-    def shard(self, model: Any) -> None:
-        shard(model, self._mlx)
+    def shard(self, model: Any) -> dict[str, Share]:
+        return shard(model, self._mlx)
 
     def smallest(self, value: int) -> int:
-        """Return the smallest of all ranks' values. All ranks must call it together."""
         return int(np.array(mx.distributed.all_min(mx.array([value]), group=self._mlx))[0])
 
     def total(self, value: int) -> int:
@@ -168,16 +227,18 @@ class Shard:
 
     gives_logits = True
     groups: Sequence[int] | None = None
+    layers = RankLayers()
 
     def __init__(self, group: RankGroup) -> None:
         self._group = group
+        self.rank = group.rank
         self.row_inputs = RowInputs()
 
     def smallest(self, value: int) -> int:
         return self._group.smallest(value)
 
     def split(self, model: Any) -> None:
-        self._group.shard(model)
+        self.layers = RankLayers(self._group.shard(model))
 
     def layouts(self, found: CacheLayout) -> tuple[CacheLayout, CacheLayout]:
         return found, found

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,8 +14,11 @@ from octavo.kernels.interface import PageStorage, PoolSpec
 from octavo.kernels.page_bytes import PageBytes
 
 from ...api.config import EngineConfig
+from ...api.engine_info import AdapterInfo
+from ...api.errors import InvalidRequest, OctavoError
 from ...api.sampling_params import SamplingParams
 from ...kv_store.page_runs import PageLayoutKey, StateKind
+from ..adapters.slots import AdapterSlots
 from ..base import Adapters, HeadRunner, Images, Pending, Resolved, RunOutput, with_failed_rows
 from ..batch import Batch
 from ..load.load import load_paged_runner
@@ -45,16 +50,48 @@ class Call(NamedTuple):
     arguments: tuple[Any, ...]
 
 
+class RankAdapters:
+    def __init__(self, own: AdapterSlots, group: LeadingGroup) -> None:
+        self._own, self._group = own, group
+        self.info, self.infos, self.slot = own.info, own.infos, own.slot
+
+    def load(self, name: str, folder: Path, *, replace: bool = False) -> AdapterInfo:
+        info = self._own.load(name, folder, replace=replace)
+        for rank, answer in enumerate(self._call("load", name, folder, replace), 1):
+            if isinstance(answer, OctavoError) or answer.digest != info.digest:
+                self.unload(name)
+                why = answer if isinstance(answer, OctavoError) else "its files differ from those of rank 0"
+                raise InvalidRequest(f"rank {rank}: {why}")
+        return info
+
+    def unload(self, name: str) -> None:
+        self._own.unload(name)
+        self._call("unload", name)
+
+    def hold(self, name: str) -> bool:
+        return self._own.hold(name) and all(self._call("hold", name))
+
+    def release(self, name: str) -> None:
+        self._own.release(name)
+        self._call("release", name)
+
+    def _call(self, method: str, *arguments: Any) -> list[Any]:
+        self._group.tell(Call(f"adapters.{method}", arguments))
+        return self._group.answers()
+
+
 class LeadingRunner:
     head: HeadRunner | None = None
-    adapters: Adapters | None = None
-    images: Images | None = None
 
     def __init__(self, inner: PagedRunner, group: LeadingGroup, part: Shard, name: str) -> None:
         self._inner, self._group, self._part, self._name = inner, group, part, name
         memories, shapes = zip(*group.answers(), strict=True)
         self.info = replace(inner.info, other_ranks=memories)
         self._shapes: tuple[PageLayoutKey, ...] = (inner.page_shape, *shapes)
+        self.images: Images | None = inner.images
+        self.adapters: Adapters | None = None
+        if inner.adapters is not None:
+            self.adapters = RankAdapters(inner.adapters, group)
 
     def submit(self, batch: Batch, states: Sequence[SampleState], after: Pending | None = None) -> Pending:
         assert after is None, "steps of ranks do not overlap"
@@ -125,7 +162,11 @@ def follow(config: EngineConfig, group: RankGroup) -> None:
             told = leader.recv()
         except EOFError:
             return
-        if isinstance(told, Call):
-            leader.send(getattr(runner, told.method)(*told.arguments))
-        else:
-            leader.send(part.follow(runner, told, greedy))
+        leader.send(_answer(runner, told) if isinstance(told, Call) else part.follow(runner, told, greedy))
+
+
+def _answer(runner: PagedRunner, call: Call) -> Any:
+    try:
+        return operator.attrgetter(call.method)(runner)(*call.arguments)
+    except OctavoError as error:
+        return error

@@ -24,6 +24,7 @@ from ...api.errors import InvalidConfig
 from ...memory.sizing import Sizing
 from ..adapt.cache_adapter import LayerCache
 from ..adapt.output_head import module_at, output_heads
+from ..adapters.layers import RankLayers
 from ..batch import NO_ROWS, Batch
 from ..cache_layout import AttentionCache, CacheLayout, CachePlace
 from ..load.discover import discover_layout
@@ -48,6 +49,7 @@ class Stage(Shard):
 
     def split(self, model: Any) -> None:
         kind, rank, size = type(model).__module__.rpartition(".")[2], self._group.rank, self._group.size
+        self.layers = RankLayers(elsewhere={path for path, _ in model.named_modules()})
         self._whole = discover_layout(model, kind)
         try:
             found = _observe(model, self._whole)
@@ -95,7 +97,7 @@ class Stage(Shard):
         if not self.gives_logits:
             for path in found.heads:
                 _put(model, path, None)
-            _change(layers[own[-1]], __call__=_finishing(type(layers[own[-1]])))
+            found.layers[own.stop] = _NextRank(layers[own.stop])
 
     def _receiving(self, kind: Any) -> Callable[..., Any]:
         def call(layer: Any, x: mx.array, *args: Any, **kwargs: Any) -> Any:
@@ -250,13 +252,6 @@ class _Finished(Exception):
         self.rows = rows
 
 
-def _finishing(kind: Any) -> Callable[..., Any]:
-    def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        raise _Finished(kind.__call__(layer, *args, **kwargs))
-
-    return call
-
-
 class _OtherLayer:
     """Layer of another rank. It has the layer's settings, and gives rows back as they are."""
 
@@ -268,6 +263,11 @@ class _OtherLayer:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._layer, name)
+
+
+class _NextRank(_OtherLayer):
+    def __call__(self, x: mx.array, *_: Any, **__: Any) -> mx.array:
+        raise _Finished(x)
 
 
 class _StandIns(Module):

@@ -37,10 +37,11 @@ _ROPES = (
 POSITIONS = ("position_t", "position_h", "position_w")  # int32 [T] each, for M-RoPE
 
 
-def adapt_language(model: Module, config: Mapping[str, Any], rows: RowInputs, *, num_deepstack: int) -> bool:
+def adapt_language(model: Module, config: Mapping[str, Any], rows: RowInputs) -> bool:
     """Let ``model`` read image rows; return whether positions have three axes. Raises ModelLoadError."""
     embeddings = [module for path, module in model.named_modules() if path.endswith("embed_tokens")]
     layers: list[Any] = list(model.layers)
+    num_deepstack = len(config["vision_config"].get("deepstack_visual_indexes") or ())
     if len(embeddings) != 1 or num_deepstack >= len(layers):
         raise ModelLoadError(
             f"a model with images must have one embed_tokens and more than {num_deepstack} layers, got "
@@ -50,7 +51,8 @@ def adapt_language(model: Module, config: Mapping[str, Any], rows: RowInputs, *,
     for path, module in model.named_modules():
         if path.endswith("embed_tokens_per_layer"):
             adapt(module, rows, _layer_embedding)
-    for index, layer in enumerate(layers[:num_deepstack]):
+    own = ((index, layer) for index, layer in enumerate(layers[:num_deepstack]) if isinstance(layer, Module))
+    for index, layer in own:
         object.__setattr__(layer, "deepstack_index", index)
         adapt(layer, rows, _layer)
     section = rope_settings(config).get("mrope_section")
@@ -287,11 +289,9 @@ class ImageEncoder:
 
 
 def load_encoder(
-    config: EngineConfig, path: Path, model: Module, rows: RowInputs, rules: ImageRules, ops: ModelOps
+    config: EngineConfig, path: Path, rules: ImageRules, ops: ModelOps, *, has_axes: bool
 ) -> ImageEncoder:
     raw = read_config(path)
     text = raw.get("text_config") or raw
     tower = Tower(path, raw["model_type"], rules, width=text["hidden_size"], ops=ops, exact=config.exact)
-    num_deepstack = len(raw["vision_config"].get("deepstack_visual_indexes") or ())
-    has_axes = adapt_language(model, raw, rows, num_deepstack=num_deepstack)
     return ImageEncoder(tower, has_axes=has_axes, max_bytes=config.vision_cache)

@@ -10,11 +10,15 @@ import psutil
 import pytest
 
 import ranked
+import tiny_adapters
+import tiny_vlm
 from octavo.engine.api.config import EngineConfig
-from octavo.engine.api.errors import InvalidConfig
+from octavo.engine.api.errors import InvalidConfig, InvalidRequest
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.client.client import Client
 from octavo.engine.client.server_process import ServerProcess
+from octavo.engine.executor.adapters.files import Factors
+from octavo.engine.executor.parallel.group import Share
 from served import collect, eventually
 from tiny_models import make_model
 
@@ -49,7 +53,7 @@ def test_heads_that_cannot_be_divided_are_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"lora_memory": 2**20}, "lora must be left out with {}"),
+        ({"async_steps": True}, "async_steps must be left out with {}, which"),
         ({"kv_format": "auto"}, "kv_format must not be auto with {}"),
         ({"speculate": "mtp"}, "speculate must not be mtp with {}"),
         ({"speculate": "draft:x"}, "draft_model must be left out with {}"),
@@ -121,6 +125,59 @@ def test_stored_pages_are_found_by_the_same_ranks_only(tmp_path: Path, kind: str
     assert "with other attention windows or ranks" in one["refused"]
     for each in (cold, warm, damaged, loaded):
         assert each["tokens"] == one["tokens"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "name", "keys"),
+    [
+        ("tensor_parallel", "qwen3", tiny_adapters.DENSE),
+        ("tensor_parallel", "qwen3_moe", tiny_adapters.SWITCH),
+        ("tensor_parallel", "qwen3_5", tiny_adapters.MIXER),
+        ("pipeline_parallel", "qwen3", tiny_adapters.DENSE),
+    ],
+)
+def test_adapters_give_the_tokens_of_one_process(
+    tmp_path: Path, kind: str, name: str, keys: list[str]
+) -> None:
+    hybrid: dict[str, Any] = {"text_config": tiny_adapters.HYBRID} if name == "qwen3_5" else {}
+    model = make_model(tmp_path / "m", name, dtype=mx.float32, **hybrid)
+    adapters = [
+        str(tiny_adapters.make_adapter(tmp_path / str(rank), model, rank=rank, keys=keys, seed=rank))
+        for rank in (4, 8)
+    ]
+    settings: dict[str, Any] = {"adapters": adapters, "lora_memory": 2**22, "max_loras": 1}
+    one = ranked.answers(model, **settings)
+    several = ranked.in_ranks(model, **settings, **{kind: 2})
+    assert several["tokens"] == one["tokens"]
+    assert several["adapted"] == one["adapted"]
+    assert len({str(each) for each in (one["tokens"][0], *one["adapted"][:2])}) == 3
+
+
+def test_dora_of_layers_split_by_inputs_is_refused() -> None:
+    factors = Factors(mx.ones((1, 2, 8)), mx.ones((1, 2, 4)), 1.0, magnitude=mx.ones(4))
+    with pytest.raises(InvalidRequest, match="must have no magnitudes of layers that tensor_parallel splits"):
+        Share(of_inputs=True, segments=1, group=None)(factors)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "name", "num_ranks"),
+    [
+        ("tensor_parallel", "qwen3_5", 2),
+        ("tensor_parallel", "qwen3_vl", 2),
+        ("pipeline_parallel", "qwen3_vl", 4),
+    ],
+)
+def test_images_give_the_tokens_of_one_process(tmp_path: Path, kind: str, name: str, num_ranks: int) -> None:
+    pytest.importorskip("mlx_vlm", reason="pip install '.[vision]'")
+    model = tiny_vlm.make_vlm(tmp_path / name, name)
+    settings: dict[str, Any] = {"vision": True, "exact": True, "state_memory": 2**20}
+    one = ranked.answers(model, **settings)
+    several = ranked.in_ranks(model, **settings, **{kind: num_ranks})
+    assert several["tokens"] == one["tokens"]
+    assert several["seen"] == one["seen"]
+    assert len({str(each) for each in one["seen"]}) == 3
 
 
 def _ranks_of(server: ServerProcess) -> list[psutil.Process]:
