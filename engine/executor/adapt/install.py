@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Any
 
 import mlx.core as mx
@@ -62,9 +61,9 @@ def _heads(x: mx.array, count: int) -> mx.array:
 
 
 class Changed:
-    def __init__(self, plain: ModuleType, name: str, replacement: Callable[..., Any] | Changed) -> None:
+    def __init__(self, plain: Any, **names: Any) -> None:
         self.plain = plain
-        setattr(self, name, replacement)
+        vars(self).update(names)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.plain, name)
@@ -95,12 +94,11 @@ def _attend(queries: mx.array, keys: Any, values: Any, **options: Any) -> mx.arr
     return mx.fast.scaled_dot_product_attention(queries, keys, values, **options)
 
 
-_FAST: Any = mx.fast
 _CHANGED: dict[str, tuple[str, str, Any]] = {
     "plamo": ("mx", "tile", _tile),
     "gpt_bigcode": ("np", "arange", _arange),
     "llama4": ("mx", "arange", _mx_arange),
-    "plamo2": ("mx", "fast", Changed(_FAST, "scaled_dot_product_attention", _attend)),
+    "plamo2": ("mx", "fast", Changed(mx.fast, scaled_dot_product_attention=_attend)),
 }
 """Replacements by model module: library name, attribute and new function."""
 
@@ -109,7 +107,7 @@ def install_names() -> None:
     for model, (name, attribute, replacement) in _CHANGED.items():
         module = sys.modules.get(f"mlx_lm.models.{model}")
         if module is not None and not isinstance(plain := getattr(module, name), Changed):
-            setattr(module, name, Changed(plain, attribute, replacement))
+            setattr(module, name, Changed(plain, **{attribute: replacement}))
 
 
 def adapt_models() -> None:

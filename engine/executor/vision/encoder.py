@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -22,7 +21,7 @@ from ..model_ops import ModelOps
 from ..row_inputs import RowInputs
 from .adapted import adapt
 from .families import FAMILIES, Floats, tensors_of
-from .portions import Portions, cut, modules_to_cut, use_linear_patches
+from .portions import Portions, cut, modules_to_cut, record_models, use_linear_patches
 
 IS_IMAGE = "image_rows"  # int32 [T], 1 for image rows
 FEATURES = "image_features"  # float32 [T, D], embeddings of image rows
@@ -145,15 +144,6 @@ def _rope(kind: Any) -> dict[str, Any]:
     return {"__call__": __call__}
 
 
-def _do_not_evaluate(model: Module) -> None:
-    """Turn ``mx.eval`` off in mlx-vlm's modules. Some would evaluate a whole image early."""
-    lazy = ModuleType(mx.__name__)
-    lazy.__dict__.update(vars(mx), eval=lambda *_: None)
-    for kind in type(model).__mro__:
-        if kind.__module__.startswith("mlx_vlm.models."):
-            sys.modules[kind.__module__].__dict__["mx"] = lazy
-
-
 class Encoded(NamedTuple):
     """An encoded image.
 
@@ -186,19 +176,18 @@ class Tower:
         load = _mlx_vlm_loader()
         try:
             self.model = load(path, lazy=True)
-            self.model.language_model = SimpleNamespace(
-                model=SimpleNamespace(
-                    embed_tokens=lambda ids: mx.zeros((*ids.shape, width)),
-                    embed_scale=1.0,
-                    hidden_size_per_layer_input=0,
-                ),
+            language = SimpleNamespace(
+                embed_tokens=lambda ids: mx.zeros((*ids.shape, width)),
+                embed_scale=1.0,
+                hidden_size_per_layer_input=0,
                 get_rope_index=lambda *_, **__: (None, None),
             )
+            language.model = self.model.language_model = language
             self.model.audio_tower = self.model.embed_audio = None
             self.model.eval()
             weights = dict(tree_flatten(self.model.parameters())).values()
             mx.eval(*weights)
-            _do_not_evaluate(self.model)
+            record_models()
         except Exception as error:  # mlx-vlm's code can raise anything
             why = " ".join(str(error).split())[:300] or type(error).__name__
             raise ModelLoadError(

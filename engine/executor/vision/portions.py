@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from types import FunctionType
 from typing import Any
 
 import mlx.core as mx
@@ -14,12 +18,15 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
 from mlx.utils import tree_flatten
 
+from ..adapt.install import Changed
 from ..model_ops import ImageAttention
 from .adapted import adapt
 
 MULTIPLICATIONS = 1 << 28
 _SOFTMAX = 2  # time of a multiplication in attention, relative to linear layers
+_ROTATION = 1 << 10  # time to rotate a value, relative to a multiplication in linear layers
 _ROWWISE = ("mlp", "feed_forward")
+_ROTATE = "apply_rotary_pos_emb_vision"
 
 
 class Portions:
@@ -35,30 +42,17 @@ class Portions:
 
     @contextmanager
     def recording(self) -> Iterator[list[mx.array]]:
-        """Record the results of models that are built while the block runs."""
-        attention, concatenate = mx.fast.scaled_dot_product_attention, mx.concatenate
-
-        def attend(*arrays: mx.array, mask: Any = None, **more: Any) -> mx.array:
-            return self._attend(attention, *arrays, mask=mask, **more)
-
-        def concatenated(*arguments: Any, **more: Any) -> mx.array:
-            self.results.append(concatenate(*arguments, **more))
-            return self.results[-1]
-
         self.results.clear()
-        mx.disable_compile()  # compiled functions hide their inner results
-        mx.fast.scaled_dot_product_attention, mx.concatenate = attend, concatenated
+        token = _recording.set(self)
         try:
             yield self.results
         finally:
-            mx.fast.scaled_dot_product_attention, mx.concatenate = attention, concatenate
-            mx.enable_compile()
+            _recording.reset(token)
             if self._attention is not None:
                 self._attention.forget()
 
-    def _attend(
-        self, original: Any, q: mx.array, k: mx.array, v: mx.array, *, mask: Any, **more: Any
-    ) -> mx.array:
+    def attend(self, q: mx.array, k: mx.array, v: mx.array, *, mask: Any = None, **more: Any) -> mx.array:
+        original = mx.fast.scaled_dot_product_attention
         num_rows, num_seen = q.shape[-2], k.shape[-2]
         if isinstance(mask, str) or not num_rows:
             plain: mx.array = original(q, k, v, mask=mask, **more)
@@ -81,7 +75,67 @@ class Portions:
             before, parts = found
             self.results += before
         self.results += parts
-        return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=-2)
+        return parts[0] if len(parts) == 1 else _concatenate(parts, axis=-2)
+
+
+_recording: ContextVar[Portions | None] = ContextVar("octavo_image_portions", default=None)
+
+
+def record_models() -> None:
+    """Let mlx-vlm's models record their results, in threads that record.
+
+    Their modules get a copy of ``mx``. Compiled functions would hide inner results and become plain ones.
+    """
+    changed = Changed(
+        mx,
+        compile=lambda function, **_: function,
+        concatenate=_concatenate,
+        eval=_evaluate,
+        fast=Changed(mx.fast, scaled_dot_product_attention=_attend),
+    )
+    compiled = type(mx.compile(_evaluate))
+    for name in [name for name in sys.modules if name.startswith("mlx_vlm.models.")]:
+        names = vars(sys.modules[name])
+        for each, value in names.items():
+            if value is mx:
+                names[each] = changed
+            elif isinstance(value, compiled):
+                names[each] = next(one for one in gc.get_referents(value) if isinstance(one, FunctionType))
+            elif each == _ROTATE and value.__code__.co_varnames[:2] == ("tensor", "freqs"):
+                names[each] = _rotate_by_rows(value)
+
+
+def _rotate_by_rows(rotate: Any) -> Any:
+    def rotate_rows(x: mx.array, angles: mx.array) -> mx.array:
+        size = portion_rows(_ROTATION * math.prod(x.shape[-2:]))
+        cuts = [*range(size, len(angles), size)]
+        pairs = zip(mx.split(x, cuts, axis=-3), mx.split(angles, cuts), strict=True)
+        parts = [rotate(*pair) for pair in pairs]
+        if (portions := _recording.get()) is not None:
+            portions.results += parts
+        return _concatenate(parts, axis=-3)
+
+    return rotate_rows
+
+
+def _concatenate(*arguments: Any, **more: Any) -> mx.array:
+    result = mx.concatenate(*arguments, **more)
+    if (portions := _recording.get()) is not None:
+        portions.results.append(result)
+    return result
+
+
+def _attend(*arguments: Any, **more: Any) -> mx.array:
+    portions = _recording.get()
+    attend: Any = mx.fast.scaled_dot_product_attention if portions is None else portions.attend
+    result: mx.array = attend(*arguments, **more)
+    return result
+
+
+def _evaluate(*arrays: Any) -> None:
+    """Evaluate arrays, except while an image is built: mlx-vlm would evaluate a whole image early."""
+    if _recording.get() is None:
+        mx.eval(*arrays)
 
 
 def portion_rows(work: int) -> int:
@@ -153,6 +207,6 @@ def _by_rows(kind: Any) -> dict[str, Any]:
         rows = x.reshape(num_rows, -1)
         parts = [kind.__call__(self, part) for part in mx.split(rows, [*range(size, num_rows, size)])]
         self.image_inputs += [rows, *parts]
-        return mx.concatenate(parts).reshape(*x.shape[:-1], -1)
+        return _concatenate(parts).reshape(*x.shape[:-1], -1)
 
     return {"__call__": __call__}

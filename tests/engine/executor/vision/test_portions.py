@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import importlib
 import inspect
 import io
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -20,6 +23,7 @@ from octavo.engine.executor.vision import portions
 from octavo.engine.executor.vision.encoder import Encoded, Tower
 from octavo.engine.executor.vision.families import read_rules
 from octavo.engine.memory.model_files import read_config
+from octavo.kernels.backends import set_up_device
 
 pytestmark = [
     pytest.mark.parity,
@@ -83,6 +87,34 @@ def test_native_and_mlx_vision_parts_agree(folder: Path, dtype: mx.Dtype) -> Non
     (native, _), (plain, _) = encoded(folder, NativeOps()), encoded(folder, MLXOps())
     error = np.abs(native.features - plain.features).max() / np.abs(plain.features).max()
     assert error < (1e-5 if dtype == mx.float32 else 0.05)
+
+
+def test_only_the_thread_that_builds_an_image_is_recorded(tmp_path: Path) -> None:
+    set_up_device()
+    before = mx.concatenate, mx.fast.scaled_dot_product_attention, is_compiling()
+    encoded(tiny_vlm.make_vlm(tmp_path / "vlm", "qwen3_vl"), MLXOps())
+    rows = mx.ones((1, 1, 2, 16))
+    base: Any = importlib.import_module("mlx_vlm.models.base")
+    with portions.Portions(None).recording() as results, ThreadPoolExecutor(1) as other:
+        assert (mx.concatenate, mx.fast.scaled_dot_product_attention, is_compiling()) == before
+        assert other.submit(base.ensure_fused_sdpa, rows, rows, rows, 1.0).result().shape == rows.shape
+        assert not results
+        base.ensure_fused_sdpa(rows, rows, rows, 1.0)
+        assert results
+    assert is_compiling() == before[2]
+
+
+def is_compiling() -> bool:
+    calls = []
+
+    def doubled(x: mx.array) -> mx.array:
+        calls.append(x)
+        return x + x
+
+    compiled = mx.compile(doubled)
+    compiled(mx.ones(1))
+    compiled(mx.ones(1))
+    return len(calls) == 1
 
 
 @pytest.mark.parametrize("mask", ["none", "seen", "added"])
