@@ -26,7 +26,7 @@ SPECIAL = {
     "<|vision_start|>": 300, "<|vision_end|>": 301, "<|image_pad|>": 302, "<|video_pad|>": 303,
     "<|im_start|>": 304, "<|im_end|>": 305, "[IMG_BREAK]": 306, "[IMG_END]": 307, "<|image_start|>": 308,
     "<|image_end|>": 309, "<start_of_image>": 310, "<end_of_image>": 311, "<|image>": 312, "<image|>": 313,
-    "<end>": VOCAB - 1,
+    "<fake_token_around_image>": 314, "<global-img>": 315, "<end_of_utterance>": 316, "<end>": VOCAB - 1,
 }  # fmt: skip
 IMAGE = SPECIAL["<|image_pad|>"]
 MARKS = {
@@ -34,6 +34,8 @@ MARKS = {
     "mistral3": "[IMG]",
     "lfm2-vl": "<image>",
     "llava": "<image>",
+    "smolvlm": "<image>",
+    "idefics3": "<image>",
     "gemma3": "<start_of_image>",
     "gemma4": "<|image|>",
 }
@@ -114,6 +116,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
         "image_token_index": IMAGE,
     },
+    "smolvlm": {
+        "text_config": _TEXT | {"model_type": "llama", "rope_theta": 10000.0},
+        "vision_config": {
+            "model_type": "smolvlm_vision", "num_hidden_layers": 2, "hidden_size": 32,
+            "intermediate_size": 64, "num_attention_heads": 2, "image_size": 64, "patch_size": 8,
+        },
+        "scale_factor": 2,
+    },
     "gemma3": {  # layers with and without windows, alternating
         "text_config": _TEXT
         | {
@@ -146,7 +156,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16,
             "patch_size": 8, "pooling_kernel_size": 2, "position_embedding_size": 64,
         },
-        "vocab_size": VOCAB,
+        "vocab_size": VOCAB, "boi_token_id": SPECIAL["<|image>"], "eoi_token_id": SPECIAL["<image|>"],
     },
     "lfm2-vl": {  # short convolutions, and two attention layers
         "text_config": {
@@ -169,15 +179,33 @@ CONFIGS["gemma4_whole"] = CONFIGS["gemma4"] | {
         "use_bidirectional_attention": "vision", "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0
     },
 }  # fmt: skip
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+for _name, _more in (
+    ("qwen3_vl", {"decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True}),
+    ("qwen3_5", {"shared_expert_intermediate_size": 32}),
+):
+    _text = CONFIGS[_name]["text_config"] | _EXPERTS | _more | {"model_type": f"{_name}_moe_text"}
+    _vision = CONFIGS[_name]["vision_config"] | {"model_type": f"{_name}_moe"}
+    CONFIGS[f"{_name}_moe"] = CONFIGS[_name] | {"text_config": _text, "vision_config": _vision}
+CONFIGS["idefics3"] = CONFIGS["smolvlm"]
 CONFIGS["mistral3"] = CONFIGS["pixtral"] | {"spatial_merge_size": 2}
 SIDE = {  # pixels per side of the square for one row
-    "qwen3_vl": 32, "qwen3_5": 32, "qwen2_5_vl": 28, "qwen2_vl": 28, "pixtral": 16, "mistral3": 32,
-    "lfm2-vl": 32, "llava": 16, "gemma3": 16, "gemma4": 16,
-    "gemma4_whole": 16,
+    "qwen3_vl": 32, "qwen3_vl_moe": 32, "qwen3_5": 32, "qwen3_5_moe": 32, "qwen2_5_vl": 28, "qwen2_vl": 28,
+    "pixtral": 16, "mistral3": 32, "lfm2-vl": 32, "llava": 16, "smolvlm": 16, "idefics3": 16,
+    "gemma3": 16, "gemma4": 16, "gemma4_whole": 16,
 }  # fmt: skip
 
 
 _SETTINGS: dict[str, dict[str, Any]] = {
+    **{
+        architecture: {
+            "image_processor_type": f"{name}ImageProcessor",
+            "do_resize": False,
+            "do_image_splitting": False,
+            "max_image_size": {"longest_edge": 64},
+        }
+        for architecture, name in (("smolvlm", "SmolVLM"), ("idefics3", "Idefics3"))
+    },
     **{name: {"size": {"longest_edge": 224}, "patch_size": 16} for name in ("pixtral", "mistral3")},
     "llava": {
         "image_processor_type": "CLIPImageProcessor",
@@ -213,8 +241,10 @@ def picture(seed: int, width: int, height: int) -> bytes:
     return file.getvalue()
 
 
-def make_vlm(folder: Path, architecture: str, *, dtype: mx.Dtype = mx.float32, seed: int = 0) -> Path:
-    """Write a folder: random weights, tokenizer and image settings."""
+def make_vlm(
+    folder: Path, architecture: str, *, dtype: mx.Dtype = mx.float32, language: mx.Dtype | None = None
+) -> Path:
+    """Write a folder: random weights, tokenizer and image settings. ``dtype`` is the vision part's."""
     from mlx_vlm.utils import update_module_configs
 
     architecture, whole = architecture.removesuffix("_whole"), architecture
@@ -225,18 +255,29 @@ def make_vlm(folder: Path, architecture: str, *, dtype: mx.Dtype = mx.float32, s
     }  # fmt: skip
     package = importlib.import_module(f"mlx_vlm.models.{architecture.replace('-', '_')}")
     update: Any = update_module_configs
-    mx.random.seed(seed)
+    mx.random.seed(5 if architecture == "qwen3_vl_moe" else 0)  # in 0 two experts are equally good
     settings = json.loads(json.dumps(config))
     arguments = update(package.ModelConfig.from_dict(settings), package, settings, ["text", "vision"])
     model = package.Model(arguments)
     parameters: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
     # Gemma scales the embedding, which is also the head.
     embedding = 0.1 if architecture.startswith("gemma") else 1.0
-    weights = {name: _spread(name, value, embedding).astype(dtype) for name, value in parameters.items()}
+    weights = {
+        name: _spread(name, value, embedding).astype(
+            language or dtype if name.startswith("language_model.") else dtype
+        )
+        for name, value in parameters.items()
+    }
     if architecture == "gemma4":
         weights |= {name: value / 2 for name, value in weights.items() if name.endswith("q_norm.weight")}
     if architecture == "gemma3":
         del weights["language_model.lm_head.weight"]
+    if architecture == "idefics3":  # names as in its checkpoints
+        weights = {
+            name.removeprefix("language_model.") if "lm_head" in name
+            else "model." + name.replace("language_model.", "text_model."): value
+            for name, value in weights.items()
+        }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     (folder / "config.json").write_text(json.dumps(config))
@@ -250,8 +291,9 @@ def make_vlm(folder: Path, architecture: str, *, dtype: mx.Dtype = mx.float32, s
         },
     )  # fmt: skip
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
-    more: dict[str, Any] = {"patch_size": 16, "image_seq_length": 16, "num_additional_image_tokens": 1}
-    if architecture in ("pixtral", "llava", "gemma3"):
+    more: dict[str, Any] = {"patch_size": 16, "image_seq_length": 16, "image_seq_len": 16}
+    more |= {"num_additional_image_tokens": 1}
+    if architecture in ("pixtral", "llava", "gemma3", "smolvlm", "idefics3"):
         more |= {"vision_feature_select_strategy": "default"}
         (folder / "processor_config.json").write_text(json.dumps(more))
     return folder
@@ -382,7 +424,7 @@ def _main() -> None:
         )  # fmt: skip
         tokens, margins = [], []
         for token, logprobs in steps:
-            best = np.sort(np.array(logprobs).reshape(-1))[-2:]
+            best = np.sort(np.array(logprobs.astype(mx.float32)).reshape(-1))[-2:]
             tokens.append(int(token))
             margins.append(float(best[1] - best[0]))
             if len(tokens) == asked["count"]:

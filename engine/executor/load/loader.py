@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -45,6 +46,10 @@ log = logging.getLogger(__name__)
 GROUP_SIZE = 64
 _MODELOPT = "hf_quant_config.json"  # written by NVIDIA's ModelOpt
 _MAX_NAMED = 5
+_LLAMAS = ("idefics3", "smolvlm")
+_LLAVA = {"model_type": "llava"}
+_TEXT_PREFIX = re.compile(r"^(model\.text_model|language_model)\.(?!lm_head)")
+_OF_PICTURES = re.compile(r"(model\.)?(vision_model|connector)\.")
 _BITS = {"int8": 8, "int4": 4, **CHANNEL_BITS}
 
 
@@ -113,8 +118,17 @@ def _say_tied(config: dict[str, Any], path: Path) -> None:
 
 
 def model_classes(config: dict[str, Any]) -> tuple[type[Module], Any]:
-    model_class, arguments = mlx_lm_utils._get_classes(config)
-    return model_class, watched(arguments)
+    is_llama = config["model_type"] in _LLAMAS
+    model_class, arguments = mlx_lm_utils._get_classes(config | _LLAVA if is_llama else config)
+    return _llama_of(model_class) if is_llama else model_class, watched(arguments)
+
+
+def _llama_of(kind: Any) -> type[Module]:
+    def sanitize(model: Any, weights: dict[str, mx.array]) -> Any:
+        names = [name for name in weights if not _OF_PICTURES.match(name)]
+        return kind.sanitize(model, {_TEXT_PREFIX.sub("model.", name): weights[name] for name in names})
+
+    return type(kind.__name__, (kind,), {"sanitize": sanitize})
 
 
 def _in_one_line(error: Exception) -> str:

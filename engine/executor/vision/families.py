@@ -183,6 +183,22 @@ def _llava(config: Settings, settings: Settings) -> dict[str, Any]:
     } | _CLIP
 
 
+def _idefics3(config: Settings, settings: Settings) -> dict[str, Any]:
+    vision = config["vision_config"]
+    edge = settings.get("max_image_size", {}).get("longest_edge", vision["image_size"])
+    around = "<fake_token_around_image>"
+    return {
+        "mark": "<image>",
+        "text": f"{around}<global-img><image>{around}",
+        "patch": vision["patch_size"],
+        "merge": config.get("scale_factor", 2),
+        "fit": "square",
+        "edge": edge,
+        "max_pixels": edge * edge,
+        "resample": 1,
+    } | _HALF
+
+
 def _merged_patches(rules: ImageRules, values: Floats) -> tuple[Floats, dict[str, Any]]:
     patch, merge = rules.patch, rules.merge
     height, width = values.shape[0] // rules.side, values.shape[1] // rules.side
@@ -194,6 +210,10 @@ def _merged_patches(rules: ImageRules, values: Floats) -> tuple[Floats, dict[str
 
 def _planes(_: ImageRules, values: Floats) -> tuple[Floats, dict[str, Any]]:
     return np.ascontiguousarray(values.transpose(2, 0, 1)[None]), {"image_sizes": [values.shape[:2]]}
+
+
+def _lists_of_planes(rules: ImageRules, values: Floats) -> tuple[Floats, dict[str, Any]]:
+    return _planes(rules, values)[0][None], {}
 
 
 def _patch_rows(rules: ImageRules, values: Floats) -> tuple[Floats, dict[str, Any]]:
@@ -212,11 +232,12 @@ FAMILIES = {
     "gemma4": Family(_gemma4, _planes, scales=True),
     "llava": Family(_llava, _planes),
     "lfm2-vl": Family(_lfm2, _patch_rows),
+    **dict.fromkeys(("idefics3", "smolvlm"), Family(_idefics3, _lists_of_planes)),
 }
 _REFUSED = {
     **dict.fromkeys(
         ("gemma3n", "gemma4_unified"),
         ", whose image rows Octavo does not compute yet",
     ),
-    **dict.fromkeys(("idefics3", "smolvlm", "paligemma"), ", for mlx-lm has no language part of them"),
+    "paligemma": ", for mlx-lm has no language part of them",
 }
