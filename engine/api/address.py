@@ -42,14 +42,14 @@ def parse_address(text: str) -> Address:
     if not colon or not host:
         raise InvalidConfig(f"address must be HOST:PORT, got {text!r}; for example 127.0.0.1:50051")
     if not (port.isascii() and port.isdigit() and int(port) <= 65535):
-        raise InvalidConfig(f"port must be a number between 0 and 65535, got {port!r}; 0 picks a free one")
+        raise InvalidConfig(f"port must be a number between 0 and 65535, got {port!r}; 0 picks a free port")
     return Address(host, int(port))
 
 
 def port_in_use(address: Address, flag: str) -> InvalidConfig:
     return InvalidConfig(
-        f"cannot listen on {address}: the port is in use or the host is not of this machine; "
-        f"choose another {flag}, or port 0 for a free one"
+        f"cannot listen on {address}: the port is in use, or the host is not an address of this machine; "
+        f"choose another {flag}, or port 0 for a free port"
     )
 
 

@@ -36,15 +36,14 @@ class EngineConfig:
     """All settings of an engine. Each has a default, a type, a range and a help text."""
 
     model: str = setting(
-        "demo",
-        "model to serve: an embedded one (demo; demo-hybrid has recurrent layers), a folder, a GGUF file "
-        "or a Hugging Face id", metavar="PATH|HUB_ID|demo|demo-hybrid",
+        "demo", "model to serve: a folder, a GGUF file, a Hugging Face id, or one of the two embedded "
+        "models: demo, and demo-hybrid with recurrent layers", metavar="PATH|HUB_ID|demo|demo-hybrid",
     )  # fmt: skip
     revision: str | None = setting(
         None, "branch, tag or commit of a Hugging Face id", shown="its main branch", metavar="R"
     )
     served_model_name: tuple[str, ...] = setting(
-        (), "names by which clients choose the model; gRPC reports only the first",
+        (), "names by which clients may request the model; gRPC reports only the first name",
         shown="derived from --model", kind="names", metavar="NAME",
     )  # fmt: skip
     chat_template: Path | None = setting(
@@ -52,8 +51,8 @@ class EngineConfig:
         metavar="FILE",
     )  # fmt: skip
     backend: Backend = setting(
-        "auto", "kernels that compute attention and linear layers", shown="auto: the fastest that passes "
-        "its self-test", choices=get_args(Backend),
+        "auto", "kernels that compute attention and linear layers", shown="auto, the fastest that passes its "
+        "self-test", choices=get_args(Backend),
     )  # fmt: skip
     threads: int | None = setting(
         None, "number of CPU threads for the kernels", shown="all that this process may use", kind="int",
@@ -78,35 +77,33 @@ class EngineConfig:
         "auto detects it from the chat template, none leaves tool calls in the text", metavar="NAME",
     )  # fmt: skip
     tensor_parallel: int = setting(
-        1, "number of processes that compute the model together, each with a part of its heads", kind="int",
-        metavar="N", low=1, aliases=("--tensor-parallel-size",),
+        1, "number of processes that share the model by tensor parallelism: each computes a part of the "
+        "heads of every layer", kind="int", metavar="N", low=1, aliases=("--tensor-parallel-size",),
     )  # fmt: skip
     pipeline_parallel: int = setting(
-        1, "number of processes that compute the model in turn, each with a part of its layers", kind="int",
-        metavar="N", low=1, aliases=("--pipeline-parallel-size",),
+        1, "number of processes that share the model by pipeline parallelism: each computes a part of the "
+        "layers", kind="int", metavar="N", low=1, aliases=("--pipeline-parallel-size",),
     )  # fmt: skip
     kv_format: str = setting(
-        "bf16", "format of the KV pages, or one for keys and one for values, written K/V: "
-        f"{', '.join(FORMAT_NAMES)}; auto chooses",
-        kind="formats", metavar="F|K/V|auto",
-        more=f"auto measures {', '.join(CHOSEN_FROM)} on a short text at load. It takes the smallest one "
-        "that changes predictions by less than 1 %, or else bf16.", aliases=("--kv-cache-dtype",),
+        "bf16", "format of KV pages, or two formats as K/V, for keys and for values; auto chooses one. "
+        f"Formats: {', '.join(FORMAT_NAMES)}", kind="formats", metavar="F|K/V|auto", more="auto measures "
+        f"{', '.join(CHOSEN_FROM)} on a short text at load. It takes the smallest format that changes "
+        "predictions by less than 1 %, or bf16 if none does.", aliases=("--kv-cache-dtype",),
     )  # fmt: skip
     sink_pages: int = setting(
-        0, "number of first pages of each sequence that are also kept in 16 bits (for quantized formats)",
-        kind="int", metavar="N", low=0, remedy="0 keeps no 16-bit pages",
+        0, "for quantized formats: number of pages at the start of each sequence that are also stored in 16 "
+        "bits", kind="int", metavar="N", low=0, remedy="0 keeps no 16-bit pages",
     )  # fmt: skip
     residual_pages: int | None = setting(
-        None, "number of latest pages of each sequence that quantized formats keep in 16 bits, too; 1: "
-        "only the page being written",
-        shown="2 if K or V has 5 bits or less; otherwise 0, or 1 with --sink-pages or --quantize-after",
-        kind="int", metavar="N", low=0, remedy="0 keeps no 16-bit pages",
-        more="The default is 2 if K or V has 5 bits or less, else 0. It is at least 1 if sink_pages or "
-        "quantize_after is set, and 0 for models without KV pages.",
+        None, "for quantized formats: number of pages at the end of each sequence that are also stored in 16 "
+        "bits; 1 stores only the page being written", shown="2 if K or V has 5 bits or less, else 0, but at "
+        "least 1 with --sink-pages or --quantize-after", kind="int", metavar="N", low=0, remedy="0 keeps no "
+        "16-bit pages", more="The default is 2 if K or V has 5 bits or less, else 0. It is at least 1 if "
+        "sink_pages or quantize_after is set, and 0 for models without KV pages.",
     )  # fmt: skip
     quantize_after: int = setting(
-        0, "length in tokens up to which a sequence keeps all of its KV in 16 bits", kind="int",
-        metavar="TOKENS", low=0, remedy="0 keeps no 16-bit pages",
+        0, "for quantized formats: sequences of at most this many tokens keep all of their KV in 16 bits",
+        kind="int", metavar="TOKENS", low=0, remedy="0 keeps no 16-bit pages",
     )  # fmt: skip
     page_size: int = setting(
         32, "number of positions per page", kind="int", metavar="N", low=1, aliases=("--block-size",)
@@ -129,12 +126,12 @@ class EngineConfig:
     )  # fmt: skip
     max_kv_size: int | None = setting(
         None, f"limit attention to N positions: the first {SINK_TOKENS} and the latest ones",
-        shown="no limit", kind="int", metavar="N", low=SINK_TOKENS + 1,
-        more="Sliding windows stay as they are. Sequences may then exceed the model's length.",
+        shown="no limit", kind="int", metavar="N", low=SINK_TOKENS + 1, more="Sliding windows do not change. "
+        "With this option, sequences may be longer than the model's maximum length.",
     )  # fmt: skip
     cut_max_tokens: bool = setting(
-        False, "lower a request's max_tokens if prompt and output would exceed the maximum length, instead "
-        "of refusing it", shown="", kind="switch",
+        False, "if prompt and max_tokens of a request exceed the maximum length, lower max_tokens instead of "
+        "refusing the request", shown="", kind="switch",
     )  # fmt: skip
     max_running: int = setting(
         64, "maximum number of sequences in a step", kind="int", metavar="N", low=1,
@@ -145,51 +142,51 @@ class EngineConfig:
         metavar="N", low=1, aliases=("--max-num-batched-tokens",),
     )  # fmt: skip
     target_itl: float | Literal["auto", "off"] = setting(
-        "off", "target inter-token latency in milliseconds; prefill chunks are sized to keep it; auto: "
-        "three times the duration of a decode step, between 25 and 200 ms", shown="serve: auto; else off",
+        "off", "target inter-token latency in milliseconds; prefill chunks are sized to keep it; auto: three "
+        "times the duration of a decode step, between 25 and 200 ms", shown="auto in octavo serve, else off",
         kind="milliseconds", metavar="MS|auto|off",
         more="off: prefill chunks may fill a step up to --max-step-tokens.",
     )  # fmt: skip
     max_waiting: int = setting(
         1024, "maximum number of requests in the queue; more are refused", kind="int", metavar="N", low=1,
-        more=f"Queued prompts may have {MAX_WAITING_TOKENS} tokens in total; a single prompt is always "
-        "accepted.",
+        more=f"All queued prompts together may have {MAX_WAITING_TOKENS} tokens; if the queue is empty, a "
+        "prompt of any length is accepted.",
     )  # fmt: skip
     queue_timeout: float | None = setting(
         None, "maximum time that a request waits in the queue before it is refused", shown="none",
         kind="float", metavar="SECONDS", low=0, above=True, remedy="leave it out for no limit",
     )  # fmt: skip
     speculate: str = setting(
-        "off", "speculative decoding: source of draft tokens, several of which are verified in one step",
-        metavar="off|auto|ngram|suffix|mtp|draft:PATH",
-        more="The engine drafts only while measured acceptance and step times show a gain. auto: ngram if "
-        "native CPU kernels compute every layer and none is recurrent, else off. ngram: tokens that followed "
-        "an earlier occurrence of the latest tokens. suffix: like ngram, but searches the tenant's recent "
-        "outputs too. mtp: the checkpoint's head for multi-token prediction. draft:PATH: a draft model. mtp "
-        "and draft models take pages from --kv-memory. A request may choose another source.",
+        "off", "source of draft tokens for speculative decoding, which verifies several tokens in one step",
+        metavar="off|auto|ngram|suffix|mtp|draft:PATH", more="The engine drafts only while measured "
+        "acceptance and step times show a gain. auto: ngram if native CPU kernels compute every layer and no "
+        "layer is recurrent, else off. ngram: tokens that followed an earlier occurrence of the latest "
+        "tokens. suffix: like ngram, but also searches the tenant's recent outputs. mtp: the checkpoint's "
+        "head for multi-token prediction. draft:PATH: a draft model. mtp and draft models take pages from "
+        "--kv-memory. A request may choose another source.",
     )  # fmt: skip
     async_steps: bool | None = setting(
-        None, "submit the next step to the device before the current one has finished",
-        shown="yes on Metal if its self-test of writing pages in place passes, else no", kind="switch",
-        more="Outputs do not change. A step still waits if its batch depends on the tokens of the current "
-        "step. With this option the native CPU backend builds graphs instead of captured programs.",
+        None, "submit the next step to the device before the current one has finished", shown="yes on Metal "
+        "if its self-test of writing pages in place passes, else no", kind="switch", more="Outputs do not "
+        "change. A step still waits if its batch depends on the tokens of the current step. With this option "
+        "the native CPU backend builds a graph for each step instead of replaying captured programs.",
     )  # fmt: skip
     prefix_cache: bool = setting(
         True, "reuse pages of earlier requests with the same prefix", shown="yes", kind="switch",
         aliases=("--enable-prefix-caching",),
     )  # fmt: skip
     max_pinned_pages: int = setting(
-        0, "maximum number of pages that `octavo cache pin` may keep from eviction", kind="int", metavar="N",
-        low=0, remedy="0 refuses every pin", needs="prefix_cache",
+        0, "maximum number of pages that `octavo cache pin` may protect from eviction", kind="int",
+        metavar="N", low=0, remedy="0 refuses every pin", needs="prefix_cache",
     )  # fmt: skip
     schedule_policy: SchedulePolicy = setting(
-        "fcfs", "request that is admitted first: oldest (fcfs), longest cached prefix (lpm), of the least "
-        "served tenant (vtc), or longest cached prefix among tenants whose service is about equal (dlpm)",
-        choices=get_args(SchedulePolicy), aliases=("--fairness",),
+        "fcfs", "order in which waiting requests are admitted: fcfs: oldest first; lpm: longest cached "
+        "prefix first; vtc: least served tenant first; dlpm: longest cached prefix first among tenants with "
+        "about equal service", choices=get_args(SchedulePolicy), aliases=("--fairness",),
     )  # fmt: skip
     tenant_weights: str = setting(
-        "", "weights by which --schedule-policy vtc and dlpm divide service between tenants", shown="1 each",
-        metavar="NAME=W,...",
+        "", "weights of tenants for --schedule-policy vtc and dlpm: a tenant of weight 2 gets twice the "
+        "service of a tenant of weight 1", shown="1 for each tenant", metavar="NAME=W,...",
     )  # fmt: skip
     cache_dir: Path | None = setting(
         None, "folder on disk for cached pages, so that they survive a restart", shown="none",
@@ -204,11 +201,11 @@ class EngineConfig:
         metavar="URL", needs="prefix_cache",
     )  # fmt: skip
     swap_memory: int = setting(
-        0, "host memory that keeps pages of preempted requests; they are copied back if that is faster "
-        "than recomputing", shown="none", kind="size", metavar="SIZE", low=0, needs="prefix_cache",
+        0, "host memory for pages of preempted requests; pages are copied back if that is faster than "
+        "recomputing them", shown="none", kind="size", metavar="SIZE", low=0, needs="prefix_cache",
     )  # fmt: skip
     lora_modules: tuple[str, ...] = setting(
-        (), "LoRA adapters to load at start, each with the name by which requests choose it", shown="none",
+        (), "LoRA adapters to load at start; requests select an adapter by its NAME", shown="none",
         kind="pairs", metavar="NAME=PATH",
     )  # fmt: skip
     max_loras: int = setting(
@@ -222,8 +219,8 @@ class EngineConfig:
         "else none", kind="size", metavar="SIZE", low=1,
     )  # fmt: skip
     lora_tenants: tuple[str, ...] = setting(
-        (), "restricts an adapter to its tenants in these pairs; without a pair it is open to all tenants",
-        shown="none", kind="pairs", metavar="NAME=TENANT",
+        (), "pairs of a LoRA adapter and a tenant that may use it; an adapter without a pair is open to all "
+        "tenants", shown="none", kind="pairs", metavar="NAME=TENANT",
     )  # fmt: skip
     lora_dir: Path | None = setting(
         None, "folder from which operators may load LoRA adapters while the server runs", shown="none",
@@ -234,12 +231,12 @@ class EngineConfig:
         shown="", kind="switch",
     )  # fmt: skip
     vision_cache: int = setting(
-        256 * 1024**2, "memory for encoded images that later prompts may use again", shown="256MiB",
+        256 * 1024**2, "memory for a cache of encoded images, which later prompts may reuse", shown="256MiB",
         kind="size", metavar="SIZE", low=0, needs="vision",
     )  # fmt: skip
     max_image_pixels: int = setting(
-        1024 * 1024, "maximum pixels of an image, or the model's limit if lower; larger images are shrunk",
-        kind="int", metavar="N", low=1, needs="vision",
+        1024 * 1024, "maximum number of pixels of an image; larger images are shrunk; a lower limit of the "
+        "model still applies", kind="int", metavar="N", low=1, needs="vision",
     )  # fmt: skip
     save_dir: Path | None = setting(
         None, "folder that `octavo cache save` writes to and `octavo cache load` reads from", shown="none",
@@ -276,15 +273,15 @@ class EngineConfig:
             raise InvalidConfig(f"page_size must be a power of two up to 1024, got {self.page_size}")
         if self.cache_dir is not None and self.remote_cache is not None:
             raise InvalidConfig(
-                "remote_cache must be left out with cache_dir, got both; choose one place for cached pages"
+                "remote_cache must be left out with cache_dir, got both; give only one of them"
             )
         if self.kv_memory is not None and self.num_pages is not None:
             raise InvalidConfig("kv_memory and num_pages both set the size of the pool; give one of them")
         if self.max_step_tokens < self.max_running:
             raise InvalidConfig(
                 f"max_step_tokens ({self.max_step_tokens}) must be at least max_running "
-                f"({self.max_running}), or a full decode batch would not fit in one step; raise the first "
-                "or lower the second"
+                f"({self.max_running}), or a full decode batch would not fit in one step; raise "
+                "max_step_tokens or lower max_running"
             )
 
     @property
@@ -313,7 +310,7 @@ class EngineConfig:
             name, value = ("kv_format", AUTO) if self.kv_format == AUTO else ("speculate", "mtp")
             raise InvalidConfig(
                 f"{name} must not be {value} with {self.ranks_setting}, which does not support it; choose "
-                "another"
+                f"another {name}"
             )
 
     def _check_fairness(self) -> None:

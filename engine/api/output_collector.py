@@ -42,7 +42,7 @@ class OutputCollector:
 
     def add(self, delta: Delta, *, counts_prompt: bool = True) -> None:
         last = self._last
-        assert last is None or last.finish_reason is None, f"{delta.request_id} has output after its end"
+        assert last is None or last.finish_reason is None, f"{delta.request_id} got output after its end"
         self.num_bytes += delta_bytes(delta, counts_prompt=counts_prompt)
         self._last = delta
         if last is None:
@@ -63,7 +63,7 @@ class OutputCollector:
     def take(self) -> Delta:
         """Return the collected deltas as one delta, and clear the collector."""
         last, only = self._last, self._only
-        assert last is not None, "nothing was collected"
+        assert last is not None, "no output was collected"
         taken = only or Delta(
             request_id=last.request_id,
             index=last.index,

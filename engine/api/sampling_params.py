@@ -53,13 +53,11 @@ class SamplingParams:
     )  # fmt: skip
     repetition_penalty: float = parameter(
         1.0, "factor that divides positive logits and multiplies negative logits of tokens in prompt or "
-        "output", kind="float", metavar="X",
-        low=MIN_REPETITION_PENALTY * (1 - _FLOAT32_EPSILON), high=100, remedy="1 applies no penalty",
-        more="Keskar et al. 2019.", recommended=True,
+        "output", kind="float", metavar="X", low=MIN_REPETITION_PENALTY * (1 - _FLOAT32_EPSILON), high=100,
+        remedy="1 applies no penalty", more="Keskar et al. 2019.", recommended=True,
     )  # fmt: skip
     presence_penalty: float = parameter(
-        0.0, "amount subtracted once from logits of output tokens", kind="float", metavar="X", low=-2,
-        high=2,
+        0.0, "amount subtracted once from logits of output tokens", kind="float", metavar="X", low=-2, high=2,
     )  # fmt: skip
     frequency_penalty: float = parameter(
         0.0, "amount subtracted from a logit per occurrence in the output", kind="float", metavar="X",
@@ -70,8 +68,8 @@ class SamplingParams:
         kind="biases", metavar="ID=X",
     )  # fmt: skip
     seed: int | None = parameter(
-        None, "seed that makes sampling reproducible, whatever else is in the batch", shown="random",
-        kind="int", metavar="N", low=0, high=2**64 - 1,
+        None, "seed of random numbers; with a seed, the output does not depend on other requests in the "
+        "batch", shown="random", kind="int", metavar="N", low=0, high=2**64 - 1,
     )  # fmt: skip
     n: int = parameter(
         1, "number of independent outputs for the prompt", kind="int", metavar="N", low=1, high=MAX_SAMPLES
@@ -85,28 +83,25 @@ class SamplingParams:
         kind="ints", metavar="N", flag="--stop-id", vllm="stop_token_ids",
     )  # fmt: skip
     include_stop_str_in_output: bool = parameter(
-        False, "keep the stop string, or the text of the stop id, that ends the output", shown="",
+        False, "keep the stop string or stop token in the text if it ends the output", shown="",
         kind="switch", flag="--include-stop",
     )  # fmt: skip
     bad_words: tuple[str, ...] = parameter(
         (), "text that must not be generated, with or without a leading space; repeatable", shown="none",
-        kind="texts", metavar="S", flag="--bad-word",
-        more="As in vLLM, only the text's usual tokenization is forbidden; other tokens may spell it.",
+        kind="texts", metavar="S", flag="--bad-word", more="As in vLLM, only the usual tokenization of the "
+        "text is forbidden; other tokens may still spell the text.",
     )  # fmt: skip
     allowed_token_ids: tuple[int, ...] = parameter(
-        (), "token id to allow; all ids that are not listed are forbidden; repeatable", shown="all",
-        kind="ints", metavar="N", flag="--allowed-id",
-        more="End tokens must be listed too: without one, the output ends with max_tokens.",
+        (), "token id that may be generated; all ids that are not listed are forbidden; repeatable",
+        shown="all", kind="ints", metavar="N", flag="--allowed-id", more="List the end tokens, too, because "
+        "without an end token the output runs until max_tokens.",
     )  # fmt: skip
     num_output_tokens: int = parameter(
-        0,
-        "number of the prompt's last tokens that are output of an earlier part of the request",
-        kind="int",
-        low=0,
-        flag="",
-        more="All parameters are those of the whole request: max_tokens, min_tokens, penalties and random "
-        "numbers count these tokens as output. With a seed, the output continues as if it had not been cut.",
-    )
+        0, "number of tokens at the prompt's end that an earlier part of the request has generated",
+        kind="int", low=0, flag="", more="All parameters describe the whole request: max_tokens, min_tokens, "
+        "penalties and random numbers count these tokens as output. With a seed, the output continues as if "
+        "the request had not been split.",
+    )  # fmt: skip
     ignore_eos: bool = parameter(False, "continue after the model's end tokens", shown="", kind="switch")
     skip_special_tokens: bool = parameter(
         True, "leave special tokens out of the text; a token that ends the output is always left out",
@@ -127,12 +122,12 @@ class SamplingParams:
     )  # fmt: skip
     speculate: Speculate | None = parameter(
         None, "source of draft tokens, which affects speed but not the output",
-        shown="as the engine was started", choices=get_args(Speculate),
+        shown="the engine's setting", choices=get_args(Speculate),
     )  # fmt: skip
     pooling: Pooling | None = parameter(
-        None, "also return the prompt's embedding: its last token's hidden state, or the mean over all "
+        None, "also return the prompt's embedding: the hidden state of the last token, or the mean over all "
         "tokens", shown="none", choices=get_args(Pooling), flag="",
-        more="For the mean the whole prompt is computed, as for prompt_logprobs.",
+        more="With mean, the whole prompt is computed, even if the prefix cache has a part of it.",
     )  # fmt: skip
     target_itl: float | None = parameter(
         None, "target inter-token latency of this request, in milliseconds", shown="the engine's",
@@ -151,8 +146,8 @@ class SamplingParams:
     )  # fmt: skip
     structured: StructuredOutput | None = parameter(
         None, "schema, grammar, pattern or choices that the output must match", shown="anything",
-        kind="structured", flag="",
-        more="A complete output ends even if min_tokens or ignore_eos says otherwise.",
+        kind="structured", flag="", more="An output that matches completely ends, even if min_tokens is not "
+        "reached or ignore_eos is set.",
     )  # fmt: skip
 
     def __post_init__(self) -> None:

@@ -83,7 +83,7 @@ class Setting:
         shown = self.shown
         if shown is None:
             shown = f"{default:g}" if isinstance(default, float) else str(default)
-        return f"{self.help} ({shown})" if shown else self.help
+        return f"{self.help} (default: {shown})" if shown else self.help
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ _GROUPS = {
     "speculate": "speculation and overlap",
     "prefix_cache": "prefix cache",
     "schedule_policy": "tenants",
-    "cache_dir": "memory and disk besides the page pool",
+    "cache_dir": "memory and disk outside the page pool",
 }
 _PARAMETERS = {
     name: (declared, default)
@@ -127,7 +127,7 @@ def _bias(text: str) -> tuple[int, float]:
         return int(token), float(bias)
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a token id and a number, such as 42=-1.5"
+            f"must be a token id and a number, such as 42=-1.5, got {text!r}"
         ) from None
 
 
@@ -141,7 +141,7 @@ def _formats(name: str) -> str:
     name = VLLM_FORMATS.get(name, name)
     if name != AUTO and not known_formats(name):
         raise argparse.ArgumentTypeError(
-            f"{name!r} must be a page format; use auto, one of {', '.join(FORMAT_NAMES)}, or two as K/V"
+            f"must be a page format, got {name!r}; use auto, {', '.join(FORMAT_NAMES)}, or two as K/V"
         )
     return name
 
@@ -152,7 +152,7 @@ def _target_itl(text: str) -> float | str:
     try:
         return float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number of milliseconds, auto or off") from None
+        raise argparse.ArgumentTypeError(f"must be milliseconds, auto or off, got {text!r}") from None
 
 
 _PARSERS: dict[str, Callable[[str], Any] | None] = {
@@ -212,9 +212,9 @@ def set_up_logging(args: argparse.Namespace) -> None:
 
 def _windows(info: EngineInfo) -> str:
     return "".join(
-        f"{group.num_pages} for windows of {group.window}, "
+        f"{group.num_pages} for windows of {group.window} positions, "
         if not isinstance(group, ResidualWindow)
-        else f"{group.num_pages} of 16 bits, "
+        else f"{group.num_pages} 16-bit pages, "
         for group in info.groups[1:]
     )
 
@@ -235,7 +235,7 @@ def print_json(value: Mapping[str, Any]) -> None:
 def _drafts(info: EngineInfo) -> str:
     from ..memory.budget import format_size
 
-    return f"as many for drafts {format_size(info.memory.drafts)}, " if info.memory.drafts else ""
+    return f"pages for drafts {format_size(info.memory.drafts)}, " if info.memory.drafts else ""
 
 
 def budget_lines(info: EngineInfo) -> list[str]:

@@ -18,7 +18,7 @@ def add_security_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tls-key", "--ssl-keyfile", type=Path, metavar="F",
         help="PEM private key of --tls-cert, not encrypted")  # fmt: skip
     add("--tls-client-ca", "--ssl-ca-certs", type=Path, metavar="F",
-        help="PEM certificates of the authorities that sign client certificates, then required")  # fmt: skip
+        help="PEM certificates of the authorities that sign the required client certificates")  # fmt: skip
     add("--auth-token-file", type=Path, metavar="F",
         help="file of bearer tokens that clients must send; each line is TOKEN or TENANT TOKEN")  # fmt: skip
 
@@ -54,7 +54,7 @@ def tls_files(args: argparse.Namespace) -> TlsFiles | None:
         raise InvalidConfig("--tls-cert and --tls-key belong together; give both or none")
     if args.tls_cert is None:
         if args.tls_client_ca is not None:
-            raise InvalidConfig("--tls-client-ca needs TLS; give --tls-cert and --tls-key too")
+            raise InvalidConfig("--tls-client-ca needs TLS; add --tls-cert and --tls-key")
         return None
     return TlsFiles(cert=args.tls_cert, key=args.tls_key, client_ca=args.tls_client_ca)
 
@@ -65,7 +65,7 @@ def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tls-ca", type=Path, metavar="F", help="PEM certificates of authorities to trust; implies --tls")
     add("--tls-cert", type=Path, metavar="F", help="PEM certificate of this client; implies --tls")
     add("--tls-key", type=Path, metavar="F", help="PEM private key of --tls-cert")
-    add("--auth-token-file", type=Path, metavar="F", help="file whose first token is sent with every call")
+    add("--auth-token-file", type=Path, metavar="F", help="file of tokens; the first one is sent with calls")
 
 
 def credentials_of(args: argparse.Namespace) -> ClientCredentials:
@@ -74,5 +74,5 @@ def credentials_of(args: argparse.Namespace) -> ClientCredentials:
         tls=args.tls, ca=args.tls_ca, cert=args.tls_cert, key=args.tls_key, token_file=args.auth_token_file
     )
     if args.connect is None and credentials != ClientCredentials():
-        raise InvalidConfig("TLS and token options are for a server; give --connect HOST:PORT too")
+        raise InvalidConfig("TLS and token options need a server, got none; add --connect HOST:PORT")
     return credentials

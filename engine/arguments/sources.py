@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 PREFIX = "OCTAVO_"
 CONFIG_FLAG = "--config"
 EPILOG = (
-    "Every option can also be set by an environment variable (--kv-format: OCTAVO_KV_FORMAT) or in the "
-    'file of --config (kv-format = "fp4"). The command line overrides variables, which override the file.'
+    "Every option can also be set by an environment variable (--kv-format: OCTAVO_KV_FORMAT) or in the file "
+    'of --config (kv-format = "fp4"). The command line overrides variables, and variables override the file.'
 )
 DELETED = {
     "k-format": "give both formats as --kv-format K/V",
@@ -32,8 +32,8 @@ DELETED = {
     "max-unread-bytes": "leave it out; unread output is bounded at 64MiB",
     "fuse": "leave it out; kernels are fused where that changes no result",
     "no-fuse": "leave it out; kernels are fused where that changes no result",
-    "draft-tokens": "leave it out; a sequence has at most 8 drafts in a step, fewer where they do not pay",
-    "tenant-share": "leave it out; where there are several tenants, each may take half",
+    "draft-tokens": "leave it out; the engine chooses up to 8 draft tokens per sequence and step",
+    "tenant-share": "leave it out; with several tenants, each may take up to half of the limits",
 }
 _READ_ELSEWHERE = {"OCTAVO_CPU_ISA", "OCTAVO_CPU_THREADS", "OCTAVO_METAL_IN_PLACE"}
 _OF_SERVICES = re.compile(
@@ -114,7 +114,7 @@ def _rivals(parser: argparse.ArgumentParser, action: argparse.Action) -> set[arg
 
 def _by_kubernetes(name: str, text: str) -> bool:
     if name == "port" and "://" in text:
-        logger.warning("%s=%s is the address of a Kubernetes service and is ignored", _variable(name), text)
+        logger.warning("%s=%s is a Kubernetes service address and is ignored", _variable(name), text)
         return True
     return False
 
@@ -161,7 +161,7 @@ def _read_file(path: Path, names: Mapping[str, _Name]) -> dict[str, Any]:
         if name not in names:
             raise InvalidConfig(f"{key!r} in {path} is not an option; {_nearest(name, names)}")
         if name in values:
-            raise InvalidConfig(f"{key!r} in {path} sets {name} a second time; remove one")
+            raise InvalidConfig(f"{key!r} in {path} sets {name} a second time; remove one of the two")
         values[name] = value
     return values
 

@@ -69,11 +69,11 @@ class Answer:
 
     def summary(self) -> str:
         times, later = self.times, self.times.later_per_s
-        rate = f"{times.per_s:.1f}/s, prompt included" if later is None else f"then {later:.1f}/s"
+        rate = f"{times.per_s:.1f} tokens/s in total" if later is None else f"then {later:.1f} tokens/s"
         reasons = ", ".join(str(sample.finish_reason) for sample in self.samples)
         return (
-            f"{self.prompt_tokens} prompt tokens ({self.cached_tokens} cached), "
-            f"{times.num_tokens} generated, first after {times.ttft_s:.3f} s, {rate}; finished by {reasons}"
+            f"{self.prompt_tokens} prompt tokens ({self.cached_tokens} cached), {times.num_tokens} "
+            f"generated, first token after {times.ttft_s:.3f} s, {rate}; finish reason {reasons}"
         )
 
     def as_json(self) -> dict[str, Any]:

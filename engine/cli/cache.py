@@ -88,7 +88,7 @@ def _residual_lines(stats: GetStatsResponse) -> list[str]:
     if not stats.HasField("residual_pages"):
         return []
     return [
-        f"residual pages: {residual.held} held, {residual.idle_cached} cached, {residual.idle_empty} empty"
+        f"residual pages: {residual.held} in use, {residual.idle_cached} cached, {residual.idle_empty} empty"
     ]
 
 
@@ -96,9 +96,8 @@ def _stats_lines(stats: GetStatsResponse) -> list[str]:
     pages, queried = stats.pages, max(stats.query_tokens, 1)
     state = "" if stats.enabled else " (off: prompts are not looked up)"
     lines = [
-        f"pages of {stats.page_size}: {pages.held} held, {pages.idle_cached} cached, "
-        f"{pages.idle_empty} empty; "
-        f"{stats.evicted_pages} evicted so far, by {stats.policy}{state}",
+        f"pages of {stats.page_size} tokens: {pages.held} in use, {pages.idle_cached} cached, "
+        f"{pages.idle_empty} empty; {stats.evicted_pages} evicted so far (policy {stats.policy}){state}",
         *_residual_lines(stats),
         f"prompt tokens: {stats.query_tokens} looked up, {stats.hit_tokens} found "
         f"({stats.hit_tokens / queried:.1%})",
@@ -126,7 +125,7 @@ async def _save(client: Client, args: argparse.Namespace) -> Result:
     gone = saved.num_missing_pages
     print(
         f"saved {saved.num_pages} pages ({saved.num_tokens} tokens, {saved.num_bytes} bytes)"
-        + (f"; {gone} more were evicted meanwhile" if gone else "")
+        + (f"; {gone} more were evicted during the save" if gone else "")
     )
     return _as_json(saved)
 
@@ -154,13 +153,13 @@ async def _pin(client: Client, args: argparse.Namespace) -> Result:
         text=args.text, token_ids=args.prompt_ids, request_id=args.request_id, cache_salt=args.cache_salt
     )
     pinned = await client.cache.pin(args.name, what)
-    print(f"{args.name}: {pinned.num_tokens} of {pinned.prefix_tokens} tokens are kept")
+    print(f"{args.name}: {pinned.num_tokens} of {pinned.prefix_tokens} tokens are pinned")
     return _as_json(pinned)
 
 
 async def _unpin(client: Client, args: argparse.Namespace) -> Result:
     reply = await client.cache.unpin(args.name)
-    print(f"{args.name} is released; {reply.pinned_pages} pages stay pinned")
+    print(f"{args.name} was unpinned; {reply.pinned_pages} pages of other pins remain")
     return _as_json(reply)
 
 
@@ -188,7 +187,7 @@ def _no_arguments(_parser: argparse.ArgumentParser) -> None:
 
 def _stats_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--prefixes", type=from_zero, metavar="N", help="maximum number of prefixes to list (10)"
+        "--prefixes", type=from_zero, metavar="N", help="maximum number of prefixes to list (default: 10)"
     )
 
 
@@ -207,11 +206,11 @@ def _name_argument(parser: argparse.ArgumentParser) -> None:
 def _pin_arguments(parser: argparse.ArgumentParser) -> None:
     _name_argument(parser)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--text", metavar="T", help="text with which prompts begin, to keep in the cache")
+    what.add_argument("--text", metavar="T", help="text of the prefix to pin")
     what.add_argument("--prompt-ids", type=token_ids, metavar="1,2,3",
-        help="token ids with which prompts begin, instead of --text")  # fmt: skip
+        help="token ids of the prefix to pin")  # fmt: skip
     what.add_argument(
-        "--request-id", metavar="ID", help="id of a recent request whose prompt and output to keep"
+        "--request-id", metavar="ID", help="id of a recent request; its prompt and output are pinned"
     )
     parser.add_argument(
         "--cache-salt", default="", metavar="S", help="cache salt of the requests that may reuse the prefix"
@@ -220,21 +219,21 @@ def _pin_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _watch_arguments(parser: argparse.ArgumentParser) -> None:
     add = functools.partial(parser.add_argument, type=from_zero, metavar="N")
-    add("--start", help="number of the first event to print (the next one)")
+    add("--start", help="number of the first event to print (default: the next event)")
     add("--events", default=0, help="number of events after which to stop; 0 never stops")
 
 
 _ACTIONS: Mapping[str, tuple[str, Callable[[argparse.ArgumentParser], None], Action]] = {
-    "stats": ("print occupancy and hit ratios, and the prefixes that save most", _stats_arguments, _stats),
+    "stats": ("print occupancy, hit ratios and the prefixes that save most tokens", _stats_arguments, _stats),
     "explain": (
-        "print what a request found in the cache, and why it missed the rest",
+        "print how many prompt tokens of a request were cached, and why the others were not",
         _id_argument,
         _explain,
     ),
     "save": ("write all cached pages to a folder on the server", _path_argument, _save),
     "load": ("load pages that `save` has written", _path_argument, _load),
     "flush": ("discard cached pages that no request uses", _no_arguments, _flush),
-    "pin": ("keep a cached prefix from eviction", _pin_arguments, _pin),
-    "unpin": ("release a pinned prefix", _name_argument, _unpin),
+    "pin": ("protect a cached prefix from eviction", _pin_arguments, _pin),
+    "unpin": ("end the protection of a pinned prefix", _name_argument, _unpin),
     "watch": ("print events of cached pages as they occur", _watch_arguments, _watch),
 }

@@ -21,14 +21,14 @@ PACKAGES = ("mlx", "mlx-lm", "numpy", "tokenizers", "safetensors", "grpcio", "pr
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--backend", choices=get_args(Backend), default="auto", help="backend to report on and test"
+        "--backend", choices=get_args(Backend), default="auto", help="backend to describe and test"
     )
     parser.add_argument(
         "--threads", type=whole_number, metavar="N", help="number of CPU threads for the kernels"
     )
     add = parser.add_argument
-    add("--model", metavar="PATH|HUB_ID|demo|demo-hybrid", help="model to load; then also print which of "
-        "its parts run on native kernels")  # fmt: skip
+    add("--model", metavar="PATH|HUB_ID|demo|demo-hybrid", help="model to load, to print also which of its "
+        "parts run on native kernels")  # fmt: skip
     add("--weights", choices=get_args(Weights), help="number format to which the model's weights are "
         "quantized while loading")  # fmt: skip
     add("--exact", action="store_const", const=True, help="refuse kernels and formats with less "
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"backend {report['backend']}: {report['reason']}")
     promised = "yes" if report["batch_invariant"] else "no"
     print(f"batch invariant: {promised} ({report['batch_invariant_reason']})")
-    arithmetic = ", no arithmetic of 8 bits" if report["exact"] else ""
+    arithmetic = ", no 8-bit arithmetic" if report["exact"] else ""
     print(f"instruction set {report['isa']}, {report['threads']} threads{arithmetic}")
     for line in _metal_lines(report["metal_settings"]):
         print(line)
@@ -93,12 +93,12 @@ def _metal_lines(settings: dict[str, Any] | None) -> list[str]:
     if settings is None:
         return []
     buffers = ", ".join(
-        f"{name}={settings[name] or 'set by the size of the pool when a model is loaded'}"
+        f"{name}={settings[name] or 'set when a model is loaded, by the size of the page pool'}"
         for name in ("MLX_MAX_OPS_PER_BUFFER", "MLX_MAX_MB_PER_BUFFER")
     )
     return [
-        f"Metal memory: {format_size(settings['wired_limit'])} wired, at least "
-        f"{format_size(settings['cache_limit_at_least'])} of freed buffers kept",
+        f"Metal memory: {format_size(settings['wired_limit'])} wired, a cache of at least "
+        f"{format_size(settings['cache_limit_at_least'])} for freed buffers",
         f"Metal command buffers: {buffers}",
     ]
 
@@ -140,8 +140,8 @@ def examine(backend_name: str, threads: int | None, *, exact: bool = False) -> d
 def batch_invariance(backend: str) -> tuple[bool, str]:
     """Return whether results are bit-identical in any batch, and the reason."""
     reasons = {
-        "cpu": "native kernels add in a fixed order; `octavo bench invariance` checks it",
-        "metal": "not measured on Apple hardware, and MLX chooses kernels by the number of rows",
+        "cpu": "native kernels add in a fixed order; check with `octavo bench invariance`",
+        "metal": "never measured on Apple hardware, and MLX chooses kernels by the number of rows",
     }
     return backend == "cpu", reasons.get(backend, "MLX chooses its kernels by the number of rows")
 

@@ -42,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_connection_arguments(parser)
     add("--adapter", metavar="NAME", help="name of the LoRA adapter to use, from --lora-modules or on the "
         "server")  # fmt: skip
-    add("--image", type=Path, action="append", metavar="FILE", help="image to put before the prompt, for a "
-        "model with --vision; repeatable; implies --chat")  # fmt: skip
+    add("--image", type=Path, action="append", metavar="FILE", help="image file to put before the prompt; "
+        "needs a model with --vision; repeatable; implies --chat")  # fmt: skip
     add("--chat", action="store_true", help="apply the chat template to the prompt, as a user's message")
     add("--system", metavar="S", help="system message; implies --chat")
     add_sampling_arguments(parser, max_tokens=MAX_TOKENS)
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     if args.connect is not None and (settings := given_settings(args)):
         option = engine_flags(settings)[0]
         raise InvalidConfig(
-            f"{option} is an option of the server; give it to `octavo serve`, or drop --connect"
+            f"{option} must be given to the server (`octavo serve {option} ...`), or drop --connect"
         )
     credentials = credentials_of(args)
     answer = asyncio.run(_generate(args, prompt, params, credentials))
@@ -86,7 +86,7 @@ def prompt_of(args: argparse.Namespace) -> Prompt:
             )
         return list(args.prompt_ids)
     if args.prompt is None:
-        raise InvalidRequest("no prompt; give PROMPT, - to read it from stdin, or --prompt-ids")
+        raise InvalidRequest("a prompt must be given; give PROMPT, - to read stdin, or --prompt-ids")
     text = _read_stdin() if args.prompt == "-" else args.prompt
     if not chat:
         return str(text)
@@ -147,7 +147,7 @@ def add_structured_arguments(parser: argparse.ArgumentParser) -> None:
     add("--regex", metavar="R", help="regular expression that the whole output must match")
     add("--grammar", type=Path, metavar="FILE", help="grammar of the output, in EBNF (GBNF) or Lark notation")
     add("--choice", action="append", default=[], metavar="S",
-        help="allowed output; repeat the option to allow several")  # fmt: skip
+        help="text that the output may be; repeat the option for each allowed text")  # fmt: skip
 
 
 def structured_of(args: argparse.Namespace) -> StructuredOutput | None:

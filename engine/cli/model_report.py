@@ -60,7 +60,7 @@ def examine_model(config: EngineConfig) -> dict[str, Any]:
 def model_lines(model: dict[str, Any]) -> Iterator[str]:
     yield f"model {model['name']}: {model['architecture']}, {model['weights']} weights"
     error, limit = model["probe_error"], model["probe_limit"]
-    yield f"  through pages: error {error:.2g} of {limit:.2g} allowed"
+    yield f"  error of attention through pages: {error:.2g} (limit {limit:.2g})"
     if model["recurrent"]:
         size = format_size(model["slot_bytes"])
         yield f"  recurrent layers: {model['recurrent']}, {size} of state per sequence"
@@ -75,11 +75,11 @@ def model_lines(model: dict[str, Any]) -> Iterator[str]:
     kept: Counter[tuple[str, str]] = Counter((kept["type"], kept["reason"]) for kept in model["kept"])
     for (kind, why), count in kept.items():
         first = next(k["name"] for k in model["kept"] if (k["type"], k["reason"]) == (kind, why))
-        yield f"  left to MLX: {count} x {kind} ({first}{', ...' if count > 1 else ''}): {why}"
+        yield f"  computed by MLX: {count} x {kind} ({first}{', ...' if count > 1 else ''}): {why}"
     yield f"  merged: {_counts(model['merged'])}"
     for group in model["apart"]:
         yield f"  not merged: {group['name']} ({group['type']}): {group['reason']}"
-    yield f"  fused: {'yes, bit by bit the same' if model['fused'] else 'no, ' + model['not_fused']}"
+    yield f"  fused: {'yes, bit-identical' if model['fused'] else 'no, ' + model['not_fused']}"
     replayed = "yes" if model["replayed"] else "no, " + model["not_replayed"]
     yield f"  steps replayed: {replayed}"
     chooses = "yes" if model["head_chooses"] else "no, " + model["head_does_not_choose"]

@@ -30,9 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", default=DEFAULTS.model, metavar="PATH|HUB_ID|demo|demo-hybrid", help="model to plan for")
     add("--memory", type=checked(parse_size), required=True, metavar="SIZE",
-        help="memory for weights, pages and everything else, such as 16GiB")  # fmt: skip
-    add("--context", type=positive, metavar="N", help="length of each sequence in tokens (the model's "
-        "maximum)")  # fmt: skip
+        help="total memory to plan for, such as 16GiB")  # fmt: skip
+    add("--context", type=positive, metavar="N",
+        help="length of each sequence in tokens (default: the model's maximum)")  # fmt: skip
     add("--page-size", type=positive, default=DEFAULTS.page_size, metavar="N",
         help="number of positions per page")  # fmt: skip
     add_settings(parser, ("max_kv_size", "kv_format", *RESIDUAL_SETTINGS, "speculate"))

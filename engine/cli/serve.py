@@ -221,7 +221,7 @@ def _reload_on_hangup(
     of_metrics = metrics is not None and metrics.has_files
     if security.tls is None and security.tokens is None and not of_metrics:
         loop.add_signal_handler(
-            signal.SIGHUP, logger.info, "SIGHUP: there are no tokens or certificates to reload"
+            signal.SIGHUP, logger.info, "SIGHUP: the server has no token or certificate files to reload"
         )
         return
 
@@ -234,7 +234,7 @@ def _reload_on_hangup(
 
     loop.add_signal_handler(signal.SIGHUP, reload)
     if security.tls is None and security.tokens is not None and not listen.is_local:
-        logger.warning("clients send tokens to %s in plain text; use --tls-cert and --tls-key", listen)
+        logger.warning("tokens for %s are sent unencrypted; use --tls-cert and --tls-key", listen)
 
 
 async def _close_exporter(exporter: Tracing | GenAiMetrics) -> None:
@@ -242,7 +242,7 @@ async def _close_exporter(exporter: Tracing | GenAiMetrics) -> None:
         await asyncio.wait_for(call_on_daemon(exporter.close, name="octavo-exporter"), EXPORT_GRACE_S)
     except TimeoutError:
         logger.warning(
-            "the OpenTelemetry collector has not answered within %g s; remaining data is dropped",
+            "the OpenTelemetry collector did not respond within %g s; data that was not sent is dropped",
             EXPORT_GRACE_S,
         )
 
@@ -329,7 +329,7 @@ class ServerProbes:
         if (dead_error := self._engine.dead_error) is not None:
             return f"the engine has died: {dead_error}"
         if (seconds := self._engine.step_seconds()) > HANG_S:
-            return f"the engine hangs: its current step has taken {seconds:.0f} s so far"
+            return f"the engine hangs: the current step has taken {seconds:.0f} s so far"
         return None
 
     def ready(self) -> str | None:

@@ -22,7 +22,7 @@ def raise_descriptor_limit() -> None:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     except (OSError, ValueError) as error:  # macOS does not allow "unlimited"
-        logger.info("the limit of open files is %d and cannot be raised to %d: %s", soft, hard, error)
+        logger.info("the limit of %d open files cannot be raised to %d: %s", soft, hard, error)
 
 
 class ExitDeadline:

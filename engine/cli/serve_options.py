@@ -66,10 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="address on which gRPC listens; port 0 picks a free port")  # fmt: skip
     parser.add_argument("--metrics", type=checked(_metrics_address), metavar="HOST:PORT|off",
         default="127.0.0.1:9400",
-        help="address that serves /metrics, /healthz and /readyz over HTTP")  # fmt: skip
-    parser.add_argument("--vllm-metrics", action="store_true",
-        help="also export metrics under vLLM's names, for its dashboards and for inference gateways such "
-        "as llm-d")  # fmt: skip
+        help="HTTP address for /metrics, /healthz and /readyz; off turns it off")  # fmt: skip
+    parser.add_argument("--vllm-metrics", action="store_true", help="also export metrics under vLLM's names, "
+        "for vLLM dashboards and for inference gateways such as llm-d")  # fmt: skip
     parser.add_argument("--otlp-traces-endpoint", metavar="URL",
         help="OTLP endpoint (gRPC) for one trace span per request; needs the extra `tracing` (default: "
         "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT)")  # fmt: skip
@@ -77,19 +76,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="OTLP endpoint (gRPC) for OpenTelemetry's gen_ai.server metrics; needs the extra `tracing` "
         "(default: OTEL_EXPORTER_OTLP_METRICS_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT)")  # fmt: skip
     parser.add_argument("--engine-process", action="store_true",
-        help="run the engine in its own process, apart from network and tokenization")  # fmt: skip
+        help="run the engine in a process of its own, separate from network and tokenization")  # fmt: skip
     parser.add_argument("--drain-timeout", type=seconds, metavar="SECONDS", default=30.0,
         help="time allowed for running requests to finish after SIGTERM")  # fmt: skip
     parser.add_argument("--no-reflection", dest="reflection", action="store_false",
         help="turn off gRPC server reflection, which describes services and messages to clients")  # fmt: skip
     parser.add_argument("--max-message-size", type=checked(_message_size), metavar="SIZE",
-        help="largest accepted gRPC message (1MiB plus 8 bytes per token of the model's length)")  # fmt: skip
+        help="maximum size of a gRPC message to accept (default: 1MiB plus 8 bytes per token of the model's "
+        "length)")  # fmt: skip
     parser.add_argument("--write-timeout", type=_above_zero, metavar="SECONDS", default=30.0,
-        help="time after which a gRPC call is ended if its client does not read the output")  # fmt: skip
+        help="time after which a gRPC call ends if its client has not read the output")  # fmt: skip
     parser.add_argument("--lora-listen", type=checked(_adapter_address), nargs="+", action="extend",
-        default=[], metavar="NAME=HOST:PORT",
-        help="also serve vLLM's gRPC API at HOST:PORT, with the LoRA adapter NAME as its model, for routers; "
-        "the adapter may be loaded later")  # fmt: skip
+        default=[], metavar="NAME=HOST:PORT", help="for routers: also serve vLLM's gRPC API at HOST:PORT, "
+        "with the LoRA adapter NAME as its model; the adapter may be loaded later")  # fmt: skip
     add_http_arguments(parser)
     add_kv_event_arguments(parser)
     add_security_arguments(parser)
@@ -113,8 +112,8 @@ def _check_one_model(args: argparse.Namespace) -> None:
         raise InvalidConfig(f"MODEL {named} and --model {args.model} exclude each other; give one of them")
     if args.model is None and (names := getattr(args, "after_one_option", None)):
         raise InvalidConfig(
-            f"--served-model-name takes every word after it: {' '.join(names)}; put MODEL before it, or give "
-            "--model"
+            f"--served-model-name takes every word after it as a name, here {' '.join(names)}; put MODEL "
+            "before it, or use --model"
         )
 
 
@@ -181,15 +180,15 @@ DEFAULT = Address("127.0.0.1", 8000)
 def add_http_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("HTTP (the OpenAI API)").add_argument
     add("--http", type=checked(parse_address), metavar="HOST:PORT",
-        help="address on which the HTTP APIs listen; port 0 picks a free port (off)")  # fmt: skip
-    add("--host", metavar="HOST", help=f"host for HTTP, instead of --http HOST:PORT ({DEFAULT.host})")
-    add("--port", type=_port, metavar="PORT", help="port for HTTP, instead of --http HOST:PORT "
-        f"({DEFAULT.port})")  # fmt: skip
-    add("--api-key", type=_key, metavar="KEY",
-        help="bearer token for clients; tokens of --auth-token-file are also accepted (none)")  # fmt: skip
+        help="address on which the HTTP APIs listen; port 0 picks a free port (default: off)")  # fmt: skip
+    add("--host", metavar="HOST", help=f"host of the HTTP APIs, with --port (default: {DEFAULT.host})")
+    add("--port", type=_port, metavar="PORT",
+        help=f"port of the HTTP APIs, instead of --http (default: {DEFAULT.port})")  # fmt: skip
+    add("--api-key", type=_key, metavar="KEY", help="bearer token that clients must send; tokens of "
+        "--auth-token-file are also accepted (default: none)")  # fmt: skip
     add("--allowed-origins", type=_origin, nargs="+", default=[], metavar="ORIGIN",
         help="origins of web pages that may call this server from a browser, such as http://localhost:3000; "
-        "* allows all (none)")  # fmt: skip
+        "* allows all (default: none)")  # fmt: skip
 
 
 def _key(text: str) -> str:
@@ -210,7 +209,7 @@ def http_address(args: argparse.Namespace) -> Address | None:
         listen: Address | None = args.http
         return listen
     if args.http is not None:
-        raise InvalidConfig(f"--http {args.http} must not come with --host or --port; give one or the other")
+        raise InvalidConfig(f"--http {args.http} must not come with --host or --port; drop --http or these")
     return Address(args.host or DEFAULT.host, DEFAULT.port if args.port is None else args.port)
 
 
@@ -220,24 +219,22 @@ def _port(text: str) -> int:
 
 def add_kv_event_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("KV events over ZMQ, in vLLM's format, for routers").add_argument
-    add("--kv-events-endpoint", metavar="ADDRESS",
-        help="ZMQ address for changes of the prefix cache; as in vLLM, the server binds tcp://*:PORT and "
-        "ipc://PATH and connects to tcp://HOST:PORT; needs the extra `zmq` (none)")  # fmt: skip
+    add("--kv-events-endpoint", metavar="ADDRESS", help="ZMQ address to which changes of the prefix cache "
+        "are published; as in vLLM, the server binds tcp://*:PORT and ipc://PATH, and connects to "
+        "tcp://HOST:PORT; needs the extra `zmq` (default: none)")  # fmt: skip
     add("--kv-events-replay-endpoint", metavar="ADDRESS",
-        help="address of a socket from which readers request events that they missed (none)")  # fmt: skip
-    add("--kv-events-topic", metavar="TEXT", default="",
-        help="ZMQ topic, the first frame of each message; llm-d expects kv@POD@MODEL; "
-        "default: empty")  # fmt: skip
+        help="ZMQ address at which readers request events that they missed (default: none)")  # fmt: skip
+    add("--kv-events-topic", metavar="TEXT", default="", help="ZMQ topic, which is the first frame of each "
+        "message; llm-d expects kv@POD@MODEL (default: empty)")  # fmt: skip
     add("--kv-events-encoding", choices=("array", "map"), default="array",
-        help="encoding of an event: array, as vLLM wrote it before 2026, or map, as vLLM "
-        "writes it now")  # fmt: skip
+        help="encoding of an event: array as in vLLM before 2026, or map as in vLLM since then")  # fmt: skip
 
 
 def kv_event_options(args: argparse.Namespace) -> KvEventOptions | None:
     if args.kv_events_endpoint is None:
         if args.kv_events_replay_endpoint is not None:
             raise InvalidConfig(
-                "--kv-events-replay-endpoint repeats events of --kv-events-endpoint; give both of them"
+                "--kv-events-replay-endpoint repeats events of --kv-events-endpoint; give both options"
             )
         return None
     from ..kv_events.zmq_publisher import KvEventOptions

@@ -190,16 +190,16 @@ class Client:
         code, text = error.code(), error.details() or "no details"
         if code is grpc.StatusCode.UNAVAILABLE and "handshake" in text.lower():
             text = (
-                f"the TLS handshake with {self.address} failed; check that --tls-ca is the authority of "
-                "its certificate, and whether the server requires a client certificate (--tls-cert, "
-                "--tls-key)"
+                f"the TLS handshake with {self.address} failed; check that --tls-ca is the authority of the "
+                "server's certificate; if the server requires a client certificate, give --tls-cert and "
+                "--tls-key"
             )
         elif code is grpc.StatusCode.UNAVAILABLE and "resol" in text.lower():
             text = f"the host of {self.address} cannot be resolved; check its spelling"
         elif code is grpc.StatusCode.UNAVAILABLE and "failed to connect" in text.lower():
             text = f"no server answers at {self.address}; start a server there with `octavo serve --listen`"
             if not _is_local(self.address) and (proxy := next(filter(os.environ.get, _PROXIES), None)):
-                text += f", or add its host to no_proxy: the call went through the proxy of {proxy}"
+                text += f"; the call used the proxy of {proxy}: to avoid it, add the host to no_proxy"
         kind = _ERRORS.get(code, RequestFailed)
         return kind(text if kind is not RequestFailed else f"{code.name}: {text}")
 

@@ -62,11 +62,11 @@ class ServerProcess:
         except EOFError:
             code = await process.wait()
             await asyncio.wait(self._readers)
-            words = self.last_errors[-1] if self.last_errors else "it said nothing"
+            words = self.last_errors[-1] if self.last_errors else "no message"
             words = words.removeprefix("octavo serve: error: ")
             if code == 2:
                 raise InvalidConfig(words) from None
-            raise EngineDead(f"the server ended with {code}: {words}") from None
+            raise EngineDead(f"the server exited with status {code}: {words}") from None
         except asyncio.CancelledError:
             await self.stop()
             raise

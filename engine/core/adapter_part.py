@@ -42,8 +42,8 @@ class AdapterPart(StepPart, Resource):
     def _check_unused(self, name: str) -> None:
         if count := self.samples[name]:
             raise InvalidRequest(
-                f"adapter {name!r} must not be in use, got {count} unfinished samples with it; try again "
-                "when the samples have ended"
+                f"adapter {name!r} must not be in use, got {count} unfinished samples that use it; try again "
+                "when they have ended"
             )
 
     def infos(self) -> tuple[AdapterInfo, ...]:

@@ -233,7 +233,7 @@ def list_pages(core: CommandTarget) -> dict[Digest, PageContents]:
 def _adapters(core: CommandTarget) -> AdapterPart:
     if core.adapters is None:
         raise NotConfigured(
-            "the engine was started without adapters; start it with --lora-dir or --lora-memory"
+            "the engine must have memory for adapters, got none; start it with --lora-dir or --lora-memory"
         )
     return core.adapters
 

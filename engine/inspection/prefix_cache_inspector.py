@@ -111,10 +111,9 @@ class PrefixCacheInspector:
             )
         if kept is None and limit is not None and limit.max_pages < most:
             raise Overloaded(
-                f"{self._pins.num_pages_of(limit.owner)} pages are pinned by you and "
-                f"{self._pins.num_pages} in all, so this pin would exceed your limit of {limit.max_pages} "
-                f"or the total of {most}; unpin "
-                "something, or start the server with a larger --max-pinned-pages"
+                f"{self._pins.num_pages_of(limit.owner)} pages are pinned by you and {self._pins.num_pages} "
+                f"in all, so this pin would exceed your limit of {limit.max_pages} or the total of {most}; "
+                "unpin something, or start the server with a larger --max-pinned-pages"
             )
         if kept is None:
             raise Overloaded(

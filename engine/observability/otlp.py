@@ -53,9 +53,8 @@ def otlp_exporter(signal: str, endpoint: str) -> Any:
         make = getattr(importlib.import_module(f"opentelemetry.exporter.otlp.proto.grpc.{module}"), name)
     except ImportError as error:
         raise InvalidConfig(
-            f"OpenTelemetry's {signal} need its packages ({error}); in the checkout run "
-            f"`pip install '.[tracing]'`, leave --otlp-{signal}-endpoint out, or set "
-            f"OTEL_{signal.upper()}_EXPORTER=none"
+            f"OpenTelemetry's {signal} need its packages ({error}); in the checkout run `pip install "
+            f"'.[tracing]'`, leave --otlp-{signal}-endpoint out, or set OTEL_{signal.upper()}_EXPORTER=none"
         ) from None
     if not endpoint.startswith(("http://", "https://")):
         raise InvalidConfig(

@@ -128,7 +128,7 @@ class Server:
 
     def dead_error(self) -> str:
         words = [line for line in self.process.last_errors if line.strip()]
-        return f"the server ended with {self.process.returncode}: {words[-1] if words else 'it said nothing'}"
+        return f"the server ended with {self.process.returncode}: {words[-1] if words else 'no message'}"
 
 
 @contextlib.asynccontextmanager

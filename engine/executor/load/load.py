@@ -320,9 +320,8 @@ def _as_written(
         fitting = _plan_states(planned, written, size, states.nbytes)
     except InvalidConfig:
         raise InvalidConfig(
-            "state_memory must hold the recurrent state of one sequence "
-            f"({format_size(written)}) and a snapshot of it, got "
-            f"{format_size(states.nbytes)}; raise it"
+            f"state_memory must hold the recurrent state of one sequence ({format_size(written)}) and a "
+            f"snapshot of it, got {format_size(states.nbytes)}; raise it"
         ) from None
     assert fitting is not None
     log.info(

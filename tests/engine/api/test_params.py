@@ -70,7 +70,7 @@ def test_a_bias_is_a_token_and_a_number(text: str, capsys: pytest.CaptureFixture
     add_sampling_arguments(parser)
     with pytest.raises(SystemExit):
         parser.parse_args(["--logit-bias", text])
-    assert f"'{text}' is not a token id and a number, such as 42=-1.5" in capsys.readouterr().err
+    assert f"must be a token id and a number, such as 42=-1.5, got '{text}'" in capsys.readouterr().err
 
 
 def test_one_stop_string_is_not_a_list_of_letters() -> None:

@@ -21,12 +21,12 @@ def answered(messages: Sequence[tuple[float, int]]) -> Answer:
 
 def test_the_rate_ignores_the_first_message() -> None:
     answer = answered([(0.5, 2), (1.0, 1), (1.5, 3)])
-    assert "6 generated, first after 0.500 s, then 4.0/s; finished by length" in answer.summary()
+    assert "first token after 0.500 s, then 4.0 tokens/s; finish reason length" in answer.summary()
     assert (answer.as_json()["ttft_s"], answer.as_json()["tokens_per_s"]) == (0.5, 4.0)
 
 
 @pytest.mark.parametrize("messages", [[(0.5, 6)], [(0.5, 1), (0.5 + 1e-5, 5)]])
 def test_an_answer_in_one_message_is_timed_as_a_whole(messages: list[tuple[float, int]]) -> None:
     answer = answered(messages)
-    assert "6 generated, first after 0.500 s, 12.0/s, prompt included; finished by" in answer.summary()
+    assert "6 generated, first token after 0.500 s, 12.0 tokens/s in total" in answer.summary()
     assert answer.as_json()["tokens_per_s"] == pytest.approx(12.0, rel=1e-4)

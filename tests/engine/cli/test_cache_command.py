@@ -94,7 +94,7 @@ def test_every_action_prints_its_result(capsys: pytest.CaptureFixture[str]) -> N
         assert octavo(server, "pin", "text", "--text", bytes(PROMPT).decode(), "--json") == 0
         assert last()[1]["pinned_pages"] == 5, "the same pages"
         assert octavo(server, "unpin", "mine") == octavo(server, "unpin", "text") == 0
-        assert capsys.readouterr().out.splitlines()[-1] == "text is released; 0 pages stay pinned"
+        assert capsys.readouterr().out.splitlines()[-1] == "text was unpinned; 0 pages of other pins remain"
 
         assert octavo(server, "watch", "--start", "1", "--events", "2", "--json") == 0
         text, found = last()

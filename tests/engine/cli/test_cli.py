@@ -339,7 +339,7 @@ def test_doctor_tests_exact_arithmetic_on_request(
     assert code == 0
     assert tested == [exact]
     assert json.loads(out.splitlines()[-1])["exact"] == exact
-    assert ("no arithmetic of 8 bits" in out) == exact
+    assert ("no 8-bit arithmetic" in out) == exact
 
 
 def test_plan_agrees_with_allocated_memory(capsys: pytest.CaptureFixture[str]) -> None:

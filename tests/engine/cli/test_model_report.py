@@ -43,4 +43,4 @@ def test_the_doctor_reports_the_kernels_of_recurrences(
 def test_a_model_without_recurrent_layers_has_none() -> None:
     report = examine_model(EngineConfig(model="demo"))
     assert report["recurrences"] == {}
-    assert not any("native kernel" in line and "left to MLX" not in line for line in model_lines(report))
+    assert not any("native kernel" in line and "computed by MLX" not in line for line in model_lines(report))

@@ -242,7 +242,7 @@ async def test_a_server_publishes_from_its_first_request_on(tmp_path: Path) -> N
 
 def test_a_replay_of_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--kv-events-replay-endpoint", "tcp://*:1"]) == 2
-    assert "give both of them" in capsys.readouterr().err
+    assert "give both options" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://*:notaport", "nonsense", "ipc:///no/such/folder/x"])
