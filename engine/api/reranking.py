@@ -101,7 +101,7 @@ class RerankAnswers:
         yes, no = of.get(self.yes, -math.inf), of.get(self.no, -math.inf)
         if yes == no == -math.inf:
             raise InvalidRequest(
-                "the model does not answer yes or no: each is e^100 times less likely than another token; "
+                "the model must answer yes or no, but both are e^100 times less likely than another token; "
                 "use the template and the answers that the model was trained with"
             )
         return 1 / (1 + math.exp(min(no - yes, 700.0)))

@@ -377,5 +377,5 @@ class MetricsSecurity:
                 self._tokens.reload()
         except InvalidConfig as error:
             logger.error(
-                "metrics port: reloading failed, the old certificates and tokens stay in use: %s", error
+                "metrics port: reloading failed, so the old certificates and tokens stay in use: %s", error
             )

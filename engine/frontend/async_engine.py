@@ -87,7 +87,7 @@ class AsyncEngine:
     async def start(self) -> None:
         """Load the model and return when the engine is ready. Raises ModelLoadError or InvalidConfig."""
         if self._client is not None:
-            raise RuntimeError("an engine can be started only once; make a new one")
+            raise RuntimeError("an engine can be started only once; create another engine")
         self._loop = asyncio.get_running_loop()
         self._started = self._loop.create_future()
         bridge = LoopBridge(
@@ -229,7 +229,7 @@ class AsyncEngine:
         assert self._input is not None
         if name in (self.info.name, *self.info.aliases):
             raise InvalidRequest(
-                f"an adapter's name must not be the model's, got {name!r}; choose another one"
+                f"an adapter's name must differ from the model's, got {name!r}; choose another name"
             )
         loaded = self._input.adapters
 

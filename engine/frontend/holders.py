@@ -42,6 +42,6 @@ class Holders:
             if count >= most:
                 numbers = {self.name: count, f"max_{self.name}": most}
                 raise Overloaded(
-                    f"{count} {self._doing}, but at most {most}{whose} may; end one, or try again later",
+                    f"{count} {self._doing}, but at most {most}{whose} are allowed; end one, or try later",
                     **numbers,
                 )

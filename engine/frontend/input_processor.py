@@ -95,8 +95,8 @@ class InputProcessor:
             return ids
         if rules.text != rules.text.strip():
             raise InvalidRequest(
-                f"images of {self._info.name} must be in chats, because they change the tokens around them; "
-                "send messages over HTTP or octavo.v1"
+                f"images of {self._info.name} must be sent in chats, because they change the tokens around "
+                "them; send messages over HTTP or octavo.v1"
             )
         framed = self._tokenizer.encode(rules.text, add_special_tokens=False)
         return [each for token in ids for each in (framed if token == rules.token else (token,))]
@@ -216,7 +216,7 @@ class InputProcessor:
         if adapter not in self.adapters:
             names = ", ".join(self.adapters) or "none"
             raise NotFound(
-                f"adapter must be one that is loaded ({names:.500}), got {adapter!r:.100}; load it first"
+                f"adapter must be a loaded one ({names:.500}), got {adapter!r:.100}; load it first"
             )
         return self.adapters[adapter].variant
 
@@ -227,8 +227,8 @@ class InputProcessor:
         if count != wanted:
             raise InvalidRequest(
                 f"a prompt must have a placeholder ({rules.mark}, id {rules.token}) for each row of its "
-                f"images, got {count} for {wanted} rows; leave placeholders out of texts and ids, and send "
-                "images in chats"
+                f"images, got {count} for {wanted} rows; send images in chats, and leave placeholders out of "
+                "texts and token ids"
             )
 
     def _check_earlier_output(self, prompt: EncodedPrompt, params: SamplingParams) -> None:
@@ -237,12 +237,12 @@ class InputProcessor:
         if earlier >= len(prompt.ids):
             raise InvalidRequest(
                 f"num_output_tokens must be less than the number of prompt tokens ({len(prompt.ids)}), got "
-                f"{earlier}; send the whole prompt, and after it the output so far"
+                f"{earlier}; send the whole prompt, followed by the output so far"
             )
         ends = set(params.stop_ids) | (set() if params.ignore_eos else self._tokenizer.eos_ids)
         if ended := ends.intersection(prompt.ids[-earlier:]):
             raise InvalidRequest(
-                f"earlier output must have no token that ends it, got {min(ended)}; the request is complete"
+                f"earlier output must not have an end token, got {min(ended)}; the request is complete"
             )
 
     def _check_reasoning(self, params: SamplingParams) -> None:
@@ -268,7 +268,7 @@ class InputProcessor:
         if len(held.union(params.stop_ids)) >= size:
             raise InvalidRequest(
                 f"min_tokens is {params.min_tokens}, but stop_ids has all {size} tokens of this model, so "
-                "every first token would end the output; leave out one of the two"
+                "any first token would end the output; leave out one of the two"
             )
 
     def _max_tokens(self, num_prompt: int, params: SamplingParams) -> int:

@@ -93,7 +93,7 @@ class LLM:
         output has the finish reason ERROR, and the other requests continue.
         """
         if self._closed:
-            raise EngineStopping("this LLM was closed; make a new one")
+            raise EngineStopping("this LLM was closed; create another LLM")
         requests = self._admit(_as_list(prompts), params, adapter)
         collectors = {request.number: _Collector(request) for request in requests}
         bar = tqdm(total=len(collectors), unit="prompt", disable=None if progress is None else not progress)
@@ -348,7 +348,7 @@ class _Events:
         self._queue.put(None)
         if self._error is None:
             raise EngineStopping("this LLM was closed while it was generating")
-        raise EngineDead(f"the engine has failed; make a new LLM: {self._error!r}") from self._error
+        raise EngineDead(f"the engine has failed, so create another LLM: {self._error!r}") from self._error
 
 
 class _Collector:

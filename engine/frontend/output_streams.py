@@ -77,7 +77,7 @@ class OutputStreams:
             self._abort(stream.request)
         stream.fail(
             SlowReader(
-                f"{num_bytes} bytes of this request's output are unread, and all requests together exceed "
+                f"{num_bytes} bytes of this request's output were not read, and all requests together exceed "
                 f"{MAX_UNREAD_LIMITS} times {self.limiter.max_unread_bytes}; read faster",
                 unread_bytes=num_bytes,
             )
@@ -92,8 +92,8 @@ class OutputStreams:
             self._abort(stream.request)
         stream.fail(
             Overloaded(
-                f"{num_bytes} bytes of this request's log probabilities wait for the end of its output, and "
-                "those of all requests are too many; request a stream, or fewer of them",
+                f"{num_bytes} bytes of log probabilities wait until this request's output is complete, and "
+                "all requests together have too many; request a stream, or fewer log probabilities",
                 held_bytes=num_bytes,
             )
         )

@@ -89,14 +89,14 @@ class RequestLimiter:
         if num_unfinished and num_unfinished + num_samples > self._max_unfinished:
             raise Overloaded(
                 f"{num_unfinished} requests are unfinished (each sample counts), but at most "
-                f"{self._max_unfinished} may be (max_running + max_waiting); try again later",
+                f"{self._max_unfinished} are allowed (max_running + max_waiting); try again later",
                 unfinished_requests=num_unfinished,
                 max_unfinished_requests=self._max_unfinished,
             )
         if self._unread.num_bytes > self.max_unread_bytes:
             raise Overloaded(
                 f"{self._unread.num_bytes} bytes of output are unread by clients, but at most "
-                f"{self.max_unread_bytes} may be; try again later",
+                f"{self.max_unread_bytes} are allowed; try again later",
                 unread_bytes=self._unread.num_bytes,
                 max_unread_bytes=self.max_unread_bytes,
             )
@@ -130,7 +130,7 @@ class RequestLimiter:
         most = min(MAX_UNREAD_LIMITS * self.max_unread_bytes, MAX_PROMPT_BYTES)
         if size > most:
             raise RequestTooLong(
-                f"prompt_logprobs {request.params.prompt_logprobs} of {request.num_prompt} tokens must take "
+                f"prompt_logprobs={request.params.prompt_logprobs} for {request.num_prompt} tokens must take "
                 f"at most {most} bytes, got {size}; request fewer alternatives, or shorten the prompt"
             )
 
@@ -209,7 +209,7 @@ class TenantShares:
         if tenant.share < 1 and count and count + num_samples > most:
             raise Overloaded(
                 f"{count} requests of this tenant are unfinished (each sample counts), but at most {most} "
-                f"may be, the tenant's share of {self._max_requests}; try again later",
+                f"are allowed, its share of {self._max_requests}; try again later",
                 unfinished_requests=count,
                 max_unfinished_requests=most,
             )

@@ -57,14 +57,14 @@ class TextExecutor:
         if tenant and self._max_tenant_share is not None and own >= self._max_tenant_share:
             raise Overloaded(
                 f"{own} calls of this tenant to {self._name} text are pending, but at most "
-                f"{self._max_tenant_share} may be; try again later",
+                f"{self._max_tenant_share} are allowed; try again later",
                 pending_calls=own,
                 max_pending_calls=self._max_tenant_share,
             )
         if self._max_pending is not None and total >= self._max_pending:
             raise Overloaded(
-                f"{total} calls to {self._name} text are pending, but at most {self._max_pending} may be; "
-                "try again later",
+                f"{total} calls to {self._name} text are pending, but at most {self._max_pending} are "
+                "allowed; try again later",
                 pending_calls=total,
                 max_pending_calls=self._max_pending,
             )

@@ -209,8 +209,8 @@ def _convert(reader: Any, folder: Path) -> None:
     wide = {name: count for name, count in kept.items() if name not in (*AFFINE, "F32", "F16", "BF16")}
     if wide:
         log.warning(
-            "MLX has no format like %s, so such tensors are stored in %s; --weights int8 or int4 makes "
-            "them smaller",
+            "MLX has no format like %s, so these tensors are stored in %s; --weights int8 or int4 makes them "
+            "smaller",
             ", ".join(f"{name} ({count})" for name, count in sorted(wide.items())), dtype,
         )  # fmt: skip
 

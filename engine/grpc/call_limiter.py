@@ -148,8 +148,8 @@ class CallLimiter:
     async def _parsed(self, method: _Method, data: Any) -> Any:
         if method.only_names and len(data) > MAX_NAMING_BYTES:
             raise InvalidRequest(
-                f"the message must have at most {MAX_NAMING_BYTES} bytes, got {len(data)}; it only has to "
-                "name a service or a type"
+                f"the message must have at most {MAX_NAMING_BYTES} bytes, got {len(data)}; send only the "
+                "name of a service or a type"
             )
         if len(data) <= SHORT_MESSAGE:
             return parsed(data, method.parse)

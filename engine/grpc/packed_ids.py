@@ -24,7 +24,7 @@ def ids_of(owner: Any, ids: Sequence[int]) -> Sequence[int]:
     if not packed:
         return ids
     if len(packed) > 1 or ids:
-        raise InvalidRequest("token ids must be one packed list, got several; join the lists")
+        raise InvalidRequest("token ids must be one packed list, got several lists; join them")
     return PackedIds(packed[0])
 
 

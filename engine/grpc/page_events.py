@@ -82,8 +82,8 @@ class PageEventHub:
             return await self._engine.run_command(commands.page_events_since(number, BATCH))
         except EventsGone as error:
             raise FellBehind(
-                f"events were read too slowly, and event {number} is gone; list the cached pages again, and "
-                "watch from there"
+                f"the client read events too slowly, so event {number} is lost; list the cached pages again, "
+                "then watch from there"
             ) from error
 
     def _follow(self) -> None:

@@ -96,7 +96,7 @@ class RequestHandler:
         name = (tenant, request_id)
         if name in self._active:
             raise InvalidRequest(
-                f"request_id {request_id!r} belongs to a running request; choose another, or leave it out"
+                f"request_id {request_id!r} belongs to a running request; choose another id, or leave it out"
             )
         engine_id = own_name(tenant, request_id)
         salt = self.salt_of(context, cache_salt)
@@ -177,14 +177,14 @@ class RequestHandler:
         names = {name for name in (adapter, *given) if name}
         if len(names) > 1:
             raise InvalidRequest(
-                f"the request must name one adapter, got {len(names)}, in the message and in the metadata "
-                f"{ADAPTER_KEY}; give one"
+                f"the request must name one adapter, got {len(names)} (in the message and in the metadata "
+                f"{ADAPTER_KEY}); give one"
             )
         name = next(iter(names), None)
         if name is not None and not self._may_use(context, name):
             raise Forbidden(
-                f"adapter must be one that this tenant may use, got {name!r:.100}; ask the operator for it "
-                "(--lora-tenants)"
+                f"adapter must be open to this tenant, got {name!r:.100}; ask the operator to add the tenant "
+                "to --lora-tenants"
             )
         return name
 
@@ -203,7 +203,7 @@ class RequestHandler:
         InvalidRequest."""
         self.check_operator(context, "load adapters")
         if (below := self.engine.config.lora_dir) is None:
-            raise NotConfigured("adapters are loaded from --lora-dir; start the server with --lora-dir DIR")
+            raise NotConfigured("loading adapters needs a folder; start the server with --lora-dir DIR")
         try:
             folder = (below / path).resolve()
             folder.relative_to(below.resolve())
@@ -214,7 +214,7 @@ class RequestHandler:
         if not name or len(name) > MAX_REQUEST_ID or not name.isprintable():
             raise InvalidRequest(
                 f"an adapter's name must have 1 to {MAX_REQUEST_ID} characters that can be printed, "
-                f"got {name!r:.300}; choose another one"
+                f"got {name!r:.300}; choose another name"
             )
         return await self.engine.load_adapter(name, folder, replace=replace)
 
@@ -227,7 +227,7 @@ class RequestHandler:
         """Abort requests of the caller's tenant; return the ids of running requests."""
         if len(request_ids) > MAX_ABORTED:
             raise InvalidRequest(
-                f"at most {MAX_ABORTED} requests can be aborted in a call, got {len(request_ids)}; send "
+                f"at most {MAX_ABORTED} requests can be aborted in one call, got {len(request_ids)}; send "
                 "several calls"
             )
         tenant = self.security.tenant_of(context)

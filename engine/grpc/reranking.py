@@ -88,4 +88,4 @@ async def _judged(
             if delta.finish_reason is FinishReason.ABORT:
                 break
             return delta
-    raise EngineStopping("the request was ended before its document was scored; send the request again")
+    raise EngineStopping("the request ended before its document was scored; send the request again")

@@ -85,8 +85,8 @@ def read_tokens(path: Path, flag: str = "--auth-token-file") -> dict[bytes, str]
         token, tenant = words[-1], words[0] if len(words) == 2 else None
         if len(words) > 2 or not _TOKEN.fullmatch(token):
             raise InvalidConfig(
-                f"line {number} of {flag} {path} must be TOKEN or TENANT TOKEN; a token has "
-                "letters, digits and -._~+/ and may end with ="
+                f"line {number} of {flag} {path} must be TOKEN or TENANT TOKEN; a token has letters, digits "
+                "and -._~+/, optionally with = at its end"
             )
         if tenant is not None and not _TENANT.fullmatch(tenant):
             raise InvalidConfig(
@@ -104,7 +104,7 @@ def read_tokens(path: Path, flag: str = "--auth-token-file") -> dict[bytes, str]
 def read_key(key: str) -> dict[bytes, str]:
     if not _TOKEN.fullmatch(key):
         raise InvalidConfig(
-            "the value of --api-key must be a token, which has letters, digits and -._~+/ and may end with ="
+            "--api-key must be a token of letters, digits and -._~+/, optionally with = at its end"
         )
     digest = hashlib.sha256(key.encode()).digest()
     return {digest: f"token-{digest.hex()[:16]}"}
@@ -134,7 +134,7 @@ class Tokens:
         digest = hashlib.sha256(token.strip().encode()).digest()
         found = self._tenants.get(digest)  # timing may reveal a digest, but not the token
         if scheme.lower() != "bearer" or found is None:
-            raise Unauthenticated("the token is not valid here; ask the operator for one")
+            raise Unauthenticated("the token is not valid on this server; ask the operator for a token")
         return found
 
 
@@ -163,10 +163,10 @@ class Security:
             if self.tokens is not None:
                 self.tokens.reload()
         except InvalidConfig as error:
-            logger.error("reloading failed, the old certificates and tokens stay in use: %s", error)
+            logger.error("reloading failed, so the old certificates and tokens stay in use: %s", error)
             return
         self._certificates = certificates
-        logger.info("certificates and tokens were read again")
+        logger.info("certificates and tokens were reloaded")
 
     def credentials(self) -> grpc.ServerCredentials | None:
         if self.tls is None:
@@ -193,8 +193,8 @@ class Security:
         checks_certificates = self.tls is not None and self.tls.client_ca is not None
         if self.tokens is None and not checks_certificates and not address.is_local:
             logger.warning(
-                "anyone who can reach %s may use this server: give --auth-token-file, or --tls-client-ca, or "
-                "listen on 127.0.0.1",
+                "anyone who can reach %s may use this server; to prevent it, give --auth-token-file or "
+                "--tls-client-ca, or listen on 127.0.0.1",
                 address,
             )
 

@@ -183,7 +183,7 @@ class GrpcServer:
         with contextlib.suppress(TimeoutError):  # a client may not read
             await asyncio.wait_for(self._health.enter_graceful_shutdown(), HEALTH_GRACE_S)
         if self.handler.num_active:
-            logger.info("draining %d requests for up to %g s", self.handler.num_active, drain_timeout)
+            logger.info("draining %d requests for at most %g s", self.handler.num_active, drain_timeout)
         await self._engine.stop(drain_timeout=drain_timeout)
         await asyncio.gather(*(each.stop(CLOSE_GRACE_S) for each in (self._server, *self._of_adapters)))
         self.handler.close()

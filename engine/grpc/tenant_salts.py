@@ -48,8 +48,8 @@ def load_tenant_salts(folder: Path | None) -> TenantSalts:
         ) from error
     if len(key) != KEY_BYTES:
         raise InvalidConfig(
-            f"the key of tenants' cache salts, {path}, has {len(key)} bytes but must have {KEY_BYTES}; "
-            "remove it to get a new key, with which tenants' pages on disk can no longer be found"
+            f"the key of tenants' cache salts, {path}, must have {KEY_BYTES} bytes, got {len(key)}; remove "
+            "it to get a new key, with which tenants' pages on disk can no longer be found"
         )
     return TenantSalts(key)
 

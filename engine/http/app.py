@@ -74,9 +74,9 @@ def make_app(services: Services, *, check: Check, render: Render) -> Starlette:
 def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
-    text = f"there is no {path:.200} here; see the HTTP reference"
+    text = f"{path:.200} is not a path of this server; docs/http-api.md lists them"
     if error.status_code == 405:
-        text = f"{path} does not take {request.method}; use {(error.headers or {}).get('Allow', 'another')}"
+        text = f"{path} does not accept {request.method}; use {(error.headers or {}).get('Allow', 'another')}"
     body = json_of(error_form(path).body(HttpRefusal(error.status_code, text)))
     return Response(body, error.status_code, dict(error.headers or {}), "application/json")
 
@@ -107,7 +107,7 @@ class _Status:
     async def model(self, exchange: Exchange) -> None:
         name = exchange.scope["path_params"]["name"]
         if name not in self._services.names(exchange):
-            raise ModelNotServed(f"model {name!r:.200} is not served here; see /v1/models")
+            raise ModelNotServed(f"model {name!r:.200} is not served here; /v1/models lists the models")
         await exchange.answer(self._card(name))
 
     def _card(self, name: str) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def conversation_prompt(request: ConversationFields, *, takes_images: bool = Fal
     if request.continue_final_message and request.add_generation_prompt:
         raise FieldError(
             "continue_final_message",
-            "continue_final_message must not come with add_generation_prompt true; leave one of them out",
+            "continue_final_message must not come with add_generation_prompt true; leave out one of the two",
         )
     return ChatPrompt(
         [
@@ -135,7 +135,7 @@ def message_of(message: ChatMessage, where: str, *, takes_images: bool) -> Messa
 def _num_logprobs(request: ChatRequest) -> int | None:
     if not request.logprobs:
         if request.top_logprobs:
-            raise FieldError("top_logprobs", "top_logprobs must come with logprobs true, got none; give both")
+            raise FieldError("top_logprobs", "top_logprobs must come with logprobs true; give both")
         return None
     return request.top_logprobs or 0
 

@@ -35,7 +35,7 @@ class CompletionRequest(SamplingFields):
 
     def check_served(self) -> None:
         super().check_served()
-        only("suffix", self.suffix, (), "text is not filled in before a suffix")
+        only("suffix", self.suffix, (), "insertion before a suffix is not supported")
 
 
 async def serve_completions(services: Services, request: CompletionRequest, exchange: Exchange) -> None:

@@ -50,7 +50,7 @@ class Services:
             self.handler.adapter_of(exchange, name)
             raise ModelNotServed(
                 f"model must be {' or '.join(map(repr, names)):.500} on this server, got "
-                f"{name!r:.200}; see /v1/models"
+                f"{name!r:.200}; /v1/models lists the models"
             )
         return name
 

@@ -93,7 +93,7 @@ class ByteBudget:
             raise HttpRefusal(
                 self._status,
                 f"a{'n' * (self._what[0] == 'a')} {self._what} must have at most {self._max_one} bytes, got "
-                f"{num_bytes} or more; {self._remedy}",
+                f"at least {num_bytes}; {self._remedy}",
             )
 
 
@@ -151,7 +151,7 @@ class Exchange:
                         return b"".join(pieces)
         except TimeoutError:
             raise HttpRefusal(
-                408, f"a body must come within {BODY_TIMEOUT_S:g} s, got only a part; send it without pauses"
+                408, f"a body must arrive within {BODY_TIMEOUT_S:g} s, got a part; send it without pauses"
             ) from None
 
     @contextlib.asynccontextmanager

@@ -165,7 +165,7 @@ def _check_values(body: bytes) -> None:
     ):
         if number > most:
             raise FieldError(
-                "body", f"a body must have at most {most} {what}, got {number} or more; split the request"
+                "body", f"a body must have at most {most} {what}, got at least {number}; split the request"
             )
 
 

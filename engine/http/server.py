@@ -187,4 +187,4 @@ class TlsContext:
             self._files.read()
             self.context.load_cert_chain(self._files.cert, self._files.key)
         except InvalidConfig as error:
-            logger.error("HTTP: reloading failed, the old certificates and tokens stay in use: %s", error)
+            logger.error("HTTP: reloading failed, so the old certificates and tokens stay in use: %s", error)

@@ -34,7 +34,7 @@ async def serve_tokenize(services: Services, request: TokenizeRequest, exchange:
     longest = TEXT_LENGTHS * info.max_model_len
     encode: Any
     if (request.prompt is None) == (request.messages is None):
-        raise InvalidRequest("a request must have one of prompt and messages; give one")
+        raise InvalidRequest("a request must have either prompt or messages; give one of them")
     if request.prompt is not None:
         for name in ConversationFields.model_fields:
             only(name, getattr(request, name), (), "a prompt is not a conversation")
@@ -72,7 +72,7 @@ async def serve_detokenize(services: Services, request: DetokenizeRequest, excha
     def decode(tokens: list[int]) -> str:
         for token in tokens:
             if not 0 <= token < size:
-                raise InvalidRequest(f"token id {token} is outside the vocabulary; ids lie in [0, {size})")
+                raise InvalidRequest(f"token ids must be in [0, {size}), got {token}; use ids of this model")
         return handler.engine.tokenizer.decode(tokens)
 
     text = await handler.texts.run(handler.tenant_of(exchange), decode, request.tokens)

@@ -81,7 +81,7 @@ class PrefixCacheInspector:
         if remembered is None:
             raise NotFound(
                 f"no request with this id is recorded: the history keeps at most {MAX_REQUESTS} requests "
-                f"and {MAX_TOKENS} tokens; ask sooner after the request, and copy the id from its response"
+                f"and {MAX_TOKENS} tokens; ask sooner after the request, with the id from its response"
             )
         return remembered
 

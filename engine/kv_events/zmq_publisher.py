@@ -116,11 +116,11 @@ class KvEventPublisher:
                     try:
                         await self._follow(engine, hub)
                     except FellBehind as error:
-                        logger.warning("KV events: %s; readers get the whole cache again", error)
+                        logger.warning("KV events: %s; all cached pages are published again", error)
         except EngineDead:
             pass
         except Exception:
-            logger.exception("KV events are published no longer")
+            logger.exception("publishing KV events has failed and stops")
 
     async def _follow(self, engine: Engine, hub: PageEventHub) -> None:
         contents = await engine.run_command(commands.get_cached_contents())

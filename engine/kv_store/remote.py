@@ -43,7 +43,7 @@ def connect(url: str) -> Any:
         from redis.backoff import NoBackoff
         from redis.retry import Retry
     except ImportError as error:
-        raise InvalidConfig("remote_cache needs the package redis; pip install '.[redis]'") from error
+        raise InvalidConfig("remote_cache needs the package redis; run pip install '.[redis]'") from error
     # Retry once, because the server may have closed an idle connection.
     retry = Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,))
     try:

@@ -108,7 +108,7 @@ def _download(name: str, revision: str | None) -> Path:
     except EntryNotFoundError as error:
         if isinstance(error, LocalEntryNotFoundError):
             raise _unreachable(name) from error
-        raise ModelLoadError(f"model {name!r}: its repository has no such file; check the name") from error
+        raise ModelLoadError(f"model {name!r}: the repository has no such file; check the name") from error
     except RevisionNotFoundError as error:
         raise ModelLoadError(
             f"model {name!r} has no revision {revision!r}; give one of its branches, tags or commits"

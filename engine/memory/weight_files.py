@@ -35,7 +35,7 @@ def weight_files(path: Path) -> list[Path]:
     if complete:
         raise ModelLoadError(
             f"{path} has {len(complete)} complete sets of weight files and no {INDEX} to choose one; "
-            "remove the other sets"
+            "remove the sets that you do not need"
         )
     for count, files in sets.items():
         prefix, _, digits = _parts(files[0])
@@ -52,7 +52,7 @@ def weight_files(path: Path) -> list[Path]:
     instead = f" but {_listed(others)} in an unsupported format" if others else ""
     raise ModelLoadError(
         f"{path} has no model*.safetensors file{instead}; "
-        "a model folder holds config.json, its weights and a tokenizer"
+        "give a folder with config.json, weights and a tokenizer"
     )
 
 
@@ -73,7 +73,7 @@ def indexed_files(path: Path) -> list[str]:
     for name in names:
         inside = isinstance(name, str) and PurePosixPath(name)
         if not inside or inside.is_absolute() or ".." in inside.parts:
-            raise ModelLoadError(f"{file} must name files of its own folder, got {name!r}; correct it")
+            raise ModelLoadError(f"{file} must name files of the same folder, got {name!r}; correct it")
     return names
 
 

@@ -105,18 +105,16 @@ class Metrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
             return Histogram(f"octavo_{name}", text, labels, buckets=buckets, registry=registry)
 
-        self._running = gauge("requests_running", "Sequences being computed now.")
+        self._running = gauge("requests_running", "Running sequences.")
         self._waiting = gauge("requests_waiting", "Sequences waiting to be admitted.")
         self._media_waits = gauge(
             "requests_waiting_for_media", "Sequences that wait until an image of their prompt is encoded."
         )
         self._pages = gauge(
-            "kv_pages", "Pages of the KV pool by state; the states add up to the pool.", "state"
+            "kv_pages", "Pages of the KV pool by state; all states together are the pool.", "state"
         )
         self._residual = gauge(
-            "kv_residual_pages",
-            "Pages of the residual window (16 bits) by state.",
-            "state",
+            "kv_residual_pages", "Pages of the residual window (16 bits) by state.", "state"
         )
         self._states = gauge(
             "state_slots",
@@ -125,7 +123,7 @@ class Metrics:
         )
         self._holders = gauge(
             "holders",
-            "Calls, streams, pages and other resources in use, by kind; all 0 when the server is idle.",
+            "Calls, streams, pages and other resources in use, by kind; each is 0 if the server is idle.",
             "kind",
         )
         self._usage = gauge("kv_usage_ratio", "Share of the KV pool's pages held by sequences.")
@@ -142,12 +140,12 @@ class Metrics:
         self._generated = counter("generated_tokens", "Tokens generated.")
         self._requests = counter("requests", "Ended requests.", "finish_reason")
         self._rejected = counter("rejected_requests", "Requests refused on arrival, by reason.", "reason")
-        self._drafts = counter("drafts", "Times that a step verified draft tokens of a sequence.")
+        self._drafts = counter("drafts", "Drafts verified; one draft may have several tokens.")
         self._draft_tokens = counter("spec_drafted_tokens", "Draft tokens computed.")
         self._accepted = counter("spec_accepted_tokens", "Draft tokens accepted.")
         self._accepted_at = counter(
             "spec_accepted_tokens_per_position",
-            "Draft tokens accepted, by position in the draft, from 0.",
+            "Draft tokens accepted, by position in the draft (the first position is 0).",
             "position",
         )
         self._step_seconds = histogram("step_seconds", "Duration of an engine step.", TOKEN_BUCKETS)
@@ -158,7 +156,7 @@ class Metrics:
         )
         self._step_tokens = histogram(
             "step_tokens",
-            "Tokens of a kind in an engine step; steps without such tokens are left out.",
+            "Tokens per engine step, by kind; steps without tokens of the kind are not counted.",
             STEP_TOKEN_BUCKETS,
             "kind",
         )
@@ -172,7 +170,9 @@ class Metrics:
             "queue_seconds", "Time from submission to the first step of a request.", TTFT_BUCKETS
         )
         self._encoding = histogram(
-            "image_encoding_seconds", "Time to encode an image, without the steps in between.", TTFT_BUCKETS
+            "image_encoding_seconds",
+            "Time to encode an image, without the engine steps in between.",
+            TTFT_BUCKETS,
         )
         self._image_hits = counter("image_cache_hits", "Images found in the cache of encoded images.")
         self._request_seconds = histogram(

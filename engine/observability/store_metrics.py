@@ -87,7 +87,7 @@ class StoreCollector(Collector):
             return
         lookups = CounterMetricFamily(
             "octavo_store_lookups",
-            "Disk look-ups for prompts that were not fully cached in memory, by result.",
+            "Look-ups on disk for prompts that are not fully cached in memory, by result.",
             labels=["result"],
         )
         lookups.add_metric(["hit"], counts.hits)
@@ -116,10 +116,10 @@ class SwapCollector(Collector):
         counts = self.counts
         if counts is None:
             return
-        text = "Pages of preempted requests copied out of the pool and back, by direction."
+        text = "Pages of preempted requests copied between pool and host memory, by direction (out, in)."
         pages = CounterMetricFamily("octavo_swapped_pages", text, labels=["direction"])
         pages.add_metric(["out"], counts.num_out)
         pages.add_metric(["in"], counts.num_in)
         yield pages
-        text = "Bytes of pages of preempted requests that are kept outside the pool."
+        text = "Bytes in host memory of pages of preempted requests."
         yield GaugeMetricFamily("octavo_swap_bytes", text, value=counts.num_bytes)

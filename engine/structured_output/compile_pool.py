@@ -51,7 +51,7 @@ class TenantQueue(Generic[Item]):
                 if number >= most:
                     raise Overloaded(
                         f"{number} schemas and grammars {whose}are waiting to be compiled, but at most "
-                        f"{most} may; try again later",
+                        f"{most} are allowed; try again later",
                         waiting_compilations=number,
                         max_waiting_compilations=most,
                     )
@@ -136,7 +136,7 @@ class CompilePool:
         """Queue a job. Raises Overloaded or EngineStopping."""
         with self._lock:
             if self._is_closed:
-                raise EngineStopping("the engine was stopped and no longer compiles schemas or grammars")
+                raise EngineStopping("the engine was stopped, so schemas and grammars are no longer compiled")
             self._queue.put(job, tenant)
             self._num_unfinished += 1
             if len(self._threads) < min(self._num_unfinished, self._limits.num_helpers):

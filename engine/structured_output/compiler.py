@@ -174,7 +174,7 @@ class ConstraintCompiler:
         except ConstraintFailed as error:
             return str(error)
         only_ends = np.isin(beginnings, self._end_ids).all()
-        return "it allows only the empty output" if only_ends else None
+        return "it matches only the empty output" if only_ends else None
 
     def _keep(self, key: _Key, made: _Cached) -> None:
         with self._lock:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Mask = NDArray[np.bool_]
 
 
-TOO_COSTLY = "another output with it is too costly to check"
+TOO_COSTLY = "checking it for another output was too costly"
 
 
 class ConstraintFailed(Exception):
@@ -165,7 +165,7 @@ class Constraint:
             if not mask.any():
                 mask[self._end_ids] = ends
         if not mask.any():
-            raise ConstraintFailed(f"{self._kind} allows no token of this model's vocabulary to come next")
+            raise ConstraintFailed(f"{self._kind} allows no token of this model's vocabulary here")
         return mask
 
     def _next_bits(self, *, may_be_late: bool = False) -> bytes:

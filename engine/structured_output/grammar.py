@@ -80,7 +80,7 @@ def _json_grammar(schema: Any) -> str:
     from llguidance import LLMatcher
 
     if schema is False:
-        raise ValueError("it allows nothing")
+        raise ValueError("it matches no output")
     schema = {} if schema is True else schema
     check_schema(schema)
     return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults={"whitespace_pattern": WHITESPACE})

@@ -198,7 +198,7 @@ class MaskThreads:
             return f"its mask cannot be computed: {why}"
         waited_s = 0.0 if job.is_deferred else time.monotonic() - job.submitted_at
         if job.lexer.num_stuck or job.taken_s() > MAX_MASK_S or waited_s > MAX_WAIT_S:
-            return f"it is too ambiguous or too large to follow: a mask took more than {MAX_MASK_S:g} s"
+            return f"it is too ambiguous or too large: computing a mask took more than {MAX_MASK_S:g} s"
         return None
 
     def wait(self, job: MaskJob, *, may_be_late: bool = False) -> bytes:

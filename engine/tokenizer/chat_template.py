@@ -141,8 +141,8 @@ def _within_last(text: str, message: Message) -> str:
     end = text.rfind(said.strip()) if isinstance(said, str) and said.strip() else -1
     if end < 0:
         raise InvalidRequest(
-            "continue_final_message needs a last message whose text the chat template prints unchanged; "
-            "give it text, or leave continue_final_message out"
+            "continue_final_message needs a last message whose text the chat template prints unchanged; give "
+            "the message a text, or leave continue_final_message out"
         )
     exact = text.startswith(said, max(0, end - (len(said) - len(said.lstrip()))))
     return text[: end + len(said.strip())] + (said[len(said.rstrip()) :] if exact else "")

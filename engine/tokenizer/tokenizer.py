@@ -134,8 +134,8 @@ class Tokenizer:
         chat = chat if isinstance(chat, ChatPrompt) else ChatPrompt(chat)
         if max_tokens is not None and len(chat.messages) > max_tokens:
             raise RequestTooLong(
-                f"a chat of {len(chat.messages)} messages has at least as many tokens, but at most "
-                f"{max_tokens} are allowed; leave some out"
+                f"a chat of {len(chat.messages)} messages has at least that many tokens, but at most "
+                f"{max_tokens} are allowed; leave out some messages"
             )
         text = self._chat_template.render(chat)
         if replaced[0]:

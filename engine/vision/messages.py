@@ -56,7 +56,7 @@ def set_images(ids: Sequence[int], images: Sequence[PromptImage], rules: ImageRu
     if (count := ids.count(rules.token)) != len(images):
         raise InvalidRequest(
             f"a prompt must have one {rules.mark} for each of its {len(images)} images, got {count}; leave "
-            "the mark out of texts, and use a chat template that writes it"
+            f"{rules.mark} out of texts, and use a chat template that writes it"
         )
     expanded: list[int] = []
     placed: list[PromptImage] = []
@@ -137,7 +137,7 @@ def of_url(url: str, max_bytes: int) -> bytes:
     head, _, data = url.partition(",")
     if not head.startswith("data:") or not head.endswith(";base64"):
         raise InvalidRequest(
-            "the URL of an image must be a data: URL in base64, because nothing is fetched, got "
+            "the URL of an image must be a data: URL in base64, because Octavo downloads nothing, got "
             f"{url!r:.60}; write data:image/png;base64,... or, in Python, a Path"
         )
     if len(data) > max_bytes * 4 // 3 + 4:

@@ -80,7 +80,7 @@ def opened(data: bytes, *, max_pixels: int) -> Any:
     if (count := picture.width * picture.height) > max_pixels:
         raise ValueError(f"it must have at most {max_pixels} pixels, got {count}; scale it down")
     if picture.format != "MPO" and (frames := getattr(picture, "n_frames", 1)) > 1:
-        raise ValueError(f"it must have one frame, got {frames}; send the frame that is meant")
+        raise ValueError(f"it must have one frame, got {frames}; send one frame as an image of its own")
     return picture
 
 

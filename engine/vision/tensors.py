@@ -41,8 +41,8 @@ def place_tensors(ids: list[int], given: ImageTensors, rules: ImageRules) -> Enc
             width, height = image.columns * rules.side, image.rows * rules.side
             raise InvalidRequest(
                 f"an image of {width} x {height} pixels must have {image.length} placeholders (id "
-                f"{rules.token}), after those of earlier images, got {length} tokens at {start}; expand each "
-                "image to its own"
+                f"{rules.token}), after those of earlier images, got {length} tokens at {start}; repeat the "
+                "placeholder"
             )
         images.append(image._replace(start=start))
     return EncodedPrompt(ids, tuple(images))
@@ -54,7 +54,7 @@ def images_of(given: ImageTensors, count: int, rules: ImageRules) -> list[Prompt
     parts = _planes(pixels) if given.grids is None else _from_patches(pixels, given.grids, count, rules)
     if len(parts) != count:
         raise InvalidRequest(
-            f"pixel_values must have {count} images, as the prompt, got {len(parts)}; send each image's own"
+            f"pixel_values must have {count} images, as the prompt, got {len(parts)}; send all images"
         )
     images = []
     for part in parts:
@@ -73,7 +73,7 @@ def _check_size(size: Size, rules: ImageRules) -> None:
         or (is_fixed and set(size) != {rules.edge})
     ):
         raise InvalidRequest(
-            f"images of pixel_values must have a size that the model takes, and at most {rules.max_pixels} "
+            "images of pixel_values must have a size that the model takes, and at most {rules.max_pixels} "
             f"pixels, got {size.width} x {size.height}; send a data: URL, or start the server with a larger "
             "--max-image-pixels"
         )
@@ -90,8 +90,8 @@ def _pixels(values: Array, dtype: str, rules: ImageRules) -> Pixels:
         is_near = np.abs(scaled - whole) <= _FAR  # also false for NaN
     if not is_near.all() or whole.min() < 0 or whole.max() > 255:
         raise InvalidRequest(
-            "pixel_values must be 8-bit pixels that were rescaled by 1/255 and normalized, got others; use "
-            "the model's preprocessor_config.json"
+            "pixel_values must be 8-bit pixels that were rescaled by 1/255 and normalized, got other values; "
+            "preprocess as in the model's preprocessor_config.json"
         )
     return np.asarray(whole, np.uint8)
 
@@ -110,7 +110,7 @@ def _array(name: str, tensor: Tensor, types: dict[str, str]) -> Array:
     if math.prod(tensor.shape) * kind.itemsize != made.size:
         raise InvalidRequest(
             f"{name} must have {math.prod(tensor.shape)} values of {tensor.dtype}, as its shape says, got "
-            f"{made.size} bytes; send all"
+            f"{made.size} bytes; send all values"
         )
     return made.view(kind).reshape(tensor.shape)
 

@@ -148,7 +148,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         salt, hub = self._handler.tenant_salt(context), self._handler.page_events
         async with hub.watching(self._handler.tenant(context)) as its:
             if request.log_id not in ("", its.log_id):
-                raise EventsGone("the server restarted and lost these events; drop log_id and start_number")
+                raise EventsGone("the server restarted and lost the events; drop log_id and start_number")
             number = request.start_number if request.HasField("start_number") else its.number
             await hub.check_kept(number)
             write = partial(self._handler.writer.write, context)
@@ -168,6 +168,6 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             encoded = await self._engine.prepare(prompt)
             return RequestTokens(tuple(encoded.ids), salt, encoded.media)
         if prefix.cache_salt:
-            raise InvalidRequest("cache_salt must be left out with request_id; a request has its own salt")
+            raise InvalidRequest("cache_salt must be left out with request_id, which has a salt of its own")
         name = own_name(self._handler.tenant_of(context), checked_id(prefix.request_id))
         return await self._engine.run_command(commands.get_request_tokens(name))

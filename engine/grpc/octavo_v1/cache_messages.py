@@ -132,21 +132,21 @@ def _sentence(reason: str, miss: Miss, before: float | None, page_size: int) -> 
     match reason:
         case "no_state":
             there = miss.num_pages * page_size
-            nearest = f"the nearest state before is at {position}" if position else "no earlier one is cached"
+            nearest = f"the state before is at {position}" if position else "no earlier state is cached"
             return f"pages reach to position {there}, but no recurrent state is cached there; {nearest}"
         case "evicted":
-            return f"{page} was evicted {before or 0.0:.1f} s before, when the pool needed pages"
+            return f"{page} was evicted {before or 0.0:.1f} s before this request, when the pool needed pages"
         case "other_salt":
             return f"{page} was cached only under another salt, and pages are not shared between salts"
         case "last_token":
             return f"{page} has the prompt's last token, which is always computed"
         case "partial_page":
-            return f"the tokens from position {position} onward do not fill a page of {page_size}"
+            return f"the tokens from position {position} on do not fill a page of {page_size} tokens"
         case "disabled":
-            return "the request needs results for the whole prompt (prompt_logprobs), so it was not looked up"
+            return "the request needs results for the whole prompt (prompt_logprobs), so it is computed anew"
         case "other_format":
             return f"{page} is on disk, but in another page format or of another model"
-    return f"{page} was not seen before, or so long ago that no record of it is left"
+    return f"{page} was never cached, or so long ago that no record of it remains"
 
 
 def watch_message(event: PageEvent, salt_prefix: bytes) -> pb.WatchResponse:

@@ -151,8 +151,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         ids = ids_of(request, request.token_ids)
         if len(ids) > self._longest:
             raise RequestTooLong(
-                f"{len(ids)} token ids were sent, but at most {self._longest} are decoded at "
-                f"once ({TEXT_LENGTHS} times the model's length); send them in pieces"
+                f"{len(ids)} token ids were sent, but at most {self._longest} ({TEXT_LENGTHS} times the "
+                "model's length) are decoded in a call; send several calls"
             )
         text = await self._handler.texts.run(self._handler.tenant_of(context), self._decode, ids)
         return pb.DetokenizeResponse(text=text)
@@ -248,8 +248,8 @@ async def _until_idle(
             while not (await asyncio.wait((reading,), timeout=patience_s - active.idle_s()))[0]:
                 if active.idle_s() >= patience_s:
                     raise Overloaded(
-                        f"the stream was idle for {patience_s:g} s and was ended; open another when there "
-                        "are requests, or start the server with a longer --write-timeout"
+                        f"the stream was idle for {patience_s:g} s and was ended; open another stream when "
+                        "there are requests, or start the server with a longer --write-timeout"
                     )
         finally:
             reading.cancel()

@@ -134,7 +134,7 @@ def prompt_of(request: pb.GenerateRequest | pb.EmbedRequest, *, max_tokens: int)
             return ids
         case "chat":
             if isinstance(request, pb.EmbedRequest) and request.chat.tool_choice:
-                raise InvalidRequest("chat.tool_choice is only served for Generate; leave it out")
+                raise InvalidRequest("chat.tool_choice is supported only by Generate; leave it out")
             return chat_prompt(request.chat, max_messages=max_tokens)
         case _:
             raise InvalidRequest("the request has no prompt; set one of text, token_ids and chat")

@@ -71,7 +71,7 @@ class KvEventStream:
         number = cursor - self._base + 1
         if number < its.tokens_since:
             raise EventsGone(
-                f"the events after {cursor} are gone: this server keeps only events after "
+                f"the events after {cursor} are lost: this server keeps only events after "
                 f"{self._base + its.tokens_since - 1}; begin again from 0"
             )
         await self._handler.page_events.check_kept(number)

@@ -26,7 +26,7 @@ def with_images(request: pb.GenerateRequest, ids: Sequence[int]) -> Prompt:
         _check_modality("media_refs", *(item.modality for item in request.media_refs.items))
         return ImagePrompt(ids, urls=[item.url for item in request.media_refs.items])
     if request.HasField("media_refs"):
-        raise InvalidRequest("a request must have one of mm_inputs and media_refs, got both; leave one out")
+        raise InvalidRequest("a request must have mm_inputs or media_refs, got both; leave one of them out")
     inputs = request.mm_inputs
     _check_modality("mm_inputs", inputs.modality)
     if (key := inputs.encoder_input_key or "pixel_values") != "pixel_values":

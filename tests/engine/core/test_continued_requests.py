@@ -131,7 +131,7 @@ def test_output_that_has_ended_is_not_continued() -> None:
         harness.add(b"abc", SamplingParams(num_output_tokens=3))
     with pytest.raises(InvalidRequest, match=r"must be less than max_tokens \(2\)"):
         SamplingParams(max_tokens=2, num_output_tokens=2)
-    with pytest.raises(InvalidRequest, match="must have no token that ends it, got 99"):
+    with pytest.raises(InvalidRequest, match="must not have an end token, got 99"):
         harness.add(b"abc", SamplingParams(num_output_tokens=1, stop_ids=(99,)))
     with pytest.raises(InvalidRequest, match=r"stop \('bc'\) ended it after 2"):
         harness.add(b"abcd", SamplingParams(num_output_tokens=3, stop=("bc",)))

@@ -122,7 +122,7 @@ def test_a_score_needs_an_answer() -> None:
     answers = RerankAnswers(5, 6)
     assert answers.score([TokenLogprob(5, -0.1, ((5, -0.1), (9, -3.0)))]) == 1.0
     assert answers.score([TokenLogprob(6, -0.1, ((6, -0.1), (9, -3.0)))]) == pytest.approx(0)
-    with pytest.raises(InvalidRequest, match="does not answer yes or no"):
+    with pytest.raises(InvalidRequest, match="must answer yes or no"):
         answers.score([TokenLogprob(9, -0.1, ((9, -0.1), (8, -3.0)))])
     with pytest.raises(RequestFailed, match="ended before"):
         answers.score([])

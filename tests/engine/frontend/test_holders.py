@@ -13,7 +13,7 @@ def test_holders_are_counted_until_their_block_ends() -> None:
     calls = Holders("calls", "calls are being served", 2)
     with calls.held(NO_TENANT), calls.held(NO_TENANT):
         assert calls.total == 2
-        with pytest.raises(Overloaded, match="2 calls are being served, but at most 2 may") as caught:
+        with pytest.raises(Overloaded, match="2 calls are being served, but at most 2 are") as caught:
             calls.held(NO_TENANT).__enter__()
         assert caught.value.numbers == {"calls": 2, "max_calls": 2}
     with contextlib.suppress(ZeroDivisionError), calls.held(NO_TENANT):
@@ -25,7 +25,7 @@ def test_a_tenant_may_hold_its_share_only() -> None:
     calls = Holders("calls", "calls are being served", 4)
     mallory, alice = Tenant("mallory", 0.5), Tenant("alice", 0.5)
     with calls.held(mallory), calls.held(mallory):
-        with pytest.raises(Overloaded, match="2 calls are being served, but at most 2 of one tenant may"):
+        with pytest.raises(Overloaded, match="2 calls are being served, but at most 2 of one tenant"):
             calls.held(mallory).__enter__()
         with calls.held(alice):
             assert calls.total == 3

@@ -121,7 +121,7 @@ def test_a_dead_engine_is_an_error_now_and_ever_after() -> None:
 
     with make_llm(before_step=explode) as llm:
         for _ in range(2):
-            with pytest.raises(EngineDead, match=r"make a new LLM.*device lost") as caught:
+            with pytest.raises(EngineDead, match=r"create another LLM.*device lost") as caught:
                 llm.generate("x")
             assert caught.value.__cause__ is cause
 

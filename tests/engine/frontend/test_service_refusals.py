@@ -40,7 +40,7 @@ from oracle import alone
             [1],
             {"min_tokens": 1, "stop_ids": tuple(range(258))},
             InvalidRequest,
-            "every first token would end the output",
+            "any first token would end the output",
         ),
         ([1], {"min_tokens": 1, "stop_ids": (*range(256), 257)}, InvalidRequest, "all 258 tokens .* end"),
         ([1] * 256, {}, RequestTooLong, "256 tokens and max_tokens 1 need 257 .* page pool holds 256"),
@@ -89,7 +89,7 @@ async def test_a_full_queue_refuses_more() -> None:
             asyncio.create_task(collect(engine.generate([1], SamplingParams(max_tokens=2)))) for _ in range(5)
         ]
         await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match=r"5 requests are unfinished .* but at most 5 may be"):
+        with pytest.raises(Overloaded, match=r"5 requests are unfinished .* but at most 5 are allowed"):
             await anext(engine.generate([1]))
         assert observer.reasons == ["overloaded"]
         gate.open()

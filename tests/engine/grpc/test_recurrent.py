@@ -104,13 +104,13 @@ async def test_a_miss_without_a_state_names_the_state_before(tmp_path: Path) -> 
             said[name] = (await its.client.cache.explain(name)).text
     assert said["junction"].startswith("0 of 47 prompt tokens were cached")
     assert (
-        "reach to position 24, but no recurrent state is cached there; no earlier one is cached"
+        "reach to position 24, but no recurrent state is cached there; no earlier state is cached"
         in said["junction"]
     )
     assert said["found"].startswith("24 of 47 prompt tokens were cached")
     assert said["behind it"].startswith("24 of 46 prompt tokens were cached")
     assert (
-        "reach to position 32, but no recurrent state is cached there; the nearest state before is at 24"
+        "reach to position 32, but no recurrent state is cached there; the state before is at 24"
         in said["behind it"]
     )
     core.check()

@@ -256,7 +256,7 @@ def test_the_salt_key_is_private_and_stays_with_the_pages(tmp_path: Path) -> Non
     assert load_tenant_salts(tmp_path / "other").of("a") != first
     assert load_tenant_salts(None).of("a") != load_tenant_salts(None).of("a")
     file.write_bytes(b"cut")
-    with pytest.raises(InvalidConfig, match="has 3 bytes but must have 32; remove it"):
+    with pytest.raises(InvalidConfig, match="must have 32 bytes, got 3; remove it"):
         load_tenant_salts(folder)
     (tmp_path / "file").touch()
     with pytest.raises(InvalidConfig, match="--cache-dir"):

@@ -212,7 +212,7 @@ async def test_adapters_over_grpc(folder: Path) -> None:
             assert (await said("tale")).text not in (tale.text, base.text)
             await client.unload_adapter("tale")
             assert await client.adapters() == []
-            with pytest.raises(NotFound, match=r"adapter must be one that is loaded \(none\), got 'tale'"):
+            with pytest.raises(NotFound, match=r"adapter must be a loaded one \(none\), got 'tale'"):
                 await said("tale")
     finally:
         await server.stop()
@@ -249,7 +249,7 @@ async def test_tenants_use_their_adapters_alone(tmp_path: Path) -> None:
                     assert answer.status == wanted, (tenant, name)
                     if wanted == 403:
                         assert "--lora-tenants" in answer.json["error"]["message"]
-                        with pytest.raises(Forbidden, match="one that this tenant may use, got 'a'"):
+                        with pytest.raises(Forbidden, match="open to this tenant, got 'a'"):
                             await collect(client.generate("x", SamplingParams(max_tokens=1), adapter=name))
                 with contextlib.ExitStack() as stack:
                     if tenant != "Root":

@@ -637,8 +637,8 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "a field of a message": (CHAT, {"messages": [{**HI[0], "audio": {"id": "x"}}]}, "messages[0].audio"),
     "a bias": (CHAT, {"messages": HI, "logit_bias": {"x": 1}}, "logit_bias must have token ids"),
     "a token of an input": (EMBEDDINGS, {"input": [-1]}, "input must have token ids in [0, "),
-    "a token": (DETOKENIZE, {"tokens": [10**6]}, "outside the vocabulary"),
-    "both inputs": (TOKENIZE, {"prompt": "a", "messages": HI}, "one of prompt and messages"),
+    "a token": (DETOKENIZE, {"tokens": [10**6]}, "token ids must be in [0, "),
+    "both inputs": (TOKENIZE, {"prompt": "a", "messages": HI}, "either prompt or messages"),
     "dimensions": (EMBEDDINGS, {"input": "a", "dimensions": 10**6}, "dimensions must be between 1 and"),
     "no documents": (RERANK, {"query": "a", "documents": [], "yes": "a", "no": "b"}, "documents can be rer"),
     "JSON unasked for": (

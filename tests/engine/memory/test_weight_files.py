@@ -53,9 +53,9 @@ def test_the_files_of_a_folder(
         (TWO[:1], (), f"lacks {TWO[1]}; download"),
         ((), THREE, f"lacks {', '.join(THREE)}, which"),
         ((*TWO, *THREE), (), "2 complete sets of weight files"),
-        ((), ("../weights.safetensors",), "files of its own folder"),
+        ((), ("../weights.safetensors",), "files of the same folder"),
         (("pytorch_model.bin",), (), "but pytorch_model.bin in an unsupported format"),
-        ((), (), r"no model\*\.safetensors file; a model folder holds"),
+        ((), (), r"no model\*\.safetensors file; give a folder with"),
     ],
 )
 def test_missing_files_are_named(

@@ -94,7 +94,7 @@ def _tag(**changes: Any) -> StructuredOutput:
         (StructuredOutput(json_schema={"type": "array", "uniqueItems": True}), "uniqueItems"),
         (StructuredOutput(json_schema={"$ref": "http://127.0.0.1/x"}), "retriev"),
         (StructuredOutput(json_schema={"$ref": "file:///etc/passwd"}), "retriev"),
-        (StructuredOutput(json_schema=False), "allows nothing"),
+        (StructuredOutput(json_schema=False), "matches no output"),
         (
             StructuredOutput(json_schema={"type": "integer", "minimum": 5, "maximum": 3}),
             "greater than maximum",

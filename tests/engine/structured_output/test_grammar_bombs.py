@@ -223,7 +223,7 @@ def test_closing_ends_running_and_waiting_compilations() -> None:
     for waits in (running, waiting):
         with pytest.raises(EngineStopping):
             waits.constraint.result(timeout=10)
-    with pytest.raises(EngineStopping, match="no longer compiles schemas or grammars"):
+    with pytest.raises(EngineStopping, match="schemas and grammars are no longer compiled"):
         own.compile(StructuredOutput(regex="a"))
     assert not any(thread.is_alive() for thread in own.pool._threads)
 

@@ -108,7 +108,7 @@ def test_a_stuck_mask_fails_only_its_request(threads: MaskThreads) -> None:
     give_up(stuck)
     assert constraint(threads, Matcher()).allowed().any()
     assert other.is_stuck
-    with pytest.raises(ConstraintFailed, match="another output with it is too costly"):
+    with pytest.raises(ConstraintFailed, match="checking it for another output was too costly"):
         other.allowed()
     gate.set()
     _until(lambda: not other.is_stuck and not threads.num_stuck)
@@ -439,7 +439,7 @@ def test_a_grammar_whose_mask_is_stuck_is_refused_meanwhile() -> None:
     own = ConstraintCompiler(byte_tokenizer(), vocab_size=VOCAB_SIZE)
     made = own.compile(StructuredOutput(regex="ab"))
     made._lexer.num_stuck = 1
-    with pytest.raises(InvalidRequest, match="regex cannot be used now: another output with it"):
+    with pytest.raises(InvalidRequest, match="regex cannot be used now: checking it for another output"):
         own.compile(StructuredOutput(regex="ab"))
     own.compile(StructuredOutput(regex="abc"))
     made._lexer.num_stuck = 0

@@ -87,7 +87,7 @@ async def test_a_url_gets_the_tokens_that_the_model_wants_around_images() -> Non
         [answer] = await its.generate(**asked)
         assert answer.complete.prompt_tokens == len("a<>b") + ROWS
     async with worker(core(FakeImages(rules=replace(RULES, text="\n~\n")))) as its:
-        with pytest.raises(grpc.aio.AioRpcError, match="must be in chats, because they change"):
+        with pytest.raises(grpc.aio.AioRpcError, match="must be sent in chats, because they change"):
             await its.generate(**asked)
 
 
