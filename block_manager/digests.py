@@ -34,8 +34,8 @@ def check_strength(hasher: Hasher) -> None:
     (digest,) = hasher(root(b""), bytes(TOKEN_BYTES), TOKEN_BYTES)
     if len(digest) < MIN_DIGEST_BYTES:
         raise ValueError(
-            f"the hasher's digests must have at least {MIN_DIGEST_BYTES} bytes, got {len(digest)}: a hit is "
-            "not compared with the tokens, so two prefixes of one digest would share their K/V; use SHA-256"
+            f"the hasher's digests must have at least {MIN_DIGEST_BYTES} bytes, got {len(digest)}: tokens "
+            "are not compared, so two prefixes with the same digest would share their K/V; use SHA-256"
         )
 
 

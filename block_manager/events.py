@@ -101,8 +101,8 @@ class EventLog:
         first = self._next - len(self._events)
         if not first <= number <= self._next:
             raise EventsLost(
-                f"events {first} to {self._next - 1} are available, got {number}; watch from {self._next} "
-                "on after reading what is cached"
+                f"events {first} to {self._next - 1} are available, got {number}; read what is cached, then "
+                f"watch from {self._next}"
             )
         latest = list(islice(reversed(self._events), self._next - number))
         latest.reverse()

@@ -34,9 +34,9 @@ def _check_group(
     assert all(count == 1 for count in targets.values()), "two copies write one page"
     for table, part in parts:
         visible = max(group.first_visible_page(table.num_written), group.num_sink_pages)
-        assert part.window_start <= visible, "a page that queries can see was given back"
+        assert part.window_start <= visible, "a page that queries can see was released"
         freed = part.pages[group.num_sink_pages : part.window_start]
-        assert all(page == NULL_PAGE for page in freed), "an entry names a page that was given back"
+        assert all(page == NULL_PAGE for page in freed), "an entry names a released page"
         for page in page_ids(part.pages[table.num_written // page_size :]):
             assert in_tables[page] == 1, f"page {page} is written by one table and held by another"
-            assert not group.pool.is_published(page), f"page {page} can be found and is still written"
+            assert not group.pool.is_published(page), f"page {page} is published but still written"

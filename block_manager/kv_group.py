@@ -104,7 +104,7 @@ class KVGroup(CacheGroup):
     def extend(self, part: GroupPageTable, num_pages: int) -> None:
         """Allocate pages until ``part`` has ``num_pages`` entries; the pool must have enough idle pages."""
         pages = self.pool.allocate(num_pages - len(part.pages))
-        assert pages is not None, "more pages are allocated than are idle"
+        assert pages is not None, "more pages are requested than are idle"
         part.pages.fromlist(cast("list[int]", pages))
 
     def free_out_of_window(self, table: PageTable) -> None:

@@ -199,7 +199,7 @@ class PagePool:
             left = ref_counts[page] - 1
             ref_counts[page] = left
             if left:
-                assert left > 0, f"page {page} is dropped more often than held"
+                assert left > 0, f"page {page} is released more often than it was held"
             elif digest_of[page] is None:
                 self._empty.append(page)
             else:
@@ -254,8 +254,8 @@ class PagePool:
         assert len(listed) == len(idle), "a page is listed as idle twice"
         for page, ref_counts in enumerate(self._ref_counts):
             assert (page in idle) == (ref_counts == 0), f"page {page} has {ref_counts} holders"
-        assert all(self._digest_of[page] is None for page in self._empty), "an empty page can be found"
-        assert all(self._digest_of[page] is not None for page in self._cached), "a cached page is lost"
+        assert all(self._digest_of[page] is None for page in self._empty), "an empty page has a digest"
+        assert all(self._digest_of[page] is not None for page in self._cached), "a cached page has no digest"
         published = {digest: page for page, digest in enumerate(self._digest_of) if digest is not None}
-        assert published == self._page_of, "the index and the pages disagree"
-        assert len(published) == sum(digest is not None for digest in self._digest_of), "a digest twice"
+        assert published == self._page_of, "the index of digests and the pages' digests differ"
+        assert len(published) == sum(digest is not None for digest in self._digest_of), "two equal digests"

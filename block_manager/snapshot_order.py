@@ -155,7 +155,7 @@ class SnapshotOrder:
             if self._now >= self._rerank_at:
                 self._rerank()
             digest = digests[page]
-            assert digest is not None, "released without a digest"
+            assert digest is not None, "the slot was released without a digest"
             record = self._listed[page] = self._records[digest]
             record.slot = page
             if not record.is_awaited:
@@ -197,13 +197,13 @@ class SnapshotOrder:
 
     def check(self, digests: abc.Collection[Digest]) -> None:
         """Raise AssertionError unless the records match ``digests``, the digests of all present snapshots."""
-        assert self._records.keys() == set(digests), "a snapshot without a record, or the opposite"
-        assert self._evicted.keys().isdisjoint(self._records), "a snapshot is there and gone"
-        assert len(self._evicted) <= self._max_remembered, "more is remembered than was promised"
+        assert self._records.keys() == set(digests), "a snapshot has no record, or a record has no snapshot"
+        assert self._evicted.keys().isdisjoint(self._records), "a snapshot is both cached and evicted"
+        assert len(self._evicted) <= self._max_remembered, "too many evicted snapshots are kept"
         listed = {record.slot: record for record in self._records.values() if record.slot is not None}
-        assert listed == self._listed, "a listed snapshot is in another slot"
+        assert listed == self._listed, "a snapshot is listed under another slot"
         ranked = {record.slot for _, _, serial, record in self._heap if record.serial == serial}
-        assert self._listed.keys() <= ranked, "a listed snapshot would never go"
+        assert self._listed.keys() <= ranked, "a listed snapshot could never be evicted"
 
     def _advance_age(self, record: _Record) -> None:
         if not record.is_awaited or self._now != record.released_at + AGES[record.age + 1]:

@@ -143,10 +143,10 @@ class SlidingWindow(KVGroupSpec):
         KVGroupSpec.__post_init__(self)
         if self.window < 1:
             raise ValueError(
-                f"window must be at least 1, got {self.window}; layers without one are FullAttention"
+                f"window must be at least 1, got {self.window}; use FullAttention for layers without a window"
             )
         if self.keep < 0:
-            raise ValueError(f"keep must be at least 0, got {self.keep}; 0 keeps nothing visible")
+            raise ValueError(f"keep must be at least 0, got {self.keep}; 0 keeps no first positions visible")
 
     def first_visible(self, position: int) -> int:
         window = self.window_at(position)

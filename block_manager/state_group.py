@@ -51,7 +51,7 @@ class CoveredPages:
         """Raise AssertionError unless the counts match exactly these snapshots."""
         expected = Counter(snapshots)
         expected.update(before for before in self._before.values() if before is not None)
-        assert expected == self._counts, "a page is covered by other snapshots than there are"
+        assert expected == self._counts, "the snapshots that cover a page are miscounted"
 
 
 BeginCopy = abc.Callable[[CacheGroup, PageId, PageId], None]
@@ -140,7 +140,7 @@ class StateGroup(CacheGroup):
     def fork(self, table: PageTable, forked: PageTable, copy: BeginCopy) -> None:
         """Give a forked table its own running slot, and request a copy of the state."""
         running = _state(table).running
-        assert running is not None, "a table is forked that was never written"
+        assert running is not None, "a forked table was never written"
         slot = self._take()
         copy(self, running, slot)
         forked.state = TableState(running=slot)
@@ -200,7 +200,7 @@ class StateGroup(CacheGroup):
     def plan_drafts(self, table: PageTable, stop: int, count: int) -> None:
         """Allocate a slot for the state after ``stop`` and after each draft but the last."""
         state = _state(table)
-        assert all(position < stop for position, _ in state.drafted), "drafts are planned twice"
+        assert all(position < stop for position, _ in state.drafted), "drafts were planned twice"
         state.drafted += [(stop + index, self._take()) for index in range(count)]
         self._num_drafted += count
 
@@ -228,8 +228,8 @@ class StateGroup(CacheGroup):
         planned, state.planned = state.planned, []
         for position, slot, is_branch in planned:
             page = position // self._page_size
-            assert position % self._page_size == 0, "a snapshot inside a page"
-            assert position <= table.num_written, "a snapshot ahead of its page"
+            assert position % self._page_size == 0, "a snapshot must be at a page's end"
+            assert position <= table.num_written, "a snapshot is ahead of its page"
             self._publish(slot, table.digests, page, state=state, is_branch=is_branch, salt=table.salt)
             self.pool.decref([slot])
             if self.pool.is_published(slot) and not (is_branch or self.spec.every_page):
@@ -317,8 +317,8 @@ class StateGroup(CacheGroup):
         drafted = [slot for table in tables for _, slot in _state(table).drafted]
         written = [*running, *drafted, *(p.slot for table in tables for p in _state(table).planned)]
         assert len(set(written)) == len(written), "a slot is written twice in a step"
-        assert not any(map(self.pool.is_published, written)), "a slot can be found and is still written"
-        assert self._num_drafted == len(drafted) <= self.spec.max_drafted, "states of drafts are miscounted"
+        assert not any(map(self.pool.is_published, written)), "a slot is published but still written"
+        assert self._num_drafted == len(drafted) <= self.spec.max_drafted, "draft states are miscounted"
         for table in tables:
             assert (
                 table.num_written == 0 or _state(table).running is not None or _state(table).found is not None
@@ -329,7 +329,7 @@ class StateGroup(CacheGroup):
 
     def _take(self) -> PageId:
         slots = self.pool.allocate(1)
-        assert slots is not None, "a slot is taken where none is idle"
+        assert slots is not None, "a slot is taken although no slot is idle"
         return slots[0]
 
     def _release(self, slots: abc.Sequence[PageId]) -> None:

@@ -27,7 +27,7 @@ def wrong_mlx() -> str | None:
     if pinned is None or installed == pinned:
         return None
     return (
-        f"it is built for MLX {pinned}, and {installed} is installed, whose C++ interface differs; run: "
+        f"it was built for MLX {pinned}, but MLX {installed} with another C++ interface is installed; run: "
         f"pip install 'mlx[cpu]=={pinned}'"
     )
 
@@ -71,7 +71,7 @@ def choose_backend(name: str, threads: int | None = None, *, exact: bool = False
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be at least 1, got {threads}; leave it out to use every core")
     if name == "reference":
-        return BackendSelection(ReferenceBackend(), "plain MLX operations, as asked for: slow, always right")
+        return BackendSelection(ReferenceBackend(), "plain MLX operations, as requested: slow but correct")
     if name == "metal" and not mx.metal.is_available():
         raise ValueError(
             "backend 'metal' cannot run: MLX finds no Metal device on this machine; use --backend auto"
@@ -131,22 +131,22 @@ def _choose_metal(*, asked_for: bool) -> BackendSelection:
 
     if (asked := os.environ.get(IN_PLACE_VARIABLE, "1")) not in ("0", "1"):
         raise ValueError(
-            f"{IN_PLACE_VARIABLE} must be 0 or 1, got {asked!r}; leave it out to have a self-test decide"
+            f"{IN_PLACE_VARIABLE} must be 0 or 1, got {asked!r}; unset it to let a self-test decide"
         )
     backend = MetalBackend()
     in_place = f"; {backend.try_in_place()}" if asked == "1" else ""
     failure = None if asked_for or backend.writes_in_place else first_failure(backend)
     if failure is None:
         reason = (
-            "Metal kernels, as asked for: `octavo doctor --backend metal` checks them"
+            "Metal kernels, as requested; `octavo doctor --backend metal` checks them"
             if asked_for
-            else "Metal kernels, right on a short self-test on this device"
+            else "Metal kernels, which pass a short self-test on this device"
         )
         return BackendSelection(backend, reason + in_place)
     return BackendSelection(
         ReferenceBackend(),
         f"plain MLX operations on the Metal device (slow): the Metal kernels fail their self-test here "
-        f"({failure.name}); `octavo doctor --backend metal` shows all of it",
+        f"({failure.name}); `octavo doctor --backend metal` shows all results",
     )
 
 
@@ -163,8 +163,8 @@ def _load_native(threads: int | None, *, exact: bool) -> tuple[BackendSelection 
     if built != ABI_VERSION:
         return (
             None,
-            f"the native CPU extension does not load (its interface is version {built}, this is Octavo for "
-            f"version {ABI_VERSION}: it was built from other sources; build it again)",
+            "the native CPU extension does not load (it was built from other sources, with interface "
+            f"version {built} instead of {ABI_VERSION}; build it again)",
         )
     from .cpu.backend import CpuBackend
 

@@ -149,7 +149,7 @@ class GroupedKVCache:
 
     def gather(self, layer: int) -> tuple[mx.array, mx.array]:
         if layer in self._chunked:
-            raise ValueError(f"K and V of chunked layer {layer} cannot be gathered; it attends within chunks")
+            raise ValueError(f"layer {layer} must not attend within chunks to gather its K and V")
         cache, index = self._places[layer]
         return cache.gather(index)
 

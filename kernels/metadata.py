@@ -147,7 +147,7 @@ class AttentionMetadata(StepRows):
             if array.dtype != np.int32 or array.shape != shape:
                 raise ValueError(f"{name} must be int32 {shape}, got {array.dtype} {array.shape}")
         if not tokens:
-            raise ValueError("a step must have at least one token; do not launch an empty one")
+            raise ValueError("a step must have at least one token; do not launch empty steps")
         for name, array, limit in (
             ("slots", group.slots, num_pages * self.page_size),
             ("page_table", group.page_table, num_pages),

@@ -73,17 +73,17 @@ def check_residual(spec: PoolSpec, residual: PoolSpec) -> None:
     for layer, own in zip(spec.layers, residual.layers, strict=True):
         if _shape(layer) != _shape(own):
             raise ValueError(
-                f"residual pages of rows {_shape(layer)} (heads, K, V) must have them too, got {_shape(own)}"
+                f"residual pages must have rows of {_shape(layer)} (heads, K, V), got {_shape(own)}"
             )
         if own.window != residual.layers[0].window:
             raise ValueError("layers that share residual pages must have one window, got several")
         if own.window is None or (layer.window is not None and (own.window > layer.window)):
             raise ValueError(
-                f"residual pages need a window, at most the layer's {layer.window}, got {own.window}"
+                f"residual pages must have a window of at most the layer's {layer.window}, got {own.window}"
             )
         if layer.window is not None and own.keep != layer.keep:
             raise ValueError(
-                f"residual pages of a layer with a window must keep its {layer.keep}, got {own.keep}"
+                f"residual pages of a layer with a window must have its keep of {layer.keep}, got {own.keep}"
             )
 
 

@@ -67,7 +67,7 @@ class StateSegments:
             if ((values < lowest) | (values >= num_slots)).any():
                 raise ValueError(f"slots {name} must lie in [{lowest}, {num_slots}), got {values.tolist()}")
         if len(np.unique(written)) < len(written):
-            raise ValueError(f"a slot must be written once in a step, got {written.tolist()}")
+            raise ValueError(f"a slot must be written once per step, got {written.tolist()}")
         others = np.where(source == target, NO_STATE, source)
         if np.isin(others[others >= 0], written).any():
             raise ValueError(

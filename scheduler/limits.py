@@ -37,8 +37,8 @@ class Limits:
         if self.max_step_tokens < self.max_running:
             raise ValueError(
                 f"max_step_tokens must be at least max_running, got {self.max_step_tokens} and "
-                f"{self.max_running}: a full decode batch has to fit in one step; raise the first or "
-                "lower the second"
+                f"{self.max_running}: a full decode batch has to fit in one step; raise max_step_tokens or "
+                "lower max_running"
             )
 
     def is_long_prompt(self, num_prompt: int) -> bool:

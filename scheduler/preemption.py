@@ -12,7 +12,7 @@ MAX_COUNTED_PREEMPTIONS = 30  # most preemptions of a sequence that count; 2^30 
 def lost_work(sequence: Sequence, blocks: BlockManager) -> int:
     """Return how many positions a running sequence may have to recompute if it is preempted."""
     table = sequence.table
-    assert table is not None, f"{sequence.sequence_id} has nothing to give back"
+    assert table is not None, f"{sequence.sequence_id} has nothing to release"
     return table.num_written - blocks.num_shared(table)
 
 

@@ -50,8 +50,8 @@ class Scheduler:
         if limits.max_step_tokens > blocks.max_chunk and any(group.window for group in blocks.groups):
             raise ValueError(
                 f"max_step_tokens must be at most the block manager's max_chunk of {blocks.max_chunk}, got "
-                f"{limits.max_step_tokens}: windows reserve room for it; raise max_chunk or lower "
-                "max_step_tokens"
+                f"{limits.max_step_tokens}: windows reserve space for max_chunk tokens; raise max_chunk or "
+                "lower max_step_tokens"
             )
         self.blocks = blocks
         self.limits = limits
@@ -239,7 +239,7 @@ class Scheduler:
         results   one result per sequence, in the order of ``step.sampled()``
         """
         oldest = self._planned.popleft() if self._planned else None
-        assert step is oldest, "this step is not the oldest that was planned and not committed"
+        assert step is oldest, "this step is not the oldest step that waits for commit"
         if step.copies:
             self.blocks.copied(step.copies)
         groups: list[tuple[ScheduledChunk, abc.Sequence[SampleResult]]] = []

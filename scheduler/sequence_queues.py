@@ -73,7 +73,7 @@ class SlotShares:
     def _count(self, counts: dict[str, int], tenant: str, change: int) -> None:
         for each in (counts, self._present):
             left = each.get(tenant, 0) + change
-            assert left >= 0, f"tenant {tenant!r} has less than no sequence"
+            assert left >= 0, f"tenant {tenant!r} has a negative number of sequences"
             if left:
                 each[tenant] = left
             else:

@@ -215,7 +215,7 @@ class EngineProcess:
             try:
                 ended = self._handle(self._pipe.receive())
             except (EOFError, OSError):
-                ended = _Ended(EngineDead("the engine's process ended unexpectedly; see its last messages"))
+                ended = _Ended(EngineDead("the engine's process ended unexpectedly; see its log messages"))
             except Exception as error:  # an error must not end this thread unnoticed
                 logger.exception("the engine's process sent a message that cannot be read")
                 ended = _Ended(error)

@@ -206,7 +206,7 @@ class EngineThread:
             built = core.builder.build(request)
             core.add(built)
         except (ValueError, OctavoError) as error:
-            logger.exception("request %s was admitted and then refused", request.request_id)
+            logger.exception("request %s was refused after it had been accepted", request.request_id)
             self._listener.outputs(
                 [EngineOutput(request.number, delta) for delta in _refusals(request, str(error))]
             )

@@ -175,7 +175,7 @@ class LiveSamples:
         if not stuck:
             return
         logger.error(
-            "no step was planned although %d sequences have work left; their requests fail", len(stuck)
+            "no step was planned although %d sequences have work left; these requests fail", len(stuck)
         )
         for request in {self.by_sequence[sequence].request: None for sequence in stuck}:
             self._fail(request, "the scheduler planned no step for this request, which is a bug of Octavo")

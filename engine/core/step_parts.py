@@ -92,7 +92,7 @@ class RequestedRows(NamedTuple):
         assert len(scored) < 2, "one part scores prompts"
         inputs: dict[str, RowInput] = {}
         for _, rows in self.parts:
-            assert not inputs.keys() & rows.inputs.keys(), "two parts give an input of one name"
+            assert not inputs.keys() & rows.inputs.keys(), "two parts give inputs of the same name"
             inputs.update(rows.inputs)
             if rows.last is not None:
                 batch = batch._replace(attention=replace(batch.attention, last=rows.last))

@@ -83,7 +83,7 @@ class StepStats:
             try:
                 self._observer.step(record)
             except Exception:  # an observer must never stop the engine
-                logger.exception("the observer failed; its figures are incomplete")
+                logger.exception("the observer failed; its statistics are incomplete")
         self._num_evicted = num_evicted
         self._forget()
 

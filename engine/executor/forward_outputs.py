@@ -42,7 +42,7 @@ def results_of(form: Form, output: mx.array, found: RowSelection) -> list[mx.arr
         if (choice := found.greedy_output) is None:
             raise HookError("the output head is not a native module")
         if output is not choice.of:
-            raise HookError("the model changes the logits that its head gives")
+            raise HookError("the model changes the logits after its output head")
         results += [choice.ids.squeeze(1), choice.logits.squeeze(1)]
     elif form.logits:
         results.append(output.squeeze(1))

@@ -60,7 +60,7 @@ class BatchDrafter(ABC):
 
     def record(self, states: States) -> None:
         """Record the hidden states [P, D] of the rows that ``rows_of`` returned."""
-        raise AssertionError(f"{len(states)} hidden states for a drafter that reads none")
+        raise AssertionError(f"{len(states)} hidden states for a drafter that does not read hidden states")
 
     def begin(self, sequence: Served) -> DraftState:
         return DraftState(sequence)

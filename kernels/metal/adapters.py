@@ -162,5 +162,5 @@ def adapter_problem(library: KernelLibrary) -> str | None:
     except RuntimeError as failed:  # a kernel does not compile or launch
         return (str(failed).strip() or type(failed).__name__).splitlines()[0]
     if not worst < _LIMIT:  # also true for NaN
-        return f"outputs are off by {worst:.2g} of the largest, {_LIMIT} is the most"
+        return f"outputs have error {worst:.2g} of the largest value, limit {_LIMIT}"
     return None

@@ -72,8 +72,8 @@ class MetalBackend:
         for layer, own in zip(spec.layers, residual.layers, strict=True):
             if layer.window is None and own.keep % residual.page_size:
                 raise ValueError(
-                    f"the metal backend reads whole pages in 16 bits: keep must be a multiple of the "
-                    f"{residual.page_size} positions of a page, got {own.keep}"
+                    f"keep must be a multiple of the page size {residual.page_size} for the Metal kernels, "
+                    f"got {own.keep}"
                 )
         from .residual import MetalResidualCache
 
@@ -92,4 +92,4 @@ class MetalBackend:
         else:
             return "pages are written in place"
         self._writes_in_place = False
-        return f"pages are not written in place: its self-test failed ({failed})"
+        return f"writing pages in place failed its self-test ({failed})"

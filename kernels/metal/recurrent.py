@@ -110,7 +110,7 @@ class MetalRecurrences:
             of_row = heads * width if vector else heads
             if gates.dt_bias.size != of_row or gates.A_log.size not in (heads, of_row):
                 raise ValueError(
-                    f"dt_bias must have the {of_row} values of a row of a, and A_log those or {heads}, got "
+                    f"dt_bias must have {of_row} values (a row of a), and A_log {of_row} or {heads}, got "
                     f"{gates.dt_bias.size} and {gates.A_log.size}"
                 )
             limits = self._limits(gates.lower_bound, gates.beta_scale)
@@ -176,7 +176,7 @@ class MetalRecurrences:
         _check("x", x, (x.shape[0], channels))
         _check("pool", pool, (pool.shape[0], taps - 1, channels))
         if pool.dtype not in (x.dtype, mx.float32):
-            raise ValueError(f"a pool of {pool.dtype} does not hold inputs of {x.dtype}")
+            raise ValueError(f"inputs must have the pool's dtype {pool.dtype}, got {x.dtype}")
         inputs = {"x": x, "weight": weight} | ({} if bias is None else {"bias": bias})
         kernel = self._kernel(
             ("conv", taps, channels, silu, bias is None),
@@ -245,7 +245,7 @@ def recurrent_problem(library: KernelLibrary) -> str | None:
         for what, array, exact in zip(("outputs", "states"), got, wanted, strict=True):
             error = float(np.abs(np.array(array) - exact).max() / np.abs(exact).max())
             if not error < _LIMIT:  # also true for NaN
-                return f"{name}: {what} are off by {error:.2g} of the largest, {_LIMIT} is the most"
+                return f"{name}: {what} have error {error:.2g} of the largest value, limit {_LIMIT}"
     return None
 
 

@@ -132,7 +132,7 @@ def run_selftest(backend: AttentionBackend) -> list[SelfTestResult]:
             results += _attempt(f"{name}, {variant.name}", partial(_check, backend, name, variant))
         results += _attempt(f"{name}, long", partial(_check_long, backend, name))
         if name not in SIXTEEN_BITS:
-            results += _attempt(f"{name} beside 16-bit pages", partial(_check_residual, backend, name))
+            results += _attempt(f"{name} with 16-bit pages", partial(_check_residual, backend, name))
         results += _attempt(f"NaN is reported, {name}", partial(_check_nonfinite, backend, name))
     return results
 
@@ -224,7 +224,7 @@ def _check_long(backend: AttentionBackend, format_name: str) -> list[SelfTestRes
 
 
 def _check_residual(backend: AttentionBackend, format_name: str) -> list[SelfTestResult]:
-    name = f"{format_name} beside 16-bit pages"
+    name = f"{format_name} with 16-bit pages"
     try:
         spec = _pool_spec(format_name, _VARIANTS[0].layer)
         steps = [_metadata(sequences) for sequences in ([(0, old) for old, _ in _SEQUENCES], _SEQUENCES)]

@@ -79,7 +79,7 @@ def test_entries_of_freed_pages_name_no_page() -> None:
     assert list(part.pages[1:3]) == [NULL_PAGE] * 2
     blocks.check()
     part.pages[2] = 5
-    with pytest.raises(AssertionError, match="names a page that was given back"):
+    with pytest.raises(AssertionError, match="names a released page"):
         blocks.check()
 
 

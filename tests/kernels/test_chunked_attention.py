@@ -125,7 +125,7 @@ def test_a_step_within_first_chunks_is_left_as_it_is() -> None:
 
 def test_unsupported_calls_over_chunks_are_refused() -> None:
     cache = cache_of(BACKENDS[0], spec(), residual=False, chunked=True)
-    with pytest.raises(ValueError, match="chunked layer 0 cannot be gathered"):
+    with pytest.raises(ValueError, match="layer 0 must not attend within chunks"):
         cache.gather(0)
     with pytest.raises(ValueError, match="positions from a chunk's start"):
         run(cache, masked=True)

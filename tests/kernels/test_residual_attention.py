@@ -95,11 +95,11 @@ def test_residual_pages_that_fit_no_pages_are_refused() -> None:
         (replace(residual, page_size=32), spec, "page size"),
         (replace(residual, layers=spec.layers), spec, "need a window"),
         (replace(residual, layers=(replace(layer, window=9, keep=3),)), windowed, "at most the layer's 8"),
-        (residual, windowed, "must keep its 3, got 0"),
+        (residual, windowed, "must have its keep of 3, got 0"),
         (
             replace(residual, layers=(replace(layer, window=1, head_dim=32),)),
             spec,
-            r"must have them too, got \(2, 32",
+            r"must have rows of .* \(heads, K, V\), got \(2, 32",
         ),
     ):
         with pytest.raises(ValueError, match=message):

@@ -29,8 +29,8 @@ def test_segments_lie_one_after_the_other() -> None:
             StateSegments.of([1], source=[0], checkpoints=[(1, 2)]),
             "checkpoints must lie in the step's 1 rows",
         ),
-        (StateSegments.of([1, 1], source=[2, 2]), r"written once in a step, got \[2, 2\]"),
-        (StateSegments.of([1], source=[2], checkpoints=[(0, 2)]), r"written once in a step, got \[2, 2\]"),
+        (StateSegments.of([1, 1], source=[2, 2]), r"written once per step, got \[2, 2\]"),
+        (StateSegments.of([1], source=[2], checkpoints=[(0, 2)]), r"written once per step, got \[2, 2\]"),
         (StateSegments.of([1, 1], source=[2, 2], target=[2, 3]), "must not be read by another"),
         (
             StateSegments(

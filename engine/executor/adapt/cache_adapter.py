@@ -68,13 +68,13 @@ class StepContext:
 
     @property
     def step(self) -> StepRows:
-        assert self._step is not None, "a shim was used outside a step"
+        assert self._step is not None, "a cache object was used outside a step"
         return self._step
 
     @property
     def num_visible(self) -> int:
         if self.traced:
-            raise HookError("the model asks for the length of its context as a number")
+            raise HookError("the model reads the length of its context as a number")
         return int(self.step.kv_len.max())
 
 
@@ -157,7 +157,7 @@ class LayerCache:
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Write K [T, Hkv, 1, D] and V of the step's rows."""
         if keys.ndim != 4 or keys.shape[2] != 1 or keys.shape[0] != self.context.step.num_tokens:
-            raise HookError(f"the model caches keys of shape {keys.shape}, not one position per row")
+            raise HookError(f"the model caches keys of shape {keys.shape}, which is not one position per row")
         self.context.kv_cache.write(self.layer, keys.squeeze(2), values.squeeze(2))
         self._dtypes = (keys.dtype, values.dtype)
         return self.keys_and_values()

@@ -84,7 +84,7 @@ def read_adapter(folder: Path, *, max_bytes: int) -> AdapterFile:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(
-            f"{folder / _CONFIG} must be JSON, got {error}; save the adapter again"
+            f"{folder / _CONFIG} must be JSON, but cannot be parsed ({error}); save the adapter again"
         ) from None
     if not isinstance(config, dict):
         raise InvalidRequest(f"{folder / _CONFIG} must be a JSON object, got {type(config).__name__}")

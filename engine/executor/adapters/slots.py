@@ -302,7 +302,7 @@ def load_adapters(
     for name, folder in config.lora_paths.items():
         if name in model_names:
             raise InvalidConfig(
-                f"lora_modules must not have the model's name, got {name!r}; choose another one"
+                f"lora_modules must differ from the model's name, got {name!r}; choose another name"
             )
         try:
             slots.load(name, folder)

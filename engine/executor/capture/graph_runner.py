@@ -58,7 +58,7 @@ class GraphRunner:
         except CannotCapture as error:
             if self.strict:
                 raise
-            log.warning("the graph of such steps is built again in every step: %s", error)
+            log.warning("steps like this one cannot replay a graph, so each builds a new one: %s", error)
             return EagerStep(build, len(values))
 
     def _remember(self, key: object, step: CapturedStep | EagerStep) -> None:
@@ -79,7 +79,7 @@ def values_unread() -> Iterator[None]:
     def refuse(name: str, original: Callable[..., object]) -> Callable[..., object]:
         def read(*args: object, **options: object) -> object:
             if threading.get_ident() == capturing:
-                raise CannotCapture(f"the model reads values while it computes ({name})")
+                raise CannotCapture(f"the model reads values while a graph is built ({name})")
             return original(*args, **options)
 
         return read

@@ -29,10 +29,10 @@ def find_mistake(paged: PagedModel, layout: CacheLayout, lengths: list[int]) -> 
         error = _check_layer(paged, index, spec, lengths, bf16=layout.dtype == mx.bfloat16, latents=latents)
         if not error <= MAX_ERROR:
             if latents:
-                return f"attention over latents (cache {index}) is off by {error:.2g} on random latents"
+                return f"attention over latents (cache {index}) has error {error:.2g} on random latents"
             kind = "chunks" if spec.chunked else "a window"
             window = "all positions" if spec.window is None else f"{kind} of {spec.window}"
-            return f"attention over {window} (cache {index}) is off by {error:.2g} on random keys and values"
+            return f"attention over {window} (cache {index}) has error {error:.2g} on random keys and values"
     return None
 
 

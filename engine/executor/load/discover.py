@@ -89,7 +89,7 @@ def discover_layout(model: Module, architecture: str) -> CacheLayout:
     except ModelLoadError:
         raise
     except Exception as error:  # model code can raise anything
-        raise ModelLoadError(f"model type {architecture!r} fails on a plain forward: {error}") from error
+        raise ModelLoadError(f"model type {architecture!r} fails in mlx-lm itself: {error}") from error
     layers: list[LayerSpec] = []
     places = tuple(found.place(cache, layers) for cache in found.caches)
     entries = found.entries()

@@ -39,7 +39,7 @@ def load_mtp(
     result = ready.result
     if not result.selects_rows:
         raise InvalidConfig(
-            f"speculate='mtp' reads hidden states before the output head, which was not found in "
+            "speculate='mtp' needs the hidden states before the output head, which was not found in "
             f"{loaded.architecture}; choose ngram, suffix or draft:PATH"
         )
     ops, path = model_ops(choice.backend), resolve_model(config.model, config.revision)

@@ -53,12 +53,12 @@ def _check_logits(create: Callable[[bool], PagedModel], vocab_size: int, expecte
         if model.graph_runner is None:
             by_operations = model.states is not None and model.kv_cache.replayable
             reason = (
-                "operations write some of its states" if by_operations else "the page pool does not allow it"
+                "MLX operations write some states" if by_operations else "the page pool does not allow it"
             )
             return FusionResult(_difference(got, expected), reason)
         if mx.array_equal(got, expected) and model.graph_runner.num_replayed:
             return FusionResult()
-        refusal = "replayed graphs compute other logits"
+        refusal = "replayed graphs compute different logits"
     except Exception as error:  # model code may raise anything
         refusal = str(error).partition("\n")[0] or type(error).__name__
     return FusionResult(_difference(_logits(create(False), vocab_size, LAST), expected), refusal)
@@ -76,11 +76,11 @@ def _check_greedy(model: PagedModel, vocab_size: int, expected: mx.array) -> str
     rows = np.array(expected.astype(mx.float32))
     tops = rows.argmax(-1)
     same = np.array_equal(ids, tops) and np.array_equal(logits, rows[ROWS, tops])
-    return "" if same else "the head chooses other tokens than its logits"
+    return "" if same else "the output head chooses tokens that differ from the largest logits"
 
 
 def _difference(got: mx.array, expected: mx.array) -> str:
-    return "" if mx.array_equal(got, expected) else "logits differ from those of separate modules"
+    return "" if mx.array_equal(got, expected) else "logits of fused and separate modules differ"
 
 
 def _logits(model: PagedModel, vocab_size: int, steps: range) -> mx.array:

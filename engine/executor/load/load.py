@@ -113,7 +113,7 @@ def load_paged_runner(
         )
         if padded:
             log.info(
-                "%s: MLX's own operations compute adapters%s on this backend", config.model,
+                "%s: on this backend, MLX's own operations compute adapters%s", config.model,
                 " of experts" if has_kernels else "",
             )  # fmt: skip
         adapter_bytes += padded + (adapter_bytes if has_kernels else 0)
@@ -321,7 +321,7 @@ def _as_written(
     except InvalidConfig:
         raise InvalidConfig(
             f"state_memory must hold the recurrent state of one sequence ({format_size(written)}) and a "
-            f"snapshot of it, got {format_size(states.nbytes)}; raise it"
+            f"snapshot of it, got {format_size(states.nbytes)}; raise state_memory"
         ) from None
     assert fitting is not None
     log.info(

@@ -172,7 +172,7 @@ def convert_weights(model: Module, weights: Weights, ops: ModelOps) -> None:
     if is_quantized(model) and not by_channels:
         but = f", except from those of {bits} bits" if bits else ""
         raise InvalidConfig(
-            f"weights={weights!r} cannot be made from weights quantized already{but}; use weights='keep'"
+            f"weights={weights!r} cannot be made from quantized weights{but}; use weights='keep'"
         )
     if weights == "bf16":
         model.update(tree_map(_as_bf16, model.parameters()))

@@ -31,8 +31,8 @@ def choose_format(config: EngineConfig, score: Callable[[EngineConfig], Scores])
         loss = divergence(base, score(config))
         if not loss <= WARN_LOSS:
             log.warning(
-                "%s: kv_format %s raises the perplexity of a short text by %.0f %%, as happens if some "
-                "channels of K are far larger than others; use kv_format auto, or bf16",
+                "%s: kv_format %s raises the perplexity of a short text by %.0f %%, probably because some "
+                "channels of K are far larger than others; use kv_format auto or bf16",
                 config.model, config.page_formats, 100 * math.expm1(min(loss, 2.0)),
             )  # fmt: skip
         return config
@@ -48,7 +48,7 @@ def choose_format(config: EngineConfig, score: Callable[[EngineConfig], Scores])
             break
     else:
         name = "bf16"
-    log.info("%s: kv_format auto is %s; losses on a short text: %s", config.model, name, ", ".join(losses))
+    log.info("%s: kv_format auto chose %s; losses on a short text: %s", config.model, name, ", ".join(losses))
     return config.with_format(name)
 
 

@@ -144,5 +144,5 @@ def _checked_fusion(
             fusion.not_replayed,
         )
     if fusion.stores_logits:
-        log.info("%s stores all logits of greedy tokens: %s", loaded.architecture, fusion.stores_logits)
+        log.info("%s stores logits even for greedy tokens: %s", loaded.architecture, fusion.stores_logits)
     return fusion

@@ -82,8 +82,8 @@ def probe(
         if recurrent is not None:
             recurrent.release()
         raise ModelLoadError(
-            f"model type {architecture!r} does not compute the same through pages ({refusal}), so it cannot "
-            "be served; choose another model"
+            f"model type {architecture!r} computes different results with a paged cache ({refusal}), so it "
+            "cannot be served; choose another model"
         )
     selects = _selects_rows(paged, selection, reference)
     if recurrent is not None and paged.states is not None:
@@ -167,7 +167,7 @@ def _judge(groups: list[Errors], reference: Reference) -> str | None:
         median, worst = float(np.median(errors)), float(errors.max())
         if not median <= reference.median_limit or not worst <= reference.worst_limit:  # also true for NaN
             return (
-                f"logits of {name} rows are off by {median:.2g} (worst {worst:.2g}), but rounding explains "
+                f"logits of {name} rows have error {median:.2g} (worst {worst:.2g}), but rounding explains "
                 f"only {reference.median_limit:.2g} (worst {reference.worst_limit:.2g})"
             )
     return None

@@ -91,7 +91,7 @@ def find_dependence(paged: PagedModel, vocab_size: int) -> str | None:
         sequences = [*neighbours, _with_other_end(observed, vocab_size, index)]
         runs.append(compute_steps(paged, sequences, counts, longest=LONGEST))
     if (found := _difference(*runs)) is not None:
-        return f"a sequence's results change by {found:.2g} with other sequences in the batch or later tokens"
+        return f"a sequence's results change by {found:.2g} if the batch has other sequences or later tokens"
     return None
 
 
@@ -101,7 +101,7 @@ def find_dependence_in(
     sequences = [[], [], _with_other_end(tokens, vocab_size, 1)]
     alone = compute_steps(paged, sequences, ((0, 0, len(tokens)),), longest=LONGEST)
     if (found := _difference(computed, alone)) is not None:
-        return f"a sequence's results change by {found:.2g} when it is computed alone and in one chunk"
+        return f"a sequence's results change by {found:.2g} if it is computed alone and in one chunk"
     return None
 
 

@@ -78,8 +78,8 @@ def read_head(path: Path, config: Mapping[str, Any]) -> HeadWeights:
     layout = find_layout((name for file in files for name in tensors_of(file)), config)
     if layout is None:
         raise InvalidConfig(
-            f"speculate='mtp' needs a head for multi-token prediction, and {path} has none; many "
-            "conversions drop it, so take the original weights, or choose ngram, suffix or draft:PATH"
+            f"speculate='mtp' needs a head for multi-token prediction, and {path} has none; many converted "
+            "checkpoints lack the head, so use the original weights, or choose ngram, suffix or draft:PATH"
         )
     found: dict[str, mx.array] = {}
     for file in files:

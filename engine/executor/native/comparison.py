@@ -162,7 +162,7 @@ class Comparison:
         given = case.args[0].dtype
         if got.shape != case.wanted.shape or got.dtype not in (case.dtype, given):
             raise ModelLoadError(
-                f"native {label} must give {case.dtype} of shape {list(case.wanted.shape)} as mlx-lm's "
+                f"native {label} must return {case.dtype} of shape {list(case.wanted.shape)} as mlx-lm's "
                 f"does, got {got.dtype} of shape {list(got.shape)}; load the model with --backend reference"
             )
         self._found.append((label, got, case))

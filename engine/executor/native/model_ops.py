@@ -134,7 +134,7 @@ class NativeOps:
             model, exact=exact, fuse=fuse, observed=seen, between=lambda: refer(not untouched)
         )
         kept = dict(Counter(each.type for each in report.kept))
-        log.info("native layers: %s; layers that stay MLX's: %s", report.replaced, kept or "none")
+        log.info("native layers: %s; layers computed by MLX: %s", report.replaced, kept or "none")
         model.update(tree_map(_ext.copy_of, model.parameters()))
         return report
 

@@ -267,8 +267,8 @@ class LeadingGroup(RankGroup):
         global _started
         if _started:
             raise InvalidConfig(
-                f"{config.ranks_setting} must be 1 in a process that has had a group of ranks, because MLX "
-                f"keeps the first one, got {config.num_ranks}; start another process"
+                f"{config.ranks_setting} must be 1 in a process that has used a group of ranks, because MLX "
+                f"keeps the first group, got {config.num_ranks}; start another process"
             )
         _started = True
         self._ending = False
@@ -295,7 +295,7 @@ class LeadingGroup(RankGroup):
         time.sleep(END_GRACE_S)
         if not self._ending:
             print(
-                f"octavo: rank {rank} has ended with code {code}, and all end with it",
+                f"octavo: rank {rank} has exited with status {code}, so all ranks stop",
                 file=sys.stderr,
                 flush=True,
             )

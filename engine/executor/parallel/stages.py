@@ -64,8 +64,8 @@ class Stage(Shard):
         ]
         if not all(any(found.places[layer] for layer in stage) for stage in stages):
             raise InvalidConfig(
-                f"pipeline_parallel must leave each rank a layer with a cache, got {size} for {count} "
-                "layers; choose a smaller number"
+                f"pipeline_parallel must leave at least one layer with a cache for each rank, got {size} for "
+                f"{count} layers; choose a smaller number"
             )
         own = stages[rank]
         places = sorted({place for layer in own for place in found.places[layer]})

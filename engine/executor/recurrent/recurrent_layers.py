@@ -118,7 +118,7 @@ class RecurrentLayers:
             if not error <= limit:  # NaN counts as too large
                 return (
                     f"native layer {name} must compute what mlx-lm's does within {limit:.2g} of the largest "
-                    f"value, got values {error:.2g} off"
+                    f"value, got an error of {error:.2g}"
                 )
         return None
 

@@ -81,7 +81,7 @@ class StatePool:
                 if stands != segment.position:
                     raise ValueError(
                         f"slot {segment.slot} holds the state after {stands} tokens, but its sequence "
-                        f"continues after {segment.position}; restore the slots before a step is computed "
+                        f"continues after {segment.position}; restore the slots before you compute a step "
                         "again"
                     )
         if len(set(targets)) != len(targets) or not all(0 <= slot < self.num_slots for slot in targets):

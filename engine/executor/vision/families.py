@@ -30,8 +30,8 @@ def read_rules(path: Path, config: Settings, *, max_pixels: int) -> ImageRules:
     name = config["model_type"]
     if name not in FAMILIES or "vision_config" not in config:
         raise InvalidConfig(
-            f"vision must be left out for {name} models{_REFUSED.get(name, '')}; images are served for "
-            f"{', '.join(FAMILIES)}, where config.json has a vision_config"
+            f"vision must be left out for {name} models{_REFUSED.get(name, '')}; images are supported for "
+            f"{', '.join(FAMILIES)} models whose config.json has a vision_config"
         )
     settings = _settings(path)
     if settings.get("rescale_factor", 1 / 255) != 1 / 255:
@@ -237,7 +237,7 @@ FAMILIES = {
 _REFUSED = {
     **dict.fromkeys(
         ("gemma3n", "gemma4_unified"),
-        ", whose image rows Octavo does not compute yet",
+        ", whose image rows Octavo does not support yet",
     ),
-    "paligemma": ", for mlx-lm has no language part of them",
+    "paligemma": ", because mlx-lm has no language model for them",
 }

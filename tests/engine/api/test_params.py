@@ -61,7 +61,7 @@ def test_options_are_made_from_declared_parameters() -> None:
         "min_tokens": 2, "top_p": 0.5, "logit_bias": {3: -1.5, 4: 2.0}, "stop": ("a", "b"), "stop_ids": (9,),
         "ignore_eos": True,
     }  # fmt: skip
-    assert "number of output tokens (7)" in parser.format_help()
+    assert "number of output tokens (default: 7)" in parser.format_help()
 
 
 @pytest.mark.parametrize("text", ["3", "x=1", "3=", "=2"])

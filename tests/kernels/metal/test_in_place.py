@@ -165,7 +165,7 @@ def test_a_device_that_cannot_is_noticed_and_serves_without(kind: str) -> None:
     library = read_only(device)
     backend = MetalBackend(library)
     said = backend.try_in_place()
-    assert said.startswith("pages are not written in place: its self-test failed (")
+    assert said.startswith("writing pages in place failed its self-test (")
     assert not backend.writes_in_place
     pool = backend.create_pool(EVERYTHING.spec("fp4", "fp4"))
     assert type(pool) is MetalPool
@@ -175,7 +175,7 @@ def test_a_device_that_cannot_is_noticed_and_serves_without(kind: str) -> None:
 
 def test_it_is_tried_unless_the_environment_says_no(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
-    assert "; pages are not written in place: its self-test failed (" in choose_backend("metal").reason
+    assert "; writing pages in place failed its self-test (" in choose_backend("metal").reason
     monkeypatch.setenv(backends.IN_PLACE_VARIABLE, "0")
     assert "place" not in choose_backend("metal").reason
     monkeypatch.setenv(backends.IN_PLACE_VARIABLE, "yes")

@@ -278,4 +278,4 @@ def test_a_device_whose_kernels_fail_their_self_test_computes_by_operations(
         caplog.clear()
         assert writing_backend(WritingDevice(forgets=(kind,))).recurrent_kernels is None
         (record,) = caplog.records
-        assert f"fail their self-test on this device ({name}: states are off by" in record.getMessage()
+        assert f"fail their self-test on this device ({name}: states have error" in record.getMessage()

@@ -110,5 +110,5 @@ def _attend(case: Case, cache: PagedKVCache, layer: int) -> Any:
 
 def test_less_than_a_page_cannot_be_kept() -> None:
     emulator = Emulator()
-    with pytest.raises(ValueError, match="a multiple of the 32 positions of a page, got 33"):
+    with pytest.raises(ValueError, match="a multiple of the page size 32 for the Metal kernels, got 33"):
         watched_cache(emulator, emulator.backend(), SPLIT, ("fp4", "fp4"), window=1, keep=33)

@@ -328,4 +328,4 @@ def test_a_graph_that_keeps_a_number_of_its_first_step_is_not_replayed(
     got, _ = ready(tmp_path, "llama")
     assert got.fusion is not None
     assert got.fusion.not_fused == ""
-    assert "other logits" in got.fusion.not_replayed
+    assert "different logits" in got.fusion.not_replayed

@@ -95,7 +95,7 @@ def test_pages_and_weights_fit_into_gpu_memory(monkeypatch: pytest.MonkeyPatch) 
 def test_the_doctor_prints_them(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = _metal_lines(describe_settings())
     assert lines[0] == "Metal memory: 96.0 GiB wired, a cache of at least 1.00 GiB for freed buffers"
-    assert "MLX_MAX_MB_PER_BUFFER=set by the size of the pool" in lines[1]
+    assert "MLX_MAX_MB_PER_BUFFER=set when a model is loaded" in lines[1]
     monkeypatch.setenv(OPERATIONS_VARIABLE, "9")
     assert "MLX_MAX_OPS_PER_BUFFER=9," in _metal_lines(describe_settings())[1]
     device_has(monkeypatch, None)

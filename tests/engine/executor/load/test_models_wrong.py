@@ -133,15 +133,15 @@ def test_a_mistake_is_refused_at_any_scale(
     mistake: Callable[[Patch], None],
 ) -> None:
     mistake(monkeypatch)
-    assert "same through pages" in refusal(tmp_path, scale, backend)
+    assert "with a paged cache" in refusal(tmp_path, scale, backend)
 
 
 @pytest.mark.parametrize(
     ("mistake", "message"),
     [
-        (no_causal_mask, "when it is computed alone and in one chunk"),
-        (neighbours_offset, "when it is computed alone and in one chunk"),
-        (longest_offset, "when it is computed alone and in one chunk"),
+        (no_causal_mask, "if it is computed alone and in one chunk"),
+        (neighbours_offset, "if it is computed alone and in one chunk"),
+        (longest_offset, "if it is computed alone and in one chunk"),
         (lambda _: None, None),
     ],
     ids=["no mask", "a neighbour's offset", "the longest's offset", "nothing wrong"],
@@ -162,7 +162,7 @@ def test_steps_beside_others_have_the_bits_of_one_alone(
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("by", [1, -1])
 def test_a_wrong_window_is_refused_at_any_scale(tmp_path: Path, scale: float, by: int) -> None:
-    assert "same through pages" in refusal(tmp_path, scale, _ChangedWindows(by))
+    assert "with a paged cache" in refusal(tmp_path, scale, _ChangedWindows(by))
 
 
 def changed_rotary(change: Callable[[mx.array], mx.array]) -> Callable[[Patch], None]:
@@ -200,4 +200,4 @@ def test_a_mistake_over_latents_is_refused_at_any_scale(
     tmp_path: Path, monkeypatch: Patch, scale: float, mistake: Callable[[Patch], None]
 ) -> None:
     mistake(monkeypatch)
-    assert "same through pages" in refusal(tmp_path, scale, ReferenceBackend(), "deepseek_v3")
+    assert "with a paged cache" in refusal(tmp_path, scale, ReferenceBackend(), "deepseek_v3")

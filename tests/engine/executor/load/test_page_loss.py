@@ -125,4 +125,4 @@ def test_a_model_with_large_channels_is_warned_of_and_gets_16_bits(
         LLM(EngineConfig(model=folder, num_pages=32, kv_format="int8")).close()
     (record,) = caplog.records
     assert "kv_format int8 raises the perplexity" in record.getMessage()
-    assert record.getMessage().endswith("use kv_format auto, or bf16")
+    assert record.getMessage().endswith("use kv_format auto or bf16")

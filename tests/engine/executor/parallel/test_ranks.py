@@ -205,7 +205,7 @@ async def test_when_one_rank_is_killed_all_end(kind: str, killed: int) -> None:
             lambda: not any(p.is_running() and p.status() != "zombie" for p in processes), "all have ended"
         )
     if killed:
-        line = f"octavo: rank {killed} has ended with code -9, and all end with it"
+        line = f"octavo: rank {killed} has exited with status -9, so all ranks stop"
         assert line in server.last_errors
 
 

@@ -167,7 +167,7 @@ def test_a_step_that_is_replayed_cannot_advance_a_state_twice(tmp_path: Path) ->
     assert driver.model.graph_runner is not None
     assert driver.model.graph_runner.is_computed
     driver.at[0] -= 1
-    with pytest.raises(ValueError, match="restore the slots before a step is computed again"):
+    with pytest.raises(ValueError, match="restore the slots before you compute a step again"):
         driver.step({0: 1})
 
 
@@ -175,7 +175,7 @@ def test_operations_that_write_states_are_not_recorded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     runner = load(recurrent_models.make_folder(tmp_path / "model", "longcat_flash_ngram"))
-    said = "in every step, which is slower: operations write some of its states"
+    said = "in every step, which is slower: MLX operations write some states"
     assert said in caplog.text
     assert runner._model.graph_runner is None
     driver = Driver(runner)
