@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--mates", type=positive, default=MATES, metavar="N",
         help="number of other requests in the batch with the compared requests")  # fmt: skip
-    add("--full", action="store_true", help="compare all formats of weights and pages, not only those given")
+    add("--full", action="store_true", help="compare all formats of weights and pages, not one of each")
     add("--formats", type=format_names, metavar="F,F", help="page formats to compare, instead of --kv-format")
 
 

@@ -41,21 +41,20 @@ def _shown(numbers: Sequence[int]) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--backend", choices=get_args(BackendName), default="auto", help="backend whose kernels are measured")
-    add("--threads", type=positive, metavar="N", help="number of CPU threads (all that this process may use)")
+    add("--threads", type=positive, metavar="N", help="number of CPU threads (default: all)")
     add("--contexts", type=counts, metavar="N,N", help="lengths of sequences in tokens "
-        f"({_shown(CONTEXTS)})")  # fmt: skip
+        f"(default: {_shown(CONTEXTS)})")  # fmt: skip
     add("--formats", type=format_names, default=",".join(FORMAT_NAMES), metavar="F,F",
-        help="page formats to measure (%(default)s)")  # fmt: skip
-    add("--chunk", type=positive, metavar="N", help=f"number of tokens in a prompt chunk ({CHUNK})")
+        help="page formats to measure")  # fmt: skip
+    add("--chunk", type=positive, metavar="N", help=f"number of tokens in a prompt chunk (default: {CHUNK})")
     add("--page-size", type=positive, default=32, metavar="N", help="number of positions per page")
-    add("--rows", type=counts, metavar="N,N", help="numbers of input rows of linear layers (1,8,32,512; "
-        "1,8 if the backend has no linear kernels)")  # fmt: skip
+    add("--rows", type=counts, metavar="N,N", help="numbers of input rows of linear layers (default: "
+        "1,8,32,512, or 1,8 if the backend has no linear kernels)")  # fmt: skip
     add("--weights", type=weight_names, default="bf16,int8,w8a8,int4,w4a8", metavar="W,W",
-        help="weight formats of the linear layers (%(default)s)")  # fmt: skip
+        help="weight formats of the linear layers")  # fmt: skip
     add("--quick", action="store_true", help="measure native kernels on one thread by processor time, for "
-        "shared machines; takes a few seconds. Defaults become --contexts "
-        f"{_shown(QUICK_CONTEXTS)}, --chunk {QUICK_CHUNK}, --rows {_shown(QUICK_ROWS)}; the machine's "
-        "limits are not measured")  # fmt: skip
+        f"shared machines; takes a few seconds. Defaults become --contexts {_shown(QUICK_CONTEXTS)}, --chunk "
+        f"{QUICK_CHUNK}, --rows {_shown(QUICK_ROWS)}; the machine's limits are not measured")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

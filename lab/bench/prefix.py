@@ -46,7 +46,7 @@ EXPERIMENTS = ("ttft", "pools", "salts", "cost", "states")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser)
     add = parser.add_argument
-    add("--only", choices=EXPERIMENTS, action="append", help="experiment to run; repeatable (all)")
+    add("--only", choices=EXPERIMENTS, action="append", help="experiment to run; repeatable (default: all)")
     add("--prefix-tokens", type=counts, default="256,512,1024,2048,4096,8192", metavar="N,N",
         help="lengths of the shared prefix in tokens, up to the model's limit")  # fmt: skip
     add("--runs", type=positive, default=3, metavar="N", help="number of times that each measurement is "

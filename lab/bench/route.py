@@ -60,11 +60,11 @@ class Question:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("trace", type=Path, metavar="TRACE.jsonl", help="recorded requests, as for octavo replay")
+    add("trace", type=Path, metavar="TRACE.jsonl", help="trace, in the format of `octavo replay`")
     add("--workers", type=positive, default=2, metavar="N", help="number of servers behind the router")
-    add("--requests", type=positive, default=200, metavar="N", help="number of first requests to send")
+    add("--requests", type=positive, default=200, metavar="N", help="number of requests to send")
     add("--page-words", type=positive, default=16, metavar="N",
-        help="number of words for each page of the trace")  # fmt: skip
+        help="number of words to send per page of the trace")  # fmt: skip
     add("--concurrency", type=positive, default=8, metavar="N",
         help="maximum number of requests in flight")  # fmt: skip
     add("--runs", type=positive, default=1, metavar="N", help="number of times that each policy is measured")

@@ -93,9 +93,9 @@ TRAFFIC: dict[str, Callable[[random.Random], list[Arrival]]] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--traffic", choices=TRAFFIC, action="append", help="pattern of requests to simulate; repeatable "
-        "(all)")  # fmt: skip
-    add("--trace", type=Path, metavar="FILE", help="recorded trace to simulate instead, in the format of "
-        "`octavo replay`")  # fmt: skip
+    "(default: all)")  # fmt: skip
+    add("--trace", type=Path, metavar="FILE", help="recorded trace to simulate instead of --traffic, in the "
+    "format of `octavo replay`")  # fmt: skip
     add("--tenant-field", metavar="NAME", help="field of the trace's requests that names the tenant")
     add("--requests", type=positive, default=200, metavar="N",
         help="number of requests to take from the start of the trace")  # fmt: skip
@@ -103,20 +103,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="factor by which to speed up the trace's arrivals")  # fmt: skip
     add("--order", "--fairness", type=lambda name: "fcfs" if name == "off" else name, choices=ORDERS,
         action="append",
-        help="order of admission, a value of --schedule-policy; repeatable (all)")  # fmt: skip
+        help="order of admission, a value of --schedule-policy; repeatable (default: all)")  # fmt: skip
     add("--num-pages", type=positive, default=4096, metavar="N",
         help=f"size of the page pool in pages of {PAGE_SIZE} positions")  # fmt: skip
     add("--swap-pages", type=positive, metavar="N", help="size in pages of simulated swap memory for "
-    "preempted requests (none)")  # fmt: skip
+    "preempted requests (default: none)")  # fmt: skip
     add("--swap-page-ms", type=not_negative, default=0.2, metavar="MS",
         help="cost of copying a page to or from swap memory")  # fmt: skip
     add("--max-running", type=positive, default=64, metavar="N", help="maximum number of sequences in a step")
     add("--max-step-tokens", type=positive, default=512, metavar="N",
         help="maximum number of tokens in a step")  # fmt: skip
     add("--target-itl", type=_target, metavar="MS|auto", help="target inter-token latency to which "
-        "prefill chunks are cut (none)")  # fmt: skip
+        "prefill chunks are cut (default: none)")  # fmt: skip
     add("--target-ttft", type=above_zero, metavar="S", help="target time to first token of all requests, "
-        "in seconds (none)")  # fmt: skip
+        "in seconds (default: none)")  # fmt: skip
     add("--rates", type=_rates, metavar="R,R", help="compare latency targets with fixed chunk sizes at R "
     "prompts of 2,000 tokens per second")  # fmt: skip
     add("--seeds", type=positive, default=3, metavar="N", help="number of seeds for --rates")

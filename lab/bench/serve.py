@@ -47,17 +47,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--connect", metavar="HOST:PORT", help="gRPC address of a server to measure, instead of starting one")
     add("--requests", type=positive, default=32, metavar="N", help="number of requests to send")
-    add("--concurrency", type=positive, metavar="N",
-        help=f"maximum number of requests in flight ({DEFAULT_CONCURRENCY}; --rate: no limit)")  # fmt: skip
+    add("--concurrency", type=positive, metavar="N", help="maximum number of requests in flight (default: "
+        f"{DEFAULT_CONCURRENCY}, or no limit with --rate)")  # fmt: skip
     add("--rate", type=_rate, metavar="R", help="send R requests per second on average (Poisson arrivals)")
     add("--prompt-tokens", type=positive, default=256, metavar="N", help="number of tokens of each prompt")
     add("--output-tokens", type=positive, default=64, metavar="N",
         help="number of tokens to generate per prompt")  # fmt: skip
     add("--shared-prefix-tokens", type=whole_number, default=0, metavar="N",
-        help="number of first tokens that all prompts share")  # fmt: skip
+        help="number of tokens at the start that all prompts share")  # fmt: skip
     add("--slo", "--goodput", dest="slo", type=slo_limits, nargs="+", metavar="NAME:MS,...",
-        help="count requests within these limits in ms: ttft, tpot (mean per later token), itl (longest "
-        "gap), e2el (whole request)")  # fmt: skip
+        help="count requests within these limits in ms: ttft (first token), tpot (mean per later token), itl "
+        "(longest gap), e2el (whole request)")  # fmt: skip
     add("--seed", type=whole_number, default=0, metavar="N", help="seed of prompts and arrival times")
     add("--plot", type=Path, metavar="F.png", help="image file for a plot of the distributions (needs "
         "matplotlib)")  # fmt: skip

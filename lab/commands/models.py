@@ -19,7 +19,7 @@ LONGEST_REASON = 160  # characters in the table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", nargs="*", metavar="NAME", help="modules of mlx_lm.models to try (all)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="modules of mlx_lm.models (default: all)")
     parser.add_argument(
         "--backend", choices=get_args(Backend), default="auto", help="backend on which to try the models"
     )

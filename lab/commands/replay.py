@@ -20,27 +20,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from ..cache_sim.workloads import SEED
 
     add = parser.add_argument
-    add("trace", type=Path, metavar="TRACE.jsonl", help="JSON lines, one request each: timestamp (ms), "
-        "input_length, output_length, hash_ids (one per page)")  # fmt: skip
+    add("trace", type=Path, metavar="TRACE.jsonl", help="trace file with a JSON object per line and request: "
+        "timestamp (ms), input_length, output_length, hash_ids (one per page)")  # fmt: skip
     add("--page-size", type=positive, default=512, metavar="N",
         help="number of tokens per page; the trace has one hash id per page")  # fmt: skip
     add("--num-pages", type=_pages, default="inf", metavar="N|inf", help="size of the page pool in pages")
     add("--policy", choices=POLICIES, default=DEFAULT_POLICY, help="eviction order of idle pages")
     add("--salt-field", metavar="F", help="field of the trace to use as cache salt; requests share pages "
         "only if their salts are equal")  # fmt: skip
-    add("--timed", action="store_true", help="hold a request's pages while it runs, instead of for one "
-        "instant")  # fmt: skip
+    add("--timed", action="store_true", help="hold the pages of a request while it runs; without this option "
+        "a request takes no time")  # fmt: skip
     add("--token-ms", type=seconds, default=TOKEN_MS, metavar="MS",
         help="duration of a generated token in milliseconds, for --timed")  # fmt: skip
     add("--optimum", action="store_true", help="also print the hit ratio of a policy that knows the future")
-    add("--compare", action="store_true",
-        help="print a table of all policies and several pool sizes, for the trace and for synthetic "
-        "traffic")  # fmt: skip
-    add("--state-bytes", type=checked(parse_size), metavar="SIZE",
-        help="size of a sequence's recurrent state; prints hit ratios by the share of memory given to "
-        "snapshots (needs --page-bytes)")  # fmt: skip
+    add("--compare", action="store_true", help="print a table of all policies and several pool sizes, for "
+        "the trace and for synthetic traffic")  # fmt: skip
+    add("--state-bytes", type=checked(parse_size), metavar="SIZE", help="size of a sequence's recurrent "
+        "state, to print hit ratios by the share of memory for snapshots (needs --page-bytes)")  # fmt: skip
     add("--state-share", type=_shares, default=None, metavar="F,F",
-        help="shares of memory to give to snapshots, for --state-bytes (0.01 to 0.75)")  # fmt: skip
+        help="shares of memory for snapshots, for --state-bytes (default: 0.01 to 0.75)")  # fmt: skip
     add("--page-bytes", type=checked(parse_size), metavar="SIZE", help="size of a page, for --state-bytes")
     add("--seed", type=whole_number, default=SEED, metavar="N",
         help="seed of the synthetic traffic, for --compare")  # fmt: skip
