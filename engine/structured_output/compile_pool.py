@@ -17,7 +17,7 @@ from ..api.errors import EngineStopping, OctavoError, Overloaded, RequestFailed
 from .library import first_line, make_matcher
 from .library_tokenizer import TokenizerMaker
 from .limits import CompileLimits
-from .vetter import Refused, Vetted, Vetter, VettingUnavailable
+from .trial_compiler import Accepted, HelperUnavailable, Refused, TrialCompiler
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -113,7 +113,7 @@ class CompileJob:
     kind: str
     source: str
     outcome: Future[Compiled | Refused] = field(default_factory=Future)
-    vetter: Vetter | None = None
+    helper: TrialCompiler | None = None
     is_cancelled: bool = False
 
 
@@ -130,7 +130,7 @@ class CompilePool:
         self._threads: list[threading.Thread] = []
         self._num_unfinished = 0
         self._is_closed = False
-        self.vetters: list[Vetter] = []
+        self.helpers: list[TrialCompiler] = []
 
     def submit(self, job: CompileJob, tenant: str) -> None:
         """Queue a job. Raises Overloaded or EngineStopping."""
@@ -148,8 +148,8 @@ class CompilePool:
         with self._lock:
             job.is_cancelled = True
             self._num_unfinished -= waited
-            if job.vetter is not None:
-                job.vetter.interrupt()
+            if job.helper is not None:
+                job.helper.interrupt()
         if waited:
             job.outcome.set_exception(_cancelled())
 
@@ -158,8 +158,8 @@ class CompilePool:
         with self._lock:
             self._is_closed = True
             left = self._queue.close()
-            for vetter in self.vetters:
-                vetter.close()
+            for helper in self.helpers:
+                helper.close()
         for job in left:
             job.outcome.set_exception(_cancelled())
 
@@ -180,12 +180,12 @@ class CompilePool:
         self._threads.append(thread)
 
     def _work(self) -> None:
-        vetter: Vetter | None = None
+        helper: TrialCompiler | None = None
         try:
             while (job := self._queue.take()) is not None:
                 try:
-                    vetter = vetter or self._make_vetter()
-                    outcome = self._compile(vetter, job)
+                    helper = helper or self._make_helper()
+                    outcome = self._compile(helper, job)
                 except OctavoError as error:
                     job.outcome.set_exception(error)
                 except BaseException as error:  # such as a panic of the library
@@ -199,43 +199,43 @@ class CompilePool:
                     with self._lock:
                         self._num_unfinished -= 1
         finally:
-            if vetter is not None:
-                vetter.reap()
+            if helper is not None:
+                helper.reap()
 
-    def _make_vetter(self) -> Vetter:
-        vetter = Vetter(self._tokenizer.get().text, self._limits)
+    def _make_helper(self) -> TrialCompiler:
+        helper = TrialCompiler(self._tokenizer.get().text, self._limits)
         with self._lock:
-            self.vetters.append(vetter)
+            self.helpers.append(helper)
             if self._is_closed:
-                vetter.close()
-        return vetter
+                helper.close()
+        return helper
 
-    def _compile(self, vetter: Vetter, job: CompileJob) -> Compiled | Refused:
-        vetted = self._vet(vetter, job)
-        if isinstance(vetted, Refused):
-            return vetted
-        matcher = make_matcher(self._tokenizer.get().made, vetted.grammar)
+    def _compile(self, helper: TrialCompiler, job: CompileJob) -> Compiled | Refused:
+        tried = self._try(helper, job)
+        if isinstance(tried, Refused):
+            return tried
+        matcher = make_matcher(self._tokenizer.get().made, tried.grammar)
         mask = b"" if matcher.is_error() else matcher.compute_bitmask()
         if matcher.is_error():
             return Refused(first_line(matcher.get_error()))
-        return Compiled(matcher, mask, vetted.cpu_s)
+        return Compiled(matcher, mask, tried.cpu_s)
 
-    def _vet(self, vetter: Vetter, job: CompileJob) -> Refused | Vetted:
+    def _try(self, helper: TrialCompiler, job: CompileJob) -> Refused | Accepted:
         for is_last in (False, True):
             with self._lock:
                 if job.is_cancelled:
                     raise _cancelled()
-                job.vetter = vetter
+                job.helper = helper
             try:
-                return vetter.vet(job.kind, job.source, is_wanted=lambda: not job.is_cancelled)
-            except VettingUnavailable as error:
+                return helper.try_compile(job.kind, job.source, is_wanted=lambda: not job.is_cancelled)
+            except HelperUnavailable as error:
                 if self._is_closed or job.is_cancelled:
                     raise _cancelled() from error
                 if is_last:
                     raise RequestFailed(f"{job.kind} could not be compiled: {error}; try again") from error
             finally:
                 with self._lock:
-                    job.vetter = None
+                    job.helper = None
         raise AssertionError("the last attempt returns or raises")
 
 

@@ -20,7 +20,7 @@ from .constraint import TOO_COSTLY, Constraint, ConstraintFailed
 from .library_tokenizer import TokenizerMaker
 from .limits import CompileLimits
 from .mask_threads import MaskThreads
-from .vetter import Refused
+from .trial_compiler import Refused
 
 if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer

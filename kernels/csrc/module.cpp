@@ -59,8 +59,8 @@ NB_MODULE(_ext, m) {
   m.attr("ABI_VERSION") = octavo::kAbiVersion;
   m.attr("mlx_version") = mlx::core::version();
   m.def("isa", [] { return octavo::isa_name(octavo::isa()); }, "Name of the instruction set in use.");
-  m.def("threads", &octavo::num_threads, "Threads a kernel may use.");
-  m.def("set_threads", &octavo::set_threads, nb::arg("n"), "Set them; ValueError unless 1 <= n <= 1024.");
+  m.def("threads", &octavo::num_threads, "Number of threads that a kernel may use.");
+  m.def("set_threads", &octavo::set_threads, nb::arg("n"), "Set the number of threads, at most 1024.");
   octavo::bind_linear(m);
   octavo::bind_attention(m);
   octavo::bind_mapped_file(m);

@@ -168,17 +168,16 @@ struct ResidualInputs {
 
 void require_residual(const PageLayout& layout, const ResidualInputs& residual, const AttendOptions& options,
                       const mx::array& queries, const mx::array& page_table) {
-  require(
-      layout.num_heads == residual.layout.num_heads && layout.page_size == residual.layout.page_size &&
-          layout.k.dim == residual.layout.k.dim && layout.v.dim == residual.layout.v.dim,
-      [] { return "residual pages must have the heads, dimensions and page size of those they stand for"; });
+  require(layout.num_heads == residual.layout.num_heads && layout.page_size == residual.layout.page_size &&
+              layout.k.dim == residual.layout.k.dim && layout.v.dim == residual.layout.v.dim,
+          [] { return "residual pages must have the heads, dimensions and page size of quantized pages"; });
   require_pool(residual.layout, residual.pool);
   require_ints("residual_table", residual.page_table, page_table.shape());
   require_ints("starts", residual.starts, {queries.shape(0)});
   require(options.residual_window >= 1 && options.residual_keep >= 0,
           [] { return "windows, keeps and softcap must not be negative, and residual pages need a window"; });
   require(options.window == 0 || options.residual_keep == options.keep,
-          [] { return "a layer with a window keeps the same positions in both pools"; });
+          [] { return "keep must be equal in both pools of a layer with a window"; });
 }
 
 mx::array attend_over(const PageLayout& layout, const mx::array& pool, const ResidualInputs* residual,
@@ -236,45 +235,46 @@ mx::array attend_residual(const PageLayout& layout, const mx::array& pool, const
 }  // namespace
 
 void bind_attention(nb::module_& m) {
-  nb::class_<PageLayout>(m, "PageLayout", "Where the rows of one layer's pool lie.")
+  nb::class_<PageLayout>(m, "PageLayout", "Memory layout of one layer's pool.")
       .def_prop_ro("head_bytes", [](const PageLayout& layout) { return layout.head_bytes; })
       .def_prop_ro("pool_bytes", [](const PageLayout& layout) {
         return layout.num_pages * layout.num_heads * layout.head_bytes;
       });
   m.def("page_layout", &make_layout, nb::arg("num_pages"), nb::arg("num_heads"), nb::arg("page_size"),
         nb::arg("k_format"), nb::arg("k_dim"), nb::arg("v_format"), nb::arg("v_dim"),
-        "The layout of a layer's pool; ValueError names what the kernels cannot hold.");
+        "Return the layout of a layer's pool. Raises ValueError for a size or format that the kernels do not "
+        "support.");
   m.def("create_pool", &create_pool, nb::arg("layout"),
-        "A zeroed uint8 pool [num_pages, num_heads, head_bytes], aligned for the kernels.");
+        "Return a zeroed uint8 pool [num_pages, num_heads, head_bytes], aligned for the kernels.");
   m.def("zeroed_rows", &zeroed_rows, nb::arg("count"), nb::arg("bytes"),
-        "Zeros uint8 [count, bytes] in memory of their own, on huge pages where the system grants them.");
+        "Return uint8 zeros [count, bytes] in newly allocated memory, on huge pages if the system has them.");
   m.def("write_pages", &write_pages, nb::arg("layout"), nb::arg("pool"), nb::arg("keys"), nb::arg("values"),
         nb::arg("slots"), nb::arg("flags"),
-        "(pool, flags) after storing keys [T, H, Dk] and values [T, H, Dv] in place; flags [T] int32 "
-        "become 1 where a row was not storable. The caller checks that slots lie in the pool.");
+        "Store keys [T, H, Dk] and values [T, H, Dv] in place; return (pool, flags). flags [T] int32 are 1 "
+        "for rows that could not be stored. The caller checks that slots lie in the pool.");
   m.def("copy_pages", &copy_pages, nb::arg("layout"), nb::arg("pool"), nb::arg("pairs"),
-        "The pool after copying page source onto page target, in place, for each pair in order.");
+        "Copy pages in place, for each pair (source, target) in order; return the pool.");
   m.def("gather_pages", &gather_pages, nb::arg("layout"), nb::arg("pool"), nb::arg("page_table"),
         nb::arg("kv_len"), nb::arg("length"), nb::arg("like"),
-        "Dense (K [B, H, length, Dk], V [B, H, length, Dv]) in the dtype of `like`, zeros past kv_len.");
+        "Return dense (K [B, H, length, Dk], V [B, H, length, Dv]) in the dtype of `like`, with zeros past "
+        "kv_len.");
   m.def("attend", &attend, nb::arg("layout"), nb::arg("pool"), nb::arg("queries"), nb::arg("page_table"),
         nb::arg("q_start"), nb::arg("kv_len"), nb::arg("scale"), nb::arg("window"), nb::arg("keep"),
         nb::arg("softcap"), nb::arg("sinks").none(), nb::arg("mask").none(), nb::arg("rotary").none(),
         nb::arg("exact"),
-        "Causal paged attention [T, Hq, Dv]; window and softcap 0 mean none. A mask [T, 1 or Hq, L], bool or "
-        "float, takes the place of causality and window. rotary [T, Hq, Dv]: K rows are latents and V too, V "
-        "rows "
-        "rotary keys whose dot products with these queries join the scaled logits; the result is [T, Hq, D]. "
-        "exact: no arithmetic of 8 bits, and floats over bf16 "
-        "pages. The caller checks the indices and L = max kv_len.");
+        "Return causal paged attention [T, Hq, Dv]. window 0: no window. softcap 0: no softcap. mask [T, 1 "
+        "or Hq, L], bool or float: replaces causality and window. rotary [T, Hq, Dv]: for MLA layers, whose "
+        "K rows are latents (keys and values) and whose V rows are rotary keys; dot products of `rotary` and "
+        "rotary keys are added to the scaled logits, and the result is [T, Hq, Dk]. exact: use no 8-bit "
+        "arithmetic, and floats over bf16 pages. The caller checks the indices and that L = max kv_len.");
   m.def("attend_residual", &attend_residual, nb::arg("layout"), nb::arg("pool"), nb::arg("residual"),
         nb::arg("residual_pool"), nb::arg("queries"), nb::arg("page_table"), nb::arg("residual_table"),
         nb::arg("q_start"), nb::arg("kv_len"), nb::arg("starts"), nb::arg("scale"), nb::arg("window"),
         nb::arg("keep"), nb::arg("residual_window"), nb::arg("residual_keep"), nb::arg("softcap"),
         nb::arg("sinks").none(), nb::arg("mask").none(), nb::arg("rotary").none(), nb::arg("exact"),
-        "As attend, over quantized pages and 16-bit residual pages: row t reads in 16 bits the positions "
-        "from starts[t] on, at least its last residual_window ones, and the first "
-        "residual_keep.");
+        "Return attention over quantized pages and 16-bit residual pages; see attend. Row t reads residual "
+        "pages for its first residual_keep positions and from position starts[t] on, which includes at least "
+        "its last residual_window positions.");
 }
 
 }  // namespace octavo

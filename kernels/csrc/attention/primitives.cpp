@@ -90,7 +90,7 @@ PageLayout make_layout(int64_t num_pages, int num_heads, int page_size, const st
   layout.v_codes = layout.k_scales + page_size * layout.k.scale_bytes;
   layout.v_scales = layout.v_codes + page_size * layout.v.row_bytes;
   layout.head_bytes = layout.v_scales + page_size * layout.v.scale_bytes;
-  require(layout.head_bytes <= INT32_MAX, [] { return "one page of one head must stay below 2 GiB"; });
+  require(layout.head_bytes <= INT32_MAX, [] { return "a page of one head must be smaller than 2 GiB"; });
   return layout;
 }
 
@@ -146,7 +146,7 @@ void add_mask(std::vector<mx::array>& inputs, const std::optional<mx::array>& ma
 void add_rotary(std::vector<mx::array>& inputs, const std::optional<mx::array>& rotary,
                 const PageLayout& layout, const mx::array& queries, float softcap) {
   if (!rotary) return;
-  require(layout.num_heads == 1 && softcap == 0, [] { return "latents have one KV head and no softcap"; });
+  require(layout.num_heads == 1 && softcap == 0, [] { return "latents need one KV head and no softcap"; });
   require_rows("rotary queries", *rotary, queries.shape(1), layout.v.dim, false);
   require(rotary->shape(0) == queries.shape(0) && rotary->dtype() == queries.dtype(),
           [] { return "rotary queries must have the rows and the type of the queries"; });

@@ -193,7 +193,7 @@ AdapterTable::AdapterTable(int inputs, std::vector<int> outputs, int experts, in
   require(inputs_ > 0 && experts_ > 0 && num_slots_ > 0 && !outputs_.empty() &&
               *std::min_element(outputs_.begin(), outputs_.end()) > 0,
           "inputs, outputs, experts and num_slots must be at least 1");
-  require(experts_ == 1 || outputs_.size() == 1, "experts must be those of one layer, got several layers");
+  require(experts_ == 1 || outputs_.size() == 1, "experts must belong to one layer, got several layers");
   factors_.resize((num_slots_ + std::size_t{1}) * outputs_.size());
 }
 

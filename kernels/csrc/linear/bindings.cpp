@@ -22,10 +22,10 @@ void bind_linear(nb::module_& m) {
       .def_prop_ro("inputs", [](const PackedWeight& w) { return w.shape.inputs; })
       .def_prop_ro(
           "dtype", [](const PackedWeight& w) { return packed_dtype(w); },
-          "Of a dense weight, or of the scales of a quantized one.")
+          "Type of a dense weight, or of the scales of a quantized weight.")
       .def_prop_ro("nbytes", &PackedWeight::num_bytes)
       .def_prop_ro("unread_nbytes", &PackedWeight::num_unread_bytes,
-                   "Of nbytes, what products do not read, but for exact ones.");
+                   "Part of nbytes that only exact products read.");
 
   using MaybeArray = std::optional<mx::array>;
   m.def(
@@ -34,8 +34,8 @@ void bind_linear(nb::module_& m) {
       "bias"_a = nb::none(), no_gil,
       "Pack a bf16, fp16 or fp32 weight [outputs, inputs]. Evaluates its arguments.");
   m.def("pack_stacked", &pack_dense, "weights"_a, "bias"_a = nb::none(), no_gil,
-        "Pack such weights of the same inputs and type as one: the outputs of the first, then those of the "
-        "next, and so on. Evaluates its arguments.");
+        "Pack dense weights of the same inputs and type as one weight, which has the outputs of all weights "
+        "in order. Evaluates its arguments.");
   m.def(
       "pack_affine",
       [](const mx::array& codes, const mx::array& scales, const mx::array& biases, int group_size, int bits,
@@ -44,7 +44,7 @@ void bind_linear(nb::module_& m) {
       no_gil,
       "Pack MLX's affine format: 1 to 6 or 8 bits, groups of 32, 64 or 128. Evaluates its arguments.");
   m.def("pack_stacked_affine", &pack_affine, "codes"_a, "scales"_a, "biases"_a, nb::kw_only(), "group_size"_a,
-        "bits"_a, "bias"_a = nb::none(), no_gil, "As pack_stacked, of such weights.");
+        "bits"_a, "bias"_a = nb::none(), no_gil, "Pack affine weights as one; see pack_stacked.");
   m.def(
       "pack_fp4",
       [](const mx::array& codes, const mx::array& scales, const std::string& mode, const MaybeArray& bias) {
@@ -53,11 +53,11 @@ void bind_linear(nb::module_& m) {
       "codes"_a, "scales"_a, nb::kw_only(), "mode"_a, "bias"_a = nb::none(), no_gil,
       "Pack MLX's mxfp4 or nvfp4. Evaluates its arguments.");
   m.def("pack_stacked_fp4", &pack_fp4, "codes"_a, "scales"_a, nb::kw_only(), "mode"_a, "bias"_a = nb::none(),
-        no_gil, "As pack_stacked, of such weights.");
+        no_gil, "Pack mxfp4 or nvfp4 weights as one; see pack_stacked.");
   m.def("unpack", &unpack, "weight"_a, no_gil,
-        "What was packed, bit by bit: [weight], [codes, scales, biases] or [codes, scales].");
+        "Return the packed arrays, bit-identical: [weight], [codes, scales, biases] or [codes, scales].");
   m.def("linear", &linear, "x"_a, "weight"_a, nb::kw_only(), "residual"_a = nb::none(), "exact"_a = false,
-        "stream"_a = nb::none(), "x [..., inputs] -> x W^T + bias + residual [..., outputs].");
+        "stream"_a = nb::none(), "Return x W^T + bias + residual [..., outputs] for x [..., inputs].");
   m.def(
       "linear_argmax",
       [](const mx::array& x, const Packed& weight, bool exact, mx::StreamOrDevice stream) {
@@ -65,7 +65,7 @@ void bind_linear(nb::module_& m) {
         return nb::make_tuple(results[0], results[1]);
       },
       "x"_a, "weight"_a, nb::kw_only(), "exact"_a = false, "stream"_a = nb::none(),
-      "x [..., inputs] -> arg-max of linear (lowest of equals), int32 [...], and its value, float32 [...].");
+      "Return the arg-max of linear (the lowest of equal ones), int32 [...], and its value, float32 [...].");
   nb::class_<PackedExperts>(m, "PackedExperts", "Packed weights of one shape, one per expert.")
       .def(nb::init<std::vector<Packed>>(), "experts"_a)
       .def_prop_ro("experts", [](const PackedExperts& e) { return e.weights; })
@@ -75,9 +75,9 @@ void bind_linear(nb::module_& m) {
       .def_prop_ro("unread_nbytes", &PackedExperts::unread_nbytes);
   m.def("gather_linear", &gather_linear, "x"_a, "experts"_a, "ids"_a, nb::kw_only(), "exact"_a = false,
         "stream"_a = nb::none(),
-        "x [..., M, inputs], ids [...] -> [..., M, outputs], each block by linear of its expert.");
+        "Return linear of each block x [..., M, inputs] with the expert of its id [...]: [..., M, outputs].");
   nb::class_<AdapterFactors>(m, "AdapterFactors",
-                             "An adapter's factors of one layer, in the kernels' layout.")
+                             "LoRA factors of one adapter and layer, in the kernels' layout.")
       .def_prop_ro("nbytes", &AdapterFactors::num_bytes);
   m.def(
       "adapter_factors",
@@ -86,23 +86,23 @@ void bind_linear(nb::module_& m) {
         return std::const_pointer_cast<AdapterFactors>(make_factors(a, b, scale, gain, bias));
       },
       "a"_a, "b"_a, nb::kw_only(), "scale"_a, "gain"_a = nb::none(), "bias"_a = nb::none(), no_gil,
-      "a [experts, rank, inputs], b [experts, rank, outputs], gain and bias [outputs]. Evaluates them.");
-  nb::class_<AdapterTable>(m, "AdapterTable", "The adapters in the slots of layers that read one input.")
+      "Pack a [experts, rank, inputs], b [experts, rank, outputs], gain and bias [outputs]. Evaluates them.");
+  nb::class_<AdapterTable>(m, "AdapterTable", "LoRA factors by slot, for layers that have the same input.")
       .def(nb::init<int, std::vector<int>, int, int>(), "inputs"_a, "outputs"_a, "experts"_a, "num_slots"_a)
       .def(
           "put",
           [](AdapterTable& table, int slot, int part, std::shared_ptr<AdapterFactors> factors) {
             table.put(slot, part, std::move(factors));
           },
-          "slot"_a, "part"_a, "factors"_a, "Between two steps.")
-      .def("clear", &AdapterTable::clear, "slot"_a, "Between two steps.");
+          "slot"_a, "part"_a, "factors"_a, "Put factors into a slot, between two steps.")
+      .def("clear", &AdapterTable::clear, "slot"_a, "Empty a slot, between two steps.");
   m.def("add_adapters", &add_adapters, "y"_a, "x"_a, "slots"_a, "table"_a, nb::kw_only(),
         "stream"_a = nb::none(),
-        "y [..., outputs] with what the adapters of its rows add, for x [..., inputs]; slot 0 adds nothing.");
+        "Return y [..., outputs] plus each row's adapter applied to x [..., inputs]; slot 0 adds nothing.");
   m.def("add_expert_adapters", &add_expert_adapters, "y"_a, "x"_a, "places"_a, "table"_a, nb::kw_only(),
-        "stream"_a = nb::none(), "The same of experts: places [...] are slot * experts + expert.");
+        "stream"_a = nb::none(), "Add adapters of experts; places [...] are slot * experts + expert.");
   m.def("take_rows", &take_rows, "weight"_a, "ids"_a, nb::kw_only(), "stream"_a = nb::none(),
-        "Rows of W: ids [...] -> [..., inputs].");
+        "Return rows of W, [..., inputs], by ids [...].");
   m.def(
       "measure_roofline",
       [](std::size_t read_bytes) {
@@ -118,8 +118,8 @@ void bind_linear(nb::module_& m) {
         return result;
       },
       "read_bytes"_a = std::size_t{1} << 30,
-      "The machine's limits with the threads and instruction set in use: reads of a buffer, products in "
-      "registers. Takes about a second.");
+      "Measure this machine's memory reads and products in registers per second, with the threads and "
+      "instruction set in use. Takes about a second.");
 }
 
 }  // namespace octavo

@@ -110,7 +110,7 @@ PackedExperts::PackedExperts(std::vector<Packed> experts) : weights(std::move(ex
   require(!weights.empty(), "experts must not be empty");
   for (const Packed& weight : weights)
     require(weight != nullptr && weight->shape == weights.front()->shape,
-            "experts must all have the shape and the format of the first");
+            "all experts must have the same shape and format");
 }
 
 std::size_t PackedExperts::nbytes() const {

@@ -86,18 +86,18 @@ mx::array copy_of(const mx::array& array) {
 }
 
 void bind_mapped_file(nb::module_& m) {
-  nb::class_<MappedFile>(m, "MappedFile", "A file whose arrays are read when they are used.")
+  nb::class_<MappedFile>(m, "MappedFile", "A memory-mapped file, whose arrays are read when they are used.")
       .def(nb::new_([](const std::string& path) { return std::make_shared<MappedFile>(path); }), "path"_a,
-           "RuntimeError says why a file cannot be mapped.")
+           "Map a file. Raises RuntimeError with the reason if that fails.")
       .def(
           "view",
           [](MappedFile& self, int64_t offset, const std::vector<int>& shape, mx::Dtype dtype) {
             return self.view(offset, mx::Shape(shape.begin(), shape.end()), dtype);
           },
           "offset"_a, "shape"_a, "dtype"_a,
-          "The bytes from `offset` on as an array, which must not be written to; ValueError unless they lie "
-          "in the file, behind its first 8.");
-  m.def("copy_of", &copy_of, "array"_a, "The same values in memory of their own.");
+          "Return the bytes from `offset` on as a read-only array. Raises ValueError unless they lie in the "
+          "file after its first 8 bytes.");
+  m.def("copy_of", &copy_of, "array"_a, "Return a copy of the array in newly allocated memory.");
 }
 
 }  // namespace octavo

@@ -99,17 +99,17 @@ nb::tuple requantize_channels(const mx::array& codes, const mx::array& scales, c
 }  // namespace
 
 void bind_quantize(nb::module_& m) {
-  m.def(
-      "quantize_weights", &quantize<false>, "w"_a, nb::kw_only(), "group_size"_a, "bits"_a,
-      "w [..., outputs, inputs] -> codes, scales, biases: bit by bit those of mx.quantize, affine with 2, 4 "
-      "or 8 bits.");
+  m.def("quantize_weights", &quantize<false>, "w"_a, nb::kw_only(), "group_size"_a, "bits"_a,
+        "Return (codes, scales, biases) of w [..., outputs, inputs], bit-identical to mx.quantize in affine "
+        "mode with 2, 4 or 8 bits.");
   m.def("quantize_channels", &quantize<true>, "w"_a, nb::kw_only(), "group_size"_a, "bits"_a,
-        "w [..., outputs, inputs] -> codes, scales, biases: bit by bit those of "
-        "kernels.channel_weights, w8a8 with 8 bits and w4a8 with 4.");
+        "Return (codes, scales, biases) of w [..., outputs, inputs], bit-identical to "
+        "kernels.channel_weights: w8a8 with 8 bits, w4a8 with 4.");
   m.def("requantize_channels", &requantize_channels, "codes"_a, "scales"_a, "biases"_a, nb::kw_only(),
         "group_size"_a, "bits"_a,
-        "The same of weights in MLX's affine format of as many bits and such groups, without a copy of all "
-        "in floats: the bits of mx.dequantize between the two.");
+        "Return quantize_channels of weights in MLX's affine format with the same bits and groups. "
+        "Bit-identical to mx.dequantize followed by quantize_channels, but without a float copy of all "
+        "weights.");
 }
 
 }  // namespace octavo

@@ -28,26 +28,26 @@ mx::array rope_at(const mx::array& x, const std::variant<int, mx::array>& offset
 void bind_ops(nb::module_& m) {
   m.def("rms_norm", &rms_norm, "x"_a, "weight"_a.none(), "eps"_a, nb::kw_only(), "fuse"_a = false,
         "stream"_a = nb::none(),
-        "x / sqrt(mean(x^2) + eps) * weight over the last axis. With `fuse`, a sum that is not evaluated "
-        "yet is computed on the way, and x becomes that sum.");
+        "Return x / sqrt(mean(x^2) + eps) * weight over the last axis. With `fuse`, if x is an unevaluated "
+        "sum, the same kernel also computes and stores x.");
   m.def("layer_norm", &layer_norm, "x"_a, "weight"_a.none(), "bias"_a.none(), "eps"_a, nb::kw_only(),
         "fuse"_a = false, "stream"_a = nb::none(),
-        "(x - mean) / sqrt(variance + eps) * weight + bias over the last axis; `fuse` as for rms_norm.");
+        "Return (x - mean) / sqrt(variance + eps) * weight + bias over the last axis; `fuse`: see rms_norm.");
   m.def("gated", &gated, "gate"_a, "up"_a.none(), "activation"_a, nb::kw_only(), "stream"_a = nb::none(),
-        "activation(gate) * up, or activation(gate): silu, gelu, gelu_tanh or gelu_sigmoid.");
+        "Return activation(gate) * up, or activation(gate); silu, gelu, gelu_tanh or gelu_sigmoid.");
   m.def("rope", &rope_at, "x"_a, "offset"_a, "inverse_frequencies"_a, nb::kw_only(), "dims"_a,
         "interleaved"_a = false, "position_scale"_a = 1.0f, "value_scale"_a = 1.0f, "fuse"_a = false,
         "stream"_a = nb::none(),
-        "Rotary embedding of x [B, H, L, D] or [B, L, D]; token l of b has position offset[b] + l. With "
-        "`fuse`, an RMS norm over D that is not evaluated yet is computed on the way.");
+        "Return the rotary embedding of x [B, H, L, D] or [B, L, D]; token l of b has position offset[b] + "
+        "l. With `fuse`, if x is an unevaluated RMS norm over D, the same kernel computes x.");
   m.def("shortcut", &shortcut, "x"_a,
-        "x, or the same values with fewer nodes: shape operations after one of our kernels become one.");
+        "Return x with fewer graph nodes: several shape operations after a native kernel become one.");
   m.def("rows_behind", &rows_behind, "x"_a, "count"_a,
-        "x[0, count:] of x [1, count + T, ...]; where x is not evaluated yet and just that was put behind "
-        "`count` rows, what was put there.");
+        "Return x[0, count:] for x [1, count + T, ...]. If x is an unevaluated concatenation of `count` rows "
+        "and an array, return that array.");
   m.def(
       "same_array", [](const mx::array& a, const mx::array& b) { return a.id() == b.id(); }, "a"_a, "b"_a,
-      "Whether both are one node of the graph.");
+      "Return whether both arrays are the same graph node.");
 }
 
 }  // namespace octavo

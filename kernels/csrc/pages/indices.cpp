@@ -38,7 +38,7 @@ void pack(const StepIndices& step, Ints starts, std::span<int32_t> to) {
                     narrow = static_cast<std::size_t>(step.table_width),
                     width = to.size() < others ? 0 : (to.size() - others) / sequences;
   if (width < narrow || to.size() != others + width * sequences)
-    throw std::invalid_argument("there must be room for a table of at least " + std::to_string(narrow) +
+    throw std::invalid_argument("packed must have space for a table of at least " + std::to_string(narrow) +
                                 " columns, got " + std::to_string(to.size()) + " numbers");
   int32_t* next = to.data();
   const auto append = [&](Ints values) { next = std::copy(values.begin(), values.end(), next); };

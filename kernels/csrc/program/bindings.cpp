@@ -52,8 +52,7 @@ std::size_t fill(const Program& program, std::size_t input, const Values& values
   if (size != values.size())
     throw std::invalid_argument("input " + std::to_string(input) + " of the program has shape " +
                                 shape_text(program.filled()[input]) + ", got " +
-                                std::to_string(values.size()) +
-                                " values, which end with neither it nor a later one");
+                                std::to_string(values.size()) + " values, which end inside of an input");
   const int32_t* from = values.data();
   for (; input < end; from += inputs[input++].size)
     std::memcpy(inputs[input].memory, from, sizeof(int32_t) * inputs[input].size);
@@ -113,39 +112,38 @@ bool pack_indices(nb::handle packed, nb::handle positions, nb::handle slots, nb:
 }  // namespace
 
 void bind_program(nb::module_& m) {
-  nb::class_<Arena>(m, "Arena", "Memory that programs which never run at the same time share.")
+  nb::class_<Arena>(m, "Arena", "Memory shared by programs that never run at the same time.")
       .def(nb::new_([] { return std::make_shared<Arena>(); }))
       .def_prop_ro("nbytes", &Arena::nbytes);
-  nb::class_<Program>(m, "Program", "A graph as a list of what our kernels do in it; see Program.run.")
-      .def(
-          "__init__", &create, "arena"_a, "filled"_a, "fixed"_a, "outputs"_a,
-          "Captures what computes `outputs` from `filled`, int32 arrays that get new values in each run, and "
-          "`fixed`, arrays that keep their place in memory. ValueError names what cannot be captured.")
-      .def(
-          "run", &run, "values"_a,
-          "Copies values (C-contiguous int32) into the filled inputs, in their order, and computes; each "
-          "array is for one input, or for several, one after the other. The results are in `outputs` until a "
-          "program of the same arena is captured or run.")
+  nb::class_<Program>(m, "Program", "A captured graph: the list of its native kernel calls; see Program.run.")
+      .def("__init__", &create, "arena"_a, "filled"_a, "fixed"_a, "outputs"_a,
+           "Capture the computation of `outputs`. `filled`: int32 inputs that get new values in each run. "
+           "`fixed`: inputs that keep their address. Raises ValueError for an operation that cannot be "
+           "captured.")
+      .def("run", &run, "values"_a,
+           "Copy values (C-contiguous int32) into the filled inputs, in their order, and compute. An array "
+           "may have the values of several consecutive inputs. The results are in `outputs` until a program "
+           "of the same arena is captured or run.")
       .def_prop_ro("outputs", &Program::outputs)
       .def_prop_ro("num_tasks", &Program::num_tasks)
       .def_prop_ro("num_evaluated", &Program::num_evaluated);
   m.def("pack_indices", &pack_indices, "packed"_a, "positions"_a, "slots"_a, "q_start"_a, "kv_len"_a,
         "page_table"_a, "starts"_a.none(), "page_size"_a, "num_pages"_a,
-        "Whether AttentionMetadata.check has nothing to say of these arrays. If so, fills `packed`, int32, "
-        "with slots, q_start, kv_len, page_table with zeros on its right, starts (None: zeros), and "
-        "a zero for each row. The size of `packed` says how wide the table becomes: ValueError if it does "
-        "not.");
+        "Return whether AttentionMetadata.check accepts these arrays. If so, fill `packed`, int32, with "
+        "slots, q_start, kv_len, page_table (padded with zeros on its right), starts (None: zeros), and a "
+        "zero for each row. The size of `packed` determines the width of the table. Raises ValueError if it "
+        "fits no width.");
   m.def("kernel_seconds", &KernelTime::seconds,
-        "Time that this process has spent in our kernels, on the threads that call them.");
+        "Return the seconds that this process has spent in native kernels, on the threads that call them.");
   m.def("kept_bytes", &kept_bytes,
-        "Bytes that are kept of the results of steps, for those of the next one; no array has them now.");
-  m.def("release_kept", &release_kept, "Gives back what is kept.");
+        "Return the bytes of unused memory that is kept for the results of the next step.");
+  m.def("release_kept", &release_kept, "Free the memory of kept_bytes.");
   m.def("select_rows", &select_rows, "x"_a, "ids"_a, nb::kw_only(), "stream"_a = nb::none(),
-        "x[ids], copied: rows ids int32 [...] of x [N, ...]. Rows outside of x end the evaluation with an "
-        "error.");
+        "Return a copy of the rows x[ids], for ids int32 [...] and x [N, ...]. Evaluation fails for an id "
+        "outside of x.");
   m.def("compute_rows", &compute_rows, "x"_a, "ids"_a, nb::kw_only(), "stream"_a = nb::none(),
-        "x[ids] for ids [S]; what is still to be computed of x on the way, after the last operation that "
-        "mixes rows, is computed of these rows only.");
+        "Return x[ids] for ids [S]. Unevaluated operations after the last one that mixes rows are computed "
+        "for these rows only.");
 }
 
 }  // namespace octavo

@@ -84,7 +84,7 @@ Program::Program(const std::shared_ptr<Arena>& arena, std::vector<mx::array> fil
   Ids inputs;
   for (const mx::array& input : filled_) {
     require(input.dtype() == mx::int32 && !is_pending(input) && input.flags().row_contiguous,
-            "inputs that are filled must be evaluated arrays of int32, got " + dtype_text(input.dtype()));
+            "filled inputs must be evaluated int32 arrays, got " + dtype_text(input.dtype()));
     inputs.insert(input.id());
     inputs_.push_back({mx::array(input).data<int32_t>(), input.size()});
   }
@@ -122,7 +122,7 @@ void Program::evaluate(Capture& capture, mx::array& x) {
   if (std::strncmp(name, "octavo.", 7) == 0 || std::strncmp(name, "Octavo", 6) == 0) {
     x.primitive().eval_cpu(x.inputs(), outputs);
     require(capture.tasks.size() > before || x.size() == 0,
-            std::string(name) + " put its work where it was not captured");
+            std::string(name) + " queued its work outside of the capture");
   } else {
     capture_mlx(x);
   }

@@ -82,8 +82,8 @@ void bind_marks(nanobind::module_& m) {
   using namespace nanobind::literals;
   m.def(
       "mark_nonfinite", &mark_nonfinite, "flags"_a, "segments"_a, "checkpoints"_a, "y"_a,
-      "flags int32 [T], in place: 1 where y [T, ..] holds NaN or infinity in the last row of a segment or in "
-      "one that has a checkpoint; the others as they are. A state that does gives a y that does.");
+      "Set flags, int32 [T], to 1 in place for rows of y [T, ...] with NaN or infinity, among the last rows "
+      "of segments and rows with a checkpoint. A state with NaN or infinity gives such a y.");
 }
 
 }  // namespace octavo

@@ -136,7 +136,7 @@ const Recurrence kRecurrences[] = {
        const Lengths& at = a.lengths;
        const Gates gates = static_cast<Gates>(static_cast<int>(a.options[0]));
        const bool has_parameters = a.rows[6].data != nullptr;
-       require(has_parameters == (gates != Gates::ready), "gates that are not ready need A_log and dt_bias");
+       require(has_parameters == (gates != Gates::ready), "this kind of gates needs A_log and dt_bias");
        const DeltaCall call{a.states(),   a.step,
                             a.rows[0],    a.rows[1],
                             a.rows[2],    a.rows[3],
@@ -314,7 +314,7 @@ std::pair<mx::array, mx::array> recurrence(const std::string& name, const mx::ar
   const auto* const found =
       std::find_if(std::begin(kRecurrences), std::end(kRecurrences),
                    [&](const Recurrence& each) { return each.name == "octavo." + name; });
-  require(found != std::end(kRecurrences), "there is no recurrence " + name);
+  require(found != std::end(kRecurrences), "unknown recurrence " + name);
   const Recurrence& kind = *found;
   const StepArrays step{segments, checkpoints};
   step.check();
@@ -357,7 +357,7 @@ void bind_marks(nb::module_& m);
 
 void bind_recurrent(nb::module_& m) {
   m.def("recurrence", &recurrence, "name"_a, "pool"_a, "segments"_a, "checkpoints"_a, "inputs"_a, "options"_a,
-        "A recurrence over slots: the pool and y. See octavo.kernels.cpu.recurrent.");
+        "Compute a recurrence over slots; return the pool and y. See octavo.kernels.cpu.recurrent.");
   bind_marks(m);
 }
 

@@ -38,7 +38,7 @@ struct Changes {
 
 TokenList list_of(const Ids& ids) { return {ids.data(), static_cast<int>(ids.size())}; }
 
-// One draw from one row of logits.
+// Parameters for sampling a token from one row of logits.
 struct Draw {
   int row;
   float temperature;
@@ -71,7 +71,7 @@ struct TokenScore {
   std::vector<std::pair<int, double>> top;
 };
 
-struct Drawn {
+struct Drawn {  // a sampled token and its score; no token if the row is not finite
   std::optional<int> token;
   std::optional<TokenScore> score;
 };

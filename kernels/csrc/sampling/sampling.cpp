@@ -109,7 +109,7 @@ std::vector<std::optional<TokenScore>> score_tokens(const mx::array& logits,
 void bind_sampling(nb::module_& m) {
   nb::class_<Changes>(
       m, "LogitAdjustments",
-      "What becomes of the logits of some tokens; see engine/executor/sampling/logits_processors.py.")
+      "Changes of the logits of some tokens; see engine/executor/sampling/logits_processors.py.")
       .def(
           "__init__",
           [](Changes* self, Ids bias_ids, Values bias, Ids seen_ids, float repetition_penalty, Ids output_ids,
@@ -120,9 +120,9 @@ void bind_sampling(nb::module_& m) {
           },
           "bias_ids"_a, "bias"_a, "seen_ids"_a, "repetition_penalty"_a, "output_ids"_a, "output_counts"_a,
           "frequency_penalty"_a, "presence_penalty"_a, "suppressed_ids"_a,
-          "Ids int64 and numbers float32, of one length where they belong together. The arrays are not "
-          "copied.");
-  nb::class_<Draw>(m, "Draw", "A draw from one row of logits; see draw_tokens.")
+          "Ids are int64 and numbers float32; arrays that belong together have one length. The arrays are "
+          "not copied.");
+  nb::class_<Draw>(m, "Draw", "Parameters for sampling a token from one row of logits; see draw_tokens.")
       .def(
           "__init__",
           [](Draw* self, int row, float temperature, int top_k, double top_p, float min_p, uint64_t seed,
@@ -141,24 +141,23 @@ void bind_sampling(nb::module_& m) {
           },
           "row"_a, nb::kw_only(), "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "counter"_a,
           "changes"_a = nb::none(), "allowed"_a = nb::none(), "num_top"_a = nb::none(),
-          "allowed [V] bool: the other tokens are not drawn. num_top: log-probabilities are asked for, also "
-          "of so many of the likeliest tokens.");
-  nb::class_<TokenScore>(m, "TokenScore", "Natural-log probabilities of a token and of the likeliest ones.")
+          "allowed [V] bool: tokens that may be sampled. num_top: also return log-probabilities of the "
+          "sampled token and of the num_top likeliest tokens.");
+  nb::class_<TokenScore>(m, "TokenScore", "Natural-log probabilities of a token and of the likeliest tokens.")
       .def_ro("logprob", &TokenScore::logprob)
       .def_ro("top", &TokenScore::top,
-              "(token, log-probability): the likeliest first, of equals the lowest id.");
-  nb::class_<Drawn>(m, "Drawn", "What a draw gave: no token where the row is not finite.")
+              "Pairs (token, log-probability), the likeliest first; equal ones by id.");
+  nb::class_<Drawn>(m, "Drawn", "A sampled token and its score; no token if the row is not finite.")
       .def_ro("token", &Drawn::token)
       .def_ro("score", &Drawn::score);
   m.def("draw_tokens", &draw_tokens, "logits"_a, "draws"_a,
-        "The outcome of each draw from logits [rows, vocabulary], as engine/executor/sampling/truncation.py "
-        "draws with the "
-        "number of Philox(key=seed, counter=counter). temperature 0 takes the largest, the lowest id among "
-        "equals. Scores are before temperature and truncation. ValueError for what lies out of range.");
-  m.def(
-      "score_tokens", &score_tokens, "logits"_a, "targets"_a,
-      "For each (row, token, num_top) the score of that token in logits [rows, vocabulary], with the num_top "
-      "likeliest ones; None for a row that is not finite. ValueError for what lies out of range.");
+        "Sample a token for each draw from logits [rows, vocabulary], as "
+        "engine/executor/sampling/truncation.py does with the random number Philox(key=seed, "
+        "counter=counter). temperature 0 takes the largest logit, with the lowest id among equal ones. "
+        "Scores are before temperature and truncation. Raises ValueError for values out of range.");
+  m.def("score_tokens", &score_tokens, "logits"_a, "targets"_a,
+        "Return, for each (row, token, num_top), the score of the token in logits [rows, vocabulary] and the "
+        "num_top likeliest tokens, or None if the row is not finite. Raises ValueError for a bad value.");
 }
 
 }  // namespace octavo

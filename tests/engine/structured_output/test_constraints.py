@@ -19,7 +19,7 @@ from octavo.engine.structured_output import compiler as compiler_module
 from octavo.engine.structured_output.compile_pool import Compiled, CompileJob, CompilePool
 from octavo.engine.structured_output.compiler import ConstraintCompiler
 from octavo.engine.structured_output.constraint import Constraint, ConstraintFailed
-from octavo.engine.structured_output.vetter import Refused, Vetter
+from octavo.engine.structured_output.trial_compiler import Refused, TrialCompiler
 
 
 @pytest.fixture(scope="module")
@@ -174,9 +174,9 @@ def test_compiled_grammars_are_kept_within_bounds(
     compiled: list[str] = []
     compile_ = CompilePool._compile
 
-    def counting(self: CompilePool, vetter: Vetter, job: CompileJob) -> Compiled | Refused:
+    def counting(self: CompilePool, helper: TrialCompiler, job: CompileJob) -> Compiled | Refused:
         compiled.append(job.source)
-        return compile_(self, vetter, job)
+        return compile_(self, helper, job)
 
     monkeypatch.setattr(CompilePool, "_compile", counting)
     monkeypatch.setattr(compiler_module, "MAX_CACHED", 2)

@@ -35,7 +35,7 @@ def make(limits: CompileLimits) -> ConstraintCompiler:
 
 
 def num_started(compiler: ConstraintCompiler) -> int:
-    return sum(vetter.num_started for vetter in compiler.pool.vetters)
+    return sum(helper.num_started for helper in compiler.pool.helpers)
 
 
 @pytest.mark.parametrize("form", bombs.chains(1))
@@ -108,11 +108,11 @@ def test_time_is_bounded_and_a_refusal_is_remembered() -> None:
 def test_a_helper_that_does_not_answer_is_ended() -> None:
     own = make(PATIENT)
     own.compile(StructuredOutput(regex="a"))
-    [vetter] = own.pool.vetters
-    assert vetter._process is not None
-    os.kill(vetter._process.pid, signal.SIGSTOP)
+    [helper] = own.pool.helpers
+    assert helper._process is not None
+    os.kill(helper._process.pid, signal.SIGSTOP)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vetter, "_limits", replace(PATIENT, wall_s=0.3))
+        patch.setattr(helper, "_limits", replace(PATIENT, wall_s=0.3))
         with pytest.raises(InvalidRequest, match=r"takes more than 0\.3 s"):
             own.compile(StructuredOutput(regex="b"))
     own.compile(StructuredOutput(regex="b"))
@@ -130,9 +130,9 @@ def test_memory_is_bounded() -> None:
 def test_a_killed_helper_is_started_again() -> None:
     own = make(CompileLimits())
     own.compile(StructuredOutput(regex="a"))
-    [vetter] = own.pool.vetters
-    assert vetter._process is not None
-    vetter._process.kill()
+    [helper] = own.pool.helpers
+    assert helper._process is not None
+    helper._process.kill()
     own.compile(StructuredOutput(regex="b"))
     assert num_started(own) == 2
     own.close()
@@ -151,7 +151,7 @@ def test_others_compile_while_one_takes_its_time() -> None:
 def test_a_request_that_is_given_up_frees_its_helper() -> None:
     own = make(PATIENT)
     waits = own.begin(bombs.slow())
-    _until_vetting(own)
+    _until_compiling(own)
     [under_way] = own._under_way.values()
     own.forget(waits)
     assert isinstance(under_way.job.outcome.exception(timeout=20), EngineStopping)
@@ -197,7 +197,7 @@ def _hold(compiler: ConstraintCompiler) -> None:
         time.sleep(0.002)
 
 
-def _until_vetting(compiler: ConstraintCompiler) -> None:
+def _until_compiling(compiler: ConstraintCompiler) -> None:
     end = time.monotonic() + 30
     while not num_started(compiler):
         assert time.monotonic() < end
@@ -231,12 +231,12 @@ def test_closing_ends_running_and_waiting_compilations() -> None:
 def test_an_unclosed_compiler_leaves_no_process() -> None:
     own = make(CompileLimits())
     own.compile(StructuredOutput(regex="a"))
-    [vetter] = own.pool.vetters
-    assert vetter._process is not None
-    pid = vetter._process.pid
+    [helper] = own.pool.helpers
+    assert helper._process is not None
+    pid = helper._process.pid
     del own
     gc.collect()
-    assert vetter._process is None
+    assert helper._process is None
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
@@ -256,7 +256,7 @@ own = ConstraintCompiler(
 )
 own.compile(StructuredOutput(regex="a"))
 own.begin(bombs.slow())
-print(own.pool.vetters[0]._process.pid, flush=True)
+print(own.pool.helpers[0]._process.pid, flush=True)
 {ending}
 """
 
@@ -285,7 +285,7 @@ def _lives(pid: int) -> bool:
 
 def test_helpers_are_light() -> None:
     code = (
-        "import sys, octavo.engine.structured_output.vetting_process\n"
+        "import sys, octavo.engine.structured_output.trial_process\n"
         "print([name for name in ('mlx', 'grpc', 'numpy', 'octavo.engine.api') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -209,7 +209,7 @@ def test_an_array_fills_one_input_or_several() -> None:
         np.testing.assert_array_equal(np.concatenate([numbers(each) for each in program.outputs]), wanted)
     for ends, problem in (
         ([1, 6], r"input 0 of the program has shape \[2\], got 1 values"),
-        ([3, 6], "got 3 values, which end with neither"),
+        ([3, 6], "got 3 values, which end inside of an input"),
         ([2, 4, 6], r"input 1 of the program has shape \[3\], got 2 values"),
     ):
         with pytest.raises(ValueError, match=problem):

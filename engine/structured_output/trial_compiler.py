@@ -14,7 +14,7 @@ _CRASH_SIGNALS = {-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGI
 
 
 @dataclass(frozen=True, slots=True)
-class Vetted:
+class Accepted:
     """A source that compiles within its limits."""
 
     grammar: str
@@ -29,14 +29,14 @@ class Refused:
     keeps: bool = True
 
 
-class VettingUnavailable(Exception):
+class HelperUnavailable(Exception):
     """The helper process did not start, or ended unexpectedly."""
 
 
-class Vetter(HelperProcess):
+class TrialCompiler(HelperProcess):
     """Owns one helper process, which starts at the first use."""
 
-    _module = "octavo.engine.structured_output.vetting_process"
+    _module = "octavo.engine.structured_output.trial_process"
 
     def __init__(self, tokenizer: TokenizerText, limits: CompileLimits) -> None:
         super().__init__()
@@ -44,11 +44,11 @@ class Vetter(HelperProcess):
         self._limits = limits
         self.num_started = 0
 
-    def vet(self, kind: str, source: str, *, is_wanted: Callable[[], bool]) -> Vetted | Refused:
-        """Test-compile a source in the helper process. Raises VettingUnavailable."""
+    def try_compile(self, kind: str, source: str, *, is_wanted: Callable[[], bool]) -> Accepted | Refused:
+        """Test-compile a source in the helper process. Raises HelperUnavailable."""
         self._start()
         if not is_wanted():
-            raise VettingUnavailable("no request waits for it any more")
+            raise HelperUnavailable("no request waits for it any more")
         try:
             answer = self._ask({"kind": kind, "source": source}, self._limits.wall_s)
         except HelperLate:
@@ -58,7 +58,7 @@ class Vetter(HelperProcess):
             return self._refusal_of_death(self._end())
         if "refused" in answer:
             return Refused(answer["refused"])
-        return Vetted(answer["grammar"], answer["cpu_s"])
+        return Accepted(answer["grammar"], answer["cpu_s"])
 
     def close(self) -> None:
         """End the process permanently."""
@@ -74,23 +74,23 @@ class Vetter(HelperProcess):
             return
         self._end()
         if self._is_closed:
-            raise VettingUnavailable("the engine was stopped")
+            raise HelperUnavailable("the engine was stopped")
         try:
             self._spawn()
         except OSError as error:
-            raise VettingUnavailable(f"the helper process cannot be started: {error}") from error
+            raise HelperUnavailable(f"the helper process cannot be started: {error}") from error
         self.num_started += 1
         if self._is_closed:
             self.interrupt()
         try:
             answer = self._ask(self._setup(), self._limits.start_s)
         except (HelperEnded, HelperLate) as error:
-            raise VettingUnavailable(
+            raise HelperUnavailable(
                 f"the helper process did not start (exit status {self._end()})"
             ) from error
         if (reason := answer.get("refused")) is not None:
             self._end()
-            raise VettingUnavailable(f"the helper process cannot read the tokenizer: {reason}")
+            raise HelperUnavailable(f"the helper process cannot read the tokenizer: {reason}")
 
     def _setup(self) -> dict[str, Any]:
         text = self._tokenizer
@@ -110,7 +110,7 @@ class Vetter(HelperProcess):
                 "its rules are too deep or too many: compiling it takes more than "
                 f"{limits.stack_bytes >> 20} MiB of stack or {limits.memory_bytes >> 20} MiB of memory"
             )
-        raise VettingUnavailable(f"the helper process was ended while it compiled (exit status {code})")
+        raise HelperUnavailable(f"the helper process was ended while it compiled (exit status {code})")
 
     def _ask(self, message: dict[str, Any], seconds: float) -> dict[str, Any]:
         return self._exchange(packed(message), seconds, next_message)

@@ -47,7 +47,7 @@ def main() -> None:
         while (message := next_message(got)) is not None:
             if thread is None:
                 threading.stack_size(message["limits"]["stack_bytes"])
-                thread = threading.Thread(target=_vet_all, args=(message, inbox, out), daemon=True)
+                thread = threading.Thread(target=_compile_all, args=(message, inbox, out), daemon=True)
                 thread.start()
             else:
                 inbox.put(message)
@@ -62,7 +62,7 @@ def _take_output() -> int:
     return out
 
 
-def _vet_all(setup: dict[str, Any], inbox: queue.SimpleQueue[dict[str, Any]], out: int) -> None:
+def _compile_all(setup: dict[str, Any], inbox: queue.SimpleQueue[dict[str, Any]], out: int) -> None:
     limits = setup["limits"]
     try:
         tokenizer = make_tokenizer(
@@ -76,7 +76,7 @@ def _vet_all(setup: dict[str, Any], inbox: queue.SimpleQueue[dict[str, Any]], ou
     while True:
         job = inbox.get()
         _limit_cpu(limits["cpu_s"])
-        answer = _vetted(tokenizer, job, limits["compile_s"], first_mask_s=limits["first_mask_s"])
+        answer = _answer(tokenizer, job, limits["compile_s"], first_mask_s=limits["first_mask_s"])
         _write(out, packed(answer))
         del job, answer
         give_memory_back()
@@ -88,7 +88,7 @@ def _write(out: int, data: bytes) -> None:
         view = view[os.write(out, view) :]
 
 
-def _vetted(
+def _answer(
     tokenizer: LLTokenizer, job: dict[str, Any], compile_s: float, *, first_mask_s: float
 ) -> dict[str, Any]:
     began = time.thread_time()
