@@ -248,7 +248,7 @@ class PagePool:
             events.add_stored(stored, parent, salt, contents[-len(stored) :])
 
     def check(self) -> None:
-        """Raise AssertionError unless every page is held or idle in exactly one list."""
+        """Raise AssertionError unless each page is held, or in one of the two lists of idle pages."""
         listed = [*self._empty, *self._cached]
         idle = set(listed)
         assert len(listed) == len(idle), "a page is listed as idle twice"

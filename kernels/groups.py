@@ -56,7 +56,7 @@ def residual_groups(
     """Return the groups of 16-bit residual pages, with their window and kept positions."""
     window = spec.window(page_size)
     return tuple(
-        replace(group, window=window, keep=spec.kept(page_size))
+        replace(group, window=window, keep=spec.sink_positions(page_size))
         if group.window is None
         else replace(group, window=min(window, group.window))
         for group in groups

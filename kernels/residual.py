@@ -43,8 +43,8 @@ class ResidualSpec:
         """Return the fewest positions that a query reads in 16 bits, counting its own."""
         return (self.residual_pages - 1) * page_size + 1
 
-    def kept(self, page_size: int) -> int:
-        """Return how many of the first positions every query reads in 16 bits."""
+    def sink_positions(self, page_size: int) -> int:
+        """Return the number of positions at a sequence's start that every query reads in 16 bits."""
         return self.sink_pages * page_size
 
 

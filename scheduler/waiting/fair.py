@@ -67,13 +67,13 @@ class FairQueue(WaitingQueue):
         return super().admission_order()
 
     def waiting_prompts(self, running: Sequence) -> Iterable[Sequence]:
-        return islice(self._lane(running), LOOK_AHEAD)
+        return islice(self._queue(running), LOOK_AHEAD)
 
     def served_less(self, running: Sequence) -> Iterable[Sequence]:
-        lanes = self._class(running.priority).lanes
-        others = (self._ordered(lane) for tenant, lane in lanes.items() if tenant != running.tenant)
+        queues = self._class(running.priority).queues
+        others = (self._ordered(queue) for tenant, queue in queues.items() if tenant != running.tenant)
         claim = self._service(running) + self._remaining_cost(running)
-        behind = (lane for lane in others if self._service(lane[0]) + self._remaining_cost(lane[0]) <= claim)
+        behind = (each for each in others if self._service(each[0]) + self._remaining_cost(each[0]) <= claim)
         return islice(chain.from_iterable(behind), LOOK_AHEAD)
 
     def prefill_order(self, running: list[Sequence]) -> list[Sequence]:
@@ -156,17 +156,17 @@ class FairQueue(WaitingQueue):
     def _service(self, sequence: Sequence) -> float:
         return self.service_of(sequence.tenant, sequence.priority)
 
-    def _lane_name(self, sequence: Sequence) -> str:
+    def _queue_name(self, sequence: Sequence) -> str:
         return sequence.tenant
 
-    def _open_lane(self, sequence: Sequence) -> deque[Sequence]:
+    def _open_queue(self, sequence: Sequence) -> deque[Sequence]:
         self._settle()
-        return super()._open_lane(sequence)
+        return super()._open_queue(sequence)
 
     def _on_tenant_waiting(self, priority_class: PriorityClass, tenant: str) -> None:
         service = priority_class.service
-        if priority_class.lanes:
-            floor = min([service.get(other, 0.0) for other in priority_class.lanes])
+        if priority_class.queues:
+            floor = min([service.get(other, 0.0) for other in priority_class.queues])
         else:
             floor = service.get(priority_class.last_left or "", 0.0)
         level = priority_class.level = max(priority_class.level, floor)
@@ -174,22 +174,22 @@ class FairQueue(WaitingQueue):
         service[tenant] = max(service.get(tenant, 0.0), level - self.head_start)
 
     def _forget_absent(self, priority_class: PriorityClass, floor: float) -> None:
-        service, lanes = priority_class.service, priority_class.lanes
+        service, queues = priority_class.service, priority_class.queues
         if len(service) <= MAX_COUNTERS:
             return
-        for name in [name for name, value in service.items() if value <= floor and name not in lanes]:
+        for name in [name for name, value in service.items() if value <= floor and name not in queues]:
             del service[name]
 
     def _choose(self, priority_class: PriorityClass) -> Iterator[Sequence]:
         service = priority_class.service
-        heap = [(service[tenant], index, tenant, 0) for index, tenant in enumerate(priority_class.lanes)]
+        heap = [(service[tenant], index, tenant, 0) for index, tenant in enumerate(priority_class.queues)]
         heapq.heapify(heap)
         lines: dict[str, abc.Sequence[Sequence]] = {}
         while heap:
             _, index, tenant, passed = heap[0]
             line = lines.get(tenant)
             if line is None:
-                line = lines[tenant] = tuple(islice(self._ordered(priority_class.lanes[tenant]), LOOK_AHEAD))
+                line = lines[tenant] = tuple(islice(self._ordered(priority_class.queues[tenant]), LOOK_AHEAD))
             if passed == len(line):
                 heapq.heappop(heap)
                 continue
@@ -225,7 +225,7 @@ class DeficitQueue(FairQueue):
     def may_overtake(self, blocked: Sequence, sequence: Sequence) -> bool:
         if sequence.priority != blocked.priority:
             return False
-        return self._order.may_overtake(sequence, self._lane(sequence))
+        return self._order.may_overtake(sequence, self._queue(sequence))
 
     def _on_tenant_waiting(self, priority_class: PriorityClass, tenant: str) -> None:
         floor = priority_class.level - self.quantum
@@ -233,10 +233,10 @@ class DeficitQueue(FairQueue):
         priority_class.service[tenant] = max(priority_class.service.get(tenant, 0.0), floor)
 
     def _choose(self, priority_class: PriorityClass) -> Iterator[Sequence]:
-        lanes, service = priority_class.lanes, priority_class.service
+        queues, service = priority_class.queues, priority_class.service
         offered: set[Sequence] = set()
-        while lanes:
-            least = min([service[tenant] for tenant in lanes])
+        while queues:
+            least = min([service[tenant] for tenant in queues])
             if least >= priority_class.level:
                 priority_class.level = self._raise_level(priority_class.level, least)
             fresh = [sequence for sequence in self._ranked(priority_class) if sequence not in offered]
@@ -252,13 +252,13 @@ class DeficitQueue(FairQueue):
         return raised if least < raised < math.inf else math.nextafter(least, math.inf)
 
     def _ranked(self, priority_class: PriorityClass) -> list[Sequence]:
-        lanes, service, level = priority_class.lanes, priority_class.service, priority_class.level
-        able = [lane for tenant, lane in lanes.items() if service[tenant] < level]
+        queues, service, level = priority_class.queues, priority_class.service, priority_class.level
+        able = [queue for tenant, queue in queues.items() if service[tenant] < level]
         looked_at = max(1, LOOK_AHEAD // max(1, len(able)))
-        compared = [list(islice(lane, looked_at)) for lane in able]
+        compared = [list(islice(queue, looked_at)) for queue in able]
         assert self._order.lengths is not None
         self._order.lengths.refresh(chain.from_iterable(compared))
-        compared.sort(key=lambda lane: service[lane[0].tenant])
-        ranks = [rank for lane in compared for rank in self._order.rank(lane)]
+        compared.sort(key=lambda queue: service[queue[0].tenant])
+        ranks = [rank for queue in compared for rank in self._order.rank(queue)]
         ranks.sort(key=lambda rank: rank[:2])
         return [sequence for _, _, sequence in ranks]

@@ -16,17 +16,17 @@ MAX_IDLE_CLASSES = 64
 
 @dataclass(slots=True)
 class PriorityClass:
-    lanes: dict[str, deque[Sequence]] = field(default_factory=dict)
+    queues: dict[str, deque[Sequence]] = field(default_factory=dict)
     service: dict[str, float] = field(default_factory=dict)
     level: float = 0.0
     last_left: str | None = None
 
 
 class WaitingQueue:
-    """Sequences that wait for admission, ordered by priority, then by lane, then by ``AgeOrder``.
+    """Sequences that wait for admission, ordered by priority, queue and ``AgeOrder``.
 
-    A *lane* is a separate queue within a priority. This class has one lane per priority; subclasses have one
-    per tenant. The queue also chooses which running sequence is preempted, and the order of running prompts.
+    This class has one queue per priority; subclasses have one per priority and tenant. It also chooses which
+    running sequence is preempted, and the order of running prompts.
     """
 
     def __init__(self, blocks: BlockManager | None = None) -> None:
@@ -49,50 +49,50 @@ class WaitingQueue:
 
     def __iter__(self) -> Iterator[Sequence]:
         for priority in sorted(self._classes):
-            yield from chain.from_iterable(self._classes[priority].lanes.values())
+            yield from chain.from_iterable(self._classes[priority].queues.values())
 
     def __len__(self) -> int:
         return self._size
 
     def __contains__(self, sequence: object) -> bool:
-        return isinstance(sequence, Sequence) and sequence in self._lane(sequence)
+        return isinstance(sequence, Sequence) and sequence in self._queue(sequence)
 
     def append(self, sequence: Sequence) -> None:
-        """Add a sequence that was never admitted, behind the others of its lane."""
-        self._open_lane(sequence).append(sequence)
+        """Add a sequence that was never admitted, behind the others of its queue."""
+        self._open_queue(sequence).append(sequence)
         self._size += 1
 
     def put_back(self, sequence: Sequence) -> None:
-        """Add a preempted sequence before those of its lane that were never admitted."""
-        lane = self._open_lane(sequence)
-        lane.insert(self._order.num_before(sequence, lane), sequence)
+        """Add a preempted sequence before those of its queue that were never admitted."""
+        queue = self._open_queue(sequence)
+        queue.insert(self._order.num_before(sequence, queue), sequence)
         self._size += 1
         self._order.mark_preempted(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        lane = self._lane(sequence)
-        self._order.remove(sequence, lane)
-        lane.remove(sequence)
+        queue = self._queue(sequence)
+        self._order.remove(sequence, queue)
+        queue.remove(sequence)
         self._size -= 1
-        if not lane:
-            priority_class, name = self._class(sequence.priority), self._lane_name(sequence)
-            del priority_class.lanes[name]
+        if not queue:
+            priority_class, name = self._class(sequence.priority), self._queue_name(sequence)
+            del priority_class.queues[name]
             priority_class.last_left = name
 
     def replace(self, sequence: Sequence, successor: Sequence) -> None:
-        lane = self._lane(sequence)
-        lane[lane.index(sequence)] = successor
+        queue = self._queue(sequence)
+        queue[queue.index(sequence)] = successor
         self._order.replace(sequence, successor)
 
     def may_overtake(self, blocked: Sequence, sequence: Sequence) -> bool:
         """Return whether ``sequence`` may overtake ``blocked``, which waits for a long prompt or a page."""
-        return self._share_lane(blocked, sequence) and self._order.may_overtake(
-            sequence, self._lane(sequence)
+        return self._share_queue(blocked, sequence) and self._order.may_overtake(
+            sequence, self._queue(sequence)
         )
 
     def delays(self, running: Sequence, sequence: Sequence) -> bool:
         """Return whether the long prompt ``sequence`` must wait for the long prompt ``running``."""
-        return running.priority < sequence.priority or self._share_lane(running, sequence)
+        return running.priority < sequence.priority or self._share_queue(running, sequence)
 
     def waiting_prompts(self, _running: Sequence) -> Iterable[Sequence]:
         return islice(self, LOOK_AHEAD)
@@ -128,25 +128,25 @@ class WaitingQueue:
     def on_computed(self, work: abc.Sequence[ScheduledChunk]) -> None:
         """Record that a step is committed and its tokens are appended."""
 
-    def _lane_name(self, _sequence: Sequence) -> str:
+    def _queue_name(self, _sequence: Sequence) -> str:
         return ""
 
     def _choose(self, priority_class: PriorityClass) -> Iterator[Sequence]:
         lengths = self._order.lengths
-        for lane in list(priority_class.lanes.values()):
+        for queue in list(priority_class.queues.values()):
             if lengths is not None:
-                lengths.refresh(islice(lane, LOOK_AHEAD))
-            yield from tuple(self._ordered(lane, by_length=lengths is not None))
+                lengths.refresh(islice(queue, LOOK_AHEAD))
+            yield from tuple(self._ordered(queue, by_length=lengths is not None))
 
     def _on_tenant_waiting(self, priority_class: PriorityClass, name: str) -> None: ...
 
-    def _ordered(self, lane: deque[Sequence], *, by_length: bool = False) -> abc.Sequence[Sequence]:
+    def _ordered(self, queue: deque[Sequence], *, by_length: bool = False) -> abc.Sequence[Sequence]:
         if not (by_length or self._order.late):
-            return lane
-        return [*self._order.in_order(islice(lane, LOOK_AHEAD)), *islice(lane, LOOK_AHEAD, None)]
+            return queue
+        return [*self._order.in_order(islice(queue, LOOK_AHEAD)), *islice(queue, LOOK_AHEAD, None)]
 
-    def _share_lane(self, one: Sequence, other: Sequence) -> bool:
-        return one.priority == other.priority and self._lane_name(one) == self._lane_name(other)
+    def _share_queue(self, one: Sequence, other: Sequence) -> bool:
+        return one.priority == other.priority and self._queue_name(one) == self._queue_name(other)
 
     def _class(self, priority: int) -> PriorityClass:
         found = self._classes.get(priority)
@@ -155,18 +155,18 @@ class WaitingQueue:
             self._forget_idle_classes()
         return found
 
-    def _lane(self, sequence: Sequence) -> deque[Sequence]:
-        return self._class(sequence.priority).lanes.get(self._lane_name(sequence)) or deque()
+    def _queue(self, sequence: Sequence) -> deque[Sequence]:
+        return self._class(sequence.priority).queues.get(self._queue_name(sequence)) or deque()
 
-    def _open_lane(self, sequence: Sequence) -> deque[Sequence]:
-        priority_class, name = self._class(sequence.priority), self._lane_name(sequence)
-        lane = priority_class.lanes.get(name)
-        if lane is None:
+    def _open_queue(self, sequence: Sequence) -> deque[Sequence]:
+        priority_class, name = self._class(sequence.priority), self._queue_name(sequence)
+        queue = priority_class.queues.get(name)
+        if queue is None:
             self._on_tenant_waiting(priority_class, name)
-            lane = priority_class.lanes[name] = deque()
-        return lane
+            queue = priority_class.queues[name] = deque()
+        return queue
 
     def _forget_idle_classes(self) -> None:
-        idle = [priority for priority, each in self._classes.items() if not each.lanes]
+        idle = [priority for priority, each in self._classes.items() if not each.queues]
         for priority in idle[: max(0, len(idle) - MAX_IDLE_CLASSES - 1)]:
             del self._classes[priority]

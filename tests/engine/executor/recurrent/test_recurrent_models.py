@@ -301,7 +301,7 @@ def test_native_kernels_give_the_logits_of_mlx_lm(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["mamba", pytest.param("recurrent_gemma", marks=pytest.mark.slow)])
 def test_native_kernels_keep_every_state_in_bf16(name: str) -> None:
-    """Mamba-1 has float32 A, so rows after the first scan are float32."""
+    """Mamba-1 multiplies by a float32 matrix A, so its activations become float32 in the first layer."""
     model, tokens = recurrent_models.build(name, mx.bfloat16), sequences()
     adapt_models()
     install_cut_points()
