@@ -182,7 +182,7 @@ def test_outputs_without_inputs_cannot_be_captured() -> None:
 
 def test_values_must_fit_and_rows_must_exist() -> None:
     table, arena = random(50, 64, seed=10), _ext.Arena()
-    with pytest.raises(ValueError, match="must be evaluated arrays of int32"):
+    with pytest.raises(ValueError, match="must be evaluated int32 arrays"):
         _ext.Program(arena, [mx.zeros(3)], [], [])
     run = record(lambda ids: [_ext.select_rows(table, ids)], 4, arena)
     with pytest.raises(ValueError, match=r"input 0 of the program has shape \[4\], got 5 values"):
