@@ -93,7 +93,7 @@ def test_residual_pages_that_fit_no_pages_are_refused() -> None:
     for wrong, of, message in (
         (replace(residual, v_format="int8"), spec, "16-bit format"),
         (replace(residual, page_size=32), spec, "page size"),
-        (replace(residual, layers=spec.layers), spec, "need a window"),
+        (replace(residual, layers=spec.layers), spec, "must have a window"),
         (replace(residual, layers=(replace(layer, window=9, keep=3),)), windowed, "at most the layer's 8"),
         (residual, windowed, "must have its keep of 3, got 0"),
         (

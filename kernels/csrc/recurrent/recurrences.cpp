@@ -136,7 +136,7 @@ const Recurrence kRecurrences[] = {
        const Lengths& at = a.lengths;
        const Gates gates = static_cast<Gates>(static_cast<int>(a.options[0]));
        const bool has_parameters = a.rows[6].data != nullptr;
-       require(has_parameters == (gates != Gates::ready), "this kind of gates needs A_log and dt_bias");
+       require(has_parameters == (gates != Gates::ready), "gates of this kind need A_log and dt_bias");
        const DeltaCall call{a.states(),   a.step,
                             a.rows[0],    a.rows[1],
                             a.rows[2],    a.rows[3],

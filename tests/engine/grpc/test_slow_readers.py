@@ -270,7 +270,7 @@ async def test_log_probabilities_that_cannot_be_sent_are_refused_before_they_are
         asked = SamplingParams(max_tokens=2, prompt_logprobs=20)
         assert await collect(its.client.generate([1] * 100, asked))
         steps = its.num_steps
-        with pytest.raises(InvalidRequest, match="prompt_logprobs 20 of 101 tokens must take at most"):
+        with pytest.raises(InvalidRequest, match="prompt_logprobs=20 for 101 tokens must take at most"):
             await collect(its.client.generate([1] * 101, asked))
         assert its.num_steps == steps
 

@@ -140,7 +140,7 @@ def test_a_table_has_space_or_is_refused(size: int) -> None:
     if size >= 12:
         assert pack_into()
     else:
-        with pytest.raises(ValueError, match=rf"room for a table of at least 3 columns, got {size} numbers"):
+        with pytest.raises(ValueError, match=rf"space for a table of at least 3 columns, got {size} numbers"):
             pack_into()
 
 

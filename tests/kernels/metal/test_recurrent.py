@@ -256,11 +256,11 @@ def test_arrays_of_wrong_shape_are_refused() -> None:
     with pytest.raises(ValueError, match="need A_log and dt_bias"):
         KERNELS.gated_delta(pool, step, x, x, x, gate, gate, gates=DeltaGates(kind="softplus"))
     gates = DeltaGates(kind="softplus", A_log=mx.ones(1), dt_bias=mx.ones(2))
-    with pytest.raises(ValueError, match="dt_bias must have the 1 values of a row of a"):
+    with pytest.raises(ValueError, match=r"dt_bias must have 1 values \(a row of a\)"):
         KERNELS.gated_delta(pool, step, x, x, x, gate, gate, gates=gates)
     with pytest.raises(ValueError, match=r"pool must be mlx\.core.float32"):
         KERNELS.gated_delta(pool.astype(mx.bfloat16), step, x, x, x, gate, gate)
-    with pytest.raises(ValueError, match=r"does not hold inputs of mlx\.core.float32"):
+    with pytest.raises(ValueError, match=r"dtype mlx\.core\.bfloat16, got mlx\.core.float32"):
         KERNELS.causal_conv(mx.zeros((1, 2, 8), mx.bfloat16), step, mx.ones((2, 8)), mx.ones((3, 8)))
     with pytest.raises(ValueError, match="two taps or more"):
         KERNELS.causal_conv(mx.zeros((1, 0, 8)), step, mx.ones((2, 8)), mx.ones((1, 8)))

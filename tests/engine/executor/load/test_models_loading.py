@@ -236,7 +236,7 @@ def test_quantized_folders_load_and_are_not_quantized_again(
     assert runner.info.weights == "w8a8"
     runner.close()
     for weights in ("bf16", "int8", "int4"):
-        with pytest.raises(InvalidConfig, match="quantized already; use weights='keep'"):
+        with pytest.raises(InvalidConfig, match="quantized weights; use weights='keep'"):
             load(quantized, backend, weights=weights)
 
 
