@@ -24,13 +24,13 @@ class PinLimit:
 class _Pages:
     num_pins: Counter[tuple[int, PageId]] = field(default_factory=Counter)
     by_group: Counter[int] = field(default_factory=Counter)
-    most: int = 0
+    max_in_group: int = 0
 
     def add(self, pages: HeldPages) -> None:
         for page in pages:
             self.by_group[page[0]] += not self.num_pins[page]
             self.num_pins[page] += 1
-        self.most = max(self.by_group.values(), default=0)
+        self.max_in_group = max(self.by_group.values(), default=0)
 
     def remove(self, pages: HeldPages) -> None:
         for page in pages:
@@ -38,7 +38,7 @@ class _Pages:
             if not self.num_pins[page]:
                 del self.num_pins[page]
                 self.by_group[page[0]] -= 1
-        self.most = max(self.by_group.values(), default=0)
+        self.max_in_group = max(self.by_group.values(), default=0)
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class Pins:
     @property
     def num_pages(self) -> int:
         """Number of pinned pages in the group that has most of them."""
-        return self._pages.most
+        return self._pages.max_in_group
 
     def kept(self, owner: str | None = None) -> dict[str, int]:
         """Return the number of pinned positions by pin name, for one owner (None: for all)."""
@@ -72,7 +72,7 @@ class Pins:
 
     def num_pages_of(self, owner: str) -> int:
         """Return the number of pages that pins of one owner hold, in the group with most of them."""
-        return self._owners[owner].pages.most if owner in self._owners else 0
+        return self._owners[owner].pages.max_in_group if owner in self._owners else 0
 
     def can_add_name(self, name: str, owner: str) -> bool:
         """Return whether an owner may use this name, because it exists or a new pin is allowed."""
@@ -103,7 +103,7 @@ class Pins:
         before = self._owner_of.get(name)
         previous = None if before is None else self._take(name)
         self._put(name, table, owner)
-        too_many = self._pages.most > blocks.max_pinned
+        too_many = self._pages.max_in_group > blocks.max_pinned
         if states := blocks.states:  # one slot must stay free for a running sequence
             too_many |= self._pages.by_group[len(blocks.groups)] >= states.num_slots
         too_many |= limit is not None and self.num_pages_of(owner) > limit.max_pages

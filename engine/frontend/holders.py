@@ -11,15 +11,15 @@ from ..api.tenant import Tenant
 class Holders:
     """Counts one kind of resource, with limits. ``peak`` is the largest ``total`` since the last reset."""
 
-    def __init__(self, name: str, doing: str, most: int) -> None:
+    def __init__(self, name: str, doing: str, limit: int) -> None:
         self.name = name
-        self.most = most
+        self.limit = limit
         self._doing = doing
         self.total = self.num_begun = self.peak = 0
         self._by_tenant: Counter[str] = Counter()
 
     @contextlib.contextmanager
-    def held(self, tenant: Tenant) -> Iterator[None]:
+    def hold(self, tenant: Tenant) -> Iterator[None]:
         """Hold one resource during a ``with`` block. Raises Overloaded if a limit is exceeded."""
         self._check(tenant)
         self._by_tenant[tenant.name] += 1
@@ -35,13 +35,13 @@ class Holders:
                 del self._by_tenant[tenant.name]
 
     def _check(self, tenant: Tenant) -> None:
-        for count, most, whose in (
-            (self.total, self.most, ""),
-            (self._by_tenant[tenant.name], tenant.part_of(self.most), " of one tenant"),
+        for count, limit, whose in (
+            (self.total, self.limit, ""),
+            (self._by_tenant[tenant.name], tenant.part_of(self.limit), " of one tenant"),
         ):
-            if count >= most:
-                numbers = {self.name: count, f"max_{self.name}": most}
+            if count >= limit:
+                numbers = {self.name: count, f"max_{self.name}": limit}
                 raise Overloaded(
-                    f"{count} {self._doing}, but at most {most}{whose} are allowed; end one, or try later",
+                    f"{count} {self._doing}, but at most {limit}{whose} are allowed; end one, or try later",
                     **numbers,
                 )

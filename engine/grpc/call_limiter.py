@@ -105,7 +105,7 @@ class CallLimiter:
         if context.cancelled():
             raise asyncio.CancelledError
         is_counted = method.holders is self.calls
-        with method.holders.held(self._tenant_of(context) if is_counted else NO_TENANT):
+        with method.holders.hold(self._tenant_of(context) if is_counted else NO_TENANT):
             return await self._answer(method, context)
 
     async def _answer(self, method: _Method, context: Context) -> Any:

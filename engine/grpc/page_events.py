@@ -48,7 +48,7 @@ class PageEventHub:
     async def watching(self, tenant: Tenant, *, tokens: bool = False) -> AsyncIterator[EventLogState]:
         """Register a watcher during an ``async with`` block. Raises Overloaded if there are too many."""
         try:
-            with self.holders.held(tenant):
+            with self.holders.hold(tenant):
                 self._follow()
                 yield await self._engine.run_command(commands.subscribe_events(tokens))
         finally:

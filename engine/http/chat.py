@@ -46,7 +46,7 @@ async def serve_chat(services: Services, request: ChatRequest, exchange: Exchang
         if request.stream:
             await answer.stream(deltas, exchange)
         else:
-            with services.answers.held(services.handler.tenant(exchange)) as take:
+            with services.answers.hold(services.handler.tenant(exchange)) as take:
                 await exchange.answer_bytes(await answer.whole(deltas, take))
 
 

@@ -55,7 +55,7 @@ async def serve_completions(services: Services, request: CompletionRequest, exch
         if request.stream:
             await answer.stream(deltas, exchange)
         else:
-            with services.answers.held(services.handler.tenant(exchange)) as take:
+            with services.answers.hold(services.handler.tenant(exchange)) as take:
                 await exchange.answer_bytes(await answer.whole(deltas, take))
 
 

@@ -107,8 +107,8 @@ class Endpoint(Generic[RequestT]):
     async def __call__(self, exchange: Exchange) -> None:
         services = self._services
         tenant = services.handler.tenant(exchange)
-        with services.calls.held(tenant):
-            with services.bodies.held(tenant) as take:
+        with services.calls.hold(tenant):
+            with services.bodies.hold(tenant) as take:
                 body = await exchange.body(services.bodies, take)
                 request = await self._parsed(body, exchange)
                 del body

@@ -57,7 +57,7 @@ class ByteBudget:
         self._by_tenant: Counter[str] = Counter()
 
     @contextlib.contextmanager
-    def held(self, tenant: Tenant) -> Iterator[Take]:
+    def hold(self, tenant: Tenant) -> Iterator[Take]:
         """Yield a function that adds bytes to the budget. Raises HttpRefusal or Overloaded above a limit."""
         size = 0
 
