@@ -65,7 +65,7 @@ def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tls-ca", type=Path, metavar="F", help="PEM certificates of authorities to trust; implies --tls")
     add("--tls-cert", type=Path, metavar="F", help="PEM certificate of this client; implies --tls")
     add("--tls-key", type=Path, metavar="F", help="PEM private key of --tls-cert")
-    add("--auth-token-file", type=Path, metavar="F", help="file of tokens; the first one is sent with calls")
+    add("--auth-token-file", type=Path, metavar="F", help="file of tokens; each call sends the first token")
 
 
 def credentials_of(args: argparse.Namespace) -> ClientCredentials:

@@ -190,8 +190,7 @@ def _sequences(files: list[Path], kind: PageLayoutKey) -> Iterator[tuple[_Prefix
         before = _Prefix([], ()) if run.parent == root(salt) else ends.get((run.parent, salt))
         if before is None:
             raise InvalidRequest(
-                f"the save is incomplete: no file before {file.name} has the pages that precede its own; "
-                "save again"
+                f"the save is incomplete: no file has the pages before those of {file.name}; save again"
             )
         start = len(before.tokens)
         own = (span._replace(start=start + span.start) for span in run.media if span.start >= 0)

@@ -30,7 +30,7 @@ def weight_files(path: Path) -> list[Path]:
         return complete[0] + ([] if named else _unlisted_files(path))
     if missing:
         raise ModelLoadError(
-            f"{path} lacks {_listed(missing)}, which {INDEX} names; download the model again, or copy it"
+            f"{path} lacks {_listed(missing)}, which {INDEX} lists; download the model again, or copy it"
         )
     if complete:
         raise ModelLoadError(

@@ -49,7 +49,7 @@ def test_the_files_of_a_folder(
 @pytest.mark.parametrize(
     ("files", "index", "named"),
     [
-        (TWO[:1], TWO, f"lacks {TWO[1]}, which model.safetensors.index.json names"),
+        (TWO[:1], TWO, f"lacks {TWO[1]}, which model.safetensors.index.json lists"),
         (TWO[:1], (), f"lacks {TWO[1]}; download"),
         ((), THREE, f"lacks {', '.join(THREE)}, which"),
         ((*TWO, *THREE), (), "2 complete sets of weight files"),
