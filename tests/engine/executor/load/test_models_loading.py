@@ -243,7 +243,7 @@ def test_quantized_folders_load_and_are_not_quantized_again(
 def test_weights_of_four_bits_become_four_by_channels_and_not_eight(tmp_path: Path) -> None:
     model = load_model(tiny_models.make_model(tmp_path, "llama"), weights="int4").model
     with pytest.raises(
-        InvalidConfig, match="quantized already, except from those of 8 bits; use weights='keep'"
+        InvalidConfig, match="quantized weights, except from those of 8 bits; use weights='keep'"
     ):
         convert_weights(model, "w8a8", MLXOps())
     convert_weights(model, "w4a8", MLXOps())
@@ -353,5 +353,5 @@ def test_states_that_kernels_keep_wider_stay_within_their_memory(tmp_path: Path)
     assert states is not None
     assert states.slot_bytes > observe_caches(path).slot_bytes, "nothing is wider here; use another model"
     assert 0.9 * 2**20 < runner.info.memory.states == states.num_slots * states.slot_bytes <= 2**20
-    with pytest.raises(InvalidConfig, match=r"state_memory must hold .*24.8 KiB.*; raise it"):
+    with pytest.raises(InvalidConfig, match=r"state_memory must hold .*24.8 KiB.*; raise state_memory"):
         load_paged_runner(EngineConfig(model=str(path), state_memory=30_000, backend="cpu", num_pages=9))

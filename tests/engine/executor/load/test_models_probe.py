@@ -128,7 +128,7 @@ def test_chunked_attention_is_paged_and_wider_attention_refused(
     run_probe(tmp_path / "right", "llama4", backend, **settings)
     twice = "octavo.kernels.kv_cache.cut_into_chunks"
     monkeypatch.setattr(twice, lambda step, chunk: cut_into_chunks(step, 2 * chunk))
-    with pytest.raises(ModelLoadError, match=r"through pages \(logits of"):
+    with pytest.raises(ModelLoadError, match=r"paged cache \(logits of"):
         run_probe(tmp_path / "wrong", "llama4", backend, **settings)
 
 
@@ -316,7 +316,7 @@ def test_mistakes_and_rounding_are_distinguished(
     selection = select_rows(model, vocab_size=layout.vocab_size)
     probe.probe(model, layout, ReferenceBackend(), selection, architecture=name)
     backend = mistake(monkeypatch)
-    with pytest.raises(ModelLoadError, match=r"through pages \(logits of"):
+    with pytest.raises(ModelLoadError, match=r"paged cache \(logits of"):
         probe.probe(model, layout, backend, selection, architecture=name)
 
 

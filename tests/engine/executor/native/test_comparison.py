@@ -253,7 +253,7 @@ def test_the_probe_compares_with_the_model_as_it_was_before(
         refusal = caplog.text
     except ModelLoadError as error:
         refusal = str(error)
-    assert "through pages" in refusal
+    assert "paged cache" in refusal
     assert "logits of" in refusal
 
 
