@@ -269,7 +269,7 @@ def test_a_file_without_earlier_pages_is_refused(
     ask_one(first, PROMPT)
     save_all(first._run_command, tmp_path / "cache")
     (tmp_path / "cache" / "000001.safetensors").unlink()
-    with pytest.raises(InvalidRequest, match=r"no file before 000002"):
+    with pytest.raises(InvalidRequest, match=r"before those of 000002"):
         load(engine()._run_command, tmp_path / "cache")
 
 

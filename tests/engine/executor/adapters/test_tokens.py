@@ -199,7 +199,7 @@ def test_names_of_transformers_text_models_are_known(dense: Case, tmp_path: Path
 
 def test_an_adapter_has_not_the_models_name(dense: Case) -> None:
     modules = (f"tiny={dense.adapters['one']}",)
-    with pytest.raises(InvalidConfig, match="must not have the model's name, got 'tiny'"):
+    with pytest.raises(InvalidConfig, match="must differ from the model's name, got 'tiny'"):
         LLM(dense.config(served_model_name=("base", "tiny"), lora_modules=modules))
 
 
