@@ -137,7 +137,7 @@ def of_url(url: str, max_bytes: int) -> bytes:
     head, _, data = url.partition(",")
     if not head.startswith("data:") or not head.endswith(";base64"):
         raise InvalidRequest(
-            "the URL of an image must be a data: URL in base64, because Octavo downloads nothing, got "
+            "the URL of an image must be a data: URL in base64, because nothing is fetched, got "
             f"{url!r:.60}; write data:image/png;base64,... or, in Python, a Path"
         )
     if len(data) > max_bytes * 4 // 3 + 4:

@@ -73,7 +73,7 @@ def _check_size(size: Size, rules: ImageRules) -> None:
         or (is_fixed and set(size) != {rules.edge})
     ):
         raise InvalidRequest(
-            "images of pixel_values must have a size that the model takes, and at most {rules.max_pixels} "
+            f"images of pixel_values must have a size that the model takes, and at most {rules.max_pixels} "
             f"pixels, got {size.width} x {size.height}; send a data: URL, or start the server with a larger "
             "--max-image-pixels"
         )

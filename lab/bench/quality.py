@@ -74,8 +74,7 @@ class Measured:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--formats", type=format_pairs, default=",".join(DEFAULT_FORMATS), metavar="F,K/V,...",
-        help="page formats to measure; K/V if keys and values differ, F+N with N residual pages (default: "
-        "all, {RECIPE} and int8/fp4)")  # fmt: skip
+        help="page formats to measure; K/V if keys and values differ, F+N with N residual pages")  # fmt: skip
     add("--lengths", type=counts, default="500,1000,2000", metavar="N,N",
         help="lengths of documents in tokens")  # fmt: skip
     add("--documents", type=positive, default=12, metavar="N", help="number of documents of each length")
