@@ -11,7 +11,7 @@ from octavo.engine.frontend.holders import Holders
 
 def test_holders_are_counted_until_their_block_ends() -> None:
     calls = Holders("calls", "calls are being served", 2)
-    with calls.hold(NO_TENANT), calls.held(NO_TENANT):
+    with calls.hold(NO_TENANT), calls.hold(NO_TENANT):
         assert calls.total == 2
         with pytest.raises(Overloaded, match="2 calls are being served, but at most 2 are") as caught:
             calls.hold(NO_TENANT).__enter__()
@@ -24,7 +24,7 @@ def test_holders_are_counted_until_their_block_ends() -> None:
 def test_a_tenant_may_hold_its_share_only() -> None:
     calls = Holders("calls", "calls are being served", 4)
     mallory, alice = Tenant("mallory", 0.5), Tenant("alice", 0.5)
-    with calls.hold(mallory), calls.held(mallory):
+    with calls.hold(mallory), calls.hold(mallory):
         with pytest.raises(Overloaded, match="2 calls are being served, but at most 2 of one tenant"):
             calls.hold(mallory).__enter__()
         with calls.hold(alice):
