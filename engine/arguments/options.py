@@ -131,10 +131,7 @@ def _bias(text: str) -> tuple[int, float]:
         ) from None
 
 
-VLLM_FORMATS = {
-    "bfloat16": "bf16",
-    "float16": "fp16",
-}  # vLLM's names of page formats
+VLLM_FORMATS = {"bfloat16": "bf16", "float16": "fp16"}
 
 
 def _formats(name: str) -> str:

@@ -15,10 +15,10 @@ PARTS: dict[str, Any] = {"vision_config": {"image_size": 384, "patch_size": 16},
 @pytest.mark.parametrize(
     ("family", "reason"),
     [
-        ("gemma3n", "image rows Octavo does not compute yet"),
-        ("gemma4_unified", "image rows Octavo does not compute yet"),
-        ("paligemma", "mlx-lm has no language part"),
-        ("llama", "images are served for .*smolvlm"),
+        ("gemma3n", "image rows Octavo does not support yet"),
+        ("gemma4_unified", "image rows Octavo does not support yet"),
+        ("paligemma", "mlx-lm has no language model"),
+        ("llama", "images are supported for .*smolvlm"),
     ],
 )
 def test_other_families_are_refused_by_name(family: str, reason: str, tmp_path: Path) -> None:
