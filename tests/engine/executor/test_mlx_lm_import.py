@@ -92,7 +92,8 @@ FRESH = """
 import sys
 import octavo.engine.executor.load.load
 from octavo.engine.executor import mlx_lm_import
-assert not {"transformers", "huggingface_hub", "mlx_lm.utils", "mlx_lm.tokenizer_utils"} & set(sys.modules)
+unused = {"transformers", "huggingface_hub", "mlx_lm.utils", "mlx_lm.tokenizer_utils", "mlx_vlm", "PIL"}
+assert not unused & set(sys.modules)
 assert mlx_lm_import.utils.load_model.__module__ == "mlx_lm.utils"
 import mlx_lm, mlx_lm.models.base
 assert mlx_lm.models.base is mlx_lm_import.base
