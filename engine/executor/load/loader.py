@@ -123,7 +123,7 @@ def model_classes(config: dict[str, Any]) -> tuple[type[Module], Any]:
     return _llama_of(model_class) if is_llama else model_class, watched(arguments)
 
 
-def _llama_of(kind: Any) -> type[Module]:
+def _llama_of(kind: Any) -> Any:
     def sanitize(model: Any, weights: dict[str, mx.array]) -> Any:
         names = [name for name in weights if not _OF_PICTURES.match(name)]
         return kind.sanitize(model, {_TEXT_PREFIX.sub("model.", name): weights[name] for name in names})

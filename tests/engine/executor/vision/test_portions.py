@@ -105,7 +105,7 @@ def test_only_the_thread_that_builds_an_image_is_recorded(tmp_path: Path) -> Non
 
 
 def is_compiling() -> bool:
-    calls = []
+    calls: list[mx.array] = []
 
     def doubled(x: mx.array) -> mx.array:
         calls.append(x)
