@@ -173,7 +173,7 @@ async def test_pins_are_refused_with_the_remedy() -> None:
         for what, message in (
             (prefix_of(), "set one of text, token_ids, chat and request_id"),
             (prefix_of(token_ids=[10_000]), "10000"),
-            (prefix_of(request_id="r", cache_salt="s"), "has its own"),
+            (prefix_of(request_id="r", cache_salt="s"), "has a salt of its own"),
         ):
             with pytest.raises(InvalidRequest, match=message):
                 await its.client.cache.pin("mine", what)
