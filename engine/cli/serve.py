@@ -22,6 +22,7 @@ from ..api.engine_info import EngineInfo
 from ..api.errors import InvalidConfig, OctavoError, Unauthenticated
 from ..api.stats import Gauges, Observer
 from ..arguments.options import budget_lines, engine_config, set_up_logging
+from ..executor.parallel import follow_leader, is_follower
 from ..frontend.text_executor import call_on_daemon
 from .serve_limits import ExitDeadline, raise_descriptor_limit
 from .serve_options import ServeOptions, add_arguments, serve_options
@@ -52,8 +53,11 @@ SWITCH_INTERVAL_S = 0.0005
 def run(args: argparse.Namespace) -> int:
     set_up_logging(args)
     raise_descriptor_limit()
+    config = engine_config(args, target_itl="auto")
+    if is_follower(config):
+        follow_leader()
     deadline = ExitDeadline()
-    deadline.code = asyncio.run(serve(engine_config(args, target_itl="auto"), serve_options(args), deadline))
+    deadline.code = asyncio.run(serve(config, serve_options(args), deadline))
     return deadline.code
 
 

@@ -113,10 +113,11 @@ def pictures() -> list[Any]:
     ] + [tiny_vlm.Asked(("hello world",)).messages]
 
 
-def in_ranks(model: Path, **settings: Any) -> dict[str, Any]:
-    command = [sys.executable, __file__, str(model), json.dumps(settings)]
+def in_ranks(model: Path, *launcher: str, **settings: Any) -> dict[str, Any]:
+    command = [*launcher, sys.executable, __file__, str(model), json.dumps(settings)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout, done.stderr[-3000:]
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 

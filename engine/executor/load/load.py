@@ -61,6 +61,8 @@ class ModelPart(Protocol):
     layers: RankLayers
     rank: int
 
+    def available(self, usable: Callable[[int], int], weight_bytes: int) -> int: ...
+
     def smallest(self, value: int) -> int: ...
 
     def split(self, model: Module) -> None: ...
@@ -124,8 +126,9 @@ def load_paged_runner(
             read_config(path), num_patches=num_patches, activation_bytes=layout.dtype.size
         )
     other_bytes = adapter_bytes + vision_bytes
-    available = max(0, usable_memory(weight_bytes + draft_weight_bytes(config)) - other_bytes)
-    available //= config.tensor_parallel  # all ranks share this machine's memory
+    weight_bytes += draft_weight_bytes(config)
+    available = usable_memory(weight_bytes) if part is None else part.available(usable_memory, weight_bytes)
+    available = max(0, available - other_bytes)
     draft_bytes = draft_page_bytes(config, probed)
     if is_draft and layout.slot_bytes:
         config = replace(config, state_memory=draft_state_bytes(config, layout.slot_bytes))

@@ -7,12 +7,50 @@ to the other ranks.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import sys
+import traceback
+from typing import NoReturn
+
 from ...api.config import EngineConfig
+from ...api.errors import InvalidConfig, OctavoError
 from ..base import ModelRunner
 
 
 def load_ranks(config: EngineConfig) -> ModelRunner:
-    """Load the model in ``config.num_ranks`` processes, this process as rank 0."""
+    """Load the model in ``config.num_ranks`` processes. Returns in rank 0 only."""
+    if is_follower(config):
+        follow_leader()
     from .runner import load_leading_runner  # imports MLX
 
     return load_leading_runner(config)
+
+
+def is_follower(config: EngineConfig) -> bool:
+    """Whether ``mlx.launch`` started this process as another rank than 0. Raises InvalidConfig."""
+    rank = os.environ.get("MLX_RANK", "0")
+    if rank != "0" and config.num_ranks == 1:
+        raise InvalidConfig(
+            "tensor_parallel or pipeline_parallel must be the number of hosts of mlx.launch, got 1 of each; "
+            "set one of them"
+        )
+    return rank != "0"
+
+
+def follow_leader() -> NoReturn:
+    with contextlib.suppress(ValueError):  # not the main thread
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    code = 0
+    try:
+        from .runner import follow
+
+        follow()
+    except Exception as error:
+        if not isinstance(error, OctavoError):
+            traceback.print_exc()
+        print(f"octavo: rank {os.environ['MLX_RANK']}: {error}", file=sys.stderr)
+        code = 1
+    sys.stderr.flush()
+    os._exit(code)  # the ring's threads may wait for a dead neighbour

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import operator
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,34 +16,42 @@ from octavo.kernels.page_bytes import PageBytes
 
 from ...api.config import EngineConfig
 from ...api.engine_info import AdapterInfo
-from ...api.errors import InvalidRequest, OctavoError
+from ...api.errors import InvalidConfig, InvalidRequest, OctavoError
 from ...api.sampling_params import SamplingParams
 from ...kv_store.page_runs import PageLayoutKey, StateKind
+from ...memory.weight_files import weight_files
 from ..adapters.slots import AdapterSlots
 from ..base import Adapters, HeadRunner, Images, Pending, Resolved, RunOutput, with_failed_rows
 from ..batch import Batch
 from ..load.load import load_paged_runner
 from ..model_runner import PagedRunner
 from ..sampling.sampler import SampleState
-from .group import LeadingGroup, RankGroup, Shard
+from .group import FollowingGroup, LeadingGroup, RankGroup
+from .shards import Shard
 from .stages import Stage
 
 
 def load_leading_runner(config: EngineConfig) -> LeadingRunner:
-    if config.threads is None:
-        config = replace(config, threads=max(1, available_threads() // config.tensor_parallel))
     group = LeadingGroup(config)
     try:
-        part = _part(config, group)
-        name = f"{config.ranks_setting}={config.num_ranks}"
-        return LeadingRunner(load_paged_runner(config, part=part), group, part, name)
+        group.tell(config)
+        return LeadingRunner(*_load(config, group), group, f"{config.ranks_setting}={config.num_ranks}")
     except BaseException:
         group.close()
         raise
 
 
-def _part(config: EngineConfig, group: RankGroup) -> Shard:
-    return Stage(group) if config.pipeline_parallel > 1 else Shard(group)
+def _load(config: EngineConfig, group: RankGroup) -> tuple[PagedRunner, Shard]:
+    part = Stage(group) if config.pipeline_parallel > 1 else Shard(group)
+    if config.threads is None and config.tensor_parallel > 1:
+        config = replace(config, threads=max(1, available_threads() // group.num_here))
+    return load_paged_runner(config, part=part), part
+
+
+def _files_of(runner: PagedRunner) -> str:
+    path = runner.info.path
+    sizes = [(file.name, file.stat().st_size) for file in weight_files(path)]
+    return hashlib.sha256((path / "config.json").read_bytes() + repr(sizes).encode()).hexdigest()
 
 
 class Call(NamedTuple):
@@ -83,9 +92,14 @@ class RankAdapters:
 class LeadingRunner:
     head: HeadRunner | None = None
 
-    def __init__(self, inner: PagedRunner, group: LeadingGroup, part: Shard, name: str) -> None:
+    def __init__(self, inner: PagedRunner, part: Shard, group: LeadingGroup, name: str) -> None:
         self._inner, self._group, self._part, self._name = inner, group, part, name
-        memories, shapes = zip(*group.answers(), strict=True)
+        memories, shapes, files = zip(*group.answers(), strict=True)
+        if len({_files_of(inner), *files}) > 1:
+            raise InvalidConfig(
+                f"model must have the same config.json and weight files on all ranks, got others for "
+                f"{inner.info.path}; copy the model to each machine"
+            )
         self.info = replace(inner.info, other_ranks=memories)
         self._shapes: tuple[PageLayoutKey, ...] = (inner.page_shape, *shapes)
         self.images: Images | None = inner.images
@@ -148,19 +162,22 @@ class LeadingRunner:
         self._inner.close()
 
 
-def follow(config: EngineConfig, group: RankGroup) -> None:
+def follow() -> None:
     """Compute this rank's part of every step until rank 0 ends."""
-    part = _part(config, group)
-    runner = load_paged_runner(config, part=part)
+    group = FollowingGroup()
+    (leader,) = group.steps
+    try:
+        runner, part = _load(leader.recv(), group)
+    except (EOFError, ConnectionError):
+        return
     greedy = SampleState(
         SamplingParams(temperature=0.0), seed=0, prompt_ids=[], vocab_size=runner.info.vocab_size
     )
-    (leader,) = group.steps
-    leader.send((runner.info.memory, runner.page_shape))
+    leader.send((runner.info.memory, runner.page_shape, _files_of(runner)))
     while True:
         try:
             told = leader.recv()
-        except EOFError:
+        except (EOFError, ConnectionError):
             return
         leader.send(_answer(runner, told) if isinstance(told, Call) else part.follow(runner, told, greedy))
 

@@ -32,7 +32,8 @@ from ..mlx_lm_import import cache as caches_of_mlx_lm
 from ..model_runner import PagedRunner
 from ..recurrent.call_override import override_call
 from ..sampling.sampler import SampleState
-from .group import RankGroup, Shard
+from .group import RankGroup
+from .shards import Shard
 
 HIDDEN = "hidden_rows"  # int32 [T, bytes of a row / 4]
 NUM_STAND_INS = 64
@@ -106,6 +107,9 @@ class Stage(Shard):
             return kind.__call__(layer, x, *args, **kwargs)
 
         return call
+
+    def available(self, usable: Callable[[int], int], weight_bytes: int) -> int:
+        return super().available(usable, weight_bytes) * self._group.size
 
     def layouts(self, found: CacheLayout) -> tuple[CacheLayout, CacheLayout]:
         return replace(found, vocab_size=self._whole.vocab_size), self._whole

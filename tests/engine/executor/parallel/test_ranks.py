@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.client.client import Client
 from octavo.engine.client.server_process import ServerProcess
 from octavo.engine.executor.adapters.files import Factors
-from octavo.engine.executor.parallel.group import Share
+from octavo.engine.executor.parallel.group import _free_ports
+from octavo.engine.executor.parallel.shards import Share
 from served import collect, eventually
 from tiny_models import make_model
 
@@ -181,9 +184,46 @@ def test_images_give_the_tokens_of_one_process(tmp_path: Path, kind: str, name: 
 
 
 def _ranks_of(server: ServerProcess) -> list[psutil.Process]:
-    children = psutil.Process(server.pid).children()
-    ranks = [each for each in children if "octavo.engine.executor.parallel" in each.cmdline()]
+    ranks = [each for each in psutil.Process(server.pid).children() if "MLX_RANK" in each.environ()]
     return sorted(ranks, key=lambda each: each.environ()["MLX_RANK"])
+
+
+def _have_ended(processes: list[psutil.Process]) -> bool:
+    return not any(process.is_running() and process.status() != "zombie" for process in processes)
+
+
+def _launcher(folder: Path) -> list[str]:
+    hosts = folder / "hosts.json"
+    hosts.write_text(json.dumps([{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * 2))
+    program = Path(sys.executable).with_name("mlx.launch")
+    return [str(program), "--hostfile", str(hosts), "--starting-port", str(_free_ports(1)[0]), "--"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["tensor_parallel", "pipeline_parallel"])
+def test_mlx_launch_starts_ranks_of_a_program(tmp_path: Path, kind: str) -> None:
+    model = make_model(tmp_path / "m", "qwen3", dtype=mx.float32)
+    several = ranked.in_ranks(model, *_launcher(tmp_path), **{kind: 2})
+    assert several["tokens"] == ranked.answers(model)["tokens"]
+    with pytest.raises(AssertionError, match=f"{kind} must be the number of hosts of mlx.launch, 2, got 3"):
+        ranked.in_ranks(model, *_launcher(tmp_path), **{kind: 3})
+
+
+@pytest.mark.slow
+@pytest.mark.server
+@pytest.mark.parametrize(("kind", "ended"), [("--tensor-parallel", 1), ("--pipeline-parallel", 0)])
+async def test_mlx_launch_starts_ranks_of_a_server(tmp_path: Path, kind: str, ended: int) -> None:
+    server = ServerProcess(["--model", "demo", kind, "2", "--threads", "1"], launcher=_launcher(tmp_path))
+    await server.start()
+    processes = [psutil.Process(server.pid), *_ranks_of(server)]
+    async with Client(server.ready["grpc"]) as client:
+        await collect(client.generate("One", SamplingParams(max_tokens=4)))
+    assert len(processes) == 3
+    processes[1 + ended].send_signal(signal.SIGKILL if ended else signal.SIGTERM)
+    await eventually(lambda: _have_ended(processes), "all have ended")
+    await server.wait()
+    line = "octavo: rank 1 on 127.0.0.1 has exited, so all ranks stop"
+    assert (line in server.last_errors) == bool(ended)
 
 
 @pytest.mark.slow
@@ -201,9 +241,7 @@ async def test_when_one_rank_is_killed_all_end(kind: str, killed: int) -> None:
         processes = [psutil.Process(server.pid), *_ranks_of(server)]
         assert len(processes) == num_ranks
         processes[killed].send_signal(signal.SIGKILL)
-        await eventually(
-            lambda: not any(p.is_running() and p.status() != "zombie" for p in processes), "all have ended"
-        )
+        await eventually(lambda: _have_ended(processes), "all have ended")
     if killed:
         line = f"octavo: rank {killed} has exited with status -9, so all ranks stop"
         assert line in server.last_errors

@@ -1,0 +1,214 @@
+"""A rank's part of each layer, in tensor parallel.
+
+mlx-lm's ``shard`` splits the model. Layers that communicate become plain linear layers, and ``RankSum``
+adds their outputs. So native kernels and quantization work on each rank.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+from mlx.nn.layers import distributed
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.quantized import QuantizedLinear
+
+from ...api.errors import InvalidConfig, InvalidRequest
+from ...memory.sizing import Sizing
+from ..adapt.output_head import module_at
+from ..adapters.files import Factors
+from ..adapters.layers import RankLayers
+from ..batch import Batch
+from ..cache_layout import CacheLayout
+from ..model_runner import PagedRunner
+from ..row_inputs import RowInputs
+from ..sampling.sampler import SampleState
+from .group import RankGroup
+
+_SPLIT_OUTPUTS = (distributed.AllToShardedLinear, distributed.QuantizedAllToShardedLinear)
+_SPLIT_INPUTS = (distributed.ShardedToAllLinear, distributed.QuantizedShardedToAllLinear)
+
+
+class RankSum(Module):
+    """Linear layer over part of the inputs; its results are summed over the ranks.
+
+    MLX's own sum is not used, because it depends on a row's position in the batch.
+    """
+
+    def __init__(self, inner: Module, bias: mx.array | None, group: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.inner = inner
+        self._group = group
+        if bias is not None:
+            self.bias = bias
+
+    def __call__(self, x: mx.array) -> mx.array:
+        y = self.inner(x)
+        if self._group.size() == 2:
+            y = mx.distributed.all_sum(y, group=self._group)
+        else:
+            parts = mx.distributed.all_gather(y[None], group=self._group)
+            y = parts[0]
+            for part in parts[1:]:
+                y = y + part
+        return y + self["bias"] if "bias" in self else y
+
+
+class Share(NamedTuple):
+    """Part of a layer's inputs or outputs that this rank has. Cuts an adapter's factors likewise."""
+
+    of_inputs: bool
+    segments: Any
+    group: Any
+
+    def __call__(self, factors: Factors) -> Factors:
+        if not self.of_inputs:
+            magnitude = factors.magnitude
+            return replace(
+                factors,
+                b=self._part(factors.b),
+                magnitude=None if magnitude is None else self._part(magnitude),
+            )
+        if factors.magnitude is not None:
+            raise InvalidRequest(
+                "adapters must have no magnitudes of layers that tensor_parallel splits by inputs, got DoRA; "
+                "use LoRA, or serve in one process"
+            )
+        return replace(factors, a=self._part(factors.a))
+
+    def _part(self, x: mx.array) -> mx.array:
+        try:
+            part: mx.array = distributed._shard({"": x}, lambda *_: (-1, self.segments), self.group)[""]
+        except ValueError:
+            return x
+        return part
+
+
+def shard(model: Any, group: Any) -> dict[str, Share]:
+    """Reduce the model to this rank's part; return the shares of split layers.
+
+    Raises InvalidConfig if the model cannot be split.
+    """
+    kind = type(model).__module__.rpartition(".")[2]
+    text = model if hasattr(model, "shard") else getattr(model, "language_model", None)
+    if not hasattr(text, "shard"):
+        raise InvalidConfig(
+            f"tensor_parallel must be 1 for {kind} models, which mlx-lm cannot split, got {group.size()}"
+        )
+    _drop_gradients()
+    try:
+        with _recorded() as recorded:
+            text.shard(group)
+    except (ValueError, AssertionError) as error:
+        raise InvalidConfig(
+            f"tensor_parallel must divide the heads and widths of {kind} models, got {group.size()}: {error}"
+        ) from error
+    modules = list(model.named_modules())
+    if group.size() > 2 and any(getattr(module, "sharding_group", None) for _, module in modules):
+        raise InvalidConfig(
+            f"tensor_parallel must be at most 2 for {kind} models, because a row's bits would depend on its "
+            f"batch, got {group.size()}"
+        )
+    for path, module in modules:
+        if (plain := _as_plain(module, group)) is not None:
+            parent, _, name = path.rpartition(".")
+            setattr(module_at(model, parent), name, plain)
+    shares = {id(weight): share for weight, share in recorded}
+    return {path: shares[key] for path, module in modules if (key := id(module.get("weight"))) in shares}
+
+
+@contextmanager
+def _recorded() -> Iterator[list[tuple[mx.array, Share]]]:
+    recorded: list[tuple[mx.array, Share]] = []
+    split = distributed._shard
+
+    def recording(parameters: Any, predicate: Any, group: Any) -> Any:
+        parts = split(parameters, predicate, group)
+        whole = parameters.get("weight")
+        if isinstance(whole, mx.array) and (how := predicate("weight", whole)) is not None:
+            axis, segments = how if isinstance(how, tuple) else (how, 1)
+            recorded.append((parts["weight"], Share(axis % whole.ndim == whole.ndim - 1, segments, group)))
+        return parts
+
+    distributed._shard = recording
+    try:
+        yield recorded
+    finally:
+        distributed._shard = split
+
+
+def _drop_gradients() -> None:
+    for name, module in list(sys.modules.items()):
+        if name.startswith("mlx_lm.models.") and hasattr(module, "sum_gradients"):
+            module.sum_gradients = _without_gradients  # type: ignore[attr-defined]
+
+
+def _without_gradients(_group: Any) -> Any:
+    return lambda x: x
+
+
+def _as_plain(module: Any, group: Any) -> Module | None:
+    kind = type(module)
+    if kind not in _SPLIT_OUTPUTS + _SPLIT_INPUTS:
+        return None
+    layer: Any
+    if "scales" in module:
+        layer = QuantizedLinear(32, 1, bias=False, group_size=32)
+        layer.group_size, layer.bits, layer.mode = module.group_size, module.bits, module.mode
+        layer.scales = module.scales
+        del layer["biases"]
+        if module.get("biases") is not None:
+            layer.biases = module.biases
+    else:
+        layer = Linear(1, 1, bias=False)
+    layer.weight = module.weight
+    bias = module.get("bias")
+    plain: Module = layer
+    if kind in _SPLIT_INPUTS:
+        return RankSum(layer, bias, group)
+    if bias is not None:
+        layer.bias = bias
+    return plain
+
+
+class Shard:
+    gives_logits = True
+    groups: Sequence[int] | None = None
+    layers = RankLayers()
+
+    def __init__(self, group: RankGroup) -> None:
+        self._group = group
+        self.rank = group.rank
+        self.row_inputs = RowInputs()
+
+    def available(self, usable: Callable[[int], int], weight_bytes: int) -> int:
+        return usable(weight_bytes * self._group.num_here // self._group.size) // self._group.num_here
+
+    def smallest(self, value: int) -> int:
+        return self._group.smallest(value)
+
+    def split(self, model: Any) -> None:
+        self.layers = RankLayers(shard(model, self._group.mlx))
+
+    def layouts(self, found: CacheLayout) -> tuple[CacheLayout, CacheLayout]:
+        return found, found
+
+    def slot_bytes(self, own: int) -> int:
+        return own
+
+    def own(
+        self, found: CacheLayout, whole: CacheLayout, size: Sizing, sized: Callable[[CacheLayout], Sizing]
+    ) -> tuple[CacheLayout, Sizing]:
+        del found, sized
+        return whole, size
+
+    def receive(self, batch: Batch) -> Batch:
+        return batch
+
+    def follow(self, runner: PagedRunner, batch: Batch, greedy: SampleState) -> tuple[int, ...]:
+        return runner.run(batch, [greedy] * len(batch.sample_rows)).failed_rows
