@@ -8,7 +8,7 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// Prefetch distance in blocks of 16 positions, for long rows, of which a whole tile would fill the L1 cache.
+// Prefetch distance for long rows, in blocks of 16 positions. A whole tile of them would fill the L1 cache.
 constexpr int kDistance = 2;
 
 // A later block of K or V, prefetched in parts while another block is computed. If all its lines were
@@ -17,7 +17,7 @@ struct Ahead {
   const uint8_t* codes = nullptr;
   int64_t bytes = 0;
 
-  // `step` is a block's number: 0 to 3 are K of the tile, 4 to 7 are V, and later ones are of the next tile.
+  // `step` is a block number: 0 to 3 are the tile's K, 4 to 7 its V, and larger numbers are the next tile's.
   Ahead(const PageLayout& layout, const Tile& tile, int step) : Ahead(layout, tile, step, 0) {}
 
   // Selects the `distance`-th visible block after `step`, because a tile may have only two visible blocks.

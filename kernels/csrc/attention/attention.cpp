@@ -23,7 +23,7 @@ namespace nb = nanobind;
 namespace octavo {
 namespace {
 
-// Returns the buffer for partial results of split items, and of a pool whose rows another pool finishes. It
+// Returns the buffer for partial results of split items, or of a pool whose rows another pool completes. It
 // is kept between calls, because all layers of a step need the same size, and freed if a call needs far less.
 float* partial_buffer(int64_t size) {
   static thread_local std::vector<float> buffer;
@@ -97,8 +97,8 @@ struct AttendOptions {
   bool exact;
 };
 
-// Attention over one pool, or over two pools of the same layer: quantized pages, and 16-bit residual pages of
-// some positions. Each pool has kernels for its format. The call over quantized pages leaves float rows with
+// Attention over one pool, or over two pools of a layer: quantized pages, and 16-bit residual pages for some
+// positions. Each pool has kernels for its format. The call over quantized pages leaves float rows with
 // maxima and sums of weights. The call over residual pages joins these rows with its own and adds sinks.
 class Attend : public mx::Primitive {
  public:

@@ -65,17 +65,17 @@ struct GatherArgs {
 };
 
 // How positions are divided between quantized pages and 16-bit residual pages. Row t reads its first `keep`
-// positions and those from starts[t] on, a page boundary, from residual pages. It reads all others from
-// quantized pages. Every query reads at least the latest `window` positions from residual pages.
+// positions, and all positions since starts[t] (a page boundary), from residual pages. It reads the others
+// from quantized pages. Every query reads at least the latest `window` positions from residual pages.
 struct Residency {
   enum Part { all, quantized, residual } part;
   int window, keep;
   const int32_t* starts;  // [num_tokens]
 };
 
-// A mask [num_tokens, 1 or num_query_heads, length] that replaces causality and window; it is contiguous
-// along positions. Either `seen` is 0 for hidden positions, or `added` is added to logits and hides positions
-// by kHidden or less. Without a mask both are null. Strides are in elements, 0 if heads share a row.
+// A mask [num_tokens, 1 or num_query_heads, length] that replaces causality and window, contiguous along
+// positions. Either `seen` is 0 for hidden positions, or `added` is added to logits; values of kHidden or
+// less hide. Without a mask both are null. Strides are in elements, 0 if heads share a row.
 struct MaskView {
   const uint8_t* seen;
   const float* added;
@@ -101,8 +101,8 @@ struct RotaryPart {
   explicit operator bool() const { return queries.data != nullptr; }
 };
 
-// Weighted sums as float rows, with dims in order. They are relative to 2^maximum and not yet divided by the
-// sums of weights. The row of token t and query head h has index t * num_heads + h.
+// Weighted sums as float rows, with dims in order. The sums are relative to 2^maximum and not yet divided by
+// the sums of weights. The row of token t and query head h has index t * num_heads + h.
 struct FloatRows {
   float *rows, *maxima, *sums;  // [rows, v.dim], [rows], [rows]; or null
   int num_heads;
@@ -142,7 +142,7 @@ struct AttendArgs {
 inline constexpr int kTileTokens = 64;
 inline constexpr int kShortestPage = 16;
 
-// Sums over positions are computed in parts of this many positions, which are then added in order. So a
+// Positions per part. Sums over positions are computed part by part, and the parts are added in order. So a
 // result is bit-identical whether one item computes all parts or each part has an item of its own.
 inline constexpr int kPartTokens = 1024;
 

@@ -183,7 +183,7 @@ void load_values(const PageLayout& layout, const Tile& tile, __m512i* panel) {
   }
 }
 
-// Accumulates kVecs vectors of dims from `vector` on: enough independent sums to hide the products' latency.
+// Accumulates kVecs SIMD vectors, beginning with number `vector`. That many sums hide the products' latency.
 template <int kRows, int kVecs>
 OCTAVO_INLINE void accumulate_vectors(const uint16_t* weights, const __m512i* panel, int num_vectors,
                                       int vector, uint32_t blocks, float* accumulators) {

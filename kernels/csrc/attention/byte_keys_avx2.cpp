@@ -3,7 +3,7 @@
 // summed exactly. A key row's scale multiplies its scores as one float factor.
 //
 // Codes are looked up as value + kLargestValue, because VPMADDUBSW needs one unsigned factor. Sums start from
-// minus the offset's contribution (`Queries::biases`). They stay in 16-bit lanes for kRun dims.
+// minus the offset's contribution (`Queries::biases`) and stay in 16-bit lanes for kRun dims.
 //
 //   Chunks of 64 dims are 32 bytes of a row: byte i of vector j is dim 2 i + j of the chunk.
 #include "attention/byte_queries_avx2.h"
@@ -129,8 +129,8 @@ OCTAVO_INLINE void finish(__m256i sums, __m256 factors, const float* scales, flo
   }
 }
 
-// Computes sums[r * kKeys + key], kKeys = 8 / kRows, over kChunks chunks from dim d on. Each key is expanded
-// once for all rows.
+// Computes sums[r * kKeys + key], kKeys = 8 / kRows, over kChunks chunks, of which the first begins at dim d.
+// Each key is expanded once for all rows.
 template <class Code, int kRows, int kChunks>
 OCTAVO_INLINE void multiply_codes(const Lookup<Code>& lookup, const int8_t* rows, int dim, int d,
                                   const Keys& keys, const uint8_t* ahead, __m256i (&sums)[kSums]) {
@@ -155,7 +155,7 @@ OCTAVO_INLINE void multiply_codes(const Lookup<Code>& lookup, const int8_t* rows
   }
 }
 
-// Adds up fixed-point scores over kChunks chunks from dim d on. Lanes are [kRows rows][8 / kRows keys].
+// Adds up fixed-point scores over kChunks chunks, beginning at dim d. Lanes are [kRows rows][8 / kRows keys].
 template <class Code, int kRows, int kChunks>
 OCTAVO_INLINE __m256i multiply(const Lookup<Code>& lookup, const Queries& queries, int first, int dim, int d,
                                const Keys& keys, const uint8_t* ahead) {

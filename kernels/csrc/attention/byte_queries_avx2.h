@@ -45,7 +45,7 @@ inline float fix_query(const AttendArgs& args, const AttendItem& item, int r, in
 
 constexpr int kFactorDims = 16;
 
-// Scales each kFactorDims dims of a row to bytes by their largest; `factors` turn bytes back into floats.
+// Scales a row to bytes, relative to the largest of each kFactorDims dims; `factors` turn bytes into floats.
 inline void fix_query_in_parts(const AttendArgs& args, const AttendItem& item, int r, int32_t* fixed,
                                float* factors) {
   alignas(64) float row[kMaxDim];

@@ -82,9 +82,9 @@ OCTAVO_INLINE void add_sums(__m256i sums, __m256 factor, float* accumulators) {
                    _mm256_fmadd_ps(_mm256_cvtepi32_ps(odd), unit, _mm256_loadu_ps(accumulators + 8)));
 }
 
-// Copies a chunk of an accumulator in the order of dims. It is [4 vectors][even lanes, odd lanes]. In each
-// 128 bits, lanes 2 i and 2 i + 1 of two vectors hold four consecutive dims. `Code` decides whether the next
-// four dims are in lanes 2 i + 2 or 2 i + 4.
+// Copies a chunk of an accumulator, [4 vectors][even lanes, odd lanes], to the order of dims. In each 128
+// bits, lanes 2 i and 2 i + 1 of two vectors hold four consecutive dims. `Code` decides whether the next four
+// dims are in lanes 2 i + 2 or 2 i + 4.
 template <class Code>
 void to_natural(int dim, const float* accumulator, float* row) {
   constexpr int kBeside = Code::byte_at(2) == 2 ? 1 : 2;

@@ -1,5 +1,5 @@
-// Loops of value sides that multiply bytes on AVX2 (VPMADDUBSW). They decide which stretches, chunks and rows
-// are summed together.
+// Loops of value sides that multiply bytes on AVX2 (VPMADDUBSW). The loops decide which stretches, chunks and
+// rows are summed together.
 //
 // A side's class `Weights` has a tile's weights in fixed point. `fix<kRows>(row)` converts the weights of
 // some rows just before their use, so that they are still in L1. `Weights::Rows` has the weights of a few
@@ -52,7 +52,7 @@ OCTAVO_INLINE void accumulate_rows(const Values<Code>& values, const Weights& we
       of_rows.add(sums[r * kVectors + j], r, j, accumulators + r * width + 16 * j);
 }
 
-// Computes kRows rows, from `row` on, over both stretches of the tile.
+// Computes rows [row, row + kRows) over both stretches of the tile.
 template <class Code, int kDim, int kRows, class Weights>
 OCTAVO_INLINE void accumulate_block(Values<Code>& values, Weights& weights, int row, float* accumulators) {
   const int width = kDim > 0 ? kDim : values.layout.v.dim;

@@ -23,7 +23,7 @@ OCTAVO_INLINE void forget(const T*& pointer) {
   asm volatile("" : "+r"(pointer));
 }
 
-// Spreads a plane: byte i gets the lowest bits of the chunk's dims 2 i and 2 i + 1, from bit 2 (i % 4) on.
+// Spreads a plane: bits 2 (i % 4) and 2 (i % 4) + 1 of byte i are the lowest bits of dims 2 i and 2 i + 1.
 template <class Code>
 OCTAVO_INLINE __m256i plane_bytes(const uint8_t* planes, int dim) {
   if constexpr (!Code::kPlanes) return _mm256_setzero_si256();

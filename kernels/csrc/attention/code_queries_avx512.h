@@ -26,8 +26,8 @@ constexpr float kMagic = 0x1.8p23f;
 constexpr int32_t kMagicBits = 0x4b400000, kFactorZeros = 8;
 static_assert(kNvGroup * 127 * 2 * Fp4::kOffset < 1 << 22);
 
-// Each row has `dim` high bytes and, if kParts is 2, `dim` low bytes. Factors follow, and sums that correct
-// for kOffset; for codes with groups, integer products start from these sums.
+// Each row has `dim` high bytes and, if kParts is 2, `dim` low bytes. Then come factors, and sums that
+// correct for kOffset. For codes with groups, integer products start from these sums.
 template <class Code>
 struct Queries {
   static constexpr int kLargest = Code::kParts == 2 ? 127 * 256 + 127 : 127;  // the (high) bytes are signed

@@ -31,8 +31,9 @@ struct Weights {
 };
 
 // Converts weights[row] * scales to fixed point relative to the row's largest product. Rounding to bytes
-// preserves the total: each lane passes its error on to the same lane of the next block and may add 1 to it.
-// Lanes start from evenly spread errors, because many small weights would otherwise all become 0.
+// preserves the total: each lane passes its error on to the same lane of the next block, whose byte may
+// become 1 larger. Lanes start from evenly spread errors, because otherwise many small weights would all
+// become 0.
 template <class Code>
 OCTAVO_INLINE void fix_weights(const float* weights, const __m512 (&scales)[kBlocks], uint8_t* bytes,
                                float& factor) {

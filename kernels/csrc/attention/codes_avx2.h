@@ -62,7 +62,7 @@ struct Fp5 : InOrder {
     return code & 8 ? -half : half;
   }
 
-  // Returns the lowest bits of a row's 64 dims from `dim` on.
+  // Returns the lowest bits of dims [dim, dim + 64) of a row.
   OCTAVO_INLINE uint64_t plane(const uint8_t* planes, int dim) {
     uint64_t bits;
     std::memcpy(&bits, planes + dim / 8, 8);

@@ -58,7 +58,7 @@ struct Int8 : Nibble {
   static constexpr int kBits = 8, kScale = 1, kOffset = 128;
 };
 
-// The same codes, multiplied by queries and weights of one byte.
+// Codes that are multiplied by queries and weights of one byte.
 template <class Code>
 struct InBytes : Code {
   static constexpr int kParts = 1;
@@ -170,7 +170,7 @@ OCTAVO_INLINE void load_group_scales(const uint8_t* from, int64_t stride, int gr
   }
 }
 
-// Loads one scale per row, of 16 rows.
+// Loads the scales of 16 rows, one per row.
 template <class Code>
 OCTAVO_INLINE __m512 load_row_scales(const uint8_t* from, int64_t stride, __mmask16 visible) {
   if constexpr (!Code::kPlanes) return halves(from, visible);

@@ -26,7 +26,7 @@ struct Nvfp4 : Fp4 {
   OCTAVO_INLINE __m256 decode(__m128i bytes) {
     return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(bytes), 7));
   }
-  // Returns the group scales of kChunks chunks of a row, in the lane order of group_keys_avx2.cpp.
+  // Returns a row's group scales for kChunks chunks, in the lane order of group_keys_avx2.cpp.
   template <int kChunks>
   OCTAVO_INLINE __m256 key_scales(const uint8_t* row) {
     if constexpr (kChunks == 2) {

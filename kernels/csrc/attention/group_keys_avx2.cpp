@@ -165,7 +165,7 @@ OCTAVO_INLINE __m256i products(const __m256i (&bytes)[kVectors], const int8_t* r
   return sum;
 }
 
-// Computes sums[r * kKeys + key], kKeys = 8 / kRows, over kChunks chunks from dim d on.
+// Computes sums[r * kKeys + key], kKeys = 8 / kRows, over kChunks chunks, beginning at dim d.
 template <int kRows, int kChunks>
 OCTAVO_INLINE void multiply(const Lookup& lookup, const Queries& queries, int first, int dim, int d,
                             const uint8_t* keys, const Scales& scales, int first_key, const uint8_t* ahead,

@@ -23,7 +23,7 @@ static_assert(kStretches == 2);
 static_assert(kSlots == 4);
 constexpr int num_vectors(int dim) { return dim / kChunk; }
 
-// Scales of the tile's rows, by position within the stretch and by column. Those of invisible rows are
+// Scales of the tile's rows, by position within the stretch and by column. Scales of invisible rows are
 // arbitrary, because their weights are 0.
 struct Scales {
   static constexpr int kMost = kStretch * num_vectors(kMaxDim) * kLanes8;

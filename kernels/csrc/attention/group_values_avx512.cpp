@@ -121,7 +121,7 @@ OCTAVO_INLINE void fix_weights(const float* weights, int set, int at, const Weig
   }
 }
 
-// Adds products of block b's kQuad-th four positions for kRows rows, whose weights are `stride` bytes apart.
+// Adds products of block b's quad number kQuad for kRows rows, whose weights are `stride` bytes apart.
 template <int kQuad, int kRows, class Source>
 OCTAVO_INLINE void add_quad(const uint8_t* from, size_t stride, const Source& source, int b, int vector,
                             __m512i (&sums)[kRows][4]) {

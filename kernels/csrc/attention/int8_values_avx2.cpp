@@ -19,7 +19,7 @@ int value_width(int dim) { return dim; }
 
 static_assert(int64_t(kTileTokens) * 128 * kLargestWord <= INT32_MAX);
 
-// Each row's weights of the tile, and its factor.
+// Weights of each row for the tile, and the row's factor.
 struct Weights {
   int16_t* fixed;
   float* factors;

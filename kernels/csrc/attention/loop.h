@@ -223,7 +223,7 @@ void merge(const AttendArgs& args, const MergeItem& item, const float* partials)
 void softmax_update(const AttendArgs& args, const AttendItem& item, const RowSums& rows, int start,
                     float* scores) {
   const int group = group_size(args), num_rows = item.num_tokens * group, length = args.kv_len[item.sequence];
-  // Masks without added values use the plain path, so that rows which see all positions keep their bits.
+  // A row that sees all positions gets the same bits with such a mask as without one.
   const bool is_plain = args.softcap <= 0 && args.mask.added == nullptr;
   uint64_t bits[kSoftmaxRows];
   for (int row = 0, token = item.first_token, in_group = 0; row < num_rows;) {

@@ -10,12 +10,12 @@ namespace octavo {
 namespace {
 
 constexpr int kRowsPerItem = 128;        // most query rows that share one dequantized tile
-constexpr int kRowsWorthSplitting = 16;  // with more rows, items are long, partial results large
+constexpr int kRowsWorthSplitting = 16;  // with more rows, items are long and partial results are large
 
 constexpr int kItemsPerThread = 4;  // items wanted for each thread in latent calls
 
-// In latent calls, all query heads are rows of one KV head. The number of all rows of a sequence decides
-// whether its positions are divided.
+// In latent calls, all query heads are rows of one KV head. A sequence's total number of rows decides whether
+// its positions are divided.
 constexpr int kLatentRows = 128;             // most rows of an item
 constexpr int kFewestLatentRows = 16;        // fewest rows of an item, unless it has all heads
 constexpr int kLatentsWorthSplitting = 512;  // most rows of a sequence whose positions are divided
@@ -42,11 +42,10 @@ int tokens_per_item(const AttendArgs& args) {
   return tokens;
 }
 
-// Returns how many of the tokens first..end of a sequence belong to the next item. If there are several
-// items, they end at tile boundaries, because then fewer tiles are partly visible, and fewer tiles are in
-// both pools. In a call over residual pages, items end where the residual window moves by a page. With pages
-// of 32 positions or more, all rows of an item then read the same pages of either pool (measured with
-// AVX-512).
+// Returns how many of a sequence's tokens [first, end) belong to the next item. If there are several items,
+// they end at tile boundaries, because fewer tiles are then partly visible or in both pools. In a call over
+// residual pages, items end where the residual window moves by a page. With pages of 32 positions or more,
+// all rows of an item then read the same pages of either pool (measured with AVX-512).
 int next_tokens(const AttendArgs& args, int sequence, int first, int end, int block) {
   constexpr int kFewestTokens = 32;
   if (args.rotary || end - args.q_start[sequence] <= block) return std::min(block, end - first);

@@ -13,7 +13,7 @@ struct AttendPlan {
   int64_t partial_floats = 0;
 };
 
-// How a row's positions are divided, and its kernel, depend only on its own sequence. So its result is
+// A row's kernel and the division of its positions depend only on its own sequence. So the row's result is
 // bit-identical for any number of threads and with any other sequences in the batch.
 AttendPlan plan_attention(const AttendArgs& args, int width);
 

@@ -79,10 +79,10 @@ inline void hadamard_in_registers(float* row) {
 }
 #endif
 
-// Rotates in place, in blocks of b, the largest power of two that divides dim. For h = 1, 2, 4, ..., b / 2,
-// each pair (i, i + h) with i & h == 0 becomes its sum and difference. Then each value is multiplied by
-// float(1 / sqrt(b)). Every operation rounds (octavo.kernels.formats.rotation). The rotation is its own
-// inverse.
+// Rotates in place, in blocks of b values, where b is the largest power of two that divides dim. For h = 1,
+// 2, 4, ..., b / 2, each pair (i, i + h) with i & h == 0 becomes its sum and difference. Then each value is
+// multiplied by float(1 / sqrt(b)). Every operation rounds (octavo.kernels.formats.rotation). The rotation is
+// its own inverse.
 inline void hadamard(float* row, int dim) {
 #if defined(__AVX512F__)
   if (dim == 128) return hadamard_in_registers<8>(row);

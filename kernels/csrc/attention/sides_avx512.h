@@ -15,8 +15,8 @@ extern const ValueSide bf16_values;
 const KeySide* tiled_keys(const AttendArgs& args);
 const ValueSide* tiled_values(const AttendArgs& args);
 
-// Return the sides that multiply codes as integers (codes_avx512.h): queries and weights are fixed point of
-// 16 bits, which is as precise as float32, or of 8 bits. Null for other formats.
+// Return the sides that multiply codes as integers (codes_avx512.h), or null. Queries and weights are fixed
+// point of 8 bits, or of 16 bits, which are as precise as float32.
 const KeySide* code_keys(const AttendArgs& args);
 const ValueSide* code_values(const AttendArgs& args);
 
@@ -34,8 +34,8 @@ OCTAVO_INLINE void for_pairs_of_rows(int num_rows, Body body) {
 }
 
 // Reorders two vectors to 32 words of an accumulator (VPERMT2D): 16 words by the indices `first`, then 16 by
-// indices that are 8 higher. It stores whole vectors: the row is read again at once, and partial stores
-// cannot be forwarded to loads.
+// indices that are 8 higher. It stores whole vectors, because the row is read again at once, and the CPU
+// cannot forward partial stores to loads.
 struct Merged {
   __m512i low, high;
 };

@@ -45,9 +45,9 @@ inline float largest_logit(float factor, uint64_t bits, const float* scores, Spa
   return largest_lane(highest);
 }
 
-// Turns one row's scores into weights 2^(logit - maximum), 0 for invisible positions, and returns their
-// sum. Rows that see the whole tile have two partial sums, others one. The number must not depend on the
-// span, because other rows determine it.
+// Turns one row's scores into weights 2^(logit - maximum), 0 for invisible positions, and returns their sum.
+// Rows that see the whole tile have two partial sums, other rows have one. The number of sums must not depend
+// on the span, because other rows determine the span.
 inline float weigh(float factor, uint64_t bits, float* scores, float maximum, Span span) {
   const bool whole = bits == ~uint64_t(0);
   Vec even{}, odd{};

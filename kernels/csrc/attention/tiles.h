@@ -21,7 +21,7 @@ inline int residual_start(const AttendArgs& args, int sequence, int position) {
 
 inline bool has_window(const AttendArgs& args) { return args.window > 0 && !args.mask; }
 
-// The positions t that rows at positions first..last see: t < end, and t < keep or t >= from. With a mask,
+// Positions t that rows at positions `first` to `last` see: t < end, and t < keep or t >= from. With a mask,
 // rows may see fewer.
 struct Visible {
   int from, keep, end;
@@ -41,8 +41,8 @@ struct Visible {
   }
 };
 
-// Tiles that rows at positions first..last see, in order: tiles of the first `keep` positions, then tiles of
-// the window.
+// Tiles that rows at positions `first` to `last` see, in order: tiles of the first `keep` positions, then
+// tiles of the window.
 //
 //   0 |keep|..........skipped..........|  window of first ... last | end
 struct TileList {
@@ -63,7 +63,7 @@ struct TileList {
   // Returns the part of a row's sums that contains the index-th visible tile.
   int part(int index) const { return start(index) / kPartTokens; }
 
-  // Returns the index after the last tile in the part of the index-th tile.
+  // Returns the index after the last tile of the part that contains the index-th tile.
   int part_end(int index) const {
     const int end_tile = (part(index) + 1) * (kPartTokens / kTileTokens);
     if (index < num_keep && end_tile <= window_tile) return std::min(end_tile, num_keep);

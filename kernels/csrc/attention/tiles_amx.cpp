@@ -34,7 +34,7 @@ inline void prefetch_share(const uint8_t* rows, int64_t stride, int step, int st
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(rows + step * bytes + i, 0, 2);
 }
 
-// Scores two blocks, from `block` on, for 32 rows: two tiles of keys times two tiles of queries give four
+// Scores blocks `block` and `block` + 1 for 32 rows: two tiles of keys times two tiles of queries give four
 // tiles of products.
 void score_two(const KeyBlocks& keys, int block, const uint16_t* queries, int steps, bool ahead,
                float* products) {

@@ -1,7 +1,7 @@
 // Attention's products on AMX: for bf16 pages (called by bf16_tiles_avx512.cpp), and for bytes.
 //
-// An AMX tile of 16 rows of 32 bf16 values is multiplied by 16 columns. Pages store keys row by row: for
-// scores, keys are the rows and queries the columns. In weighted sums, pairs of positions are the columns.
+// An AMX tile has 16 rows of 32 bf16 values and is multiplied by 16 columns. For scores, keys are the rows,
+// as in pages, and queries are the columns. In weighted sums, pairs of positions are the columns.
 #pragma once
 
 #include <cstddef>
@@ -72,8 +72,8 @@ class ByteProducts : HeldTiles {
 
   // Loads unsigned weights [row][kParts][64 positions] of `num_rows` rows into tiles, for all later calls.
   void load_weights(const uint8_t* weights, int num_rows);
-  // Computes products[2][16][32] of these weights with two vectors of the signed panel of values [16][row of
-  // `stride` bytes][4 positions].
+  // Computes products[2][16][32] of the loaded weights and two vectors of a signed panel of values, [16][row
+  // of `stride` bytes][4 positions].
   void weigh(const void* panel, int64_t stride, int32_t* products);
 
  private:

@@ -33,8 +33,8 @@ OCTAVO_INLINE void interleave(const __m512i (&rows)[4], __m512i (&quads)[4]) {
   quads[2] = _mm512_unpacklo_epi16(ab_high, cd_high), quads[3] = _mm512_unpackhi_epi16(ab_high, cd_high);
 }
 
-// Loads bit planes of four rows, from the byte of their first value on. Word m of the c-th 128 bits has byte
-// 4 c + m of each row.
+// Loads bit planes of four rows, beginning with the byte of their first value. Word m of the c-th 128 bits
+// has byte 4 c + m of each row.
 OCTAVO_INLINE __m512i load_planes(const uint8_t* from, int64_t stride, int64_t left, bool first) {
   __m512i rows;
   if (stride == 16) {
@@ -132,8 +132,8 @@ struct PanelValues {
   }
 };
 
-// The same vectors, converted from pages at each read instead of stored in a panel. Each four positions also
-// prefetch some lines of later rows.
+// Vectors like those of PanelValues, converted from pages at each read. Every four positions also prefetch
+// some lines of later rows.
 template <class Code>
 struct DirectValues {
   static constexpr int kHalves = 8 / Code::kBits;  // halves of 64 bytes, four vectors each

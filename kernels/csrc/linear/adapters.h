@@ -12,8 +12,8 @@ namespace octavo {
 
 namespace mx = mlx::core;
 
-// Returns factors of a [experts, rank, inputs] and b [experts, rank, outputs], both bf16 or both float32, and
-// of gain and bias [outputs]. Evaluates its arguments.
+// Evaluates matrices a [experts, rank, inputs] and b [experts, rank, outputs], both bf16 or both float32, and
+// vectors gain and bias [outputs]. Returns them in the layout of the kernels.
 std::shared_ptr<const AdapterFactors> make_factors(const mx::array& a, const mx::array& b, float scale,
                                                    const std::optional<mx::array>& gain,
                                                    const std::optional<mx::array>& bias);

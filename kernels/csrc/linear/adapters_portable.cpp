@@ -1,7 +1,7 @@
 // y += scale (x A) B for rows that have adapters, in standard C++ with GCC vectors.
 //
-// A product of x with a row of A is computed as 16 sums. Each runs over every 16th input in order, and they
-// are then added as a tree. Each output adds its products in the order of ranks. So a row's bits do not
+// A product of x with a row of A is computed as 16 sums. Each sum takes every 16th input in order, and the
+// sums are then added as a tree. Each output adds its products in the order of ranks. So a row's bits do not
 // depend on other rows.
 #include <algorithm>
 

@@ -108,8 +108,8 @@ struct Activations {
 
   static constexpr std::size_t kTile = std::size_t{kTileRows} * kTileInputs;
 
-  // Returns all steps from row `first` on, with the weights of a panel. In the tiled layout, `first` must be
-  // a multiple of kBlockRows.
+  // Returns all steps of the rows that begin at `first`, with a panel's weights. In the tiled layout, `first`
+  // must be a multiple of kBlockRows.
   Steps steps(int first, const uint8_t* weights) const {
     const std::size_t size = sizeof(bf16_t);
     return {.x = data + first * inputs,
@@ -164,13 +164,13 @@ inline __attribute__((always_inline)) void fetch_quarter(const uint8_t* weights,
 }
 
 // Adds the product of tiles `x` and `w` to tile `sums`: bf16 with float32 sums, or signed by unsigned codes
-// with int32 sums. A macro, because the intrinsics need literal tile numbers.
+// with int32 sums. It is a macro, because the intrinsics need literal tile numbers.
 #define OCTAVO_ADD_TILES(sums, x, w)                                    \
   if constexpr (std::is_same_v<Sum, float>) _tile_dpbf16ps(sums, x, w); \
   else _tile_dpbsud(sums, x, w)
 
-// Computes out [rows][64] of up to 16 rows, with the sums of all 64 outputs in four tiles. kFetches: weights
-// are prefetched in memory order (fetch_quarter); steps then have kStepBytes.
+// Computes out [rows][64] of up to 16 rows, with the sums of all 64 outputs in four tiles. With kFetches,
+// weights are prefetched in memory order (fetch_quarter), and steps have kStepBytes.
 template <bool kFetches, class Sum, class Between>
 inline void multiply_upper(const Steps& steps, Sum* out, Between&& between) {
   Awake awake;

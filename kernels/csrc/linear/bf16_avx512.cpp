@@ -9,7 +9,7 @@ namespace {
 // a part of the next pairs, so that memory is read all the time and not only during the first tile. Measured
 // on a Zen 4 only: 32 rows gain a tenth.
 constexpr int kSharedPairs = 128;
-// Fewest row tiles that make one pass over all inputs: reloading sums would cost more than rereading a panel.
+// Fewest row tiles for one pass over all inputs, because reloading sums costs more than rereading a panel.
 constexpr int kManyTiles = 3 * kItemTiles;
 constexpr int kPairBytes = 256;  // bytes of a pair of inputs in a panel
 
@@ -64,7 +64,7 @@ __attribute__((noinline)) void multiply_pairs(const bf16_t* x, int x_stride, con
   store_sums<R>(sum, sums);
 }
 
-// Does the same for x in float32, with two FMAs per pair; sums are bit-identical to those of multiply_pairs.
+// Does the same as multiply_pairs for x in float32, with two FMAs per pair; sums are bit-identical.
 template <int R, int kLines>
 __attribute__((noinline)) void multiply_flushed(const float* x, int x_stride, const Pairs& pairs,
                                                 const uint8_t* ahead, float* sums) {

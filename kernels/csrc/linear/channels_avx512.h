@@ -1,5 +1,5 @@
 // Common parts of AVX-512 and AMX for weights with one scale per output channel and activations with one
-// scale per row ("W8A8", and "W4A8" with two levels of scales). Results of both levels are bit-identical.
+// scale per row ("W8A8", and "W4A8" with two levels of scales). AVX-512 and AMX give bit-identical results.
 //
 // A weight is s (u - 128), with an unsigned byte u and a scale s per output. An activation is a xq, with a
 // signed code xq and a scale a per row. So
@@ -25,7 +25,7 @@ struct ChannelRows {
   int32_t *starts, *sums;
   int rows, together, blocks, block;
 
-  // Returns the codes of `row` from the first input of a block on.
+  // Returns the codes of `row` at the first input of block `index`.
   int8_t* at(int index, int row) const {
     if (row < together) return codes + (static_cast<std::size_t>(index) * together + row) * block;
     const std::size_t first = static_cast<std::size_t>(row / together) * blocks + index;
@@ -121,7 +121,7 @@ inline PanelBytes panel_bytes(const PackedWeight& weight, int panel, uint8_t* by
   return {bytes, wide};
 }
 
-// Writes integer sums [count][64] of rows from `row` on as results.
+// Writes the results of rows [row, row + count), given their integer sums [count][64].
 inline void finish_channels(const LinearCall& call, const ChannelRows& x, int panel, int row, int count,
                             const int32_t* dots) {
   constexpr int kRows = 16;  // rows converted at once

@@ -55,7 +55,7 @@ inline void for_items(const LinearCall& call, const RowTiles& tiles, int most, B
   });
 }
 
-// Returns the largest of the `width` results from output `start` on, rounded to `type`.
+// Returns the largest of outputs [start, start + width), rounded to `type`.
 inline Largest largest_of(Float type, int start, int width, const float* sums) {
   alignas(64) uint8_t rounded[sizeof(float) * kPanel];
   alignas(64) float values[kPanel] = {};
@@ -92,8 +92,8 @@ struct Added {
   }
 };
 
-// Stores the first `width` of each row of sums [count][64] plus `added`, rounded once to `type`, to rows of y
-// that are `stride` values apart.
+// Stores sums [count][64] plus `added` to rows of y: the first `width` of each row, rounded once to `type`.
+// Rows of y are `stride` values apart.
 inline void store_rows(const Added& added, int count, int width, float* sums, Float type, void* y,
                        int64_t stride) {
   for (int m = 0; m < count; ++m, sums += kPanel) {
@@ -102,7 +102,7 @@ inline void store_rows(const Added& added, int count, int width, float* sums, Fl
   }
 }
 
-// Finishes rows of a layer with gates: stores gates in y, then replaces them by what they let through.
+// Finishes rows of a layer with gates: stores gates in y, then replaces them by the gated outputs.
 inline void finish_gated(const LinearCall& call, Activation kind, const Added& added, int panel, int first,
                          int count, float* sums) {
   const int outputs = call.weight->shape.outputs / 2, start = panel * kPanel;

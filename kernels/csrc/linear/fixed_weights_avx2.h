@@ -25,7 +25,7 @@ inline __attribute__((always_inline)) __m256i fixed_pairs(__m256i words, __m256 
   return _mm256_blend_epi16(first, _mm256_slli_epi32(second, 16), 0xaa);
 }
 
-// Return the steps of eight outputs, which are stored as exponents of float32, and their inverses.
+// Return eight outputs' steps (as bits or floats) or their inverses. Steps are stored as float32 exponents.
 inline __m256i step_bits(const uint8_t* exponents) {
   const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(exponents));
   return _mm256_slli_epi32(_mm256_cvtepu8_epi32(bytes), 23);

@@ -132,7 +132,7 @@ struct Tiles {
   // Returns how many of `count` prefetches each tile issues.
   int share(int count) const { return (count + last - first - 1) / (last - first); }
 
-  // Calls body(integral constant R, x of the tile from input k on, its sums) for each row tile.
+  // Calls body(integral constant R, the tile's x at input k, its sums) for each row tile.
   template <class Body>
   void each(int k, Body&& body) const {
     for (int tile = first; tile < last; ++tile) {

@@ -34,8 +34,8 @@ struct Int8Rows {
   int32_t* sums;  // sums of codes
 };
 
-// Returns the largest magnitude of `count` activations from `at` on; NaN if any is not finite. Bits of
-// magnitudes are compared as integers, which have the same order and put NaNs last.
+// Returns the largest magnitude of activations [at, at + count); NaN if any is not finite. Bits of magnitudes
+// are compared as integers, which have the same order and put NaNs last.
 inline float largest_magnitude(const LinearCall& call, std::size_t at, int count) {
   const uint8_t* const from = static_cast<const uint8_t*>(call.x) + at * float_size(call.x_type);
   __m512i largest = _mm512_setzero_si512();
@@ -103,7 +103,7 @@ __attribute__((always_inline)) inline __m512i round_codes_of(const uint8_t* x, i
   return sum;
 }
 
-// Does the same as round_codes_of for activations of any type, from element `at` of x on.
+// Does the same as round_codes_of for activations of any type; the first one is element `at` of x.
 __attribute__((always_inline)) inline __m512i round_codes(const LinearCall& call, std::size_t at, int count,
                                                           float inverse, int8_t* codes,
                                                           std::size_t ahead = 0) {

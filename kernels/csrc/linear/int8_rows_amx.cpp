@@ -142,7 +142,7 @@ inline __attribute__((always_inline)) void multiply_group(const int8_t* x, int g
   else _tile_stored(0, dots, 64);
 }
 
-// Operands of one tile of results: codes and parameters from the first group on.
+// Operands of one tile of results: codes and parameters, beginning with the first group.
 struct TileCall {
   const int8_t* x;
   const float* x_scales;

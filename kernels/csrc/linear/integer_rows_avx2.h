@@ -28,14 +28,14 @@ struct BlockCodes {
   int even, odd;  // sums of the codes in the lower (even) and upper (odd) halves of words
 };
 
-// The factor from a block's values to codes, and its scale from codes to values: NaN if a value is not
-// finite.
+// Factor that turns a block's values into codes, and scale that turns codes into values (NaN if a value is
+// not finite).
 struct BlockScale {
   float factor, scale;
 };
 
-// Scales codes to at most 127. With `pairs`, also sums of two inputs that VPMADDUBSW adds (0 and 1, 2 and 3,
-// ...) are at most 127. Rounded they are at most 128, and times 255 they fit into 16 bits.
+// Limits codes to 127. With `pairs`, also limits each sum of two inputs that VPMADDUBSW adds (0 and 1, 2 and
+// 3, ...) to 127. Such a sum is at most 128 when rounded, and 255 times 128 fits into 16 bits.
 inline BlockScale block_scale(const float* x, int block, bool pairs) {
   constexpr float kMost = 127;
   const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));

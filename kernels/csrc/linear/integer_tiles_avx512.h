@@ -125,8 +125,8 @@ inline __attribute__((always_inline)) void add_group(const int8_t* x, std::size_
   }
 }
 
-// Does the same for a single row, whose sums begin at zero; prefetches words `ahead` bytes further on (0:
-// none).
+// Does the same as add_group for a single row, whose sums begin at zero. Prefetches words `ahead` bytes
+// further on (0: none).
 template <int kBits>
 inline __attribute__((always_inline)) Sums<1> dot_row(const int8_t* x, int group, const uint8_t* words,
                                                       std::size_t ahead) {

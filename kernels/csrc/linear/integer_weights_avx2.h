@@ -76,8 +76,8 @@ struct Eight {
   __m256 scale, bias;
 };
 
-// Loads parameters of outputs [at, at + 8); affine ones have type kType. They fit the codes that F loads,
-// which for E2M1 are twice the values.
+// Loads parameters of outputs [at, at + 8), of type kType if affine. For E2M1, scales are halved, because F
+// loads codes as twice their values.
 template <class F, Float kType>
 inline __attribute__((always_inline)) Eight load_parameters_of_eight(const uint8_t* from, bool e8m0, int at) {
   if constexpr (!F::kAffine)

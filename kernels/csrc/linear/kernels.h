@@ -52,30 +52,30 @@ void linear_float32(const LinearCall& call);
 }
 namespace avx2 {
 void linear_float32(const LinearCall& call);
-// Quantized weights in integers, activations rounded to 8 bits per row and block of at most 64 inputs.
+// Multiplies quantized weights by activations rounded to 8 bits per row and block of at most 64 inputs.
 void linear_integer(const LinearCall& call);
-// bf16 weights with fixed_steps and bf16 activations, in 16-bit fixed point.
+// Multiplies bf16 weights that have fixed_steps by bf16 activations, both as 16-bit fixed point.
 void linear_fixed(const LinearCall& call);
 // Chooses a packed panel's fixed-point steps for PackedWeight::fixed_steps; false if its weights allow none.
 bool choose_fixed_steps(const PackedShape& shape, const uint8_t* panel, uint8_t* exponents);
 }  // namespace avx2
 namespace avx512 {
 void linear_float32(const LinearCall& call);
-// bf16 activations and weights by VDPBF16PS, or by FMAs with bit-identical results.
+// Multiplies bf16 activations and weights by VDPBF16PS, or by FMAs with bit-identical results.
 void linear_bf16(const LinearCall& call);
-// Affine weights of 8 and 4 bits by VPDPBUSD, activations rounded to 8 bits per row and group.
+// Multiplies affine 8- and 4-bit weights by VPDPBUSD. Activations are rounded to 8 bits per row and group.
 void linear_int8(const LinearCall& call);
-// Weights with one scale per output by VPDPBUSD, activations rounded to 8 bits per row.
+// Multiplies weights with one scale per output by VPDPBUSD. Activations are rounded to 8 bits per row.
 void linear_channels(const LinearCall& call);
-// Other quantized weights by VPDPBUSD; bit-identical to avx2::linear_integer.
+// Multiplies other quantized weights by VPDPBUSD; bit-identical to avx2::linear_integer.
 void linear_planes(const LinearCall& call);
 }  // namespace avx512
 namespace amx {
-// Affine weights by TDPBSUD for many rows; bit-identical to avx512::linear_int8.
+// Multiplies many rows by affine weights by TDPBSUD; bit-identical to avx512::linear_int8.
 void linear_int8_rows(const LinearCall& call);
-// Weights with one scale per output by TDPBSUD; bit-identical to avx512::linear_channels.
+// Multiplies weights with one scale per output by TDPBSUD; bit-identical to avx512::linear_channels.
 void linear_channels(const LinearCall& call);
-// bf16 activations and weights by TDPBF16PS.
+// Multiplies bf16 activations and weights by TDPBF16PS.
 void linear_bf16(const LinearCall& call);
 }  // namespace amx
 

@@ -42,9 +42,9 @@ mx::Dtype result_dtype(const mx::array& x, const PackedWeight& weight);
 mx::array linear(const mx::array& x, const Packed& weight, const std::optional<mx::array>& residual,
                  bool exact, mx::StreamOrDevice stream);
 
-// Returns activation(gate) * up [..., outputs / 2] if `both` [..., outputs], which has gates before ups, is
-// an unevaluated result of `linear` without a residual and its halves are whole panels; else nullopt. Results
-// are bit-identical to evaluating `both` first.
+// Returns activation(gate) * up [..., outputs / 2] for `both` [..., outputs], which has gates before ups.
+// Returns nullopt unless `both` is an unevaluated result of `linear` without a residual, and its halves are
+// whole panels. Results are bit-identical to evaluating `both` first.
 std::optional<mx::array> linear_gated(const mx::array& both, Activation activation,
                                       mx::StreamOrDevice stream);
 

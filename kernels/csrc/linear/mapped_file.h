@@ -11,8 +11,8 @@ namespace octavo {
 
 namespace mx = mlx::core;
 
-// A file that stays mapped as long as this object or one of its arrays exists; until then it must not be
-// truncated. Throws std::runtime_error with the reason if a file cannot be mapped.
+// A file that is mapped while this object or one of its arrays exists; it must not be truncated in that time.
+// Throws std::runtime_error with the reason if a file cannot be mapped.
 class MappedFile : public std::enable_shared_from_this<MappedFile> {
  public:
   explicit MappedFile(const std::string& path);
@@ -20,8 +20,8 @@ class MappedFile : public std::enable_shared_from_this<MappedFile> {
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
 
-  // Returns the bytes from `offset` on as a read-only array; its pages leave memory when it is freed. Throws
-  // std::invalid_argument unless the array is inside the file and not at its start.
+  // Returns the bytes at `offset` as a read-only array; its pages leave memory when the array is freed.
+  // Throws std::invalid_argument unless the array is inside the file and not at its start.
   mx::array view(int64_t offset, const mx::Shape& shape, mx::Dtype dtype);
 
  private:

@@ -83,7 +83,7 @@ void pack_panel(const PanelRows& from, int inputs, T* panel) {
   }
 }
 
-// Does the same as pack_panel for bf16 pairs of an odd number of inputs, whose rows do not begin at a pair.
+// Packs bf16 pairs like pack_panel. With an odd number of inputs, every other row is not aligned to pairs.
 void pack_odd_pairs(const PanelRows& from, int inputs, bf16_t* panel) {
   for (int n = 0; n < from.count; ++n)
     for (int k = 0; k < inputs; ++k)
@@ -104,7 +104,7 @@ uint32_t gather(uint32_t quad, int bits) {
          (quad >> 24 & mask) << 3 * bits;
 }
 
-// A bit plane of a group's codes: `bits` bits of each code, from bit `shift` on.
+// A bit plane of a group's codes: bits [shift, shift + bits) of each code.
 struct Plane {
   uint8_t* words;  // [group bits / 32][64] words
   int bits;
@@ -114,7 +114,7 @@ struct Plane {
   uint8_t* word(int quad, int n) const {
     return words + (static_cast<std::size_t>(quad * bits / 8) * kPanel + n) * 4;
   }
-  // Writes the i-th quad, four bytes with the codes of inputs 4 i to 4 i + 3, of output n.
+  // Writes quad i of output n: four bytes, which hold the codes of inputs 4 i to 4 i + 3.
   void put(int i, int n, uint32_t quad) const {
     uint32_t word;
     std::memcpy(&word, this->word(i, n), 4);

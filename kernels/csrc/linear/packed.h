@@ -74,8 +74,8 @@ struct PackedShape {
   int inputs;
   int group = 0;  // inputs that share a scale; 0 for a dense weight
   int bits = 0;   // bits of a code; 0 for a dense weight
-  // Whether blocks have only codes, and all scales and biases follow the last panel. That is best if kernels
-  // do not use them, because they would otherwise be read from memory with the codes.
+  // Whether blocks have only codes, and all scales and biases follow the last panel. Kernels that use no
+  // scales then need not read them from memory together with the codes.
   bool scales_last = false;
 
   // Compares the matrices' shapes and formats, but not how they are laid out.
@@ -141,7 +141,7 @@ struct PackedWeight {
 
   const uint8_t* panel(int index) const { return panels.data() + shape.panel_bytes() * index; }
 
-  // Return the codes of a group of a panel of a quantized weight, and its scales, followed by affine biases.
+  // For a quantized weight, return a group's codes in a panel, or its scales (then affine biases).
   const uint8_t* codes(int panel, int group) const { return panels.data() + shape.codes_at(panel, group); }
   const uint8_t* parameters(int panel, int group) const {
     return panels.data() + shape.parameters_at(panel, group);
@@ -178,7 +178,7 @@ struct PackedWeight {
   // Writes one row of W as float32 [inputs].
   void row(int output, float* out) const;
 
-  // Restore what was packed as one matrix, bit for bit. Buffers have the layout that the constructors take.
+  // Restore the packed matrices as one, bit for bit. Buffers have the layout that the constructors take.
   void unpack_dense(void* weight) const;
   void unpack_quantized(uint32_t* codes, void* scales, void* biases) const;
 

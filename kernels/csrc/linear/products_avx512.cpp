@@ -1,10 +1,10 @@
 // AVX-512: quantized weights by VPDPBUSD, except weights with one scale per output.
 //
-// Affine codes of 8 and 4 bits are multiplied directly, group by group. Results of other codes are
-// bit-identical to linear/quantized_avx2.cpp: blocks of at most 64 inputs, exact integer sums, and float sums
-// block by block. So a row may use either kernel. These codes are unpacked to bytes once for up to 72 rows.
-// E2M1 values are looked up as 2 value + 12, and sums start at -12 sum(xq). Sums of narrow codes start at -c
-// sum(xq), where c is the middle of the codes.
+// Affine codes of 8 and 4 bits are multiplied directly, group by group. All other codes are unpacked to bytes
+// once for up to 72 rows. Results for such codes are bit-identical to linear/quantized_avx2.cpp, so a row may
+// use either kernel: both add exact integer sums of blocks of at most 64 inputs, block by block. E2M1 values
+// are looked up as 2 value + 12, and sums start at -12 sum(xq). Sums of narrow codes start at -c sum(xq),
+// where c is the middle of the codes.
 #include "linear/integer_tiles_avx512.h"
 
 namespace octavo::avx512 {
@@ -28,8 +28,8 @@ struct Format {
   // Number of quads of inputs after which every plane is at the start of a word again.
   static constexpr int kQuads = kHigh == 1 || kCodeBits == 1 ? 8 : kLow == 2 || kHigh == 2 ? 4 : 2;
 
-  // Returns a plane's bits of the quad-th four inputs of 16 outputs, shifted by kAbove to leave room for
-  // lower bits.
+  // Returns a plane's bits for four inputs (number `quad`) of 16 outputs, shifted by kAbove to leave space
+  // for lower bits.
   template <int kWidth, int kAbove>
   static __attribute__((always_inline)) __m512i plane(const uint8_t* words, int quad) {
     const __m512i word = _mm512_loadu_si512(words + quad * kWidth / 8 * 256);

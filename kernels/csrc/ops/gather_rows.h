@@ -11,9 +11,9 @@ namespace mx = mlx::core;
 // std::invalid_argument for other types.
 mx::array select_rows(const mx::array& x, const mx::array& ids, mx::StreamOrDevice stream);
 
-// Returns x[ids]. If x is unevaluated, the row operations (linear layers, norms, gates, sums) that follow the
-// last operation that mixes rows compute only these rows. Models use it after the attention of their last
-// layer, for the rows that are sampled.
+// Returns x[ids]. If x is unevaluated, only these rows are computed after the last operation that mixes rows
+// (by linear layers, norms, gates and sums). Models use it after the attention of their last layer, for the
+// rows that are sampled.
 mx::array compute_rows(const mx::array& x, const mx::array& ids, mx::StreamOrDevice stream);
 
 }  // namespace octavo

@@ -84,7 +84,7 @@ class Gated : public CpuPrimitive {
 
   const char* name() const override { return "octavo.gated"; }
 
-  // True unless a view's row i lies in another row of its base, or is one of several rows in it.
+  // True unless a view's row i lies in another row of its base, or shares a row of the base with other rows.
   bool computes_rows(const mx::array& y) const override {
     const int64_t runs = static_cast<int64_t>(y.size()) / y.shape(-1);
     for (std::size_t i = 0; i < rows_.size(); ++i) {

@@ -110,8 +110,8 @@ class Rope : public CpuPrimitive {
   float eps_;
 };
 
-// Returns the strides of two nested views in their base: a view with `shape` and `strides` over an array of
-// shape `inner`, itself a view with strides `steps`. None if the outer view merges or splits axes.
+// Returns the strides of a view of a view in their base. The outer view has `shape` and `strides`, the inner
+// one has shape `inner` and strides `steps`. Nullopt if the outer view merges or splits axes.
 std::optional<mx::Strides> retrace(const mx::Shape& shape, const mx::Strides& strides, const mx::Shape& inner,
                                    const mx::Strides& steps) {
   mx::Strides result(shape.size(), 0);

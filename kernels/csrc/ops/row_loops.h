@@ -31,7 +31,7 @@ inline float add_lanes(float* lanes) {
 #endif
 }
 
-// Returns the sum of term(value) over `size` values from element `start` on.
+// Returns the sum of term(value) over elements [start, start + size).
 template <class Term>
 inline float sum_row(const void* x, Float type, std::size_t start, int size, Term term) {
   float lanes[kLanes] = {}, values[kBlock];
@@ -48,7 +48,7 @@ inline float rms_factor(const void* x, Float type, std::size_t start, int size, 
   return 1.0f / __builtin_sqrtf(total / static_cast<float>(size) + eps);
 }
 
-// Computes values [count] = x * factor * weight, from element `start` of x and element `at` of the weight on.
+// Computes values [count] = x * factor * weight from elements `start` of x and `at` of the weight onwards.
 inline void scale_block(const void* x, Float type, std::size_t start, const void* weight, Float weight_type,
                         int at, int count, float factor, float* values) {
   load_floats(x, type, start + at, count, values);

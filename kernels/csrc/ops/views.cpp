@@ -28,8 +28,8 @@ bool reshapes(const char* name) {
   return false;
 }
 
-// Returns strides that give the same elements in another shape, if there are any. It merges adjacent axes of
-// the old shape between which there are no gaps, then splits them into axes of the new shape.
+// Returns strides that give the same elements in another shape, if there are any. It first merges adjacent
+// axes without gaps in between, then splits the merged axes into axes of the new shape.
 std::optional<mx::Strides> reshaped(const mx::Shape& from, const mx::Strides& strides, const mx::Shape& to) {
   mx::Shape runs;  // the old shape with adjacent axes merged
   mx::Strides steps;

@@ -27,7 +27,7 @@ inline float load_half(const uint8_t* from) {
   return f16_to_float(bits);
 }
 
-// Values of E8M0 and E4M3 scales. The NaN codes, 255 and (of E4M3) 127, are never stored.
+// Values of E8M0 and E4M3 scales. NaN codes (255; for E4M3 also 127) are never stored.
 inline float e8m0(uint8_t byte) { return as_float(byte == 0 ? 1u << 22 : uint32_t(byte) << 23); }
 inline float e4m3(uint8_t byte) {
   return byte < 8 ? float(byte) * 0x1p-9f : as_float((uint32_t(byte) + (120 << 3)) << 20);
@@ -116,7 +116,7 @@ inline void for_groups(int dim, int group, int group_bytes, const uint8_t* codes
   for (int g = 0; g < dim / group; ++g) body(g, codes + g * group_bytes, row + g * group);
 }
 
-// Writes the values of one stored row to `row`, still rotated if the format rotates.
+// Decodes one stored row to `row`, without undoing the rotation of formats that rotate.
 inline void dequantize_row(const RowFormat& format, const uint8_t* codes, const uint8_t* scales, float* row) {
   const int dim = format.dim;
   switch (format.codes) {

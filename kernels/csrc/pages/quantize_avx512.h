@@ -133,7 +133,7 @@ struct Choice {
   Scale scales[kCandidates];
   float errors[kCandidates];
 
-  // Returns the candidate with the smallest error of those that are not 0, the first of equals; or 0.
+  // Returns the nonzero candidate with the smallest error, the first of equals; 0 if there is none.
   Scale best() const {
     Scale best = scales[0];
     float least = errors[0];

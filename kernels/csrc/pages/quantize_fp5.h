@@ -12,7 +12,7 @@
 namespace octavo {
 namespace {
 
-// Candidate scales in the order of trial, as numbers of E5M3 steps above that of absmax / 7.
+// Candidate scales in the order of trial, as numbers of E5M3 steps above the scale nearest to absmax / 7.
 constexpr int kScaleSteps[] = {0, 1, 2, 3, 6};
 constexpr int kLargestE5m3 = 247;
 

@@ -1,4 +1,4 @@
-// What the formats share for storing a row. Internal linkage.
+// Common parts of the formats for storing a row. Internal linkage.
 #pragma once
 
 #include <algorithm>

@@ -21,7 +21,7 @@ inline __attribute__((always_inline)) void prefetch_rows(const WriteArgs& args, 
                    view == &args.keys ? args.layout.k.dim : args.layout.v.dim);
 }
 
-// Writes a head's K or V of a token, or zeros if it cannot be stored; then it returns false.
+// Writes one head's K or V of a token. If it cannot be stored, writes zeros and returns false.
 bool write_row(const WriteArgs& args, bool is_key, int token, int head) {
   const PageLayout& layout = args.layout;
   const RowFormat& format = is_key ? layout.k : layout.v;
@@ -51,7 +51,7 @@ void write(const WriteArgs& args, int first_token, int end_token) {
   }
 }
 
-// Copies rows [first, end) of one sequence and head, dequantized and rotated back; zeros from kv_len on.
+// Copies rows [first, end) of one sequence and head, dequantized and rotated back; zeros beyond kv_len.
 void gather(const GatherArgs& args, int sequence, int head, int first, int end) {
   const PageLayout& layout = args.layout;
   const int32_t* table = args.page_table + sequence * args.table_width;

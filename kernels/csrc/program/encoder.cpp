@@ -30,7 +30,7 @@ void Arena::allocate(mx::array& output) {
                                       mx::allocator::Buffer) { arena->release(place, capture); }));
 }
 
-// Takes the first free range that is large enough, from the latest and largest segment on.
+// Takes the first free range that is large enough, and searches the latest and largest segment first.
 Arena::Place Arena::take(std::size_t bytes) {
   for (std::size_t i = segments_.size(); i-- > 0;)
     for (auto range = segments_[i].free.begin(); range != segments_[i].free.end(); ++range) {

@@ -57,7 +57,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
 
 using Tasks = std::vector<std::function<void()>>;
 
-// While it exists, work and memory of primitives that this thread evaluates are collected here.
+// Collects the work and memory of primitives that this thread evaluates while the object exists.
 class Capture {
  public:
   explicit Capture(std::shared_ptr<Arena> arena);
@@ -70,7 +70,7 @@ class Capture {
   std::shared_ptr<Arena> arena;
   Tasks tasks;
   std::vector<std::size_t> queued;     // indices of tasks that only enqueue MLX's work
-  std::optional<mx::Stream> stream;    // the stream in whose queue they enqueue it
+  std::optional<mx::Stream> stream;    // the stream that runs MLX's work
   std::vector<mx::array> temporaries;  // arrays of the primitive being evaluated
 };
 

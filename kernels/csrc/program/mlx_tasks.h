@@ -14,7 +14,7 @@ namespace octavo {
 void capture_evaluation(mx::array& x);
 
 // Runs tasks in order on the thread of `stream`'s queue, and returns when all are done. Tasks with indices in
-// `queued` (ascending) themselves enqueue work on it. Rethrows the exception of a task.
+// `queued` (ascending) enqueue work on this stream themselves. Rethrows the exception of a task.
 void run_queued(const Tasks& tasks, const std::vector<std::size_t>& queued, mx::Stream stream);
 
 }  // namespace octavo

@@ -1,4 +1,4 @@
-// What Octavo's MLX primitives share: a CPU stream, outputs with memory, contiguous inputs.
+// Common parts of Octavo's MLX primitives: a CPU stream, outputs with memory, contiguous inputs.
 #pragma once
 
 #include <cstdint>

@@ -15,7 +15,7 @@ namespace octavo {
 // with the addresses that it reads and writes. MLX's operations become views, tasks of Octavo for simple
 // arithmetic (program/captured_ops.h), or evaluations by MLX in each run (program/mlx_tasks.h). Operations
 // that depend on no input are computed at once. A program writes its results to the same arrays in every run.
-// They are valid until any program of its arena is captured or run.
+// Results are valid until any program of its arena is captured or run.
 class Program {
  public:
   // `evaluate` computes arrays like mx::eval. For graphs from Python it releases the GIL, because other
@@ -42,7 +42,7 @@ class Program {
   std::size_t num_tasks() const { return tasks_.size(); }
   std::size_t num_evaluated() const { return queued_.size(); }  // tasks that MLX evaluates
 
-  // Runs the tasks on the calling thread and the kernels' threads; those of MLX run on their stream's thread.
+  // Runs the tasks on the calling thread and the kernels' threads. MLX's tasks run on their stream's thread.
   void run();
 
  private:

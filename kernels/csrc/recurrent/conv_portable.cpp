@@ -1,6 +1,6 @@
 // Depthwise causal convolution of few taps, with its activation. A block of tokens is converted to float32
-// once, behind its last earlier inputs. A single token, as in decoding, is computed directly from the window
-// with the same operations.
+// once, after the inputs that precede it. A single token, as in decoding, is computed directly from the
+// window with the same operations.
 #include <cstring>
 #include <type_traits>
 

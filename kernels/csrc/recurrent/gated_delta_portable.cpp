@@ -112,8 +112,8 @@ inline void read_tile(const float* state, int width, const Tokens& tokens, int r
   store_sums(a, group.kv + row), store_sums(b, group.out + row);
 }
 
-// Computes S = S g + u k' of token t for R rows, from `from` to `to`. With kNext, also both products of token
-// t + 1.
+// Computes S = S g + u k' of token t for R rows, from `from` to `to`. With kNext, also computes both products
+// of token t + 1.
 template <int R, bool kVectorGate, bool kNext>
 inline void update_tile(const float* from, float* to, int width, const Tokens& tokens, int t, int row,
                         GroupSums& group) {

@@ -37,7 +37,7 @@ void walk_columns(const LightningCall& call, const float* from, float* to, Vec d
   }
 }
 
-// Applies one token to R rows of a head's state from `row` on. acc [2][Dv]: sums over even and over odd rows.
+// Applies one token to rows [row, row + R) of a head's state. acc [2][Dv]: sums over even and over odd rows.
 template <int R>
 inline void walk_rows(const LightningCall& call, const float* from, float* to, Vec decay, const float* qk,
                       const float* v, int row, float* acc) {

@@ -1,4 +1,4 @@
-// What all recurrences share. Internal linkage: see numeric.h.
+// Common parts of all recurrences. Internal linkage: see numeric.h.
 #pragma once
 
 #include <algorithm>
@@ -45,7 +45,7 @@ inline RowRange rows_of_part(int rows, int parts, int part) {
 }
 
 // Prefetches `floats` values of the state, kAhead bytes after `state`, into L2, because in L1 they would
-// evict the rows in use. Beyond this head's state, that is the next head's.
+// evict the rows in use. Past the end of this head's state, it prefetches the next head's.
 template <int floats>
 inline void prefetch(const float* state) {
   constexpr int kAhead = 24576;  // bytes

@@ -28,7 +28,7 @@ namespace {
 using Axes = std::vector<const char*>;
 using Task = std::function<void()>;
 
-// Lengths of axes by name. An axis "K - 1" gives the length of K, and K that of "K - 1".
+// Lengths of axes by name. An axis "K - 1" also gives the length of K, and an axis K that of "K - 1".
 class Lengths {
  public:
   // Returns whether `shape` has these axes with their known lengths, and learns the lengths of new axes.
@@ -74,8 +74,7 @@ struct Input {
     whole,      // of any float type, without strides
     gates,      // rows whose last axis may be missing; its length is then 1
     parameter,  // read as float32
-    values,     // a parameter of any shape with the right number of values (of its last axis, if another is
-                // unknown)
+    values,     // a parameter of any shape, read as two axes; the length of the second may be unknown
   };
   const char* name;
   Axes axes;
@@ -248,7 +247,8 @@ const Recurrence kRecurrences[] = {
      }},
 };
 
-// Returns an input's rows along its first axis; copies them if they, or a whole input, are not contiguous.
+// Returns an input's rows along its first axis. Copies the input if its rows are not contiguous or, for
+// `whole`, if the entire input is not.
 Rows rows_of(const mx::array& input, Input::Kind kind, Encoder& encoder) {
   int64_t expected = 1;
   bool dense = kind != Input::whole || input.flags().row_contiguous;

@@ -6,7 +6,7 @@ namespace {
 
 constexpr int kChannels = 64;  // channels per item; a multiple of kTile
 
-// Applies tokens one by one to `count` channels from `channel` on.
+// Applies tokens one by one to channels [channel, channel + count).
 void walk_channels(const ScanCall& call, const Piece& piece, int channel, int count) {
   const int size = call.Ds;
   HeadRows state(call.pool, piece, static_cast<int64_t>(call.W) * size, static_cast<int64_t>(channel) * size,

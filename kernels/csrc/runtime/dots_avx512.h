@@ -1,5 +1,5 @@
-// Dot products added to a register, in assembly, because with its VNNI and bf16 intrinsics GCC 12 copies sums
-// between registers and spills them. Each sum must be a separate variable: array elements that are outputs of
+// Dot products added to a register, in assembly. With its VNNI and bf16 intrinsics, GCC 12 would copy sums
+// between registers and spill them. Each sum must be a separate variable: array elements that are outputs of
 // assembly stay in memory. Internal linkage: see numeric.h.
 #pragma once
 
@@ -30,8 +30,8 @@ inline __attribute__((always_inline)) void add_dots(__m512& sum, __m512bh a, __m
 #endif
 }
 
-// Return the upper, or the lower, bf16 of each pair as a float. If subnormals are flushed to zero, an FMA of
-// the upper and then one of the lower floats are bit-identical to VDPBF16PS.
+// Return the upper (or lower) bf16 of each pair as a float. An FMA of the upper floats and then one of the
+// lower floats is bit-identical to VDPBF16PS if subnormals are flushed to zero.
 inline __attribute__((always_inline)) __m512 upper_floats(__m512i pairs) {
   return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
 }

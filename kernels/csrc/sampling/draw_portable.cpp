@@ -36,8 +36,8 @@ float kth_largest(const Scanned& row, int k) {
 }
 
 // Returns the token at which the running sum of eligible weights passes `target`. `sums`: sums of eligible
-// weights by block. `ties(block)`: number of weights equal to `least` that are eligible, from the block's
-// beginning on.
+// weights by block. `ties(block)`: how many weights equal to `least` are eligible in this block and later
+// ones.
 template <class Ties>
 int walk(const Weights& row, const double* sums, double target, float least, Ties ties) {
   double sum = 0;

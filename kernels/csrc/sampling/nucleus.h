@@ -1,6 +1,6 @@
 // Search for a row's nucleus: the fewest of the largest weights whose sum reaches a share of the total. A
-// histogram of leading bits gives an interval that contains the smallest of them, and only the few weights in
-// this interval are compared exactly. Compiled for each instruction set.
+// histogram of leading bits gives an interval that contains the nucleus's smallest weight. Only the few
+// weights in this interval are compared exactly. Compiled for each instruction set.
 #pragma once
 
 #include <algorithm>
@@ -39,7 +39,7 @@ Bracket find_bracket(const Weights& row, double top_p) {
     for (int i = 0; i < kWalkBlock; i += 2)
       for (int j = 0; j < 2; ++j) ++counts[j][as_bits(weights[i + j]) >> kCoarse];
   }
-  double least = 0, most = 0;  // bounds of the sum of weights in bins from `at` up
+  double least = 0, most = 0;  // bounds of the sum of weights in bins `at` and above
   int end = 0, at = kNumCoarse;
   while (at > 0 && least < top_p * whole) {
     --at;
@@ -155,7 +155,7 @@ struct Nucleus {
   Inside around;
   double whole;  // the sum of all weights
 
-  // Returns how many weights equal to the smallest, from the start of a block on, belong to the nucleus.
+  // Returns how many weights equal to the smallest belong to the nucleus in this block and later ones.
   int ties_in(int block) const {
     int left = end.kept;
     for (int i = 0; i < around.starts[block]; ++i) left -= around.weights[i] == end.weight;

@@ -2,10 +2,10 @@
 //
 // The rules are those of engine/executor/sampling/truncation.py. Logits are divided by the temperature. Three
 // filters follow. min_p keeps tokens at least min_p times as likely as the most likely one. top_k keeps the k
-// most likely and ties with the last. top_p keeps the fewest of the most likely that reach top_p of the rest,
-// lower ids first. The sampled token is the one at which the running sum of weights exp((logit - largest) /
-// temperature), in order of id, passes the uniform number's share of the total. Weights are float32 (relative
-// error 2e-7; 0 below exp(-86.9)), sums are float64.
+// most likely and ties with the last. top_p keeps the fewest likeliest tokens that reach top_p of the
+// remaining total, lower ids first. The sampled token is the one at which the running sum of weights
+// exp((logit - largest) / temperature), in order of id, passes the uniform number's share of the total.
+// Weights are float32 (relative error 2e-7; 0 below exp(-86.9)), sums are float64.
 #pragma once
 
 #include <cstdint>

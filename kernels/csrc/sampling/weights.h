@@ -119,7 +119,7 @@ struct Weights {
     else temperature == 1 ? use(as_it_is, large) : use(scaled, large);
   }
 
-  // Returns an upper bound of smaller logits' weights; the exponential is not exactly monotonic, hence 1.001.
+  // Returns an upper bound of the weights of logits up to `logit`. 1.001: exp_float is not exactly monotonic.
   float weight_bound(float logit) const { return 1.001f * exp_float(exponent_of(logit)); }
 
   // Computes the weights of kWalkBlock logits. Logits below `smallest` have arbitrary weights until `only`
