@@ -15,8 +15,8 @@ def check_mask(mask: mx.array | None, *, tokens: int, num_heads: int, length: in
         return None
     if mask.shape not in ((tokens, length), (tokens, num_heads, length)):
         raise ValueError(
-            f"mask must be {(tokens, length)} or {(tokens, num_heads, length)}, rows of the step x positions "
-            f"of its longest sequence, got {mask.shape}"
+            f"mask must be {(tokens, length)} or {(tokens, num_heads, length)}, because the step "
+            f"has {tokens} rows and its longest sequence {length} positions, got {mask.shape}"
         )
     if mask.dtype != mx.bool_ and not mx.issubdtype(mask.dtype, mx.floating):
         raise ValueError(f"mask must be bool or of a float type, got {mask.dtype}")

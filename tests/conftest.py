@@ -29,7 +29,7 @@ settings.register_profile(  # for tests/mutants: finds bugs, but does not shrink
 )
 load_extension()
 pytest_plugins = ["attention_backends"]
-LEAVE_S = 120.0  # seconds from the last test's end to the end of the process
+LEAVE_S = 120.0  # seconds that the process may take to end after the last test
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 LONGEST_FIRST = (
@@ -66,7 +66,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exclude collected tests from garbage collection, which runs at each loading of a model."""
+    """Exclude collected tests from garbage collection, which runs whenever a model is loaded."""
     gc.collect()
     gc.freeze()
 

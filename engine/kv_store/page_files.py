@@ -224,7 +224,7 @@ def _entries(text: str) -> tuple[tuple[str, tuple[int, ...], str], ...]:
 
 def _check_part(run: PageRun, page_bytes: int, part: PagePart) -> None:
     if part.pages.shape != (len(part.indices), page_bytes):
-        raise ValueError(f"{part.pages.shape} are not {len(part.indices)} pages of {page_bytes} bytes")
+        raise ValueError(f"pages must have shape {(len(part.indices), page_bytes)}, got {part.pages.shape}")
     rising = all(a < b for a, b in pairwise((-1, *part.indices, run.num_pages)))
     if not rising:
         raise ValueError(f"indices {part.indices} do not rise below {run.num_pages}")

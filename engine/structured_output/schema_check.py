@@ -80,8 +80,8 @@ def _check_number_of_names(schema: dict[str, Any]) -> None:
     if least > certain + 1:
         keyword = "patternProperties" if by_pattern else "additionalProperties"
         raise ValueError(
-            f"minProperties {least:g} cannot be guaranteed for names of {keyword}, which may repeat; list "
-            f"the names in properties, or set it to at most {certain + 1}"
+            f"minProperties {least:g} cannot be guaranteed, because {keyword} may generate a name twice; "
+            f"list the names in properties, or set minProperties to at most {certain + 1}"
         )
 
 

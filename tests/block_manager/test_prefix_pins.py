@@ -1,4 +1,4 @@
-"""Pins: prefixes that are never evicted, and never make a sequence wait forever."""
+"""Pinned prefixes, which are never evicted and never make a sequence wait forever."""
 
 from __future__ import annotations
 

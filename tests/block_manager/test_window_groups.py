@@ -1,4 +1,4 @@
-"""Layers with windows: pages of 4 positions, and a window that needs two or three pages."""
+"""Layers with a window that spans two or three pages of 4 positions."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Experience:
     answers: int = 0
     refusals: int = 0  # RESOURCE_EXHAUSTED, then retried
     gaps: list[float] = field(default_factory=list)
-    first: list[float] = field(default_factory=list)  # waits for the first token
+    first: list[float] = field(default_factory=list)  # seconds until each first token
     late: list[float] = field(default_factory=list)  # seconds of delay in this process itself
     wrong: list[str] = field(default_factory=list)
 

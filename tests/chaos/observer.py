@@ -25,7 +25,7 @@ class Memory:
 
 
 def resident(pid: int) -> int:
-    """Return resident bytes of a process and its descendants; 0 after its end."""
+    """Return resident bytes of a process and its descendants; 0 if the process has ended."""
     total = 0
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)

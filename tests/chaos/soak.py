@@ -3,8 +3,8 @@
     python -m chaos.soak [--seconds 3600] [--plot FILE]
 
 Includes swapping, a disk cache, speculation, grammars, batches, pins, watchers and cancellations.
-Exit status 1 if a process's memory grows by more than ``GROWTH_MIB`` per hour, if something is held at the
-end, if a counter of ``COUNTERS`` is 0, or if a server fails. Prints one line of JSON."""
+Exit status 1 if a process's memory grows by more than ``GROWTH_MIB`` per hour, if the server still holds
+something at the end, if a counter of ``COUNTERS`` is 0, or if a server fails. Prints one line of JSON."""
 
 from __future__ import annotations
 

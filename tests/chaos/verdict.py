@@ -16,12 +16,12 @@ class Bounds:
     """Bounds for the service of honest clients during an attack.
 
     p99_factor: 99th percentile of gaps between tokens, relative to a run without attacks
-    p99_floor:  gaps up to this many seconds are always allowed
+    p99_floor:  seconds: shorter gaps are always allowed
     stall:      longest gap in seconds
     first:      longest wait for a first token in seconds
     probe:      longest answer of /healthz in seconds
-    kept:       bytes that an attack may keep
-    peak:       bytes that it may take temporarily."""
+    kept:       bytes by which memory may have grown after an attack
+    peak:       bytes by which memory may grow during an attack."""
 
     p99_factor: float = 3.0
     p99_floor: float = 0.05

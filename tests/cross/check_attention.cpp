@@ -1,6 +1,6 @@
-// Pages and paged attention of the baseline level without Python and MLX: for a cross-compiler and an
-// emulator of its CPU. Every page format is written, gathered, and attended to, decode and chunk, against
-// attention in double over what was gathered. Exits with the number of failures.
+// Checks pages and paged attention of the baseline level without Python and MLX, for cross-compiled builds.
+// Each page format is written, gathered and attended to, in decodes and chunks. The reference is attention in
+// double over the gathered rows. The exit status is the number of failures.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -23,7 +23,7 @@ struct Format {
   CodeType codes;
   int bits, scale_bytes;
   bool rotated;
-  double rounding;  // largest error of a stored value, of the row's largest
+  double rounding;  // largest error of a stored value, as a share of the row's largest
 };
 
 constexpr Format kFormats[] = {
@@ -64,7 +64,7 @@ struct Rows {
   }
 };
 
-// What a query sees of the gathered rows [head][position][dim], in double.
+// Computes one query's attention to the first `visible` gathered rows [position][dim], in double.
 void attend_exactly(const float* query, const float* keys, const float* values, int visible, double* out) {
   std::vector<double> weights(visible);
   double sum = 0;
@@ -87,7 +87,7 @@ Errors check(const Format& format, int page_size, int length, int num_rows) {
   std::mt19937 random(length);
   const PageLayout layout = layout_of(format, page_size);
   const AttentionKernels& kernels = generic::attention_kernels;
-  std::vector<uint8_t> pool(size_t(kPages) * kHeads * layout.head_bytes, 0xff);  // NaN, where nothing is written
+  std::vector<uint8_t> pool(size_t(kPages) * kHeads * layout.head_bytes, 0xff);  // unwritten bytes are NaN
   std::vector<int32_t> table((length + page_size - 1) / page_size), slots(length), flags(length);
   for (size_t i = 0; i < table.size(); ++i) table[i] = int32_t((5 * i + 3) % kPages);
   for (int t = 0; t < length; ++t) slots[t] = table[t / page_size] * page_size + t % page_size;
@@ -145,7 +145,7 @@ int main() {
     for (const int page_size : {4, 16, 64})
       for (const int num_rows : {1, 21}) {
         const Errors errors = check(format, page_size, page_size * 20 + 1, num_rows);
-        // The largest of the values is about 4.
+        // The largest value is about 4.
         const bool right = errors.stored < 4 * format.rounding && errors.attended < 1e-4;
         failures += !right;
         if (!right || (page_size == 16 && num_rows == 1))

@@ -1,4 +1,4 @@
-"""Rules and dashboards of ``deploy``, against a Prometheus that scraped a loaded server."""
+"""Rules and dashboards of ``deploy``, evaluated by a Prometheus that scraped a busy server."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from served import eventually_async
 pytestmark = [pytest.mark.server, pytest.mark.slow, needs_router]
 
 FLAGS = ["--num-pages", "256", "--max-running", "32", "--max-step-tokens", "128", "--page-size", "16"]
-# Odd, because round robin would send each of an even number of prefixes to one worker only.
+# Odd, because round robin would send each prefix to one worker only if their number were even.
 NUM_PREFIXES, NUM_QUESTIONS = 11, 4
 
 
@@ -78,7 +78,7 @@ class Load:
     client: Any
     wanted: dict[str, str] = field(default_factory=dict)
     stopping: bool = False
-    open: dict[int, int] = field(default_factory=dict)  # request: messages so far
+    open: dict[int, int] = field(default_factory=dict)  # number of messages by request
     num_done: int = 0
     failed: dict[int, int] = field(default_factory=dict)
     num_begun: int = 0

@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 
 
 class Step:
-    """Four prompts in a pool with NaN in all other pages."""
+    """Four prompts in a pool whose other pages are NaN."""
 
     def __init__(self, tested: TestedBackend, rng: np.random.Generator) -> None:
         self.pool = tested.create().create_pool(CASE.spec("fp16", "fp16"))
@@ -54,7 +54,7 @@ class Step:
         return out
 
     def causal(self, window: int | None = None, keep: int = 0) -> NDArray[np.bool_]:
-        """[T, L]: the causal rule that attention applies without a mask."""
+        """Return the causal mask [T, L], which attention applies if no mask is given."""
         at, seen = self.metadata.positions[:, None], np.arange(LONGEST)
         visible: NDArray[np.bool_] = seen <= at
         return visible if window is None else visible & ((seen > at - window) | (seen < keep))
@@ -135,7 +135,7 @@ def test_values_of_1e30_below_hide_and_nan_is_not_lost(step: Step) -> None:
 
 
 def test_pages_that_no_row_sees_are_not_read() -> None:
-    """Native kernels skip whole tiles of 64 positions, so NaN of other sequences is not read."""
+    """Native kernels skip whole tiles of 64 positions, so they do not read NaN in other sequences."""
     case = Case(name="", sequences=((0, 260),), page_size=16, head_dim=32)
     pool, rng = BACKENDS[1].create().create_pool(case.spec("bf16", "bf16")), np.random.default_rng(1)
     tables, first = [np.arange(17, dtype=np.int32)], ((0, 260),)

@@ -2,8 +2,8 @@
 
     python tests/mutants/extension.py [WORD]
 
-WORD: only bugs with it in their name. Each bug is built in build/mutants, in about a minute.
-Prints a table; exit status 1 if a bug is missed, or if the tests fail without one."""
+WORD: plant only bugs whose name contains it. Each bug is built in build/mutants, in about a minute.
+Prints a table; exit status 1 if a bug is missed, or if the tests fail without a bug."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def build() -> Path:
 
 
 def level_of(mutant: Mutant) -> str:
-    """Return the instruction set with the bug in its kernel; empty for all."""
+    """Return the instruction set whose kernel has the bug; empty if all have it."""
     return next((level for level in ("avx2", "avx512") if f"_{level}." in mutant.file), "")
 
 

@@ -47,7 +47,7 @@ def run_tests(tests: Sequence[str], environment: dict[str, str]) -> str | None:
 
 
 def spoilt(mutant: Mutant, text: str) -> str:
-    """Return the text with the bug; SystemExit unless ``old`` occurs once."""
+    """Return the text with the bug. Raises SystemExit unless ``old`` occurs once."""
     if text.count(mutant.old) != 1:
         raise SystemExit(f"{mutant.name}: {mutant.file} has {text.count(mutant.old)} times {mutant.old!r}")
     return text.replace(mutant.old, mutant.new)

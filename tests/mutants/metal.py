@@ -2,8 +2,8 @@
 
     python tests/mutants/metal.py [WORD]
 
-WORD: only bugs with it in their name. Sources on disk do not change. About two minutes.
-Prints a table, then caught/total; exit status 1 if a bug is missed, or if the checks fail without one."""
+WORD: plant only bugs whose name contains it. Sources on disk do not change. About two minutes.
+Prints a table, then caught/total; exit status 1 if a bug is missed, or if the checks fail without a bug."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ FOLDERS = ("block_manager", "scheduler", "kernels", "engine", "proto")
 
 @dataclass(frozen=True)
 class Mutant:
-    """Replace ``old``, which occurs once in ``file``, by ``new``."""
+    """A bug: ``new`` replaces ``old``, which occurs once in ``file``."""
 
     name: str
     file: str

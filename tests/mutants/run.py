@@ -2,7 +2,7 @@
 
     python tests/mutants/run.py [--each 4] [--seed 0] [WORD]
 
---each: number of bugs per file of SUITES; WORD: only files with it in their path.
+--each: number of bugs per file of SUITES; WORD: only files whose path contains it.
 Runs the tests of the file on a copy of the package; some minutes per file. Prints a table.
 Exit status 1 if the tests fail without a bug, or find fewer than ``SHARE`` of the bugs.
 Some bugs change nothing, such as a limit plus one."""

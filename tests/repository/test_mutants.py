@@ -1,4 +1,4 @@
-"""Planted bugs must fit the sources, because other bugs are never planted."""
+"""Each planted bug must match its source; otherwise it would never be planted."""
 
 from __future__ import annotations
 

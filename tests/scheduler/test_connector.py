@@ -29,7 +29,7 @@ Store = dict[Digest, PageBytes]
 
 @dataclass
 class HostMemory:
-    """A ``KVConnector`` with a dictionary as store, which several engines can share."""
+    """A ``KVConnector`` that stores pages in a dictionary, which several engines can share."""
 
     blocks: BlockManager
     transfer: PageTransfer

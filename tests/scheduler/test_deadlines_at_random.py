@@ -14,7 +14,7 @@ pytestmark = pytest.mark.property
 jobs = st.tuples(
     st.integers(1, 12),  # prompt tokens
     st.integers(1, 3),  # output tokens
-    st.sampled_from([None, 0.0, 0.5, 3.0, 100.0]),  # seconds within which the first token is wanted
+    st.sampled_from([None, 0.0, 0.5, 3.0, 100.0]),  # seconds until the first token's deadline
     st.booleans(),
 )
 

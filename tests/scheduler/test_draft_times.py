@@ -54,7 +54,7 @@ def test_the_machine_may_become_slower() -> None:
 
 
 def test_the_first_step_of_a_number_of_rows_is_not_counted() -> None:
-    """That step is captured, which takes as long as twenty steps of a small model."""
+    """The first step is captured, which takes as long as twenty steps of a small model."""
     times = DraftTimes()
     for count, seconds in STEPS.items():
         times.observe(1, count, seconds if not count else 20 * STEPS[0])

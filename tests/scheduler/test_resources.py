@@ -174,7 +174,7 @@ def test_no_hold_and_no_page_is_lost_under_random_load(queue: str, seed: int) ->
 
 
 class Media(Resource):
-    """A resource that sequences with an ID that starts with ``m`` lack until ``come`` is set."""
+    """A resource that is missing for IDs that start with ``m``, until ``come`` is set."""
 
     def __init__(self) -> None:
         self.has_come = False

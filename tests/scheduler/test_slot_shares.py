@@ -40,7 +40,7 @@ class Load:
     def add(
         self, name: str, n: int = 1, length: int = 9, max_tokens: int = 80, *, priority: int = 0
     ) -> list[Sequence]:
-        """The tenant is the name up to a digit."""
+        """Add samples of one request; their tenant is the name without digits at its end."""
         tenant, prompt = name.rstrip("0123456789"), [len(name), *name.encode()[:3], *range(length - 4)]
         samples = [
             Sequence(f"{name}.{i}", list(prompt), max_tokens, tenant=tenant, priority=priority)

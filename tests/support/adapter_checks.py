@@ -1,4 +1,4 @@
-"""Adapter products compared with NumPy in float64; runs at one instruction set."""
+"""Checks of adapter products at one instruction set, against NumPy in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shape grid of paged attention, and one case run against a float64 reference.
+"""Shapes for tests of paged attention, and a run of one case against a float64 reference.
 
 Pools are larger than the tables, page IDs are shuffled, and unowned rows are NaN.
 Earlier positions are written in earlier steps, so the last step is a mixed batch over existing pages."""

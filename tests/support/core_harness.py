@@ -20,9 +20,9 @@ def admission_of(core: EngineCore) -> InputProcessor:
 
 
 class Harness:
-    """A core with its inputs and outputs, which checks invariants after every step.
+    """A core with its inputs and outputs; invariants are checked after every step.
 
-    Its clock advances 1 ms per reading, so that decisions to draft do not depend on the machine."""
+    The clock advances 1 ms per reading, so that decisions to draft do not depend on the machine."""
 
     def __init__(self, config: EngineConfig | None = None, **options: object) -> None:
         self.observer = Recording()

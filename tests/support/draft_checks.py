@@ -127,7 +127,7 @@ def planned_pages(config: EngineConfig, kv_memory: int) -> int:
 
 
 def serve_and_cancel(config: EngineConfig) -> int:
-    """Serve random requests and cancel some; return the most pages that the draft model held."""
+    """Serve random requests and cancel some; return the largest number of pages that the draft model used."""
     rng, cores = random.Random(3), Cores()
     core = cores(config)
     try:

@@ -13,7 +13,7 @@ from oracle import Expected
 
 
 class Gate:
-    """Lets the engine's thread take a limited number of steps."""
+    """A gate that lets the engine's thread take a limited number of steps."""
 
     def __init__(self) -> None:
         self._permits = threading.Semaphore(0)

@@ -1,4 +1,4 @@
-"""Native mixtures of experts compared with float64; runs at one instruction set."""
+"""Checks of native mixtures of experts at one instruction set, against float64."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def chains(length: int) -> dict[str, StructuredOutput]:
 
 
 def hidden_chain(length: int) -> StructuredOutput:
-    """Return a grammar with a long chain of rules inside a schema, which limits on rules do not count."""
+    """Return a grammar with a long chain of rules inside a schema; limits on rules do not count it."""
     return StructuredOutput(grammar=f"start: x\nx: %json {json.dumps(schema_chain(length, items))}")
 
 
@@ -71,12 +71,12 @@ def joined_literals(length: int, count: int) -> StructuredOutput:
 
 
 def slow(number: int = 0) -> StructuredOutput:
-    """Return a source that takes half a minute to compile; ``number`` makes it unique."""
+    """Return a regex whose compilation takes half a minute; ``number`` makes it unique."""
     return StructuredOutput(regex="(?:a*)*" * (30_000 + number))
 
 
 def greedy(number: int = 0) -> StructuredOutput:
-    """Return a source that takes hundreds of megabytes; ``number`` makes it unique."""
+    """Return a grammar whose compilation takes hundreds of megabytes; ``number`` makes it unique."""
     patterns = "".join(f"T{i}: /.*a{i}.*b/\n" for i in range(39))
     return StructuredOutput(
         grammar=f"start: T\n{patterns}T: {' & '.join(f'T{i}' for i in range(39))}\n//{number}\n"

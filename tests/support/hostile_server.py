@@ -1,4 +1,4 @@
-"""A server that refuses every call and measures its cost, in a process of its own.
+"""A server that refuses every call and measures its cost, in a separate process.
 
     LD_PRELOAD=LIBRARY python hostile_server.py
 

@@ -1,6 +1,6 @@
 """A Metal device that runs launches late, in any order that their inputs allow.
 
-A launch returns arrays with garbage. It runs when the host waits for its results, or earlier by a seed.
+A launch returns arrays with garbage. It is run when the host waits for its results, or earlier at random.
 Like MLX, the device sees dependencies only through array inputs."""
 
 from __future__ import annotations

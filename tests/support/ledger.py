@@ -196,7 +196,7 @@ def visible(
     *,
     page_size: int,
 ) -> bool:
-    """Return whether queries from ``query`` on see a position, by the definition of the layers."""
+    """Return whether ``query`` or a later query sees a position, by the definition of the layers."""
     if isinstance(group, ResidualWindow):
         if not _in_window(groups[group.residual_of], query, position):
             return False

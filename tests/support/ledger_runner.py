@@ -62,11 +62,11 @@ class LedgerStep:
 class LedgerRunner:
     """A ``ModelRunner`` over a ledger.
 
-    ends_every:  about one token in this many ends the text (0: never)
+    ends_every:  one of about this many tokens ends the text (0: none)
     poison:      prompt token with K/V that is not finite
     before_step: called on the engine's thread before every step
     verify:      check every attended position (False: only the previous one, for timing)
-    feeds:       steps are computed only when they are resolved, and later steps may be submitted before."""
+    feeds:       steps are computed when they are resolved; later steps may be submitted before that."""
 
     head = None
     adapters: Adapters | None = None

@@ -1,4 +1,4 @@
-"""Native linear layers compared with float64; runs at one instruction set."""
+"""Checks of native linear layers at one instruction set, against float64."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ Truth = NDArray[np.float64]
 SHAPES = ((64, 64), (7, 32), (100, 96), (192, 33), (65, 128), (64, 1), (257, 130), (70, 610), (160, 64))
 ROWS = (1, 2, 3, 5, 8, 16, 17, 33, 64, 100)
 FLOATS = (mx.bfloat16, mx.float16, mx.float32)
-# One rounding of the result, and of activations where a kernel rounds them too, relative to the largest
-# result.
+# Relative to the largest result: the rounding of the result, and of activations where a kernel rounds them.
 ROUNDING = {mx.bfloat16: 2.0**-8, mx.float16: 2.0**-11, mx.float32: 2e-6}
 
 
@@ -282,7 +281,7 @@ def check_gated() -> None:
 
 
 def check_argmax() -> None:
-    """Equal to the argmax of stored results, also for ties and NaN."""
+    """Check that argmax gives the largest of the stored results, also for ties and NaN."""
     rng = np.random.default_rng(6)
     for outputs, dtype, exact in itertools.product((1, 63, 64, 1000), FLOATS, (False, True)):
         dense = random(rng, (outputs, 64), dtype)

@@ -24,7 +24,7 @@ ROWS = (1, 2, 3, 6, 7, 20, 97)
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """Values as codes [rows, groups, 128] times steps [rows, groups], zero after the last input."""
+    """Codes [rows, groups, 128] and steps [rows, groups]; codes after the last input are 0."""
 
     codes: NDArray[np.int64]
     steps: Floats
@@ -37,13 +37,13 @@ def grouped(values: Floats) -> Floats:
 
 
 def rounded(groups: Floats, exponents: Floats) -> Codes:
-    """Return codes in steps of 2^-exponents, which float32 must represent."""
+    """Return codes of ``groups`` for steps of 2^-exponents, but of at least 2^-126."""
     factors = 2.0 ** np.minimum(exponents, 126)
     return Codes(np.rint(groups * factors[..., None]).astype(np.int64), 1 / factors)
 
 
 def weight_codes(weight: Floats) -> Codes:
-    """Return codes in the smallest steps with sum|q| < 2^17 and |q| < 2^15."""
+    """Return codes q; each group has the smallest step with sum|q| < 2^17 and |q| < 2^15."""
     groups = grouped(weight)
     with np.errstate(divide="ignore"):
         most = np.minimum(130944 / np.abs(groups).sum(-1), 32767 / np.abs(groups).max(-1))
@@ -51,7 +51,7 @@ def weight_codes(weight: Floats) -> Codes:
 
 
 def activation_codes(x: Floats) -> Codes:
-    """Return codes in steps with 2^13 <= max|xq| < 2^14."""
+    """Return codes xq; the step of each group is chosen so that 2^13 <= max|xq| < 2^14."""
     groups = grouped(x)
     with np.errstate(divide="ignore"):
         return rounded(groups, 13 - np.floor(np.log2(np.abs(groups).max(-1))))

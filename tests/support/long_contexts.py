@@ -51,7 +51,7 @@ class Context:
     def attend(
         self, first: int, stop: int, *, window: int = 0, keep: int = 0, sinks: bool = False
     ) -> NDArray[np.float32]:
-        """Return rows ``first`` to ``stop``, float32 [stop - first, heads, dim]."""
+        """Return attention for rows ``first`` to ``stop``, float32 [stop - first, heads, dim]."""
         starts, length = mx.array([0, stop - first], mx.int32), mx.array([stop], mx.int32)
         sink = mx.linspace(-1, 3, self.queries.shape[1]) if sinks else None
         rotary = self.rotary[first:stop] if self.latents else None

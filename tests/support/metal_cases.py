@@ -139,7 +139,7 @@ def whole_grid() -> Iterator[tuple[Case, tuple[str, str], mx.Dtype]]:
 
 
 class WatchedPool(MetalPool):
-    """Tells the emulator that attention may read only rows that a query of the step sees."""
+    """A pool that tells the emulator that attention may read only rows that a query of the step sees."""
 
     def __init__(self, spec: PoolSpec, emulator: Emulator) -> None:
         super().__init__(spec, emulator.backend().library)
@@ -173,7 +173,7 @@ def run_watched(
     *,
     emulator: Emulator | None = None,
 ) -> tuple[Outcome, Emulator]:
-    """Run the last step in a pool of NaN, after a step that only writes; unseen rows must not be read."""
+    """Write a case into a pool of NaN in two steps, then attend; reading an unseen row is an error."""
     emulator, rng = emulator or Emulator(), np.random.default_rng(0)
     pool = WatchedPool(case.spec(*formats), emulator)
     poison(pool)

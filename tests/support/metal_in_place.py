@@ -1,6 +1,6 @@
-"""A device with kernels that write their inputs, on the emulator.
+"""An emulated device whose kernels write their inputs.
 
-The emulator forbids that, so the pool is passed as an output and copied back afterwards."""
+The emulator forbids such writes, so the pool is passed as an output and copied back afterwards."""
 
 from __future__ import annotations
 

@@ -34,6 +34,6 @@ def run_latents(
 def worst_latents(
     case: Case, formats: tuple[str, str], *, dtype: mx.Dtype = mx.float32, emulator: Emulator | None = None
 ) -> float:
-    """Return the largest relative error of a row and head."""
+    """Return the largest relative error over all rows and heads."""
     ran = run_latents(case, formats, dtype=dtype, emulator=emulator)
     return float(relative_errors(ran.got, ran.data.truth(ran.pool, last_step(case))).max())

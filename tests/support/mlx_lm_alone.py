@@ -1,4 +1,4 @@
-"""mlx-lm's own models without Octavo: random weights, greedy tokens, log probabilities.
+"""mlx-lm without Octavo: random weights, greedy tokens, log probabilities.
 
 A program; each input line is a job::
 

@@ -1,4 +1,4 @@
-"""Greedy tokens of one engine over several ranks, in a new process: MLX has one group per process.
+"""Greedy tokens of one engine over several ranks, in a new process because MLX has one group each.
 
     python ranked.py MODEL [SETTINGS]
 

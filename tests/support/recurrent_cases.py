@@ -1,4 +1,4 @@
-"""Recurrences of every kind on small random sequences: kernels and their definition in NumPy.
+"""Recurrences of every kind on small random sequences, each with a kernel and a NumPy definition.
 
 ``kernels`` has the functions of ``RecurrentKernels``."""
 

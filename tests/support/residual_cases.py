@@ -22,7 +22,7 @@ def residual_spec(case: Case, spec: PoolSpec, *, window: int, keep: int) -> Pool
 
 
 def with_gaps(table: Ints, case: Case, first: int, residual: PoolSpec, after: int) -> Ints:
-    """Return the table's residual pages for queries from ``first`` on; released entries are 0."""
+    """Return the table's residual pages for ``first`` and later queries; released entries are 0."""
     (layer,), size = residual.layers, case.page_size
     assert layer.window is not None
     outer = first - (case.window or first + 1) + 1

@@ -1,7 +1,7 @@
 """Comparison of mixtures of experts with equal routing.
 
 Rounding may choose another expert, which changes all later results. So the reference takes the served
-model's experts, and reports how far they are from its own choice."""
+model's experts, and reports how far they are from the experts that it would choose."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _ObservedExperts(SwitchGLU):
 
 
 class _WideExperts(SwitchGLU):
-    """MLX's own experts compute only in float32 on a CPU; results are rounded."""
+    """Experts in float32 with rounded results, because MLX supports no other type on a CPU."""
 
     def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
         return super().__call__(x.astype(mx.float32), indices).astype(x.dtype)

@@ -255,7 +255,7 @@ def make_vlm(
     }  # fmt: skip
     package = importlib.import_module(f"mlx_vlm.models.{architecture.replace('-', '_')}")
     update: Any = update_module_configs
-    mx.random.seed(5 if architecture == "qwen3_vl_moe" else 0)  # in 0 two experts are equally good
+    mx.random.seed(5 if architecture == "qwen3_vl_moe" else 0)  # with seed 0, two experts get equal scores
     settings = json.loads(json.dumps(config))
     arguments = update(package.ModelConfig.from_dict(settings), package, settings, ["text", "vision"])
     model = package.Model(arguments)

@@ -1,4 +1,4 @@
-"""Speed of one engine on the workload of workload.py; the last line is one JSON object.
+"""Measure the speed of one engine on the workload in workload.py; the last line is JSON.
 
     python tests/bench/peers/compare.py octavo --model q06-4
     python tests/bench/peers/compare.py openvino --model ov-int4 --tokenizer ov-int4
@@ -66,7 +66,7 @@ def main() -> None:
     args.sequences = largest
     decoding = args.prompt_tokens + 2 * max((*args.batch, 0)) + args.steps + 64
     args.context = max(decoding, args.request_prompt_tokens + args.request_output_tokens + 32)
-    args.batched_tokens = max(args.step_tokens, args.context)  # vLLM's token budget: whole prompts at once
+    args.batched_tokens = max(args.step_tokens, args.context)  # vLLM's token budget, which fits any prompt
     args.target_itl = "off"
     engine = importlib.import_module(f"engine_{args.engine.replace('.', '_')}").load(args)
     figures = measure(engine, work)

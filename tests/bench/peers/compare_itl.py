@@ -1,4 +1,4 @@
-"""Gaps between tokens of one engine while long prompts arrive; the last line is one JSON object.
+"""Measure gaps between tokens of one engine while long prompts arrive; the last line is JSON.
 
     python tests/bench/peers/compare_itl.py octavo --model q06-4 --target-itl 150
     python tests/bench/peers/compare_itl.py vllm --model q06-w4a16

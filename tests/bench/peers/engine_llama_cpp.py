@@ -1,4 +1,4 @@
-"""llama.cpp through the C functions of llama-cpp-python, with its server's scheduling.
+"""llama.cpp, driven through llama-cpp-python's C functions and scheduled like llama.cpp's server.
 
 Each step has one token of each decoding sequence, then prompt tokens up to its budget."""
 

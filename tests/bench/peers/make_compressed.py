@@ -26,7 +26,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def w8a8(weight: Floats) -> dict[str, mx.array]:
-    """Return codes and scales by suffix of their names; ``weight`` is [outputs, inputs]."""
+    """Return codes and scales of ``weight`` [outputs, inputs]; the keys are suffixes of tensor names."""
     scale = np.abs(weight).max(axis=1, keepdims=True) / 127
     return {
         "weight": mx.array(np.rint(weight / scale).astype(np.int8)),
@@ -35,7 +35,7 @@ def w8a8(weight: Floats) -> dict[str, mx.array]:
 
 
 def w4a16(weight: Floats) -> dict[str, mx.array]:
-    """Pack eight codes into an int32, lowest bits first, each plus 8."""
+    """Return scales, and codes plus 8; an int32 has eight codes, the first in the lowest bits."""
     rows, columns = weight.shape
     groups = weight.reshape(rows, columns // GROUP, GROUP)
     scale = np.abs(groups).max(axis=2, keepdims=True) / 7

@@ -46,7 +46,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Tokens per second: prefill, decoding by batch size, and output of the serving run."""
+    """Tokens per second: of prefill, of decoding by batch size, and of output while serving."""
 
     prefill: float | None
     decode: dict[int, float]

@@ -1,4 +1,4 @@
-"""HTTP bodies that cost much for their size: nested, or with many keys, numbers or samples."""
+"""HTTP bodies with a high cost per byte: deep nesting, many keys, numbers or samples."""
 
 from __future__ import annotations
 

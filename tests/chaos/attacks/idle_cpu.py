@@ -1,4 +1,4 @@
-"""Background load: CPU time like that of attackers, for the run without attacks."""
+"""Background load that takes as much CPU time as attackers, for the run without attacks."""
 
 from __future__ import annotations
 

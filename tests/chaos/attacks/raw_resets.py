@@ -1,6 +1,6 @@
 """Streams opened and reset in one packet, with and without a token, and pings.
 
-There are two connections only: the proxy limits many connections (deploy/nginx)."""
+Two connections are enough, because the proxy limits their number (deploy/nginx)."""
 
 from __future__ import annotations
 

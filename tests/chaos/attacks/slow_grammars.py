@@ -1,4 +1,4 @@
-"""Grammars that take seconds to minutes to compile, with callers that leave early."""
+"""Grammars that take seconds to minutes to compile, sent by callers that disconnect early."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large bodies of callers without a token, refused before they are received."""
+"""Large bodies from callers without a token; the server refuses them before it receives them."""
 
 from __future__ import annotations
 

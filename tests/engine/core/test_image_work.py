@@ -26,7 +26,7 @@ class Served:
     images: FakeImages
     config: EngineConfig
     step_s: float = 0.01
-    portion_s: float = 0.06  # one portion between two steps without a target
+    portion_s: float = 0.06  # without a target, one portion runs between two steps
     now: float = 1000.0
     observer: Recording = field(default_factory=Recording)
     pauses: list[float] = field(default_factory=list)
@@ -269,7 +269,7 @@ def test_few_encoded_images_wait_in_the_queue(serve: Serve) -> None:
 def test_streams_keep_their_target_beside_images(
     serve: Serve, target: str | int, fewest: int, most: int, gap_s: float
 ) -> None:
-    """A decode takes 10 ms, a portion of an image 8 ms; 50 ms are enough for two to four portions."""
+    """A decode takes 10 ms and an image portion 8 ms, so two to four portions fit into 50 ms."""
     served = serve(num_portions=28, target_itl=target, num_pages=400, max_step_tokens=32)
     served.portion_s = 0.008
     texts = [served.add(f"text {n}", 5, tokens=200) for n in range(3)]
@@ -292,7 +292,7 @@ def test_streams_keep_their_target_beside_images(
 
 
 def test_prompts_get_less_of_a_step_after_a_portion(serve: Serve) -> None:
-    """A prompt token takes 1 ms, so a portion of an image of 15 ms takes as long as 15 tokens."""
+    """A prompt token takes 1 ms, so an image portion of 15 ms takes as long as 15 tokens."""
     served = serve(num_portions=40, target_itl=50, num_pages=400, max_step_tokens=64)
     served.portion_s = 0.015
     runner = served.core._runner

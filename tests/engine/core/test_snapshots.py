@@ -100,7 +100,7 @@ def ask_images(llm: LLM, prompt: EncodedPrompt) -> RequestOutput:
 
 
 def with_images(*letters: bytes) -> EncodedPrompt:
-    """Return a prompt with images of 14 tokens each, of which the first begins at position 21."""
+    """Return a prompt with images of 14 tokens each; the first image begins at position 21."""
     ids, images = PROMPT[:21], []
     for letter in letters:
         images.append(PromptImage(len(ids), 2, 7, letter * 32, b""))

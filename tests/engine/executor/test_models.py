@@ -43,7 +43,7 @@ RMS_ERROR = 1.1
 class Case:
     """A tiny model, served from pages in the type of its weights or in 8 bits.
 
-    tolerance: largest difference of a log probability from mlx-lm in float32
+    tolerance: largest difference of a log probability from mlx-lm's in float32
     """
 
     architecture: str
@@ -180,7 +180,7 @@ def serve_all(runner: ModelRunner, routing: Routing | None) -> list[Output]:
 
 @dataclass(slots=True)
 class Errors:
-    """Differences from mlx-lm in float32: of Octavo (logprobs), and of mlx-lm in the weights' type (plain_).
+    """Octavo's differences from mlx-lm in float32; ``plain_``: those of mlx-lm in the weights' type.
 
     rows: pairs of a generated token and its float32 log probabilities [V]."""
 

@@ -49,7 +49,7 @@ async def test_text_ids_and_chat_are_prompts() -> None:
             assert await collect(engine.generate(prompt, params)) == {0: alone(ids, params)}
 
 
-# Number of engine steps to each state, for 40 prompt tokens in chunks of 8.
+# Number of engine steps until each state, for 40 prompt tokens in chunks of 8.
 STATES = {"submitted": 0, "prefilling": 2, "last chunk": 4, "decoding": 9}
 
 

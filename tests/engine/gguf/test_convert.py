@@ -120,7 +120,7 @@ def write(
     tensors: dict[str, Any] | None = None,
     fields: dict[str, Any] | None = None,
 ) -> Path:
-    """Write a model as llama.cpp's conversion does; a field of None is left out."""
+    """Write a model as llama.cpp's conversion does; fields that are None are left out."""
     head_dim = WIDTH // HEADS if name in NO_HEAD_DIM else HEAD_DIM
     writer = GGUFWriter(path, name)
     facts = {

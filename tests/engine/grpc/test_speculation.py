@@ -1,4 +1,4 @@
-"""Messages of steps with drafts. That drafts change no output is tested in tests/engine/executor."""
+"""Messages of steps with drafts. Tests in tests/engine/executor check that drafts change no output."""
 
 from __future__ import annotations
 

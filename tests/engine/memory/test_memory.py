@@ -29,7 +29,7 @@ def test_sizes_for_people(size: int, text: str) -> None:
 
 @pytest.mark.parametrize(("activation_bytes", "measured"), [(2, 116.8), (4, 199.5)])
 def test_encoding_bytes_cover_a_layers_memory(activation_bytes: int, measured: float) -> None:
-    """Measured peak memory of MLX on a CPU, in MiB: a layer of Qwen3-VL's vision tower, 512 x 512 pixels."""
+    """Measured MiB are MLX's peak on a CPU, for one vision layer of Qwen3-VL and 512 x 512 pixels."""
     vision = {"hidden_size": 1152, "num_heads": 16, "intermediate_size": 4304, "depth": 27}
     estimate = memory.encoding_bytes(
         {"vision_config": vision}, num_patches=1024, activation_bytes=activation_bytes

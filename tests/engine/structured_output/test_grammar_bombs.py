@@ -50,7 +50,7 @@ def test_chains_are_compiled_up_to_their_limit_and_then_refused(
 
 @pytest.mark.parametrize("form", bombs.chains(1))
 def test_a_chain_that_overflows_the_stack_ends_the_helper_alone(form: str) -> None:
-    """The stack has 512 KiB, too little for the longest chain that is allowed."""
+    """A stack of 512 KiB is too small for the longest allowed chain."""
     own = make(CompileLimits(stack_bytes=512 * 1024))
     own.compile(StructuredOutput(regex="ab"))
     with pytest.raises(InvalidRequest, match=r"cannot be used: its rules are too deep or too many"):

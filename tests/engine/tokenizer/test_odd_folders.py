@@ -51,7 +51,7 @@ def remove(*names: str) -> Change:
 
 
 def split_vocabulary(folder: Path) -> None:
-    """Write ``vocab.json`` and ``merges.txt`` of a byte-level BPE, as GPT-2 has them."""
+    """Write ``vocab.json`` and ``merges.txt`` of a byte-level BPE, in GPT-2's format."""
     model = json.loads((folder / "tokenizer.json").read_text())["model"]
     added = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
     vocab = model["vocab"] | {token["content"]: token["id"] for token in added}

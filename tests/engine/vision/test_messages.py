@@ -54,7 +54,7 @@ def test_images_are_taken_from_parts_in_their_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        ({"type": "image", "image": "/etc/passwd"}, "must be a data: URL"),  # a client's text is no path
+        ({"type": "image", "image": "/etc/passwd"}, "must be a data: URL"),  # not opened as a path
         ({"type": "image_url", "image_url": {"url": "https://example.com/cat.png"}}, "nothing is fetched"),
         ({"type": "image_url", "image_url": {"url": "data:image/png;base64,%%"}}, "must hold base64"),
         ({"type": "image_url", "image_url": {"url": URL + "A" * 200}}, "must have at most 100 bytes"),

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.parity
 # weights.
 TOLERANCE = {mx.float32: 1e-4, mx.float16: 2e-3, mx.bfloat16: 1e-2}
 
-# Over these pages, 16-bit rows may be computed in 8-bit fixed point.
+# With these page formats, 16-bit rows may be computed in 8-bit fixed point.
 BYTES = {"fp4", "fp5", "int4", "nvfp4"}
 BYTES_TOLERANCE = 2e-2
 
@@ -190,7 +190,7 @@ def test_logits_that_grow_from_tile_to_tile(level: str) -> None:
 @pytest.mark.parametrize("name", ["fp4", "fp5", "nvfp4"])
 @pytest.mark.parametrize("logit", [2.0, 5.5, 6.0, 7.0, 9.0])
 def test_rounding_weights_to_bytes_loses_no_mass(name: str, logit: float) -> None:
-    """One position outweighs all others, but the others together still move the output."""
+    """One position outweighs all others, but the others together still change the output."""
     queries = np.zeros((1, 1, 64), np.float32)
     keys, values = np.zeros((32, 1, 64), np.float32), np.full((32, 1, 64), 2.0, np.float32)
     queries[..., 0], keys[0, :, 0], values[0] = 1, logit, -2

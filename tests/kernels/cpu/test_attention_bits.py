@@ -122,7 +122,7 @@ def test_few_rows_have_the_bits_of_many(name: str, group: int, dim: int) -> None
 
 @pytest.mark.parametrize("name", ["bf16", "fp16", "mxfp4", "nvfp4"])
 def test_few_rows_add_values_in_the_order_of_many(name: str) -> None:
-    """The values cancel, so every other order of the sum gives another rounding error."""
+    """The values cancel, so any other order of addition gives another rounding error."""
     rng = np.random.default_rng(6)
     values = (rng.standard_normal((128, 1, 64)) * 2.0 ** rng.integers(-8, 8, (128, 1, 64))).astype(np.float32)
     values[64:] = -values[rng.permutation(64)]

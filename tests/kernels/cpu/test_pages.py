@@ -179,7 +179,7 @@ def test_a_large_pool_is_zeros() -> None:
 
 
 def test_steps_keep_their_shapes_while_a_sequence_grows() -> None:
-    """Graphs are kept by shape, so a changing shape would be recorded again and again."""
+    """A step of a new shape is recorded again, so shapes must rarely change."""
     pool = CpuPool(make_spec("bf16", "bf16", dim=8, value_dim=8, page_size=2))
     widths = {}
     for num_pages in (1, 4, 5, 64, 65, 256):

@@ -18,7 +18,7 @@ NAME = "signs"
 
 @pytest.fixture(autouse=True)
 def _new_format(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Two bits per value: -1, 0 and 1 times the largest."""
+    """A format with two bits per value: -1, 0 or 1 times the row's largest."""
     integer = INT4.__bases__[0]
     constants = {"name": NAME, "bits": 2, "lowest": -1, "highest": 1, "scale_factor": np.float32(1)}
     register(type("Signs", (integer,), constants | {"describe": lambda _: "signs: -1, 0 and 1"}))

@@ -91,7 +91,7 @@ def test_nor_does_a_recurrence(dtype: mx.Dtype, width: int, height: int) -> None
 
 
 def test_every_unit_differs_by_name() -> None:
-    """MLX caches compiled kernels by name, so equal names would be one kernel."""
+    """MLX caches compiled kernels by name, so kernels with equal names would be confused."""
     texts = record_all()
     assert len(texts) > 300
     assert all(text.count("[[kernel]]") == 1 for text in texts.values())

@@ -69,7 +69,7 @@ def test_loads_of_codes_are_coalesced(formats: tuple[str, str], head_dim: int, p
 
 
 def test_a_window_is_not_read_from_the_start() -> None:
-    """A chunk and a decode row with a window of 24 positions read two tiles, not ten."""
+    """With a window of 24 positions, a chunk and a decode row read two tiles, not ten."""
     case = shape("", 64, 2, 16, kv_heads=1, window=24, sequences=((320, 1), (320, 5)))
     _, emulator = run_watched(case, ("fp4", "fp4"), mx.float16)
     row = 2 * page_format("fp4").row_bytes(64)
@@ -79,7 +79,7 @@ def test_a_window_is_not_read_from_the_start() -> None:
 
 @pytest.mark.parametrize("formats", [("fp4", "fp4"), ("int8", "nvfp4"), ("affine4", "mxfp4")], ids=case_id)
 def test_a_chunk_reads_keys_once_per_tile_of_queries(formats: tuple[str, str]) -> None:
-    """A tile has 16 tokens of 4 query heads, so 40 tokens have 3 tiles, each of which reads the keys."""
+    """A tile has 16 tokens of 4 query heads, so 40 tokens are 3 tiles; each tile reads the keys."""
     case = shape("", 64, 4, 16, kv_heads=2, sequences=((96, 40),))
     _, emulator = run_watched(case, formats, mx.float16)
     rows = sum(96 + new for new in (16, 32, 40))

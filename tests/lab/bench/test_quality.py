@@ -59,7 +59,7 @@ def test_divergence_by_hand() -> None:
     assert divergence(base, base) == pytest.approx(0)
     other = predictions([[2, 4]], [[0.5, 0.25]])
     assert divergence(base, other) == pytest.approx(0.5 * np.log(2) - 0.25 * np.log(2))
-    # Only token 4 is among the most likely of both; the rest counts as one.
+    # Only token 4 is among the likeliest of both; all others count as one token.
     apart = predictions([[4, 9]], [[0.25, 0.2]])
     assert divergence(base, apart) == pytest.approx(0.5 * np.log(2) + 0.5 * np.log(0.5 / 0.75))
 
@@ -75,7 +75,7 @@ def test_the_error_of_a_difference_counts_documents_not_questions() -> None:
     yes, no = np.array([True, True]), np.array([False, False])
     change = paired_difference([(yes, no), (np.array([True, False]), np.array([False, True]))])
     assert change.mean == -0.5
-    # The changes -2 and 0 deviate by sqrt(2), and their sum by 2; divided by 4 questions, that is 0.5.
+    # The standard deviation is sqrt(2) of a change and 2 of their sum; 2 / 4 questions is 0.5.
     assert change.standard_error == pytest.approx(0.5)
     assert paired_difference([(yes, yes), (no, no)]).standard_error == 0
     assert paired_difference([(yes, no)]).standard_error is None

@@ -35,7 +35,7 @@ def fair(s: Scheduler) -> FairQueue:
 def request(
     name: str, length: int = 8, max_tokens: int = 1, *, tenant: str = "", priority: int = 0
 ) -> Sequence:
-    """The tenant is the first letter of the name."""
+    """Return a request; its tenant is the first letter of the name by default."""
     prompt = [zlib.crc32(name.encode()), *range(length - 1)]
     return Sequence(name, prompt, max_tokens, tenant=tenant or name[0], priority=priority)
 

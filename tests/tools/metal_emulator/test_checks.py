@@ -337,7 +337,7 @@ def test_lanes_may_diverge_on_request() -> None:
       for (uint i = 0; i < lane; ++i)
         out[32 + lane] += simd_sum(1.0f);
     """
-    # in round i of the loop, lanes from i + 1 on are active
+    # in round i of the loop, lanes i + 1 and higher are active
     rounds = [sum(31 - i for i in range(lane)) for lane in range(32)]
     expected = np.array([8.0] * 8 + [48.0] * 24 + rounds, np.float32)
     for seed in SEEDS:

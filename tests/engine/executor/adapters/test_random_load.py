@@ -65,7 +65,7 @@ async def test_every_output_is_that_of_the_request_alone(model: Path) -> None:
             try:
                 await engine.unload_adapter(name)
                 await engine.load_adapter(name, model.parent / name)
-            except (InvalidRequest, NotFound):  # in use, or another load or unload has not ended
+            except (InvalidRequest, NotFound):  # the adapter is in use or being loaded or unloaded
                 num_refused += 1
         params = SamplingParams(max_tokens=rng.randint(1, 12), temperature=0, ignore_eos=True)
         prompt = [rng.randrange(300) for _ in range(rng.choice([3, 20, 70]))]

@@ -47,7 +47,7 @@ def load(folder: Path, name: str, **config: Any) -> tuple[Module, CacheLayout]:
 
 
 def plain_logits(model: Module, token_ids: list[int]) -> mx.array:
-    """Return logits [L, V] of one sequence, from mlx-lm's own caches and attention."""
+    """Return logits [L, V] of one sequence, computed with mlx-lm's caches and attention."""
     logits: mx.array = model(mx.array([token_ids]), cache=make_prompt_cache(model))
     return logits[0]
 

@@ -44,7 +44,7 @@ def test_layers_agree_with_mlx_lm(num_tokens: int, bits: int | None) -> None:
 
 
 def test_an_expert_out_of_range_fails_the_evaluation() -> None:
-    # Runs in a new process: after a task that raised, MLX may wait for it forever.
+    # Runs in a new process, because MLX may wait forever for a task that raised.
     code = """
 import mlx.core as mx
 from octavo.kernels import _ext

@@ -143,7 +143,7 @@ def test_wrong_shapes_are_named() -> None:
 
 
 def failure(make: Callable[[], mx.array]) -> str:
-    """Evaluate in a new thread: after a failed task, MLX may wait forever on the main thread."""
+    """Evaluate in a new thread, because MLX may wait forever on the main thread after a failed task."""
     with ThreadPoolExecutor(1) as thread:
         return str(thread.submit(lambda: mx.eval(make())).exception())
 
@@ -159,7 +159,7 @@ def test_a_row_outside_the_table_fails_the_evaluation() -> None:
 
 
 def test_several_streams_at_once() -> None:
-    """Each Python thread has an MLX stream of its own; all share the thread pool."""
+    """Each Python thread has a separate MLX stream; all streams share the thread pool."""
     rng = np.random.default_rng(4)
     packed = _ext.pack_dense(mx.array(rng.standard_normal((256, 128))).astype(mx.bfloat16))
     rows = rng.standard_normal((40, 128)).astype(np.float32)
@@ -221,7 +221,7 @@ def test_models_agree_with_mlx(
     for module in (activations, *MODELS.values()):
         monkeypatch.setattr(module, "swiglu", getattr(activations.swiglu, "original", activations.swiglu))
     ids = mx.array([[3, 5, 7, 299, 1, 2, 0, 8]])
-    # MLX's own quantized product sums in bf16, so the reference is float32.
+    # MLX's quantized product sums in bf16, so the reference is float32.
     for dtype, tolerance in ((mx.float32, 5e-6), (mx.bfloat16, 0.06)):
         model = tiny_model(name, tied=tied, dtype=dtype, bits=bits, mode=mode)
         expected = model(ids).astype(mx.float32)

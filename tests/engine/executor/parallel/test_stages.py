@@ -32,7 +32,7 @@ class Ranks:
 
 
 def weights_of(model: Path, num_ranks: int) -> list[dict[str, mx.array]]:
-    """Return the weights of each rank, the first layers first."""
+    """Return the weights of each rank, beginning with the rank that has the first layers."""
     sent: dict[int, Any] = {}
     found = []
     for rank in reversed(range(num_ranks)):
@@ -43,7 +43,7 @@ def weights_of(model: Path, num_ranks: int) -> list[dict[str, mx.array]]:
 
 
 def check(model: Path, num_ranks: int, parts: list[int], **settings: Any) -> None:
-    """``parts`` has the layers of each rank, rank 0 first."""
+    """Compare ranks with one process; ``parts`` has the number of layers of each rank, rank 0 first."""
     one = ranked.answers(model, **settings)
     several = ranked.in_ranks(model, pipeline_parallel=num_ranks, **settings)
     assert several["bits"] == one["bits"]

@@ -40,7 +40,7 @@ def test_truncation_follows_each_rule() -> None:
 
 
 def test_top_p_applies_after_top_k() -> None:
-    # Of 0.4, 0.25 and 0.2, the first two are 0.76 of the sum.
+    # 0.4 and 0.25 are 76 % of the sum of 0.4, 0.25 and 0.2.
     assert kept(LOGITS[0], top_k=3, top_p=0.76) == [1, 3]
     assert kept(LOGITS[0], top_k=3, top_p=0.77) == [1, 3, 4]
 

@@ -34,7 +34,7 @@ COUNT = 48
 HYBRIDS = ("qwen3_5", "qwen3_5_moe", "lfm2-vl")
 GREEDY = SamplingParams(max_tokens=COUNT, temperature=0, ignore_eos=True)
 TIE = 3e-3  # logits closer than this may change places, because pages have 16 bits
-TIE_BF16 = 0.2  # with a vision part in bfloat16
+TIE_BF16 = 0.2  # TIE for a vision part in bfloat16
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def tokens(outputs: list[Any]) -> list[list[int]]:
 
 
 def check(outputs: list[Any], wanted: list[Answer], *, tie: float = TIE) -> int:
-    """Compare tokens up to the first that differs, which must be a tie; return how many are equal."""
+    """Compare tokens up to the first difference, which must be a tie; return the number of equal tokens."""
     equal = 0
     for found, answer in zip(tokens(outputs), wanted, strict=True):
         pairs = zip(found, answer.tokens, strict=True)
@@ -140,14 +140,14 @@ def test_a_mixed_batch_has_the_tokens_of_mlx_vlm(
     case: Case, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = Seen()
-    if "speculate" in changes:  # placeholders are all that a draft model sees of images
+    if "speculate" in changes:  # a draft model sees placeholders instead of images
         changes = changes | {"speculate": f"draft:{case.model}"}
         monkeypatch.setattr(drafting, "num_drafts", lambda *_, max_drafts, **__: max_drafts)
     with LLM(case.config(**changes), core_factory=seen.core) as llm:
         outputs = generate(llm, case.work)
         assert check(outputs, case.wanted) > 6 * COUNT
     assert case.wanted[1] != case.wanted[2], "pictures change nothing"
-    is_hybrid = case.family in HYBRIDS  # whose steps never overlap
+    is_hybrid = case.family in HYBRIDS  # a hybrid's steps never overlap
     assert all(seen.counts.get(option) != 0 or (option == "async_steps" and is_hybrid) for option in changes)
 
 
