@@ -1,7 +1,7 @@
 """Layout of a page as bytes, equal on every backend, so that pages can move between pools.
 
-A page has its layers in order, and a layer its KV heads. A head has the codes of its K rows, then their
-scales, then codes and scales of its V rows. All are little-endian, and rotated if the format rotates.
+A page holds its layers in order, and a layer its KV heads. A head has the codes of its K rows, then their
+scales, then codes and scales of its V rows. Numbers are little-endian; rows remain rotated if the format rotates.
 """
 
 from __future__ import annotations

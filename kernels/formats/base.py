@@ -36,7 +36,7 @@ class PageFormat(ABC):
 
     @abstractmethod
     def scales_per_row(self, head_dim: int) -> int:
-        """Return how many elements ``scales`` of a row has; 0 for a format without scales."""
+        """Return the number of elements in a row's ``scales``; 0 for a format without scales."""
 
     @abstractmethod
     def encode(self, rows: Floats) -> tuple[Array, Array, Bools]:

@@ -31,12 +31,12 @@ def nearest_index(
 
 
 def signed_codes(rows: Floats, index: NDArray[np.uint8], scale: Floats) -> NDArray[np.uint8]:
-    """Return codes [..., D]: bit 3 is the sign (also of -0.0), bits 0..2 are ``index``; 0 for scale 0."""
+    """Return codes [..., D]: the index plus 8 if negative (also for -0.0); all 0 if the scale is 0."""
     codes = index | np.signbit(rows).astype(np.uint8) << np.uint8(3)
     return np.where(scale == 0, np.uint8(0), codes)
 
 
 def values_of(codes: NDArray[np.uint8]) -> Floats:
-    """Return the float32 values of codes 0..15; code 8 is -0.0."""
+    """Return the float32 values of codes 0 to 15; code 8 is -0.0."""
     values: Floats = MAGNITUDES[codes & 7]
     return np.where(codes & 8, -values, values)

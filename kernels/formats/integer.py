@@ -59,7 +59,7 @@ class _Integer(PageFormat):
 
 @register
 class INT8(_Integer):
-    """int8: -127..127, so that negation is exact."""
+    """int8: -127 to 127, so that negation is exact."""
 
     name = "int8"
     bits = 8
@@ -72,7 +72,7 @@ class INT8(_Integer):
 
 @register
 class INT4(_Integer):
-    """int4: -8..7."""
+    """int4: -8 to 7."""
 
     name = "int4"
     bits = 4

@@ -31,8 +31,8 @@ def dense_attention(
 ) -> Float64s:
     """Return attention [T, Hq, Dv] of one sequence.
 
-    Queries [T, Hq, D] are at ``positions`` [T]; keys [L, Hkv, D] and values [L, Hkv, Dv] are those of
-    positions 0..L-1. A query at p sees position j if j <= p and (no window, or j > p - window, or j < keep).
+    Queries [T, Hq, D] are at ``positions`` [T]; keys [L, Hkv, D] and values [L, Hkv, Dv] have all L positions.
+    A query at p sees position j if j <= p and (no window, or j > p - window, or j < keep).
     A ``mask`` [T, 1 or Hq, L] replaces this rule. A row that sees nothing gets zeros.
     """
     group = queries.shape[1] // keys.shape[1]

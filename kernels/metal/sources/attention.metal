@@ -1,7 +1,6 @@
 // Common parts of the attention kernels decode, chunk, latent and reduce: visibility, and softmax in the log2
-// domain.
-// With a sliding window (WINDOW), a query sees the first KEEP positions, and those from SINCE(row, position)
-// on.
+// domain. With a sliding window (WINDOW), a query sees the first KEEP positions, and all positions since
+// SINCE(row, position).
 
 // Initial maximum of logits, below every real logit. It is finite, so that differences are no NaNs and fast
 // math is safe.
@@ -32,8 +31,8 @@ METAL_FUNC bool is_visible(int key, int position, int since) {
 #endif
 }
 
-// Tiles of keys that queries can see: `kept` tiles with the first KEEP positions, then all tiles from
-// `window` on. Tiles in between are skipped, not masked.
+// Tiles of keys that queries can see: `kept` tiles with the first KEEP positions, then `window` and all later
+// tiles. Tiles in between are skipped, not masked.
 struct Span {
   int kept;
   int window;
@@ -62,8 +61,8 @@ METAL_FUNC float logit(float product, const device float* params) {
   return product;
 }
 
-// Returns the factor that normalizes a sum of values weighted by 2^(logit - top), whose weights have the sum
-// `sum`. An attention sink is one more logit (natural logarithm), with no value.
+// Returns the factor that normalizes a sum of values weighted by 2^(logit - top); `sum` is the sum of
+// weights. An attention sink is one more logit (natural logarithm), with no value.
 METAL_FUNC float normalizer(float top, float sum, float sink) {
 #if SINKS
   const float joint = max(top, sink * LOG2_E);

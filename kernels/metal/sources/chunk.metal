@@ -1,6 +1,6 @@
 // Prefill: a tile of query rows of one sequence attends to its keys, with 8x8 matrices. A tile's rows are
-// consecutive tokens times the GROUP query heads of one KV head, so K and V are read and dequantized once for
-// all of them.
+// consecutive tokens times the GROUP query heads of one KV head, so one tile reads and dequantizes K and V
+// once.
 //   grid: (tiles, KV heads). A tile is (first row, tokens, sequence, number of tiles) or, with SPLIT,
 //   (first row, tokens, sequence, first output row). Without SPLIT, further entries follow the tiles:
 //   (row of `decoded`, 0, 0, output row) copies a row that another kernel has computed.
@@ -111,7 +111,7 @@ for (uint n = 0; n < MY_VALUE_MATRICES; ++n) {
 const uint my_row = row_group * 8 + row_of(lane), my_token = my_row / GROUP;
 const int my_position = my_token < tokens ? positions[first_row + my_token] : -1;
 const int my_since = SINCE(first_row + min(my_token, tokens - 1), my_position);
-// uniform across the simdgroup; all simdgroups take part in loads
+// This is uniform across the simdgroup. All simdgroups take part in loads.
 const bool has_rows = row_group * 8 < tokens * GROUP;
 float top = LOWEST, sum = 0.0f;
 {

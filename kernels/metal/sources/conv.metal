@@ -1,4 +1,4 @@
-// Short causal convolution over the rows of each segment, with its activation; one thread per segment and
+// Short causal convolution over the rows of each segment, then its activation; one thread per segment and
 // channel.
 //   pool [slots, TAPS - 1, CHANNELS]: the last inputs, oldest first. It is also passed as `to_pool`, which is written
 //   segments, checkpoints: see recurrent.metal

@@ -1,5 +1,5 @@
-// Copies pages inside the pool, codes and scales of K and V; one threadgroup per pair of pages and KV head,
-// whose rows of a page are contiguous.
+// Copies codes and scales of pages inside the pool. One threadgroup copies the rows of one KV head, which are
+// contiguous in a page, for one pair of pages.
 //   pairs [>= P, 2]: (source, target); no page is both source and target  ->  copied [P * KV heads * 8]
 // The kernel writes to inputs: each array of the pool is passed twice, for reading and as `to_...` for
 // writing. MLX does not know of these writes. So the next kernel that reads or writes the pages takes

@@ -3,12 +3,12 @@
 //   grid: (items, KV heads); an item is (row, sequence, first tile, end tile) of one split of the keys
 //   simdgroup (slice, range) has HEADS query heads (its slice) and every RANGES-th tile of 32 keys
 // LANES lanes read one row, 8 codes each. So one load takes 32 / LANES rows, a tile needs LANES loads, and a
-// stage of these loads is in flight at once. A lane then has products of 8 dims with each of its rows. They
-// are summed across lanes by halving: in each step, a lane keeps half of its products and adds another
-// lane's. In the end lane l has the complete product of key `key_of(l)`, and softmax is computed there. For
-// weighted sums, lanes again read rows.
-// Scales of whole rows never multiply codes: K's scales multiply the products, V's the weights. Scales of
-// groups of dims do multiply the codes; one lane of each group reads the scale.
+// stage of these loads is in flight at once. A lane then has products of 8 dims with each of its rows.
+// Products are summed across lanes by halving: in each step, a lane keeps half of its products and adds
+// another lane's. In the end lane l has the complete product of key `key_of(l)` and computes the softmax
+// weight of this key. For weighted sums, lanes again read rows.
+// Scales of whole rows never multiply codes: K's scales multiply the products, V's scales the weights. Scales
+// of groups of dims do multiply the codes; one lane of each group reads the scale.
 
 // Distribution of rows of D values (OCTETS times 8) over lanes; LANES is OCTETS rounded up to a power of two.
 template <int D>
@@ -54,8 +54,8 @@ struct Tile {
   }
 };
 
-// Returns the page that this lane looks up for the tile at `start`. If one page holds the tile, all lanes
-// return it.
+// Returns the page that this lane looks up for the tile at `start`: the same page for all lanes if one page
+// holds the tile.
 METAL_FUNC uint page_at(const device int* table, int start, int position, uint lane) {
 #if PAGES_PER_TILE == 1
   return uint(table[uint(start) / PAGE_SIZE]);
@@ -111,8 +111,8 @@ struct Part {
     SCALE_OCTET = SCALE_ROW / Lanes::OCTETS
   };
 
-  // Issues loads from, from + 1, ... of a tile, all at once. In place of an invisible row it loads a visible
-  // one again, so that no branch separates the loads; the invisible key's weight is zero.
+  // Issues a tile's loads, beginning with number `from`, all at once. An invisible row is replaced by a
+  // visible one, so that no branch separates the loads; the invisible key's weight is zero.
   static METAL_FUNC void load(
       CodePointer codes, ScalePointer scales, Tile tile, uint from, uint lane, thread Raw* raws) {
     const uint octet = min(lane % Lanes::LANES, Lanes::OCTETS - 1);
@@ -169,7 +169,7 @@ struct Part {
 typedef Part<Keys, HEAD_DIM, KEYS_IN_RUNS, KEY_STAGE> KeyPart;
 typedef Part<Values, VALUE_DIM, VALUES_IN_RUNS, VALUE_STAGE> ValuePart;
 
-// Sums the products of N loads from `base` on across lanes, by halving: lane l gets, for each head, the
+// Sums the products of loads [base, base + N) across lanes, by halving. For each head, lane l gets the
 // product of load base + l % N, summed over N lanes.
 template <int N>
 struct Products {
@@ -250,7 +250,7 @@ for (uint g = simd_index; g < GROUP; g += NUM_SIMDGROUPS) {
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);  // the queries are stored
 
-// If the last slice has fewer heads, it computes the last head again and does not write it.
+// The last slice may have fewer heads. It then computes the last head again and does not write it.
 const uint key_octet = min(lane % KeyLanes::LANES, KeyLanes::OCTETS - 1);
 const bool has_octet = lane % KeyLanes::LANES < KeyLanes::OCTETS;
 float4 query[2 * HEADS], outs[2 * HEADS];

@@ -1,6 +1,6 @@
 // fp5 pages: E2M2 codes whose upper four bits are stored like fp4 codes. The fifth, lowest bits are in one
-// more byte per octet. The first octet's byte is the row's E5M3 scale instead, so its codes have no fifth
-// bit. As in fp4, codes are handled as their value times 2^-14.
+// more byte per octet. In the first octet, this byte is the row's E5M3 scale instead, so its codes have no
+// fifth bit. As in fp4, codes are handled as their value times 2^-14.
 
 struct Fp5 {
   typedef uint Code;

@@ -14,7 +14,7 @@ struct Integer {
   template <int D>
   static METAL_FUNC constexpr uint scales_per_row() { return 1; }
 
-  // Converts four signed codes of a word, from bit `first` on.
+  // Converts four signed codes of a word; the first is at bit `first`.
   static METAL_FUNC float4 quad(uint word, uint first) {
     const uint top = 32 - BITS - first;
     return float4(
@@ -39,8 +39,8 @@ struct Integer {
   static METAL_FUNC void scale_octet(
       const device Scale*, uint, uint, uint, bool, thread float4&, thread float4&) {}
 
-  // Returns the code nearest to x / scale, ties to even. The quotient may be off by a rounding, but halves of
-  // codes times the scale are exact, so comparing x with them decides.
+  // Returns the code nearest to x / scale, ties to even. The quotient may be off by a rounding. So x is
+  // compared with halves of codes times the scale, which are exact.
   static METAL_FUNC uint nearest(float x, float scale) {
     const float size = fabs(x);
     float k = floor(min(size / scale, float(1 << (BITS - 1))) + 0.5f);

@@ -6,7 +6,7 @@
 //   PARTS simdgroups have 8 rows, each a part of the width of queries, latents and outputs
 // The loop has three phases for KEYS keys, each ended by a barrier: products over each part of the width;
 // softmax and weighted sums of latents, while the next codes are loaded; expansion of these codes. Logits are
-// summed over the parts in a fixed order, so that all parts have bit-identical logits. A row's result depends
+// summed over the parts in a fixed order, so that they are bit-identical in all parts. A row's result depends
 // only on the row and its split of the keys.
 //! body
 typedef Filling<Keys, HEAD_DIM> LatentFilling;
@@ -18,7 +18,7 @@ constexpr uint QUERY_STRIDE = HEAD_DIM + ROTARY_DIM + 4, OUT_STRIDE = HEAD_DIM +
 constexpr int STEPS = 32 / KEYS;
 // first queries of one row group; then latents and rotary keys; finally outputs
 threadgroup float4 shared_quads[SHARED_QUADS];
-threadgroup KeyRow key_rows[2 * KEYS];  // of these keys and of the next
+threadgroup KeyRow key_rows[2 * KEYS];  // of the current keys and of the next keys
 threadgroup float2 part_products[NUM_SIMDGROUPS * KEYS / 8 * 32];
 
 const uint lane = thread_index_in_simdgroup, simd_index = simdgroup_index_in_threadgroup;
@@ -116,7 +116,7 @@ for (uint n = 0; n < MY_MATRICES; ++n) {
 const uint my_row = row_group * 8 + row_of(lane);
 const int my_position = my_row < count ? positions[first_row + (skipped + my_row) / NUM_HEADS] : -1;
 const int my_since = SINCE(first_row + (skipped + min(my_row, count - 1)) / NUM_HEADS, my_position);
-// uniform across the simdgroup; all simdgroups take part in loads
+// This is uniform across the simdgroup. All simdgroups take part in loads.
 const bool has_rows = row_group * 8 < count;
 threadgroup const float2* const group_products = part_products + row_group * (PARTS * KEYS / 8 * 32) + lane;
 float top = LOWEST, sum = 0.0f;

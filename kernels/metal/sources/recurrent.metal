@@ -7,9 +7,9 @@
 // The kernel writes to an input: the pool is passed twice, for reading and as `to_pool` for writing. A
 // segment reads its slot before it writes any slot, and no other segment reads or writes these slots.
 //
-// LANES lanes share a row of the state. Each has VALUES values in runs of VECTOR, so that adjacent lanes load
-// adjacent runs. A lane has ROWS rows that are GROUPS = 32 / LANES apart. Multiply-adds are explicit fma,
-// because a compiler that splits a loop must not round its parts differently.
+// LANES lanes share a row of the state. Each lane has VALUES values in runs of VECTOR, so that adjacent lanes
+// load adjacent runs. A lane has ROWS rows that are GROUPS = 32 / LANES apart. Multiply-adds are explicit
+// fma, because a compiler that splits a loop must not round its parts differently.
 
 #define UNROLL _Pragma("clang loop unroll(full)")
 

@@ -1,4 +1,4 @@
-// Rows spread over a simdgroup: lane l has elements l * E to l * E + E - 1; elements from D on are zero.
+// Rows spread over a simdgroup: lane l has elements l * E to l * E + E - 1; elements D and above are zero.
 
 template <int D, int E, typename P>
 METAL_FUNC void load_row(P source, uint lane, thread float* x) {

@@ -1,6 +1,6 @@
 // Tiles of KEYS keys in threadgroup memory, for the kernels with 8x8 matrices, chunk and latent. In a matrix,
-// lane l has row row_of(l) and two adjacent columns from column_of(l) on. MLX's own kernels rely on this
-// order, too.
+// lane l has two adjacent values of row row_of(l); the first is in column column_of(l). MLX's own kernels
+// rely on this order, too.
 
 METAL_FUNC uint row_of(uint lane) { return (lane / 4 & 4) + lane / 2 % 4; }
 METAL_FUNC uint column_of(uint lane) { return (lane / 4 & 2) * 2 + lane % 2 * 2; }
@@ -27,8 +27,8 @@ struct KeyRow {
 };
 
 // Moves K or V of KEYS keys from pages to a threadgroup tile with padded rows; unused rows become zeros. Each
-// thread has every THREADS-th octet. Scales of groups need complete simdgroups, which they have: KEYS times
-// the octets of such a row is a multiple of 32.
+// thread has every THREADS-th octet. Scales of groups need complete simdgroups. These are given, because KEYS
+// times the octets of such a row is a multiple of 32.
 template <typename Format, int D, uint MOST_AHEAD = 16>
 struct Filling {
   typedef typename Format::Raw Raw;
@@ -42,7 +42,7 @@ struct Filling {
     AHEAD = TURNS * sizeof(Raw) <= MOST_AHEAD
   };
 
-  // Return the key and the octet of a thread's unit `i`. If a row's octets divide the threads, units are a
+  // Return the key (or the octet) of a thread's unit `i`. If a row's octets divide the threads, units are a
   // constant number of keys apart.
   static METAL_FUNC uint key_of(uint i, uint thread_index) {
     return THREADS % OCTETS == 0 ? i * (THREADS / OCTETS) + thread_index / OCTETS

@@ -2,7 +2,7 @@
 // simdgroup per row.
 //   keys [T, KV heads, KEY_DIM], values [T, KV heads, VALUE_DIM], targets [>= T * KV heads]: rows of the pool,
 //   flagged [>= T]  ->  written [>= T]: true if a row of the token cannot be stored, or if the token was flagged
-// The kernel writes to inputs, which MLX does not know. So the next kernel that reads or writes the pages
+// The kernel writes to its inputs without MLX knowing. So the next kernel that reads or writes the pages
 // takes `written` as an input, and this kernel takes `after`, the output of the last kernel on these pages.
 
 template <typename Format, int D, int E, bool ROTATES, typename Row>
