@@ -1,7 +1,7 @@
 """Layout of a page as bytes, equal on every backend, so that pages can move between pools.
 
-A page holds its layers in order, and a layer its KV heads. A head has the codes of its K rows, then their
-scales, then codes and scales of its V rows. Numbers are little-endian; rows remain rotated if the format rotates.
+A page holds layers in order, and a layer its KV heads. A head has codes of K rows, their scales, codes of
+V rows, and their scales. Numbers are little-endian. Formats with a rotation store rotated rows.
 """
 
 from __future__ import annotations

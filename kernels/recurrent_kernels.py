@@ -35,7 +35,7 @@ READY = DeltaGates()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SsdParameters:
-    """Parameters of a Mamba-2 layer; arrays are [H]. Steps softplus(dt + dt_bias) are clipped to the limits."""
+    """Parameters of a Mamba-2 layer; arrays are [H]. softplus(dt + dt_bias) is clipped to the limits."""
 
     A_log: mx.array
     dt_bias: mx.array

@@ -31,7 +31,7 @@ def dense_attention(
 ) -> Float64s:
     """Return attention [T, Hq, Dv] of one sequence.
 
-    Queries [T, Hq, D] are at ``positions`` [T]; keys [L, Hkv, D] and values [L, Hkv, Dv] have all L positions.
+    Queries [T, Hq, D] are at ``positions`` [T]; keys [L, Hkv, D] and values [L, Hkv, Dv] have L positions.
     A query at p sees position j if j <= p and (no window, or j > p - window, or j < keep).
     A ``mask`` [T, 1 or Hq, L] replaces this rule. A row that sees nothing gets zeros.
     """
