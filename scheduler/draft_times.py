@@ -15,7 +15,7 @@ models a capture takes many times as long."""
 UNKNOWN_COST = 0.2
 """Assumed time of a draft before any step was timed, as a share of the time of a one-sequence step."""
 
-_LEARNING = 0.05  # weight of the latest step in a mean, after the first twenty steps
+_LEARNING = 0.05  # weight of the latest step in a mean, once twenty steps have been observed
 _PRIOR = 2.0
 _OUTLIER = 0.7
 
@@ -43,7 +43,7 @@ class _BatchTimes:
 
 
 class DraftTimes:
-    """Time of a step with drafts divided by the time without, by number of sequences and drafts.
+    """Step time with drafts divided by the time without, for each number of sequences and of drafts.
 
     Logarithms are averaged, because times double for a while on a busy machine. Time is not linear in the
     number of drafts: kernels compute eight rows in the time of seven.

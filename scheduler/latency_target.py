@@ -158,7 +158,7 @@ class StepTime:
 
 
 class LatencyTargets(Resource):
-    """Admits sequences only while the latency targets leave time."""
+    """A resource that admits sequences only while the latency targets leave time."""
 
     def __init__(self, limits: Limits, queues: SequenceQueues) -> None:
         self.cost = StepCost(limits.row_tile)
@@ -172,7 +172,7 @@ class LatencyTargets(Resource):
             self.latency = self.latency or LatencyTarget(None, self.cost)
 
     def tightest(self, sequences: Iterable[Sequence]) -> float | None:
-        """Return the shortest target that one of these sequences has, in seconds; None without any."""
+        """Return the shortest target of these sequences in seconds; None if they have no targets."""
         if not self._has_targets:
             return None
         return min((own for each in sequences if (own := each.latency.target_itl) is not None), default=None)

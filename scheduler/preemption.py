@@ -6,7 +6,7 @@ from octavo.block_manager import BlockManager
 
 from .types import Sequence
 
-MAX_COUNTED_PREEMPTIONS = 30  # most preemptions of a sequence that count; 2^30 pages exceed any pool
+MAX_COUNTED_PREEMPTIONS = 30  # further preemptions of a sequence do not count; 2^30 pages exceed any pool
 
 
 def lost_work(sequence: Sequence, blocks: BlockManager) -> int:
@@ -19,9 +19,9 @@ def lost_work(sequence: Sequence, blocks: BlockManager) -> int:
 def has_headroom(sequence: Sequence, running: Iterable[Sequence], blocks: BlockManager) -> bool:
     """Return whether a sequence can run without causing a preemption soon.
 
-    Let k be the most preemptions of this or a running sequence. If k is 0, no free pages are required.
-    Otherwise all these sequences must have room to grow by 2^k - 1 pages, or to their ends. So preemptions
-    per sequence grow at most with the logarithm of its pages: docs/design/preemption-bounds.md.
+    Let k be the largest number of preemptions among this and the running sequences. If k is above 0, the
+    free pages must suffice for each of them to grow by 2^k - 1 pages, or to its end. So a sequence's number
+    of preemptions is at most logarithmic in its pages (docs/design/preemption-bounds.md).
     """
     members = (*running, sequence)
     times = max(member.history.num_preempted for member in members)

@@ -10,8 +10,8 @@ from .waiting import WaitingQueue
 class SlotShares:
     """Divides the slots among tenants; a slot is the right to run one sequence.
 
-    The share of each tenant with sequences is an equal part of the slots, at least one. A tenant may use more
-    slots while no tenant below its share waits. Each parallel sample counts as a sequence.
+    Every tenant that has sequences gets an equal share of the slots, at least one slot. It may use more slots
+    while no tenant below its share waits. Each parallel sample counts as a sequence.
     """
 
     def __init__(self, num_slots: int) -> None:

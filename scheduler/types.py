@@ -50,7 +50,7 @@ class Sequence:
 
     max_length   maximum number of tokens, prompt included
     priority     smaller numbers are admitted first and preempted last
-    salt         pages are shared only between sequences with equal salt
+    salt         pages are shared only by sequences with equal salts
     parallel_samples  other sequences with this prompt (n > 1); each gets a fork after the first token
     skip_prefix_cache  whether to compute the whole prompt, even if pages of it are cached
     drafts       draft tokens to verify after ``tokens``; replaced whenever a token is appended

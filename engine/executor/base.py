@@ -25,7 +25,7 @@ class RunOutput(NamedTuple):
 
     failed_rows  rows with NaN or infinity in K or V; their sequences must end
     hidden       [P, D] inputs of the output head for the rows in ``batch.hidden``; on ranks without the
-                 head, the bits of the layers' output for all rows
+                 head, the output bits of the layers for all rows
     discarded    indices of samples that must be computed again
     """
 

@@ -38,5 +38,5 @@ class CacheLayout:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of the recurrent states of one sequence, in all layers."""
+        """Bytes of one sequence's recurrent states in all layers."""
         return sum(entry.nbytes for entry in self.entries)

@@ -1,4 +1,4 @@
-"""Operations of a model besides attention: MLX's own modules, or native modules."""
+"""Operations of a model besides attention, by MLX's modules or by native modules."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Report:
 
 
 class ImageResults(NamedTuple):
-    """Results of attention for some queries each, and arrays to evaluate before them."""
+    """Results of attention, some queries in each, and arrays to evaluate before these results."""
 
     before: list[mx.array]
     parts: list[mx.array]

@@ -7,7 +7,7 @@ from octavo.block_manager import BlockManager
 from ..types import Sequence
 
 LOOKUPS = 16  # sequences per step whose cached tokens are looked up
-HASHED_TOKENS = 8192  # tokens of new prompts hashed per step, but at least one prompt
+HASHED_TOKENS = 8192  # tokens of new prompts hashed per step; one prompt is always hashed
 
 
 class CachedLengths:

@@ -84,7 +84,7 @@ class FairQueue(WaitingQueue):
         return sorted(running, key=lambda s: (s.priority, self._service(s) + self._remaining_cost(s)))
 
     def victim(self, candidates: list[Sequence], lost_work: Callable[[Sequence], int]) -> Sequence:
-        """Return the sequence to preempt: lowest priority, most served tenant, least lost work."""
+        """Return the sequence to preempt: lowest priority, then most served tenant, then least lost work."""
         lowest = candidates[-1].priority
         most = max(self._service(sequence) for sequence in candidates if sequence.priority == lowest)
         served = [s for s in candidates if s.priority == lowest and self._service(s) == most]

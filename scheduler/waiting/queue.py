@@ -111,7 +111,7 @@ class WaitingQueue:
         return running
 
     def victim(self, candidates: list[Sequence], lost_work: Callable[[Sequence], int]) -> Sequence:
-        """Return the sequence to preempt: of the lowest priority, with the least lost work."""
+        """Return the sequence to preempt: lowest priority, then least lost work."""
         lowest = candidates[-1].priority
         equals = [sequence for sequence in reversed(candidates) if sequence.priority == lowest]
         return min(equals, key=lost_work)

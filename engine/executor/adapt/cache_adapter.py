@@ -1,6 +1,6 @@
 """Paged KV caches for mlx-lm's model code, which stays unchanged.
 
-Every token of a mixed batch is its own row: the model's input is [T, 1]. A ``LayerCache`` returns a
+Every token of a mixed batch is a separate row, so the model's input is [T, 1]. A ``LayerCache`` returns a
 position per row, writes K and V into pages, and returns ``PagedKV`` handles instead of dense arrays.
 The patched ``scaled_dot_product_attention`` sends handles to the paged kernels.
 
@@ -163,7 +163,7 @@ class LayerCache:
         return self.keys_and_values()
 
     def write_halves(self, keys: mx.array) -> None:
-        """Write keys [T, Hkv, 1, 2 * D]: the first half of each as K, the second half as V."""
+        """Write keys [T, Hkv, 1, 2 * D]: the first half of each key is stored as K, the second half as V."""
         self.context.gathers = True
         rows = keys.squeeze(2)
         self.context.kv_cache.write(

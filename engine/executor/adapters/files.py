@@ -52,7 +52,7 @@ class Factors:
 
     a          [experts, rank, inputs]; layers without experts have one
     b          [experts, rank, outputs]
-    magnitude  [outputs], of DoRA; None in LoRA
+    magnitude  [outputs] in DoRA; None in LoRA
     """
 
     a: mx.array

@@ -43,7 +43,7 @@ Cut = Callable[[Factors], Factors]
 
 
 class RankLayers(NamedTuple):
-    """Layers of this process. ``cuts`` take its parts of factors, ``elsewhere`` has layers of other ranks."""
+    """Layers of this rank. ``cuts`` take its parts of factors; ``elsewhere`` has other ranks' layers."""
 
     cuts: Mapping[str, Cut] = MappingProxyType({})
     elsewhere: Collection[str] = ()

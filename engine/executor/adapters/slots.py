@@ -229,7 +229,7 @@ class AdapterSlots:
         return tuple(loaded.info for loaded in self._loaded.values())
 
     def hold(self, name: str) -> bool:
-        """Keep an adapter in a slot until ``release``; return False if no slot is free."""
+        """Reserve a slot for an adapter until ``release``; return False if no slot is free."""
         if name not in self._slots:
             if (slot := self._take_slot()) is None:
                 return False

@@ -1,4 +1,4 @@
-"""Capture of a step's graph, and replay instead of running the model's Python code again.
+"""Capture of a step's graph, to replay it instead of running the model's Python code again.
 
 The first step of a shape becomes a program (``CapturedStep``): a list of kernels with the addresses
 that they read and write. A later step runs only the kernels, with bit-identical results. All values of

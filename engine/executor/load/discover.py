@@ -26,7 +26,7 @@ class MaskWindows:
         self._by_cache: dict[int, int] = {}
         self._windows: dict[int, int] = {}
         self._owners: dict[int, int] = {}
-        self._kept: list[object] = [*caches]  # prevents reuse of ids
+        self._kept: list[object] = [*caches]  # keeps Python from reusing their ids
         for cache in caches:
             if hasattr(cache, "make_mask"):
                 cache.make_mask = self._marking(cache.make_mask)

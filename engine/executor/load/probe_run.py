@@ -1,4 +1,4 @@
-"""Steps of the parity probe, and the check that a sequence does not depend on other sequences."""
+"""Steps of the parity probe, and a check that sequences do not depend on each other."""
 
 from __future__ import annotations
 

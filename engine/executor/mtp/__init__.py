@@ -1,1 +1,1 @@
-"""Multi-token prediction: the model's own head drafts one more token, with its own pages."""
+"""Multi-token prediction: a head in the model's checkpoint drafts one more token, with separate pages."""

@@ -12,9 +12,9 @@ _FORMATS = {mx.bfloat16: "bf16", mx.float16: "fp16"}
 
 
 class NativeImageAttention:
-    """Attention of each row to all rows, by the kernels of paged attention.
+    """Attention of each row to all rows, computed by the kernels of paged attention.
 
-    K and V are the pages of one sequence, in their own type. The kernels let query i of n see all but the
+    K and V are the pages of one sequence and keep their type. In the kernels, query i of n does not see the
     last n - 1 - i positions. So n positions of zeros follow the last row, and a mask hides them.
     """
 

@@ -1,4 +1,4 @@
-"""MLX modules that compute with native kernels, each made in place from an MLX module.
+"""MLX modules converted in place to modules that compute with native kernels.
 
 Weights move into the kernels' layout. Reading ``weight`` returns a bit-identical copy of the original.
 """

@@ -1,8 +1,8 @@
 """Several processes (ranks) that compute one model.
 
-In tensor parallel, each has a part of every layer's heads and columns; in pipeline parallel, some of the
-layers. Rank 0 has the scheduler, the page tables, sampling and the servers. It sends each step's ``Batch``
-to the other ranks.
+With tensor parallelism, a rank has some heads and columns of every layer; with pipeline parallelism, it has
+some layers. Rank 0 has the scheduler, the page tables, sampling and the servers. It sends each step's
+``Batch`` to the other ranks.
 """
 
 from __future__ import annotations

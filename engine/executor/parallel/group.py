@@ -1,7 +1,7 @@
 """The ranks of a group: MLX's ring for arrays, and TCP connections from rank 0 to each other rank.
 
-Each has two: for steps, and to notice when an end is gone. The ring shares their key. ``mlx.launch`` sets
-MLX_RANK and MLX_HOSTFILE. Without them, rank 0 starts the others on this machine.
+A rank has one connection for steps and one that closes when a process ends. The ring sends their key to all
+ranks. ``mlx.launch`` sets MLX_RANK and MLX_HOSTFILE. Without them, rank 0 starts the others on this machine.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class LeadingRunner:
 
     @functools.cached_property
     def page_layout_key(self) -> PageLayoutKey:
-        """Key of pages with the bytes of all ranks, rank 0 first. Each number of ranks has its own."""
+        """Page-layout key of all ranks together. A page has the bytes of each rank, rank 0 first."""
         own = self._inner.page_layout_key
         context = f"{self._name} {own.context}"
         return replace(own, specs=self._specs(), context=context, states=self._states())

@@ -37,7 +37,7 @@ _SPLIT_INPUTS = (distributed.ShardedToAllLinear, distributed.QuantizedShardedToA
 class RankSum(Module):
     """Linear layer over part of the inputs; its results are summed over the ranks.
 
-    MLX's own sum is not used, because it depends on a row's position in the batch.
+    MLX's sum is not used, because its bits depend on a row's position in the batch.
     """
 
     def __init__(self, inner: Module, bias: mx.array | None, group: Any) -> None:
@@ -60,7 +60,7 @@ class RankSum(Module):
 
 
 class Share(NamedTuple):
-    """Part of a layer's inputs or outputs that this rank has. Cuts an adapter's factors likewise."""
+    """This rank's part of a layer's inputs or outputs; a call cuts the same part from factors."""
 
     of_inputs: bool
     segments: Any

@@ -1,8 +1,8 @@
 """Pipeline parallel: each rank computes some of the layers.
 
-Rank 0 has the last layers and the output head; the highest rank has the embedding and the first layers. Rows
-that a rank receives are one of the inputs that its captured program is filled with. mlx-lm's ``pipeline`` is
-not used, because it receives within the model, where a program takes the received rows for a constant.
+Rank 0 has the last layers and the output head; the highest rank has the embedding and the first layers. The
+rows that a rank receives are an input of its captured program. mlx-lm's ``pipeline`` is not used, because it
+receives rows inside the model, where a capture would record them as a constant.
 """
 
 from __future__ import annotations
@@ -151,8 +151,8 @@ class Stage(Shard):
 class _Found(NamedTuple):
     """Parts of a model.
 
-    layers  the model's own list of its layers
-    places  places in the list of caches that each layer uses
+    layers  the list of layers inside the model
+    places  for each layer, the indices of its caches in the list of caches
     tables  embeddings by path
     tied    ids of embeddings that are also output heads
     heads   paths of other output heads
@@ -167,9 +167,9 @@ class _Found(NamedTuple):
 
 
 def _observe(model: Any, layout: CacheLayout) -> _Found:
-    """Find the layers. Raises ValueError if a layer needs more than the rows of the layer before it.
+    """Return the parts of a model. Raises ValueError if a layer needs more than the previous layer's rows.
 
-    Embeddings are NaN meanwhile, so all that depends on them is NaN, too. Weights of layers are not read.
+    A forward with NaN as embeddings finds all values that depend on them. It reads no weights of layers.
     """
     layers, caches = list(model.layers), caches_of_mlx_lm.make_prompt_cache(model)
     lists = [
@@ -257,7 +257,7 @@ class _Finished(Exception):
 
 
 class _OtherLayer:
-    """Layer of another rank. It has the layer's settings, and gives rows back as they are."""
+    """Stand-in for a layer of another rank. It has the layer's settings and returns its input."""
 
     def __init__(self, layer: Any) -> None:
         self._layer = layer
@@ -275,7 +275,7 @@ class _NextRank(_OtherLayer):
 
 
 class _StandIns(Module):
-    """Random embeddings, with which a rank without the real ones is checked while it loads."""
+    """Random embeddings for the load-time check of a rank that has no real ones."""
 
     def __init__(self, width: int, dtype: mx.Dtype) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -287,7 +287,7 @@ class _StandIns(Module):
 
 
 class _BorrowedCache:
-    """Cache of this rank in the place of another rank's, for positions and masks."""
+    """Stand-in for a cache of another rank; one of this rank's caches gives positions and masks."""
 
     def __init__(self, cache: Any, *, is_alike: bool) -> None:
         self._cache, self._is_alike = cache, is_alike

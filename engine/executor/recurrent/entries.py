@@ -30,7 +30,7 @@ def bytes_of(array: mx.array) -> Any:
 
 
 def fitting(value: mx.array, shape: tuple[int, ...]) -> mx.array:
-    """Return states [B, ..] padded in front with zeros to ``shape``. Raises MixerError."""
+    """Return states [B, *shape], padded in front with zeros. Raises MixerError."""
     if value.shape[1:] == shape:
         return value
     if value.ndim != len(shape) + 1 or any(a > b for a, b in zip(value.shape[1:], shape, strict=True)):

@@ -29,7 +29,7 @@ class StateShim(caches_of_mlx_lm.ArraysCache):
     def __init__(self, size: int) -> None:
         super().__init__(size)
         self._size = size
-        self.mute = False  # if true, reads return None and writes are dropped
+        self.mute = False  # True: reads return None and writes are dropped
 
     def __getitem__(self, entry: int) -> None:
         if not -self._size <= entry < self._size:

@@ -106,7 +106,7 @@ class StatePool:
         return mx.concatenate(rows) if len(rows) == len(group) else None
 
     def write(self, name: str, group: SegmentGroup, value: mx.array) -> None:
-        """Keep the states [B, ..] after the group's segments until ``commit``."""
+        """Hold the states [B, ..] after the group's segments until ``commit`` stores them."""
         if self.stays:
             raise MixerError(
                 f"MLX operations write state {name!r}, which a kernel wrote during the load-time probe"

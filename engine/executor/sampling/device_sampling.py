@@ -1,6 +1,6 @@
-"""Sampling on the device, as part of the step's graph: MLX operations only.
+"""Sampling on the device with MLX operations, as part of the step's graph.
 
-The tokens equal those of ``sampler.sample`` with equal logits and random numbers. A device may round
+With equal logits and random numbers, the tokens equal those of ``sampler.sample``. A device may round
 differently. If rounding could change the token, the row is UNSURE and the host samples it again.
 """
 
@@ -59,7 +59,7 @@ def sampling_arrays(states: Sequence[SampleState]) -> SamplingArrays | None:
 
 
 def draw_tokens(logits: mx.array, arrays: SamplingArrays | None) -> mx.array:
-    """Return tokens and verdicts, int32 [2, S], of logits [S, V]; not evaluated.
+    """Return tokens and verdicts, int32 [2, S], for logits [S, V]; not evaluated.
 
     A verdict is SURE, UNSURE or FAILED (the row is not finite).
     """

@@ -1,4 +1,4 @@
-"""Truncation of logits, and sampling, in NumPy. A whole vocabulary is never sorted."""
+"""Truncation of logits and sampling in NumPy, without sorting the whole vocabulary."""
 
 from __future__ import annotations
 

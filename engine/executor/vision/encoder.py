@@ -160,7 +160,7 @@ class Encoded(NamedTuple):
 
 
 class Tower:
-    """Vision part of a model. Encodes an image at a time."""
+    """Vision part of a model, which encodes one image at a time."""
 
     def __init__(
         self,

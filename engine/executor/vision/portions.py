@@ -133,7 +133,7 @@ def _attend(*arguments: Any, **more: Any) -> mx.array:
 
 
 def _evaluate(*arrays: Any) -> None:
-    """Evaluate arrays, except while an image is built: mlx-vlm would evaluate a whole image early."""
+    """Evaluate arrays, except while an image is recorded, because mlx-vlm evaluates a whole image early."""
     if _recording.get() is None:
         mx.eval(*arrays)
 
@@ -180,7 +180,7 @@ def _patches(_: Any) -> dict[str, Any]:
 
 
 def modules_to_cut(model: Module) -> list[tuple[Module, int]]:
-    """Return the linear layers and MLPs of a model with unpacked weights, with the rows of their portions."""
+    """Return the linear layers and MLPs with unpacked weights, and the number of rows of their portions."""
     return [
         (module, portion_rows(max(1, _num_weights(module))))
         for path, module in model.named_modules()
