@@ -27,7 +27,7 @@ static const ValueSide* special_value_side(const AttendArgs&) { return nullptr; 
 #endif
 
 #if defined(__AVX512F__)
-// Whether AVX2 is faster (measured). It is for fp16 pages that are multiplied as floats.
+// Whether AVX2 is faster (measured), as it is for fp16 pages if the call has only float sides.
 static bool avx2_is_faster(const AttendArgs& args) {
   return args.layout.k.codes == CodeType::fp16 && args.layout.v.codes == CodeType::fp16 &&
          special_key_side(args) == nullptr && special_value_side(args) == nullptr;

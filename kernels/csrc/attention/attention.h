@@ -1,5 +1,5 @@
-// Paged attention and quantize-and-write: the interface between MLX primitives, the work planner and the
-// kernels of each instruction set. It has plain data only, and one table of functions per instruction set.
+// Interface between the MLX primitives of paged attention and pages, the work planner, and the kernels of
+// each instruction set. It has only plain data, and one table of functions per instruction set.
 //
 // A layer's pool is one uint8 array [num_pages, kv_heads, head_bytes]. One (page, head) is contiguous:
 //
@@ -89,10 +89,10 @@ inline constexpr float kHidden = -1e30f;
 // Logit of hidden positions (log2 domain): weights become 0, but differences between logits stay finite.
 inline constexpr float kLowest = -1e30f;
 
-// Rotary part of a latent (MLA) layer. Its pages store latents as K and rotary keys as V; latents serve as
-// both keys and values. The scaled dot products of `queries` with rotary keys are added to the scaled logits.
-// All query heads share one KV head, which the layout presents as several heads (`layout.num_heads`) at one
-// address.
+// Rotary part of a latent (MLA) layer. Such a layer's pages store latents as K and rotary keys as V; latents
+// serve as both keys and values. The scaled dot products of `queries` with rotary keys are added to the
+// scaled logits. All query heads share one KV head, which the layout presents as several heads
+// (`layout.num_heads`) at one address.
 struct RotaryPart {
   RowFormat format;
   int64_t codes, scales;  // byte offsets inside one page

@@ -71,8 +71,8 @@ struct Values {
   }
 };
 
-// Adds a row's 16-bit sums to its accumulators: the even lanes of a vector, then the odd ones. Each 16-bit
-// sum is used as the upper half of a 32-bit integer, that is times 2^16, which is exact in floats.
+// Adds a row's 16-bit sums to its accumulators: the even lanes of a vector, then the odd ones. Each sum
+// becomes the upper half of a 32-bit integer, that is, is multiplied by 2^16, which is exact in floats.
 OCTAVO_INLINE void add_sums(__m256i sums, __m256 factor, float* accumulators) {
   const __m256 unit = _mm256_mul_ps(factor, _mm256_set1_ps(0x1p-16f));
   const __m256i even = _mm256_slli_epi32(sums, 16), odd = _mm256_and_si256(sums, _mm256_set1_epi32(-65536));

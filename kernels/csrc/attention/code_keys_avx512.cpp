@@ -23,7 +23,7 @@ using KeyLookup =
     Lookup<std::conditional_t<Code::kBits == 8, Fp4, Code>, Code::kBits == 8 ? 12 : Code::kOffset>;
 
 template <class Code>
-constexpr int kPerWord = 8 / Code::kBits;  // panel vectors made of one column of 32-bit words of codes
+constexpr int kPerWord = 8 / Code::kBits;  // panel vectors from one column of 32-bit words of codes
 
 // Loads words [word, word + 16) of 16 rows, one vector per word; words from `num_words` on become zeros.
 OCTAVO_INLINE void load_columns_of_codes(const uint8_t* codes, int64_t stride, int word, int num_words,
@@ -95,7 +95,7 @@ void load_keys(const PageLayout& layout, const Tile& tile, __m512i* panel) {
   }
 }
 
-// Returns a row's integer products: 256 times those of the queries' high bytes plus those of the low bytes.
+// Returns a row's integer products: 256 times the products of high bytes plus the products of low bytes.
 template <class Code>
 OCTAVO_INLINE __m512i join_parts(__m512i high, __m512i low) {
   return Code::kParts == 2 ? join(high, low) : high;

@@ -10,7 +10,7 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// Returns the bytes of a row's weights: high bytes, then low bytes if kParts is 2.
+// Returns the number of bytes of a row's weights: high bytes, and also low bytes if kParts is 2.
 template <class Code>
 constexpr int kWeightBytes = Code::kParts * kTileTokens;
 

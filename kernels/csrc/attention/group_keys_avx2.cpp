@@ -86,7 +86,7 @@ OCTAVO_INLINE __m256 spread_groups(const float* of_groups) {
   return _mm256_loadu_ps(by_lane);
 }
 
-// Stores a run of a row: its bytes at `to`, and its factors and corrections as those of run number `at`.
+// Stores run number `at` of a row: its bytes at `to`, its factors and its corrections.
 template <int kChunks>
 OCTAVO_INLINE void load_run(const Queries& queries, size_t at, const int32_t* fixed, const float* factors,
                             int8_t* to) {

@@ -1,6 +1,6 @@
 // Value side for nvfp4, which has a scale per group of dims: products of bytes
-// (attention/value_panel_avx512.h). Weights are multiplied by the scale of their row and group. They become
-// one-byte fixed point relative to the group's largest product in the tile.
+// (attention/value_panel_avx512.h). Weights are multiplied by the scale of their row and group. The products
+// become one-byte fixed point relative to the group's largest product in the tile.
 //
 // A vector of the panel holds dims of four groups, one in each 128 bits. For 128 dims, vectors 0 to 3 hold
 // the even groups and vectors 4 to 7 the odd ones. Such a set of four groups needs one vector of weights per

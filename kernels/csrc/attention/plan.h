@@ -18,7 +18,7 @@ struct AttendPlan {
 AttendPlan plan_attention(const AttendArgs& args, int width);
 
 // Returns how many query heads an item of a latent call has; the item reads each latent once for all heads.
-// The number is the largest that leaves items for every thread. It changes no bit of a result.
+// The number is the largest that leaves items for every thread. Results are bit-identical for any number.
 int latent_group(const AttendArgs& args);
 
 }  // namespace octavo

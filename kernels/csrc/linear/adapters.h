@@ -20,9 +20,9 @@ std::shared_ptr<const AdapterFactors> make_factors(const mx::array& a, const mx:
 
 using Factors = std::shared_ptr<const AdapterFactors>;
 
-// The adapters of layers that share an input, by slot. Each layer is a part; `outputs` has its number of
-// outputs, and results of all parts are adjacent. Kernels look up the table when a step runs, so captured
-// steps stay valid when adapters change between steps. Slot 0 has no adapter.
+// Adapters by slot, for layers that share an input. Each layer is a part. `outputs` has the number of outputs
+// of each part, and results of all parts are adjacent. Kernels look up the table when a step runs, so
+// captured steps stay valid when adapters change between steps. Slot 0 has no adapter.
 class AdapterTable {
  public:
   AdapterTable(int inputs, std::vector<int> outputs, int experts, int num_slots);

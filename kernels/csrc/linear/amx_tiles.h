@@ -32,8 +32,8 @@ struct TileConfig {
 };
 static_assert(sizeof(TileConfig) == 64);
 
-// Orders stores before loads of tiles. The compiler's intrinsics do not say what tiles read, so it may drop
-// or move stores that look unused (GCC 12 does).
+// Orders stores before loads of tiles. The intrinsics do not tell the compiler what tiles read, so the
+// compiler may drop or move stores that look unused (GCC 12 does).
 inline void finish_stores() { __asm__ volatile("" ::: "memory"); }
 
 // Configures tiles for `upper` and, if not 0, `lower` rows of activations, with `step_bytes` bytes of a row

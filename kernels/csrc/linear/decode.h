@@ -39,8 +39,8 @@ inline void decode_group(const PackedShape& shape, const uint8_t* block, const u
   }
 }
 
-// Converts inputs [k, k + count) of `panel` to float32 [count][64]. They must be one whole group if the
-// weight is quantized, and whole pairs if it is bf16.
+// Converts inputs [k, k + count) of `panel` to float32 [count][64]. These inputs must be one whole group if
+// the weight is quantized, and whole pairs if it is bf16.
 inline void decode(const PackedWeight& weight, int panel, int k, int count, float* out) {
   const PackedShape& shape = weight.shape;
   if (shape.quantized()) {

@@ -40,7 +40,7 @@ void run_avx512(const LinearCall& call) {
   else avx512::linear_float32(call);
 }
 
-// Chooses AMX for int8 if there are enough rows to lay panels out again for tiles (measured). 4-bit codes
+// Chooses AMX for int8 if laying panels out again for tiles pays off for so many rows (measured). 4-bit codes
 // must be widened anyway, so fewer rows suffice. Both kernels give bit-identical results.
 void run_amx_int8(const LinearCall& call) {
   const int enough_rows = call.weight->shape.bits == 8 ? 56 : 28;
@@ -48,8 +48,8 @@ void run_amx_int8(const LinearCall& call) {
   else amx::linear_int8_rows(call);
 }
 
-// Chooses AMX for channels if there are enough rows (measured): 4-bit codes must be widened for tiles, which
-// needs two tiles of rows to be worthwhile. Both kernels give bit-identical results.
+// Chooses AMX for channels if there are enough rows (measured). Widening 4-bit codes for AMX tiles pays off
+// only with two tiles of rows. Both kernels give bit-identical results.
 void run_amx_channels(const LinearCall& call) {
   const int enough_rows = call.weight->shape.bits == 8 ? 4 : 13;
   if (call.rows < enough_rows) avx512::linear_channels(call);

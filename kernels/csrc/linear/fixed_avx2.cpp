@@ -86,7 +86,7 @@ inline __attribute__((always_inline)) void add_group(__m256i dot, float x_step, 
   _mm256_storeu_ps(sums, _mm256_fmadd_ps(scaled, step, _mm256_loadu_ps(sums)));
 }
 
-// The activations (or weights) of one group of inputs: those of a row tile, or those of a strip of outputs.
+// One group of inputs: activations of a row tile, and weights of a strip of outputs.
 struct RowsView {
   const int32_t* codes;  // [pairs][R]
   const float* steps;    // [R]
@@ -97,7 +97,7 @@ struct StripView {
   int pairs;                 // a multiple of kStep
 };
 
-// Adds products of one group to sums[R][strip of 64]. Returns what is left to prefetch.
+// Adds one group's products to sums[R][strip of 64]. Returns the memory that is left to prefetch.
 template <int R>
 __attribute__((noinline)) Fetch multiply_group(const RowsView& x, const StripView& strip, float* sums,
                                                Fetch next) {

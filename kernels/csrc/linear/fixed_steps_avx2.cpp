@@ -7,7 +7,7 @@
 namespace octavo::avx2 {
 namespace {
 
-// Sum and maximum of the magnitudes of `pairs` pairs of inputs, for each output of a panel.
+// Sum and maximum of the weights' magnitudes over `pairs` pairs of inputs, for each output of a panel.
 struct Magnitudes {
   alignas(32) float sum[kPanel], largest[kPanel];
 };

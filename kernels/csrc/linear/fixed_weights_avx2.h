@@ -16,7 +16,7 @@ constexpr std::size_t kPairBytes = 4 * kPanel;  // bytes of a panel's weights fo
 // Returns 1.5 * 2^23. Adding it to a float leaves the nearest integer in the low bits of the sum.
 inline __m256 magic() { return _mm256_set1_ps(0x1.8p23f); }
 
-// Converts a pair of bf16 weights of each of eight outputs to codes, given the inverses of the steps.
+// Converts a pair of bf16 weights for each of eight outputs to codes, given the inverses of the steps.
 inline __attribute__((always_inline)) __m256i fixed_pairs(__m256i words, __m256 factor) {
   const __m256 even = _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));
   const __m256 odd = _mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32(0xffff0000)));

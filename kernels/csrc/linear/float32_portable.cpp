@@ -22,7 +22,7 @@ constexpr int kBlockInputs = 64;  // inputs decoded at once for weights without 
 
 typedef float Vec __attribute__((vector_size(kWidth * 4), aligned(4)));
 
-// Number of vectors of outputs in a tile of R rows, whose sums fill about three quarters of the registers.
+// Number of output vectors in a tile of R rows; the tile's sums fill about three quarters of the registers.
 // Even a single row has enough independent sums to hide the latency of two multiply-adds per cycle.
 template <int R>
 constexpr int kVectors = kWidth == 16 ? 4

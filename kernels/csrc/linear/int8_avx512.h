@@ -68,8 +68,8 @@ inline float largest_magnitude(const LinearCall& call, std::size_t at, int count
 // could overflow, so such activations become zeros.
 inline float inverse_scale(float limit) { return limit > 1e-30f ? 127.0f / limit : 0.0f; }
 
-// Converts `count` activations to codes, x * inverse rounded, and returns sums of codes. Also prefetches
-// activations `ahead` bytes further on; 0: none.
+// Converts `count` activations to codes (x * inverse, rounded) and returns sums of codes. Also prefetches
+// activations `ahead` bytes further on, unless `ahead` is 0.
 template <Float kType>
 __attribute__((always_inline)) inline __m512i round_codes_of(const uint8_t* x, int count, float inverse,
                                                              int8_t* codes, std::size_t ahead) {
@@ -124,7 +124,7 @@ inline void quantize_group(const LinearCall& call, std::size_t at, int group, in
   *code_sum = *scale * static_cast<float>(*sum_of_codes);
 }
 
-// Converts all rows to codes; `group`: the weights' group size, or that of a block inside a group.
+// Converts all rows to codes. `group`: size of the weights' groups, or of blocks inside a group.
 inline Int8Rows quantize_rows(const LinearCall& call, int group) {
   const PackedShape& shape = call.weight->shape;
   const std::size_t groups = shape.inputs / group, rows = call.rows;

@@ -151,7 +151,7 @@ struct TileCall {
   int groups, group;
 };
 
-// Computes 16 outputs of to[16][64]: sums over all groups, bit-identical to those of add_products.
+// Computes 16 outputs of to[16][64]: sums over all groups, bit-identical to sums by add_products.
 template <int kSteps, bool kExactStart>
 __attribute__((noinline)) void multiply_tile(const TileCall& call, float* to) {
   constexpr int kAhead = 2;  // groups whose integer products are computed ahead

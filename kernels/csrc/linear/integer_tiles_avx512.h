@@ -97,7 +97,7 @@ inline __attribute__((always_inline)) void add_words(const int8_t* x, std::size_
   });
 }
 
-// Adds one group's integer products to the sums of R rows by 64 outputs; they are exact in any order. Each
+// Adds one group's integer products, which are exact in any order, to the sums of R rows by 64 outputs. Each
 // step prefetches kLines lines of `ahead`.
 template <int R, int kBits, int kLines>
 inline __attribute__((always_inline)) void add_group(const int8_t* x, std::size_t stride, int group,
@@ -136,7 +136,7 @@ inline __attribute__((always_inline)) Sums<1> dot_row(const int8_t* x, int group
   return dots;
 }
 
-// One group of inputs of some rows of activations.
+// Activations of some rows for one group of inputs.
 struct GroupRows {
   const int8_t *codes, *next;  // `next`: codes of the next group, to be prefetched
   const float *scales, *code_sums;

@@ -34,7 +34,7 @@ std::vector<mx::array> unpack(const Packed& weight);
 // Returns the type of a dense weight, or of affine scales; bfloat16 for fp4, as MLX dequantizes it.
 mx::Dtype packed_dtype(const PackedWeight& weight);
 
-// Returns the type of x W^T: the common type of x and the weight, or that of x if the weight has no float
+// Returns the type of x W^T: the common type of x and the weight, or x's type if the weight has no float
 // type.
 mx::Dtype result_dtype(const mx::array& x, const PackedWeight& weight);
 

@@ -155,9 +155,9 @@ struct PackedWeight {
                          : steps.data() + static_cast<std::size_t>(shape.fixed_groups()) * kPanel * index;
   }
   // Whether every weight of an output is an integer in [-128, 127] times one scale of that output, so that
-  // kernels may add up all inputs in integers. This is so for 8-bit codes with biases of -128 times the scale
-  // (vLLM's W8A8), and for 4-bit codes whose group scales are small multiples of the output's scale, with
-  // biases that are multiples of the group scales ("W4A8", as in QServe).
+  // kernels may add up all inputs in integers. True for 8-bit codes with biases of -128 times the scale
+  // (vLLM's W8A8), and for 4-bit codes whose group scales are small multiples of the output's scale and whose
+  // biases are multiples of the group scales ("W4A8", as in QServe).
   bool per_channel() const { return !channel_scales.empty(); }
   // Returns k and 128 - k z of each group of 4-bit per-channel codes in a panel, [groups][2][64]. A code q
   // means k (q - z) channel scales. Null for 8 bits.

@@ -6,11 +6,11 @@
 //   y = sum over blocks of  a s (q . xq)  +  a b sum(xq)
 //
 // VPMADDUBSW multiplies and adds two inputs at a time in 16 bits. For codes of 1 to 4 bits and E2M1, sums
-// stay in 16 bits. They start at -c sum(xq), where c is the middle of the codes, may wrap in between, and end
-// as (q - c) . xq, which fits (64 inputs of 4 bits: 32 * 8 * 127 per half). E2M1 values are looked up as 2
-// value + 12. For codes of 5, 6 and 8 bits, each sum of two is widened at once. For 8 bits it fits, because
-// the scale also limits the sum of the two activations to 128 (255 * 128 < 2^15). Every integer sum is exact,
-// so only the order of blocks matters, and it is fixed for any number of rows.
+// stay in 16 bits. These sums start at -c sum(xq), where c is the middle of the codes, and may wrap in
+// between. They end as (q - c) . xq, which fits (64 inputs of 4 bits: 32 * 8 * 127 per half). E2M1 values are
+// looked up as 2 value + 12. For codes of 5, 6 and 8 bits, each sum of two products is widened at once. With
+// 8 bits such a sum fits, because the scale also limits the sum of two activations to 128 (255 * 128 < 2^15).
+// Every integer sum is exact, so only the order of blocks matters, and it is fixed for any number of rows.
 //
 // Rounding changes an activation by at most a / 2, hence
 //   |error| <= sum over blocks of  max|x| / 254 * sum|w|,

@@ -1,6 +1,6 @@
-// Row and elementwise operations as MLX graph nodes; std::invalid_argument for wrong shapes and types.
+// Row and elementwise operations as MLX graph nodes, which throw std::invalid_argument for wrong inputs.
 //
-// All compute in float32 and round once to the type of their input. With `fuse`, a node also computes
+// Operations compute in float32 and round once to the type of their input. With `fuse`, a node also computes
 // unevaluated nodes before it (ops/views.h) and rounds where those nodes would, so results are bit-identical.
 #pragma once
 

@@ -1,6 +1,6 @@
 // Lightning attention. The state has a row for each key dim, as in mlx-lm, so a token's output is a sum over
 // rows. Several tokens are applied to a few columns at a time, which stay in L1; a single token is applied
-// row by row, in memory order. Both add up a column in the same order.
+// row by row, in memory order. In both ways, a column is added up in the same order.
 #include "recurrent/loops.h"
 
 namespace octavo::OCTAVO_ISA {

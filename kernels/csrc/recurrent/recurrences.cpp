@@ -28,7 +28,7 @@ namespace {
 using Axes = std::vector<const char*>;
 using Task = std::function<void()>;
 
-// Lengths of axes by name. An axis "K - 1" also gives the length of K, and an axis K that of "K - 1".
+// Lengths of axes by name. Axes "K - 1" and "K" give each other's length.
 class Lengths {
  public:
   // Returns whether `shape` has these axes with their known lengths, and learns the lengths of new axes.

@@ -23,8 +23,8 @@ enum class Core {
   zen3,   // AMD up to Zen 3: like zen4 unless measured separately
   zen4,   // prefetches into L2; non-temporal ones make attention over pages up to 1.6 times slower
   zen5,   // later AMD: non-temporal prefetches past L2, which then keeps other data between steps
-  other,  // prefetches into L2: with non-temporal ones, Intel reads at a third of DRAM's rate, and those
-          // into L1 take the few fill buffers from loads
+  other,  // prefetches into L2: on Intel's CPUs, non-temporal prefetches reach a third of DRAM's rate, and
+          // prefetches into L1 take the few fill buffers from loads
 };
 extern const Core kCore;
 

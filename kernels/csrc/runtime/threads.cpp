@@ -96,7 +96,7 @@ class ThreadPool {
     epoch_.fetch_add(1, std::memory_order_seq_cst);
     if (sleepers_.load(std::memory_order_seq_cst) > 0) epoch_.notify_all();
     work(0);
-    // Closes the job: helpers that are not yet inside stay outside, and the caller waits for those inside.
+    // Closes the job: helpers that are not yet inside stay outside, and the caller waits for helpers inside.
     state_.fetch_and(~kOpen, std::memory_order_acq_rel);
     for (int spins = 0; state_.load(std::memory_order_acquire) != 0; ++spins) {
       if (spins < 2000) relax();

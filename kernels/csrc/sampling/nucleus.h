@@ -59,13 +59,13 @@ inline int needed_ties(double above, double target, float weight, int count) {
   return needed < 1 ? 1 : needed > count ? count : static_cast<int>(needed);
 }
 
-// The smallest weight in a nucleus. `ties`: number of weights with this value; `kept`: those in the nucleus.
+// Smallest weight in a nucleus. `ties`: number of weights equal to it; `kept`: how many are in the nucleus.
 struct Boundary {
   float weight;
   int kept, ties;
 };
 
-// The weights inside a bracket, in order of id. Those of block i have indices starts[i] to starts[i + 1] - 1.
+// The weights inside a bracket, in order of id. Weights starts[i] to starts[i + 1] - 1 belong to block i.
 struct Inside {
   float* weights;
   int* starts;  // [blocks + 1]
@@ -163,7 +163,7 @@ struct Nucleus {
   }
 };
 
-// Returns the sum of those of `count` weights that exceed `bound`; may read up to kLanes values beyond them.
+// Returns the sum of the weights [0, count) above `bound`; may read up to kLanes values past the last.
 double sum_above(const float* weights, int count, float bound) {
   IntVec lane;
   for (int i = 0; i < kLanes; ++i) lane[i] = i;

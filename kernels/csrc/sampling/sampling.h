@@ -19,7 +19,7 @@ struct TokenList {
   int count;
 };
 
-// Changes of tokens' logits before sampling. They are applied in this order, each rounded to float32 (like
+// Changes of tokens' logits before sampling, in the order of application. Each is rounded to float32 (like
 // engine/executor/sampling/logits_processors.py). A row that is not finite before the changes is an error.
 struct RowChanges {
   TokenList biased;

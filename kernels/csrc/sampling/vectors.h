@@ -22,7 +22,7 @@ typedef int64_t DoubleBits __attribute__((vector_size(8 * kWidth)));
 
 inline Half load_half(const float* from) { return *reinterpret_cast<const Half*>(from); }
 
-// Returns the values, with 0 in place of those below `bound`.
+// Returns the values, with values below `bound` replaced by 0.
 inline Half only_from(Half values, float bound) {
   return (Half)((HalfBits)values & (values >= Half{} + bound));
 }

@@ -1,5 +1,5 @@
-// The weights of a row of float32 logits, computed on demand. They are not stored: they are used at most
-// twice, and would evict the logits from the cache. Compiled for each instruction set.
+// The weights of a row of float32 logits, computed on demand. Weights are not stored, because they are used
+// at most twice and would evict the logits from the cache. Compiled for each instruction set.
 #pragma once
 
 #include "runtime/exp_float.h"
@@ -21,8 +21,7 @@ struct WideSum {
   }
 };
 
-// Returns the sum of those of `count` weights that are at least `bound`. The last vector must be filled up
-// with zeros.
+// Returns the sum of the weights [0, count) that are at least `bound`. The last vector must be zero-padded.
 double sum_from(const float* weights, int count, float bound) {
   WideSum sum;
   int i = 0;
