@@ -79,8 +79,8 @@ class RankGroup:
         return total
 
     def _sum(self, values: list[int]) -> list[int]:
-        sums: list[int] = mx.distributed.all_sum(mx.array(values, mx.int64), group=self.mlx).tolist()
-        return sums
+        sums = mx.distributed.all_sum(mx.array(values, mx.int64), group=self.mlx)
+        return list(map(int, np.array(sums)))
 
     def send(self, values: Ints, rank: int) -> None:
         mx.eval(mx.distributed.send(mx.array(values), rank, group=self.mlx))

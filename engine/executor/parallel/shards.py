@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers import distributed
@@ -59,7 +59,8 @@ class RankSum(Module):
         return y + self["bias"] if "bias" in self else y
 
 
-class Share(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Share:
     """This rank's part of a layer's inputs or outputs; a call cuts the same part from factors."""
 
     of_inputs: bool
@@ -95,7 +96,7 @@ def shard(model: Any, group: Any) -> dict[str, Share]:
     Raises InvalidConfig if the model cannot be split.
     """
     kind = type(model).__module__.rpartition(".")[2]
-    text = model if hasattr(model, "shard") else getattr(model, "language_model", None)
+    text: Any = model if hasattr(model, "shard") else getattr(model, "language_model", None)
     if not hasattr(text, "shard"):
         raise InvalidConfig(
             f"tensor_parallel must be 1 for {kind} models, which mlx-lm cannot split, got {group.size()}"
@@ -135,7 +136,7 @@ def _recorded() -> Iterator[list[tuple[mx.array, Share]]]:
             recorded.append((parts["weight"], Share(axis % whole.ndim == whole.ndim - 1, segments, group)))
         return parts
 
-    distributed._shard = recording
+    distributed._shard = recording  # type: ignore[assignment]
     try:
         yield recorded
     finally:
