@@ -128,15 +128,14 @@ def _recorded() -> Iterator[list[tuple[mx.array, Share]]]:
     recorded: list[tuple[mx.array, Share]] = []
     split = distributed._shard
 
-    def recording(parameters: Any, predicate: Any, group: Any) -> Any:
-        parts = split(parameters, predicate, group)
-        whole = parameters.get("weight")
-        if isinstance(whole, mx.array) and (how := predicate("weight", whole)) is not None:
+    def recording(parameters: Any, sharding_predicate: Any, group: Any = None) -> Any:
+        parts, whole = split(parameters, sharding_predicate, group), parameters.get("weight")
+        if isinstance(whole, mx.array) and (how := sharding_predicate("weight", whole)) is not None:
             axis, segments = how if isinstance(how, tuple) else (how, 1)
             recorded.append((parts["weight"], Share(axis % whole.ndim == whole.ndim - 1, segments, group)))
         return parts
 
-    distributed._shard = recording  # type: ignore[assignment]
+    distributed._shard = recording
     try:
         yield recorded
     finally:
