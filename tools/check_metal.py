@@ -43,7 +43,7 @@ LANGUAGES = ("metal3.1", "metal3.2", "metal4.0", "metal4.1")
 
 
 class Recorder:
-    """Stands in for ``mx.fast.metal_kernel``: keeps the source text and returns zeros."""
+    """Stand-in for ``mx.fast.metal_kernel`` that records the source text and returns zeros."""
 
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}

@@ -44,7 +44,7 @@ def total(name: str) -> str:
 
 
 def rate(name: str, by: str = "", only: str = "") -> str:
-    """Return the expression of a rate per second, summed over all labels not in ``by``."""
+    """Return the expression of a rate per second, summed over all labels except ``by``."""
     chosen = f'{{instance=~"$instance"{only}}}'
     return f"sum{f' by ({by}) ' if by else ''}(rate(octavo_{name}{chosen}[$__rate_interval]))"
 

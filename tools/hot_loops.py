@@ -1,4 +1,4 @@
-"""Report the copies, spills and predicted cycles (llvm-mca) of the compiled loops that multiply.
+"""Report copies, spills and predicted cycles (llvm-mca) of the loops that multiply in compiled kernels.
 
     python tools/hot_loops.py [--level avx512] [--cpus sapphirerapids,znver4] [--json] [BUILD]
 

@@ -3,13 +3,13 @@
 # Usage: tools/sanitize.sh [PYTEST ARGUMENTS]; PYTHON is an interpreter with the extra dev, BUILD a folder.
 #
 # SANITIZE=address (the default) uses AddressSanitizer and UndefinedBehaviorSanitizer. On x86-64, AVX-512 and AMX
-# are emulated, so that every level runs on any CPU. EMULATE=OFF compiles the instructions as they are and runs
-# the levels that the CPU has. Leaks are not checked, because Python and MLX keep memory until they end. Checks
-# that CMakeLists.txt names are left out, too.
+# are emulated, so that every level runs on any CPU. EMULATE=OFF compiles for the hardware and runs only
+# the levels that the CPU has. Leaks are not checked, because Python and MLX keep memory until they end.
+# CMakeLists.txt names other checks that are left out.
 #
-# SANITIZE=thread uses ThreadSanitizer with four threads: the thread pool, captured steps, several streams. Python
-# and MLX are not instrumented, so their accesses are left out. Left out is also the failure that captured tasks
-# leave for run_queued: MLX's queue passes it on by a future, which the checker does not see.
+# SANITIZE=thread uses ThreadSanitizer with four threads for the thread pool, captured steps and streams.
+# Python and MLX are not instrumented, so their accesses are not checked. Failures of captured tasks are not
+# checked either, because MLX's queue passes them to run_queued by a future that the checker does not see.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Writes the packages of an installation as a CycloneDX 1.6 document: version, licence and source of each.
-# The installation is made for this; packages that only compile the extension (nanobind) are not in it.
+# The script makes the installation; packages that only compile the extension (nanobind) are not in it.
 # Usage: tools/sbom.sh BIN FILE [REQUIREMENT]; BIN has the extra `dist`, REQUIREMENT is ".[http,tracing]"
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -12,7 +12,7 @@ trap 'rm -rf "$made"' EXIT
 mkdir -p "$folder"
 cp "$made"/*.tar.gz "$folder"
 if [ "$(uname)" = Linux ]; then
-    # libmlx.so is left out: the extension finds it in the package mlx, beside itself.
+    # libmlx.so is left out, because the extension finds it in the package mlx, next to itself.
     PATH=$(cd "$bin" && pwd):$PATH "$bin/auditwheel" repair --exclude libmlx.so -w "$folder" "$made"/*.whl
 else
     cp "$made"/*.whl "$folder"

@@ -53,7 +53,7 @@ def architectures() -> list[str]:
     return [name for name in names if name not in _SHARED]
 
 
-_SHARED = {  # modules of mlx-lm that are no models
+_SHARED = {  # modules of mlx-lm that are not models
     *("activations", "base", "bitlinear_layers", "cache", "gated_delta", "mla", "pipeline"),
     *("rope_utils", "ssm", "switch_layers"),
 }

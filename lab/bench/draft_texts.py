@@ -5,9 +5,9 @@ edit         the prompt again, with a token in 25 changed
 form         records with repeated field names and new values
 json         records as JSON under a schema
 ledger       one-sentence answers about a ledger in the prompt
-adversarial  tokens from a small alphabet, which match everywhere and predict nothing
+adversarial  tokens from a small alphabet; matches are frequent and predict nothing
 free         tokens that never repeat
-own          the model's own output
+own          text that the model generates
 """
 
 from __future__ import annotations

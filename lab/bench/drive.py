@@ -30,7 +30,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """Decode steps that generated ``tokens`` in ``seconds``; ``context`` is the mean length of sequences."""
+    """Decode steps that generated ``tokens`` in ``seconds``; ``context`` is the mean sequence length."""
 
     tokens: int
     steps: int

@@ -1,4 +1,4 @@
-"""``octavo bench engine``: prefill and decode rates of the engine itself, without a server.
+"""``octavo bench engine``: prefill and decode rates of the engine without a server.
 
 Prompts are random and the prefix cache is off. Decoding is timed while all requests of a batch decode.
 Prefill and time to first token are medians over several single prompts.

@@ -1,4 +1,4 @@
-"""``octavo bench kernels``: attention and linear layers against the machine's measured limits."""
+"""``octavo bench kernels``: rates of attention and linear layers, next to the machine's measured limits."""
 
 from __future__ import annotations
 

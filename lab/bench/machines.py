@@ -1,7 +1,7 @@
 """``octavo bench machines``: what several machines send per step, and how many workers a router carries.
 
-Nothing is measured here. Bytes follow from the shapes, and times from assumed links and measured costs of the
-router. Weights are read once per step; reading of pages is left out.
+Nothing is measured here. Bytes follow from shapes. Times follow from assumed links and from measured costs
+of the router. A step reads all weights once; reads of pages are not counted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from octavo.engine.arguments.usage import counts, positive
 
 ROWS = (1, 8, 64)
-VALUE_BYTES = 2  # of a hidden value
+VALUE_BYTES = 2  # bytes of a hidden value
 BITS_PER_WEIGHT = 4.5  # 4-bit codes with a 16-bit scale and bias per 64 weights
 SUMS_PER_LAYER = 2  # after attention and after the MLP
 SIMULATED_S = 4.0
@@ -80,7 +80,7 @@ LINKS = (
     Link("10 GbE", 1.25e9, 50e-6),
     Link("RDMA, 80 Gb/s", 10e9, 5e-6),
 )
-# Tokens per second of a 0.6B model by rows, 4 bits, Zen 5: docs/benchmarks/results/2026-11-26-peers.json.
+# Tokens per second by rows: a 0.6B model in 4 bits on Zen 5, docs/benchmarks/results/2026-11-26-peers.json.
 CPU_TOKENS_PER_S = {1: 138.8, 8: 545.0, 32: 644.0}
 CPU_PARAMETERS = 596e6
 # Medians of docs/benchmarks/results/2026-11-30-router-cost.json.
@@ -142,7 +142,7 @@ def tensor_bytes(hidden: int, ranks: int) -> float:
 
 
 def tensor_s(shape: Shape, rows: int, link: Link, ranks: int) -> float:
-    """Return the seconds of a step's sums over a ring."""
+    """Return the seconds that the sums of a step take on a ring of ranks."""
     messages = 2 * (ranks - 1) if ranks == 2 else ranks - 1
     num_bytes = rows * tensor_bytes(shape.hidden, ranks) / SUMS_PER_LAYER
     return SUMS_PER_LAYER * shape.layers * messages * link.seconds(num_bytes / messages)
@@ -156,8 +156,8 @@ def pipeline_s(shape: Shape, rows: int, link: Link, ranks: int) -> float:
 def pipeline_wins_above(shape: Shape, rows: int, link: Link, ranks: int) -> float | None:
     """Return the memory rate (bytes/s) above which a pipeline step is faster, or None if no rate is.
 
-    A tensor-parallel step takes W / (N r) plus its sums, and a pipeline step W / r plus its sends: W are the
-    bytes of the weights, and r is the rate at which one machine reads them.
+    Let W be the bytes of the weights, N the number of ranks and r the memory rate of a machine. A
+    tensor-parallel step takes W / (N r) plus its sums, and a pipeline step takes W / r plus its sends.
     """
     saved = tensor_s(shape, rows, link, ranks) - pipeline_s(shape, rows, link, ranks)
     return shape.weight_bytes * (1 - 1 / ranks) / saved if saved > 0 else None
@@ -177,7 +177,7 @@ def step_row(shape: Shape, rows: int, link: Link, ranks: int) -> dict[str, Any]:
 
 
 def cpu_row(rows: int, link: Link, ranks: int) -> dict[str, Any]:
-    """Return decode steps of 8B on CPUs, scaled from a smaller model by the number of weights."""
+    """Return decode times of the 8B model on CPUs, scaled from a smaller model by number of weights."""
     shape = SHAPES[0]
     alone = rows / CPU_TOKENS_PER_S[rows] * shape.parameters / CPU_PARAMETERS
     return {

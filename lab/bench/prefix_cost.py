@@ -30,7 +30,7 @@ class Share:
 def share(times: Sequence[float], base: Sequence[float]) -> Share:
     """Return the increase of ``times`` over ``base``, measured in pairs.
 
-    The interval is that of the sign test; with too few pairs it is the whole range of ratios.
+    The interval comes from the sign test; with too few pairs it is the whole range of ratios.
     """
     ratios = sorted(time / other - 1 for time, other in zip(times, base, strict=True))
     count, below, rank = len(ratios), 0.5 ** len(ratios), 0

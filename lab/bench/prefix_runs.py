@@ -177,7 +177,7 @@ def converse(
 
 
 def pool_sizes(pages: int, smallest: int) -> Iterator[int]:
-    """Yield pool sizes from a quarter to all of ``pages``; each holds the longest conversation."""
+    """Yield pool sizes from a quarter to all of ``pages``; each fits the longest conversation."""
     for eighths in (2, 3, 4, 6, 8):
         if (size := pages * eighths // 8 + 1) > smallest:
             yield size

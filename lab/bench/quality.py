@@ -1,7 +1,7 @@
 """``octavo bench quality``: effects of each page format on predictions and memory.
 
-The benchmark reports, relative to bf16 pages, perplexity, agreement of the likeliest token, and divergence of
-predictions. It also reports bytes per token and decode speed.
+The benchmark compares each format with bf16 pages by perplexity, agreement of the likeliest token, and
+divergence of predictions. It also reports bytes per token and decode speed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .quality_report import plot, render
 
 DEFAULT_FORMATS = (*FORMATS_WITH_KERNELS, RECIPE, "int8/fp4")
 SEQUENCES = 8  # sequences computed at once
-SPARE_TOKENS = 512  # positions per sequence besides the document
+SPARE_TOKENS = 512  # additional positions per sequence
 ROW_DIM = 128
 
 
@@ -63,7 +63,7 @@ BASELINE = Pages(format_pair("bf16"))
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One format's predictions of every document, and its memory."""
+    """A page format's predictions of every document, and its memory."""
 
     predictions: list[Predictions]
     bytes_per_token: float

@@ -137,7 +137,7 @@ class PerplexityRatio:
 def perplexity_ratio(base: Sequence[Predictions], other: Sequence[Predictions]) -> PerplexityRatio:
     """Return ``other``'s perplexity divided by ``base``'s, with a standard error.
 
-    The error is that of a mean over blocks of ``BLOCK_TOKENS`` tokens, because neighbouring tokens are not
+    The error is computed over blocks of ``BLOCK_TOKENS`` tokens, because neighbouring tokens are not
     independent.
     """
     changes = [
@@ -169,7 +169,7 @@ def paired_difference(documents: Sequence[tuple[NDArray[np.bool_], NDArray[np.bo
 
     documents   for each document, which answers were correct (before, after)
 
-    The error is that of a ratio estimator over documents; None for a single document.
+    The error comes from a ratio estimator over documents; None for a single document.
     """
     changes = np.array([int(after.sum()) - int(before.sum()) for before, after in documents])
     sizes = np.array([len(after) for _, after in documents])

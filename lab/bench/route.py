@@ -1,7 +1,7 @@
 """``octavo bench route``: a recorded trace through the router, by routing policy.
 
-Each page of the trace becomes ``--page-words`` words, and equal pages become equal words. Outputs shrink as
-much. Each run starts new workers and a new router.
+Each page of the trace becomes ``--page-words`` words, and equal pages become equal words. Outputs shrink in
+proportion. Each run starts new workers and a new router.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def flood(rng: random.Random) -> list[Arrival]:
 
 
 def crowd(rng: random.Random) -> list[Arrival]:
-    """Return 64 requests with one cached prefix of 2,000 tokens, which prefill little and attend to much."""
+    """Return 64 requests that share a cached prefix of 2,000 tokens: little prefill, long attention."""
     head = _prompt(rng, 2000)
     requests = [Arrival(10.0, "crowd", head + _prompt(rng, 32), 256) for _ in range(64)]
     return [Arrival(0.0, "first", head, 1), *requests]

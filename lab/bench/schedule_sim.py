@@ -68,7 +68,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class StepModel:
-    """Milliseconds of a step: fixed, per decode row, per prompt token, per 1,000 attended positions."""
+    """Milliseconds of a step: constant, per decode row, per prompt token, per 1,000 attended positions."""
 
     step_ms: float
     row_ms: float

@@ -91,7 +91,7 @@ def time_steps(num_sequences: int, num_steps: int, *, shared: bool = False) -> f
 
 
 def time_prompts(repeats: int, *peers: Callable[[list[int]], float]) -> list[PromptTimes]:
-    """Return times of long prompts, for our block manager and for each peer."""
+    """Return times of long prompts for Octavo's block manager and for each peer."""
     rng = random.Random(SEED)
     blocks = BlockManager(PROMPT_POOL, PAGE_SIZE)
     engines: list[Callable[[list[int]], float]] = [functools.partial(_serve_prompt, blocks), *peers]

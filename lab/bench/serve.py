@@ -1,6 +1,6 @@
 """``octavo bench serve``: latencies and rates as a client sees them, over gRPC.
 
-Prompts are random token ids. Percentiles are those of successful requests. Inter-token times are the times
+Prompts are random token ids. Percentiles count successful requests only. Inter-token times are measured
 between messages; a message with several tokens counts once.
 """
 
@@ -128,7 +128,7 @@ async def _measure(args: argparse.Namespace) -> tuple[list[Trace], float]:
         for prompt in prompts[:2]:
             await _request(client, [*reversed(prompt)], min(args.output_tokens, 4))
         gc.collect()
-        gc.freeze()  # pauses of this process's collector would count as the server's
+        gc.freeze()  # pauses of this process's garbage collector would be measured as the server's
         arrivals = np.cumsum(rng.exponential(1 / args.rate, args.requests)) if args.rate else None
         unlimited = args.requests if args.rate else DEFAULT_CONCURRENCY
         slots = asyncio.Semaphore(args.concurrency or unlimited)

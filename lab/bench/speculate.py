@@ -1,8 +1,8 @@
 """``octavo bench speculate``: tokens per second with and without drafts, interleaved in one engine.
 
-The text is dictated: the model computes every row and samples every token, and the next token of a given text
+The text is dictated. The model computes every row and samples every token; the next token of a given text
 then replaces the sampled one. So steps of any model can be timed on any text. Drafts of a draft model or MTP
-head are timed on the model's own output.
+head are timed on text that the model generates.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ OPTIMUM = "optimum"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Hit ratios of one workload at one pool size; the keys are policies and ``OPTIMUM``."""
+    """Hit ratios of one workload at one pool size, by policy; ``OPTIMUM`` is one of the keys."""
 
     workload: str
     num_pages: int

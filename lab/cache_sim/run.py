@@ -23,7 +23,7 @@ class Replayed:
 
     skipped_requests  requests larger than the pool; their pages are not counted
     hit_pages         pages found together with all pages before them
-    peak_pages        most pages in use at once, held or cached
+    peak_pages        largest number of pages in use by requests or cached
     """
 
     requests: int

@@ -88,7 +88,7 @@ WEIGHT_KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class AttentionTiming:
-    """Time of one call for one layer; ``num_bytes`` is what it reads or writes in pages."""
+    """Time of one call for one layer; ``num_bytes`` counts the bytes of pages that it reads or writes."""
 
     kernel: str
     format: str

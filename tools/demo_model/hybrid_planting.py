@@ -1,8 +1,8 @@
-"""Initial weights of a hybrid's delta layers, which look up tokens by the tokens before them.
+"""Initial weights with which a hybrid's delta layers look up a token by the tokens before it.
 
 The convolutions allow this in one layer: a key holds the tokens before a token, and a value holds the token.
-In half of the heads a key is three tokens; in the other half it is a mean of earlier tokens, from the
-attention layer.
+In half of the heads a key holds three tokens. In the other half it holds a mean of earlier tokens, which the
+attention layer computes.
 """
 
 from __future__ import annotations

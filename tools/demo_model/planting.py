@@ -1,7 +1,7 @@
 """Initial weights of the first two layers: an induction circuit, which training refines.
 
-The circuit finds an earlier occurrence of the current token, and repeats the token after it. From random
-weights it takes millions of tokens to appear. Heads of layer 0 copy the tokens at ``OFFSETS`` before the
+The circuit finds an earlier occurrence of the current token, and repeats the token after it. Random
+weights would form it after millions of tokens. Heads of layer 0 copy the tokens at ``OFFSETS`` before the
 current token. Layer 1 matches the current token with those copies.
 """
 
@@ -53,7 +53,7 @@ def _plant_offsets(attention: Attention, read: list[Tensor], write: list[Tensor]
         attention.k_proj.weight[head * dim + fast, 0] = 0.6
         attention.v_proj.weight[head * dim : (head + 1) * dim] = copied.T
     for head, offset in enumerate(OFFSETS):
-        # A score is a sum of cos(speed * (distance - offset)), which has its peak at distance == offset.
+        # A score is a sum of cos(speed * (distance - offset)), so it peaks at distance == offset.
         attention.q_proj.weight[head * dim + fast, 0] = 0.6 * torch.cos(speed * offset)
         attention.q_proj.weight[head * dim + half + fast, 0] = -0.6 * torch.sin(speed * offset)
         attention.o_proj.weight[:, head * dim : (head + 1) * dim] = EMBEDDING_SCALE * write[head]

@@ -49,7 +49,7 @@ class Batches(torch.utils.data.IterableDataset[tuple[Tensor, Tensor]]):
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The weighted loss that training minimizes, and the mean loss of answer tokens alone."""
+    """The weighted loss that training minimizes, and the mean loss over answer tokens only."""
 
     weighted: Tensor
     answers: float

@@ -2,8 +2,8 @@
 
     cd tools && python -m demo_model.train_hybrid --run RUN --minutes 38
 
-The learning rate and the curriculum follow the used share of the time. Rows are short: many short texts teach
-the model sooner what to keep in a state.
+The learning rate and the curriculum follow the used share of the time. Rows are short, because the model
+learns sooner from many short texts what to store in a state.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Launch(ctypes.Structure):
 
 @cache
 def load(library: Path) -> ctypes.CDLL:
-    """Load a compiled kernel with its own copy of the runtime, and keep it until the process ends."""
+    """Load a compiled kernel with a separate copy of the runtime, and keep it until the process ends."""
     loaded = ctypes.CDLL(str(library))
     loaded.msl_launch.argtypes = [ctypes.POINTER(Launch)]
     size: int = loaded.msl_launch_size()

@@ -26,7 +26,7 @@ _ROOM = Path(__file__).resolve().parent
 RUNTIME = _ROOM / "runtime"
 SHIM = _ROOM / "shim"
 
-# Warnings that are caused by the shim, not by kernels.
+# Warnings that the shim causes, not kernels.
 _NO_WARNINGS = (
     "unknown-attributes",
     "static-float-init",

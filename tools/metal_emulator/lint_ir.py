@@ -11,7 +11,7 @@ _CALLEE = re.compile(r'\bcall\b[^@\n]*@"?([\w.$]+)"?\(')
 _GLOBAL = re.compile(
     r"^@([\w.$]+) = (?!private)(?:\w+ )*?(addrspace\(\d\) )?(global|constant) ", re.MULTILINE
 )
-# Mangled names of the shim's own functions, in which findings are not the kernel's fault.
+# Mangled names of the shim's functions; findings in them are not the kernel's fault.
 _OF_SHIM = re.compile(r"_ZN?K?5metal|_Z\w*msl_|msl_|_Zli|_ZNK?5metal")
 _GLOBAL_OF_SHIM = re.compile(r"_ZN5metal|_ZT[VISs]|_ZN6Limits|_ZGV|llvm\.")
 _ALLOWED_CALLEE = re.compile(

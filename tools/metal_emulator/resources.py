@@ -2,7 +2,7 @@
 
 The target gfx1100 has waves of 32 lanes and 32-bit registers, like Apple's GPUs. It is only a proxy: Apple's
 compiler allots registers by its own rules. It shows how many values are live at once, arrays that end in
-scratch memory, and how the instructions of two loops compare.
+scratch memory, and the difference between the instructions of two loops.
 """
 
 from __future__ import annotations

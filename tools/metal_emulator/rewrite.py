@@ -1,4 +1,4 @@
-"""Rewrites Metal's text for clang's C++, where macros cannot do it.
+"""Rewrites those parts of Metal's text for clang's C++ that macros cannot translate.
 
 The shim (shim/metal.h) turns the rest of the language into C++. Lines keep their numbers, so that every
 message names a line of the kernel's source.

@@ -35,7 +35,7 @@ class Options:
 
     seed: int = 0
     schedule: Schedule = "mixed"  # mixed: each threadgroup is random, greedy or reverse
-    checks: bool = True  # False: only guard pages and poison, about as fast; finds no races
+    checks: bool = True  # False: only guard pages and poison; finds no races
     strict: bool = True  # False: a divergent simdgroup operation runs with the lanes that reached it
     valid: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     raise_on_report: bool = True
@@ -89,7 +89,7 @@ def emulate(
     atomic_outputs: bool = False,
     **options: Any,
 ) -> Result:
-    """Build and run one kernel, with the arguments of `mx.fast.metal_kernel` and those of Options.
+    """Build and run one kernel, with the arguments of `mx.fast.metal_kernel` and the fields of Options.
 
     Raises MetalCompileError. Raises MetalRuntimeError if the launch is impossible or, unless raise_on_report
     is False, if the run reports anything.

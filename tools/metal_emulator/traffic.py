@@ -3,10 +3,10 @@
 Example: all lanes of a simdgroup load one value of 4 bytes.
 
 thread_bytes   128: the sum over lanes
-bytes          4: the distinct bytes of one instruction executed by a simdgroup
+bytes          4: the distinct bytes of one execution by a simdgroup
 unique_bytes   4: the distinct bytes of the launch, which an infinite cache would fetch
 lines          128-byte lines that an execution touches
-min_lines      lines that its distinct bytes would fill; equals ``lines`` if accesses coalesce perfectly
+min_lines      lines that the distinct bytes would fill; equals ``lines`` if accesses coalesce perfectly
 """
 
 from __future__ import annotations

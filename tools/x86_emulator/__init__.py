@@ -1,6 +1,6 @@
 """AVX-512 and AMX on a CPU without them, emulated by `include/immintrin.h`.
 
-The header does in plain C++ what the instructions do, so results can be tested, but not speed. `extension()`
+The header computes what the instructions compute, so results can be tested, but not speed. `extension()`
 builds the native extension with it. `check.cpp` compares the emulator with values worked out by hand and,
 where the CPU has the instructions, with the CPU.
 """

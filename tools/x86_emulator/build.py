@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = (
     "-DOCTAVO_KERNEL_OPTIMIZATION=-O1",
     "-DCMAKE_BUILD_TYPE=Release",
-    "-DCMAKE_CXX_FLAGS_RELEASE=-O0",  # for code outside of kernels, which builds fast and runs rarely
+    "-DCMAKE_CXX_FLAGS_RELEASE=-O0",  # code outside of kernels runs rarely, so it is built fast
     "-DSKBUILD_STATE=editable",
     f"-DPython_EXECUTABLE={sys.executable}",
 )

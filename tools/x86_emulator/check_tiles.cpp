@@ -1,4 +1,4 @@
-// Does the same as check.cpp for AMX. Empty if AMX is not compiled (OCTAVO_CHECK_TILES=0).
+// Checks AMX as check.cpp checks AVX-512. Empty if AMX is not compiled (OCTAVO_CHECK_TILES=0).
 #if OCTAVO_CHECK_TILES
 
 #include <immintrin.h>
@@ -15,7 +15,7 @@
 
 namespace {
 
-// Like that in kernels/csrc/linear/amx_tiles.h: the intrinsics do not tell the compiler what they read.
+// As in kernels/csrc/linear/amx_tiles.h, because intrinsics do not tell the compiler what they read.
 void finish_stores() { __asm__ volatile("" ::: "memory"); }
 
 // Tile 0: 3 rows of 5 columns; tile 1: 3 rows of 2 groups of four bytes; tile 2: 2 rows of 5 groups.
@@ -86,7 +86,7 @@ void check_tiles(void (*expect)(bool, const char*, int)) {
   store();
   EXPECT(c[0][0] == 45);
 
-  // Even and odd elements have separate sums: 2^24 - 2^24 and 1 + 1 give 2, which one chain would not.
+  // Even and odd elements have separate sums: 2^24 - 2^24 and 1 + 1 give 2; a single sum would lose the ones.
   for (int m = 0; m < 3; ++m) a[m][0] = 0x1p24f, a[m][1] = 1, a[m][2] = -0x1p24f, a[m][3] = 1;
   for (auto& row : b)
     for (float& value : row) value = 1;
@@ -95,7 +95,7 @@ void check_tiles(void (*expect)(bool, const char*, int)) {
   _tile_dpbf16ps(0, 1, 2);
   store();
   EXPECT(c[1][3] == 2);
-  // Both sums are added to each other before the tile: 2^24 + (1 + 1), not (2^24 + 1) + 1.
+  // The two sums are added first, then the tile: 2^24 + (1 + 1), not (2^24 + 1) + 1.
   for (int m = 0; m < 3; ++m) a[m][0] = 1, a[m][1] = 1, a[m][2] = 0, a[m][3] = 0x1p-130f;
   load_bf16(a, b);
   for (auto& row : c)

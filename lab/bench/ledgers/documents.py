@@ -14,7 +14,7 @@ from .words import (
     joined,
 )
 
-TURN_TOKENS = 9  # tokens of one turn besides its texts: special tokens, roles and line ends
+TURN_TOKENS = 9  # special tokens, roles and line ends of one turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def make_ledger(
     absent_rate: float = 0.12,
     kind: type[Kind] | None = None,
 ) -> Ledger:
-    """Return a ledger of about ``share * length`` tokens, and questions that fill up ``length`` tokens.
+    """Return a ledger of about ``share * length`` tokens, and questions up to a total of ``length`` tokens.
 
     absent_rate   share of questions about a key that does not exist
     """
@@ -96,7 +96,7 @@ def _turn(rng: Random, source: Kind, cards: list[Card], absent_rate: float) -> T
 
 
 def held_out(length: int, count: int, *, seed: int = 1) -> list[Ledger]:
-    """Return ledgers that training did not use, ``length`` tokens each with their questions."""
+    """Return ledgers that training did not use; each has ``length`` tokens, questions included."""
     return [
         make_ledger(
             Random(f"held-out:{seed}:{length}:{index}"), length, share=0.7, kind=KINDS[index % len(KINDS)]

@@ -36,7 +36,7 @@ class Card:
 
 
 class KeysExhausted(ValueError):
-    """The ledger has the most lines that its kind allows."""
+    """The ledger already has as many lines as its kind allows."""
 
 
 class Kind(ABC):

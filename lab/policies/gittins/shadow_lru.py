@@ -24,7 +24,7 @@ class ShadowLRU:
         self._halve_at = HALF_LIFE
 
     def want(self, released_at: int, *, found: bool) -> None:
-        """Count the reuse of a page last released at ``released_at``; ``found``: still cached."""
+        """Count the reuse of a page last released at ``released_at``; ``found``: whether it was cached."""
         if released_at >= self._since:
             self._released[released_at] -= 1
             self._num_recent -= 1

@@ -1,5 +1,5 @@
-// The emulator's Metal for clang's amdgcn target: the same language, in which a thread is a lane of a wave.
-// Operations between lanes are those of the GPU. This code never runs; it is compiled to learn the compiler's
+// The emulator's Metal for clang's amdgcn target. The language is equal; a thread is a lane of a wave.
+// Operations between lanes are GPU instructions. This code never runs; it is compiled to learn the compiler's
 // registers, scratch memory and instructions. Matrix operations are opaque uses of the registers they need.
 #pragma once
 typedef __UINT8_TYPE__ uint8_t;

@@ -6,7 +6,7 @@
 
 extern "C" {
 
-// Position of a thread: Metal's attributes under their own names. Vectors of three are padded to four.
+// Position of a thread, under the names of Metal's attributes. Vectors of three are padded to four.
 struct MslIds {
   uint32_t thread_position_in_grid[4];
   uint32_t thread_position_in_threadgroup[4];

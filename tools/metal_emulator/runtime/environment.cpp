@@ -26,7 +26,7 @@ void on_fault(int signal_number, siginfo_t* info, void*) {
 }
 
 // At first, only sets a flag, so that the next access or meeting of threads ends the launch. If the kernel
-// does neither until the timer fires again, it is in a loop of its own, and jumping out is safe.
+// does neither until the timer fires again, it loops in its own code, and jumping out is safe.
 void on_timer(int signal_number, siginfo_t*, void*) {
   if (!pthread_equal(pthread_self(), runner)) {
     pthread_kill(runner, signal_number);

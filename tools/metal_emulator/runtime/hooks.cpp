@@ -1,5 +1,5 @@
-// Functions that an instrumented kernel calls: clang's -fsanitize=thread inserts calls of __tsan_read4 and
-// the like, -fsanitize=undefined inserts calls of __ubsan_handle_*. No sanitizer runtime is linked.
+// Functions that an instrumented kernel calls. clang's -fsanitize=thread inserts calls of __tsan_read4 etc.,
+// and -fsanitize=undefined calls of __ubsan_handle_*. No sanitizer runtime is linked.
 #include <cstring>
 
 #include "machine.h"

@@ -26,7 +26,7 @@ constexpr uint32_t kLineBytes = 128;
 constexpr uint32_t kMemDevice = 1;
 constexpr uint32_t kMemThreadgroup = 2;
 
-// The history of one byte of threadgroup memory or of an output, to find races and uninitialised reads.
+// The accesses to one byte of threadgroup memory or of an output, to find races and uninitialised reads.
 // An epoch ends at each barrier that orders this kind of memory.
 struct Cell {
   uint64_t write_pc, read_pc;
@@ -71,8 +71,8 @@ struct Simdgroup {
   uint32_t num_live, num_waiting;
   uint32_t threadgroup_epoch, device_epoch;  // ended by simdgroup_barrier
   std::vector<uint16_t> ready;               // lanes
-  // Values of the lanes that wait, and values that the last gather gave to its lanes. One buffer for the
-  // latter is enough: the next gather begins when no lane is ready, so all lanes have read the last one.
+  // Values that waiting lanes brought, and values that the last gather gave to its lanes. The next gather
+  // begins when no lane is ready, so all lanes have read `exchanged` before it is overwritten.
   uint8_t brought[kLanes * kMslGatherStride];
   uint8_t exchanged[kLanes * kMslGatherStride];
   uint32_t active;  // bit i: lane i took part in the last gather

@@ -1,5 +1,4 @@
-// Utilities that MLX puts before every kernel (mlx/backend/metal/kernels/utils.h), as far as kernels use
-// them.
+// Those utilities that MLX puts before every kernel (mlx/backend/metal/kernels/utils.h) and kernels use.
 #pragma once
 #include "metal.h"
 

@@ -1,5 +1,5 @@
 // Barriers, and operations between the 32 lanes of a simdgroup. In the runtime, all lanes wait for each other
-// at each operation. It is an error if a lane reaches another operation, or none.
+// at each operation. If a lane reaches another operation or ends, that is an error.
 #pragma once
 
 namespace metal {

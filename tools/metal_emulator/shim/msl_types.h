@@ -5,7 +5,7 @@
 #define __METAL__ 1
 #define MSL_EMULATED 1
 #define METAL_FUNC inline __attribute__((always_inline))
-// Marks the emulator's own code, which is not checked as the kernel's.
+// Marks code of the emulator, which is not checked.
 #define MSL_UNCHECKED __attribute__((no_sanitize("thread", "undefined")))
 
 typedef _Float16 half;

@@ -45,8 +45,8 @@ OCTAVO_EMULATED void zero_rest(Tile& tile) {
   }
 }
 
-// TDPBF16PS: even and odd elements are accumulated separately, by fused multiply-adds from zero. Both sums
-// are added to each other, then to the tile. Rounding is to nearest even, and all subnormals are zero.
+// TDPBF16PS: even and odd elements are accumulated separately, by fused multiply-adds from zero. The two
+// sums are added, then the result and the tile. Rounding is to nearest even, and all subnormals are zero.
 OCTAVO_VECTORIZED inline void multiply_bf16(int to, int from, int with) {
   Tile &c = tile_unit.use(to), &a = tile_unit.use(from), &b = tile_unit.use(with);
   check_product(c, a, b);
@@ -89,7 +89,7 @@ OCTAVO_VECTORIZED inline void multiply_bytes(int to, int from, int with) {
 
 }  // namespace x86_emulator
 
-// Bytes: 0 is the palette, 1 the first row, 16 and on bytes per row of tiles (16 bits), 48 and on their rows.
+// Byte 0: palette; byte 1: first row; bytes 16 to 47: bytes per row of each tile, 16 bits; then their rows.
 OCTAVO_EMULATED void _tile_loadconfig(const void* from) {
   using namespace x86_emulator;
   uint8_t config[64];

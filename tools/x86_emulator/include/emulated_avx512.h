@@ -156,7 +156,7 @@ OCTAVO_EMULATED __m512 _mm512_fnmadd_ps(__m512 a, __m512 b, __m512 c) {
   return c;
 }
 
-// This is no instruction but a sequence made by the compiler, which adds halves to each other in GCC's order.
+// The intrinsic is a sequence of instructions; halves are added to each other in the order that GCC chooses.
 OCTAVO_EMULATED float _mm512_reduce_add_ps(__m512 a) {
   float sums[16];
   std::memcpy(sums, &a, 64);
@@ -183,7 +183,7 @@ OCTAVO_EMULATED __m512i _mm512_sub_epi32(__m512i a, __m512i b) {
 OCTAVO_EMULATED __m512i _mm512_add_epi8(__m512i a, __m512i b) {
   return (__m512i)(OCTAVO_LANES(uint8_t, a) + OCTAVO_LANES(uint8_t, b));
 }
-// The low halves of products.
+// Returns the low halves of the products.
 OCTAVO_EMULATED __m512i _mm512_mullo_epi32(__m512i a, __m512i b) {
   return (__m512i)(OCTAVO_LANES(uint32_t, a) * OCTAVO_LANES(uint32_t, b));
 }
@@ -202,7 +202,7 @@ OCTAVO_EMULATED __m512i _mm512_max_epu16(__m512i a, __m512i b) {
   return (__m512i)(OCTAVO_LANES(uint16_t, a) > OCTAVO_LANES(uint16_t, b) ? OCTAVO_LANES(uint16_t, a)
                                                                          : OCTAVO_LANES(uint16_t, b));
 }
-// Shifts past the width of an element leave zero, arithmetic ones the sign.
+// A shift by the width or more gives zero; an arithmetic one gives the sign in every bit.
 OCTAVO_EMULATED __m512i _mm512_srai_epi32(__m512i a, unsigned count) {
   return (__m512i)(OCTAVO_LANES(int32_t, a) >> int(count > 31 ? 31 : count));
 }

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <limits>
 
-// The types have the shapes and the aliasing of those in GCC's headers.
+// The types have the shapes and the aliasing of GCC's types.
 typedef float __m128 __attribute__((vector_size(16), may_alias));
 typedef long long __m128i __attribute__((vector_size(16), may_alias));
 typedef long long __m256i __attribute__((vector_size(32), may_alias));
