@@ -129,8 +129,8 @@ struct AttendArgs {
   int64_t table_width;
   int num_sequences, num_query_heads;
   float scale, softcap;  // softcap 0: no cap
-  bool exact;  // 16-bit queries are rounded only to 15 bits over quantized pages, not at all over others
-  int window, keep;  // window 0: no window
+  bool exact;            // 16-bit queries keep 15 bits over quantized pages, and all bits over other pages
+  int window, keep;      // window 0: no window
   MaskView mask;
   RotaryPart rotary;
   Residency residency;  // default: all positions are in one pool

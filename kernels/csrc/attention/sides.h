@@ -19,7 +19,7 @@ constexpr int kBlocks = kTileTokens / 16;  // a tile is read in blocks of 16 pos
 // Addresses of a tile's blocks, and of the next tile's blocks for prefetching.
 struct Tile {
   struct Block {
-    const uint8_t* base;  // of the (page, head); null if no row sees the block
+    const uint8_t* base;  // start of the (page, head); null if no row sees the block
     int offset;           // first row inside the page
   };
   Block blocks[kBlocks], next[kBlocks];

@@ -108,8 +108,8 @@ struct Activations {
 
   static constexpr std::size_t kTile = std::size_t{kTileRows} * kTileInputs;
 
-  // Returns all steps of the rows that begin at `first`, with a panel's weights. In the tiled layout, `first`
-  // must be a multiple of kBlockRows.
+  // Returns all steps of rows `first` and later, with a panel's weights. In the tiled layout, `first` must be
+  // a multiple of kBlockRows.
   Steps steps(int first, const uint8_t* weights) const {
     const std::size_t size = sizeof(bf16_t);
     return {.x = data + first * inputs,

@@ -1,7 +1,7 @@
 // bf16 weights on AMX tiles.
 //
-// Even a single row uses tiles: they are faster than DRAM anyway, and so a row's sums are bit-identical in
-// any batch. Sums stay in tiles over all inputs. Weights and rows are loaded from L2. Splitting inputs so
+// Even a single row uses tiles, because they are faster than DRAM anyway. So a row's sums are bit-identical
+// in any batch. Sums stay in tiles over all inputs. Weights and rows are loaded from L2. Splitting inputs so
 // that weights fit into L1 would be slower, because sums would then pass through memory.
 #include "linear/amx_work.h"
 

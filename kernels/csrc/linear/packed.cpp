@@ -83,7 +83,7 @@ void pack_panel(const PanelRows& from, int inputs, T* panel) {
   }
 }
 
-// Packs bf16 pairs like pack_panel. With an odd number of inputs, every other row is not aligned to pairs.
+// Packs bf16 pairs like pack_panel for an odd number of inputs, where every other row begins inside a pair.
 void pack_odd_pairs(const PanelRows& from, int inputs, bf16_t* panel) {
   for (int n = 0; n < from.count; ++n)
     for (int k = 0; k < inputs; ++k)

@@ -151,8 +151,8 @@ Source find_source(const mx::array& x, bool fuse) {
   return {x, std::nullopt, std::nullopt};
 }
 
-// Returns the angles of a step. The last few are cached, because every layer uses the same. (Replayed graphs
-// do not need the cache, because MLX joins equivalent nodes when it traces.)
+// Returns the angles of a step. The last few are cached, because all layers use equal angles. (Replayed
+// graphs do not need the cache, because MLX joins equivalent nodes when it traces.)
 mx::array angles_for(const mx::array& offset, const mx::array& inverse_frequencies, int length,
                      float position_scale, mx::Stream stream) {
   struct Entry {
