@@ -1,7 +1,7 @@
 """Synthetic texts for ``octavo bench speculate`` that are easy or hard to draft.
 
 copy         long pieces of the prompt, in another order
-edit         the prompt again, with a token in 25 changed
+edit         the prompt again, with one in 25 tokens changed
 form         records with repeated field names and new values
 json         records as JSON under a schema
 ledger       one-sentence answers about a ledger in the prompt

@@ -2,7 +2,7 @@
 
 - time to first token of a prompt with a new prefix (cold) and with a cached one (warm), by length
 - hit ratio and time to first token of conversations, by pool size and without the cache
-- hit ratio if each conversation has its own cache salt
+- hit ratio if each conversation has a different cache salt
 - the cost of the cache if no request hits
 - for recurrent layers, hits by snapshot policy and number of snapshots
 """

@@ -151,7 +151,7 @@ def converse(
     states: RecurrentState | None = None,
     done: Callable[[], object] = lambda: None,
 ) -> Outcome:
-    """Serve the turns of all conversations; with ``salts`` each conversation has its own salt."""
+    """Serve the turns of all conversations; with ``salts``, each conversation has a different salt."""
     core = bench.core(num_pages, prefix_cache=prefix_cache, states=states)
     rng = np.random.default_rng(SEED)
 

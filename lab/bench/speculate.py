@@ -124,7 +124,7 @@ class DraftCounter(Observer):
 
 
 class ScriptedRunner:
-    """A runner that replaces sampled tokens by those of given texts."""
+    """A runner that replaces sampled tokens by the tokens of given texts."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner

@@ -1,4 +1,4 @@
-"""Plant the bugs of in_native.py in the native kernels, and count those that tests find.
+"""Plant the bugs of in_native.py in the native kernels, and count the bugs that tests find.
 
     python tests/mutants/extension.py [WORD]
 

@@ -1,4 +1,4 @@
-"""Plant the bugs of in_metal.py in the Metal kernels, and count those that tests find.
+"""Plant the bugs of in_metal.py in the Metal kernels, and count the bugs that tests find.
 
     python tests/mutants/metal.py [WORD]
 

@@ -1,4 +1,4 @@
-"""Plant bugs in the Python code, one at a time, and count those that tests find.
+"""Plant bugs in the Python code, one at a time, and count the bugs that tests find.
 
     python tests/mutants/run.py [--each 4] [--seed 0] [WORD]
 

@@ -149,7 +149,7 @@ def test_every_reason_of_a_miss_has_its_value() -> None:
 
 def test_every_parameter_travels_in_a_field_of_its_name() -> None:
     fields = set(pb.SamplingParams.DESCRIPTOR.fields_by_name)
-    assert fields == set(PARAMETERS) - {"pooling"}  # Embed has pooling as a field of its own
+    assert fields == set(PARAMETERS) - {"pooling"}  # Embed has pooling as a separate field
     theirs = set(vllm_engine_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
     assert {declared.vllm for declared, _ in PARAMETERS.values() if declared.vllm} <= theirs
     of_their_own = {

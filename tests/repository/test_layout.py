@@ -116,7 +116,7 @@ def test_every_path_of_make_quick_exists() -> None:
 
 
 def test_every_relative_link_in_the_docs_exists() -> None:
-    # MkDocs checks the site's own pages (test_docs.py), because they link to generated pages.
+    # MkDocs checks the site's pages (test_docs.py), because they link to generated pages.
     documents = [document for document in tracked("*.md") if ROOT / "docs" not in document.parents]
     assert ROOT / "README.md" in documents
     checked = 0

@@ -144,7 +144,7 @@ def test_sequences_already_in_the_step_are_not_preempted() -> None:
     s.add(old)
     s.add(young)
     advance(s)
-    advance(s)  # all pages are held
+    advance(s)  # all pages are in use
     assert old.table is not None
     s.blocks.rollback(old.table, 7)
     s.blocks.copied(s.blocks.take_copies())

@@ -2,7 +2,7 @@
 
     python killable.py MODE FOLDER
 
-Each input line is a number that starts a child. It prints the child's process ID, its finished work, and
+Each input line is a number that starts a child. It prints a child's process ID, its finished work, and
 "ended" at its end."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A deterministic model for tests, which checks what each step reads.
 
-``LedgerRunner`` keeps, per slot, the prefix that its K/V depends on, and checks each attended position.
+``LedgerRunner`` stores for each slot the prefix that its K/V depends on, and checks attended positions.
 Its next token depends on the whole prefix, so cache errors change tokens or fail an assertion."""
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _HELPERS = (str(_SUPPORT), str(_SUPPORT.parents[1] / "tools"))
 EXTENSION_VARIABLE = "TEST_EXTENSION"
 """File of an extension to test instead of the installed one (tools/sanitize.sh)."""
 
-# Loaded by its file, because an editable installation has its own finder for ``_ext``.
+# Loaded by its file, because an editable installation finds another ``_ext``.
 _LOAD = """
 import importlib.util, sys
 import mlx.core  # it loads libmlx, wherever that lies

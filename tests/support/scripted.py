@@ -53,7 +53,7 @@ class Scripted:
     anthropic: AsyncAnthropic
 
     def says(self, text: str, *, size: int = 3, **ends: Any) -> None:
-        """Generate this text from now on, in pieces of ``size`` characters."""
+        """Answer later requests with this text, in pieces of ``size`` characters."""
         self.script.pieces = [text[start : start + size] for start in range(0, len(text), size)]
         self.script.finish = ends.get("finish", FinishReason.STOP)
         self.script.stop_match = ends.get("stop_match")

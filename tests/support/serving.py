@@ -321,7 +321,7 @@ def check_order(step: SchedulerOutput, before: list[Sequence], backlogs: dict[Se
 
 
 def check_outputs(served: Served) -> None:
-    """Samples have the tokens that they get alone; aborted ones have a prefix."""
+    """Check that samples have the tokens that they get alone, or a prefix if aborted."""
     for request, samples in zip(served.workload.requests, served.sequences, strict=True):
         for sequence, max_tokens in zip(samples, request.max_tokens, strict=True):
             output = sequence.tokens[sequence.num_prompt :]

@@ -1,6 +1,6 @@
 """The text that `mx.fast.metal_kernel` builds around a kernel's body.
 
-The format is that of MLX's mlx/backend/common/metal_kernel.cpp (0.32.4).
+The format follows MLX's mlx/backend/common/metal_kernel.cpp (0.32.4).
 """
 
 from __future__ import annotations

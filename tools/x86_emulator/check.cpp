@@ -311,7 +311,7 @@ void dots() {
 void check_tiles(void (*expect)(bool, const char*, int));
 void misuse_tiles();
 
-// Does what causes a fault on the hardware.
+// Makes the mistake `how`, which causes a fault on hardware.
 void misuse(const char* how) {
   alignas(64) const uint8_t bytes[128] = {};
   if (std::strcmp(how, "aligned load") == 0) failures = Bytes::from(_mm512_load_si512(bytes + 1)).at[0];

@@ -30,7 +30,7 @@ from octavo.kernels.metadata import Ints
 from ...api.config import EngineConfig
 from ...api.errors import InvalidConfig
 
-END_GRACE_S = 2.0  # seconds for a process to report its own error
+END_GRACE_S = 2.0  # seconds for a process to report its error
 STOP_S = 10.0
 KEY_BYTES = 32
 KEEPALIVE_IDLE_S, KEEPALIVE_PROBE_S, NUM_PROBES = 15, 5, 3

@@ -1,7 +1,7 @@
 """Interception of mlx-lm's recurrence functions.
 
 Most operations of a recurrent layer work row by row. Only its short convolutions and its recurrence
-combine rows of a sequence. These calls are its cut points.
+combine rows of a sequence. Their calls are the layer's cut points.
 """
 
 from __future__ import annotations

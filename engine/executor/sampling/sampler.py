@@ -52,7 +52,7 @@ LATE = Sampled(token=None, is_late=True)
 class SampleState:
     """Parameters, seed and token counts of one sample.
 
-    The k-th token depends only on the logits and (seed, k). Each sample of a request needs its own seed.
+    The k-th token depends only on the logits and (seed, k). Each sample of a request needs a different seed.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ class _Batch:
 class Gittins:
     """Evicts the page with the fewest expected hits for its space.
 
-    A page's value is its Gittins index: the most hits per time that keeping it for a while can give (J.
+    A page's value is its Gittins index: the highest hit rate that caching it for a while can give (J.
     Gittins, "Bandit processes and dynamic allocation indices", J. R. Statist. Soc. B 41, 1979; compare LHD of
     Beckmann, Chen and Cidon, NSDI 2018). Evicted pages are remembered for a while, so that misses are
     counted, too. While LRU would have more hits (``ShadowLRU``), the policy evicts like LRU. All

@@ -1,4 +1,4 @@
-"""More requests of one tenant than may wait; only its own requests are refused."""
+"""More requests of one tenant than may wait; other tenants' requests are not refused."""
 
 from __future__ import annotations
 

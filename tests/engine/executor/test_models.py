@@ -32,7 +32,7 @@ pytestmark = pytest.mark.parity
 
 PAGE_SIZE = 8
 MAX_TOKENS = 12
-MIXTURES = {"qwen3_moe", "gpt_oss"}  # MLX's own experts compute in float32 only on a CPU
+MIXTURES = {"qwen3_moe", "gpt_oss"}  # on a CPU, MLX's experts support only float32
 MAX_ERROR = 6.0
 """Largest allowed error, as a multiple of mlx-lm's RMS error in bf16; the largest observed is 5.1."""
 FEW_DECIDED = {"gemma3_text": 8}

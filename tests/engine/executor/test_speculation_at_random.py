@@ -146,7 +146,7 @@ def check_round(folder: Path, draft: Path, backend: str, seed: int) -> dict[str,
 
 
 def check(tmp_path: Path, architecture: str, backend: str, seeds: range) -> None:
-    dtype = mx.bfloat16 if backend == "cpu" else mx.float32  # MLX's experts compute in float32 only on a CPU
+    dtype = mx.bfloat16 if backend == "cpu" else mx.float32  # on a CPU, MLX's experts need float32
     folder = tiny_models.make_model(tmp_path / architecture, architecture, dtype=dtype)
     draft = tiny_models.make_model(tmp_path / "draft", "llama", dtype=dtype, seed=1, num_hidden_layers=2)
     total: dict[str, int] = defaultdict(int)

@@ -104,7 +104,7 @@ parse(CompletionRequest, body)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / len(body))
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert float(run.stdout) < 20  # pydantic's own parser takes 40 bytes per byte
+    assert float(run.stdout) < 20  # pydantic's parser takes 40 bytes per byte
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":'])

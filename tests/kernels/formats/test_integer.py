@@ -110,7 +110,7 @@ def test_a_row_of_one_element_keeps_it(fmt: INT8 | INT4) -> None:
 
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
 def test_a_large_channel_costs_the_others_little(fmt: INT8 | INT4, head_dim: int) -> None:
-    """Without rotation, a channel 30 times as large as the others takes most of the codes of a row."""
+    """Without rotation, a channel 30 times as large as the others uses up most of a row's codes."""
     rows = np.random.default_rng(head_dim).standard_normal((400, head_dim)).astype(np.float32)
     gaussian = fmt.restore(*fmt.store(rows)[:2]) - rows
     rows[:, 5] *= 30

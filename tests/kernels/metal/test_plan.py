@@ -39,7 +39,7 @@ def step(*sequences: tuple[int, int]) -> AttentionMetadata:
         (100, 6, 0, 2),  # position 95 is in tile 2
         (100, 6, 4, 3),  # and tile 0
         (100, 6, 33, 4),  # tiles 0 and 1
-        (100, 90, 33, 4),  # the window starts in tile 0, which is kept anyway
+        (100, 90, 33, 4),  # the window starts in tile 0, which the first 33 positions need anyway
         (100, 1000, 8, 4),
         (0, 1, 8, 1),
     ],

@@ -210,7 +210,7 @@ def test_launches_from_several_threads_do_not_meet() -> None:
 @needs_compiler
 def test_processes_share_a_cache(tmp_path: Path) -> None:
     code = "from metal_samples import run_one; print(run_one('out[0] = x[5];').outputs[0][0])"
-    for path in cache_directory().glob("[rs]*-*"):  # not the kernels, because these take long to build
+    for path in cache_directory().glob("[rs]*-*"):  # kernels stay cached, because they take long to build
         (tmp_path / path.name).symlink_to(path)
     environment = {**os.environ, CACHE_VARIABLE: str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", code]

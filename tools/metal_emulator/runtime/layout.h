@@ -2,7 +2,7 @@
 //
 //   gap | input | gap | input | gap | output | gap | threadgroup memory | gap
 //
-// All of it is one reservation of address space; each gap is kGap unmapped bytes. A buffer ends at its gap
+// The whole layout is one reservation of address space; each gap is kGap unmapped bytes. A buffer ends at its gap
 // (up to 16-byte alignment), so that accesses past the end fault even if the kernel is not instrumented.
 #pragma once
 #include <utility>

@@ -46,7 +46,7 @@ void report_divergence(Fiber& lane, const Fiber& other) {
 
 // Releases the waiting lanes if all live lanes wait (or, with allow_subset, if some wait). If strict, all
 // must wait at the same operation. Otherwise only lanes at the operation that is first in the source are
-// released, because they may reach the operation of the others later. Returns whether any lane was released.
+// released, because they may reach the operation of other lanes later. Returns whether any lane was released.
 bool release_simdgroup(uint32_t index, bool allow_subset) {
   Simdgroup& simdgroup = machine.simdgroups[index];
   if (simdgroup.num_waiting == 0) return false;

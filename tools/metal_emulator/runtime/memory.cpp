@@ -86,8 +86,8 @@ struct Now {  // position of the accessing thread in the order of accesses
   uint32_t simdgroup;
 };
 
-// A barrier orders accesses of two threads of one threadgroup; a simdgroup_barrier orders those of one
-// simdgroup. Accesses of different threadgroups are never ordered.
+// A barrier orders accesses by threads of one threadgroup; a simdgroup_barrier orders accesses by lanes of one
+// simdgroup. Accesses by different threadgroups are never ordered.
 bool follows_unordered_write(const Cell& cell, const Now& now) {
   if (cell.write_group == 0) return false;
   if (cell.write_group != now.group) return true;

@@ -95,7 +95,7 @@ void start_threadgroup() {
 
 // ---- scheduler ------------------------------------------------------------------------------------------
 
-// Returns the simdgroup that runs next, or -1. Greedy and reverse schedules keep one as long as it can run.
+// Returns the simdgroup that runs next, or -1. Greedy and reverse schedules stay with one that can run.
 int next_simdgroup(uint32_t mode, uint32_t last, uint32_t rotation) {
   const auto count = static_cast<uint32_t>(machine.simdgroups.size());
   const bool stays = mode == kGreedy || mode == kReverse;

@@ -1,4 +1,4 @@
-// Fibers: saves one stack and continues on another. Saves only what the calling convention preserves.
+// Fibers. A switch saves one stack and the registers that a callee must preserve, and continues on another.
 #include <cstring>
 
 #include "machine.h"

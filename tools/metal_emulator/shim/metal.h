@@ -1,7 +1,7 @@
 // Enough of the Metal Shading Language (3.1), on a host clang, to compile and run compute kernels.
 //
 // device, threadgroup and constant are clang's opencl_* address spaces. Mixing them is a compile error
-// exactly where it is one in Metal, while code for x86 and Arm has one memory for all of them.
+// exactly where Metal forbids it. In the compiled code for x86 and Arm, they are one memory.
 #pragma once
 #if !defined(__clang__)
 #error "the emulator's Metal needs clang"

@@ -1,4 +1,4 @@
-// Those utilities that MLX puts before every kernel (mlx/backend/metal/kernels/utils.h) and kernels use.
+// Functions that kernels use from mlx/backend/metal/kernels/utils.h, which MLX puts before every kernel.
 #pragma once
 #include "metal.h"
 

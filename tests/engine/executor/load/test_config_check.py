@@ -102,7 +102,7 @@ def test_scaling_that_mlx_lm_drops_is_applied(tmp_path: Path, scaling: Any) -> N
 
 @pytest.mark.parametrize("kind", ["internlm2", "qwen3", "qwen3_moe"])
 def test_dynamic_scaling_is_none_up_to_the_models_length(tmp_path: Path, kind: str) -> None:
-    """mlx-lm's own module takes a single length for all rows of a step."""
+    """mlx-lm's module takes a single length for all rows of a step."""
     prompts: list[list[int]] = [[1, 2, 3, 4, 5], [7, 8, 9]]
     params = SamplingParams(max_tokens=4, temperature=0, logprobs=1, ignore_eos=True)
     found = []

@@ -37,7 +37,7 @@ def backend(request: pytest.FixtureRequest) -> AttentionBackend:
 def probe_of(
     folder: Path, scale: float, backend: AttentionBackend, name: str = "mistral"
 ) -> probe.ProbeResult:
-    # MLX computes experts in float32 only on a CPU.
+    # On a CPU, MLX's experts support only float32.
     dtype = mx.float32 if name == "deepseek_v3" else mx.bfloat16
     loaded = load_model(tiny_models.make_model(folder, name, dtype=dtype), weights="keep")
     model = loaded.model

@@ -157,7 +157,7 @@ def sequences() -> dict[int, list[int]]:
 
 
 def plain_logits(model: Module, tokens: list[int]) -> NDArray[np.float32]:
-    """Return logits [L, V] from mlx-lm's own caches, with K and V rounded to 16 bits."""
+    """Return logits [L, V] computed with mlx-lm's caches, with K and V rounded to 16 bits."""
     caches = make_prompt_cache(model)
     for cache in (part for some in caches for part in getattr(some, "caches", (some,))):
         if hasattr(cache, "keys"):

@@ -18,7 +18,7 @@ CLOSE = 1e-5  # distance from a boundary within which float32 and float64 may di
 def naive(
     logits: Floats, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> tuple[set[int], set[int]]:
-    """Return (tokens that must be kept, tokens that may be kept), by sorting in float64."""
+    """Return (tokens that truncation must leave, tokens that it may leave), by sorting in float64."""
     scaled = (logits.astype(np.float64) - float(logits.max())) / temperature
     must, may = np.ones(len(logits), bool), np.ones(len(logits), bool)
     weights = np.exp(scaled)
