@@ -94,7 +94,7 @@ class DraftTimes:
         return tuple(found)
 
     def cost(self, num_sequences: int) -> float:
-        """Return the time of one more draft, as a share of the time of a step without drafts."""
+        """Return the time of one more draft divided by the time of a step without drafts."""
         if (known := self._known.get(num_sequences)) is not None:
             return max(0.0, known.share.value)
         if not num_sequences or not self._known:
@@ -164,7 +164,7 @@ def _reserve(item: ScheduledChunk, wanted: int, blocks: BlockManager) -> int:
 
 
 def draft_rows(step: SchedulerOutput) -> tuple[int, int] | None:
-    """Return (number of sequences, number of drafts) of a step; None unless every sequence decodes."""
+    """Return a step's numbers of sequences and of drafts; None unless every sequence decodes."""
     if step.decode_only:
         return len(step.work), 0
     num_drafts = 0

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs clang-tidy on kernels, each with the flags of its level. Files that include MLX's headers are left out,
-# because each takes seconds. So are attention and pages: clang lacks the __builtin_shuffle of GCC's vectors.
+# because each takes seconds. So are attention and pages, because clang lacks GCC's __builtin_shuffle.
 # Usage: tools/tidy.sh [FILE ...]
 set -euo pipefail
 cd "$(dirname "$0")/.."

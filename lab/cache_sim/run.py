@@ -1,4 +1,4 @@
-"""Replay of a trace through the block manager, to count the hits of a cache of a given size."""
+"""Replay of a trace through the block manager, to count hits at a given cache size."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Crowd:
     budget: int
     arrivals: int  # per step
     prefix_cache: bool
-    target_itl: float | None  # seconds; a step takes 10 ms, and 1 ms for each position in it
+    target_itl: float | None  # seconds; a step takes 10 ms plus 1 ms per position
     store: bool
     in_vain: bool
 

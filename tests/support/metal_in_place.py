@@ -37,7 +37,7 @@ def memory_of(array: mx.array) -> NDArray[Any]:
 
 @dataclass
 class WritingDevice(Emulator):
-    """A device that lets kernels write their inputs; ``forgets``: kernels whose writes are lost."""
+    """A device that lets kernels write their inputs; writes of kernels in ``forgets`` are lost."""
 
     forgets: tuple[str, ...] = ()
 

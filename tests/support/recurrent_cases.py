@@ -66,7 +66,7 @@ def call(
 
 
 def run(case: Case, cuts: Sequence[int], *, mates: bool = False) -> tuple[Array, Array]:
-    """Return bits of y and of the last state of a sequence in steps of ``cuts`` rows."""
+    """Compute a sequence in steps of ``cuts`` rows; return the bits of y and of the last state."""
     pool, outputs, at = case.pool(), [], 0
     for size in cuts:
         part = [x[at : at + size] for x in case.rows]

@@ -70,7 +70,7 @@ def row_length(rng: Random, progress: float) -> int:
 def make_batch(
     tokenizer: Tokenizer, *, seed: int, step: int, progress: float, tokens: int, kinds: Sequence[type[Kind]]
 ) -> Example:
-    """Return the batch of one step: rows of equal length, a multiple of 64 plus one token."""
+    """Return one step's batch of equally long rows; the length is a multiple of 64 plus one."""
     rng = Random(f"train-hybrid:{seed}:{step}")
     length = row_length(rng, progress)
     rows = [make_row(tokenizer, rng, length + 1, progress, kinds) for _ in range(max(1, tokens // length))]

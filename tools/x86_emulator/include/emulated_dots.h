@@ -3,7 +3,7 @@
 
 #include "emulated_avx512.h"
 
-// VPDPBUSD: each lane adds the products of its four unsigned bytes of a and signed bytes of b, modulo
+// VPDPBUSD: each lane adds four products of an unsigned byte of a and a signed byte of b, modulo
 // 2^32 (nothing saturates).
 OCTAVO_EMULATED __m512i _mm512_dpbusd_epi32(__m512i sum, __m512i a, __m512i b) {
   typedef x86_emulator::Lanes<uint32_t> Unsigned;
