@@ -75,7 +75,7 @@ class Pins:
         return self._owners[owner].pages.max_in_group if owner in self._owners else 0
 
     def can_add_name(self, name: str, owner: str) -> bool:
-        """Return whether an owner may use this name, because it exists or a new pin is allowed."""
+        """Return whether a pin has this name, or the owner may add one."""
         return name in self._owner_of or len(self._owners.get(owner, _Owner()).tables) < MAX_NAMES
 
     def pin(

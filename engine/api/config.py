@@ -256,7 +256,7 @@ class EngineConfig:
             )
         if self.kv_format != AUTO and not known_formats(self.kv_format):
             raise InvalidConfig(
-                f"kv_format must be one of {', '.join(FORMAT_NAMES)}, auto, or two as K/V, "
+                f"kv_format must be one of {', '.join(FORMAT_NAMES)}, auto, or two, written K/V, "
                 f"got {self.kv_format!r}"
             )
         if self.target_itl not in ("auto", "off") and not (

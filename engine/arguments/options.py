@@ -138,7 +138,7 @@ def _formats(name: str) -> str:
     name = VLLM_FORMATS.get(name, name)
     if name != AUTO and not known_formats(name):
         raise argparse.ArgumentTypeError(
-            f"must be a page format, got {name!r}; use auto, {', '.join(FORMAT_NAMES)}, or two as K/V"
+            f"must be a page format, got {name!r}; use auto, {', '.join(FORMAT_NAMES)}, or two, written K/V"
         )
     return name
 

@@ -144,7 +144,7 @@ class Constraint:
     def _bits_after(self, num_drafts: int, *, may_be_late: bool) -> bytes:
         self._next_bits(may_be_late=may_be_late)
         if num_drafts > len(self._bits_after_drafts):
-            raise ConstraintFailed(f"{self._kind} was not yet checked up to this token")
+            raise ConstraintFailed(f"the {self._kind} has not yet checked the output up to this token")
         return self._bits_after_drafts[num_drafts - 1]
 
     @property

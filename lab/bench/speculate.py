@@ -52,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rounds", type=positive, default=3, metavar="N", help="number of rounds for each kind of text"
     )
-    parser.add_argument("--texts", metavar="T,T", help=f"kinds of text: {', '.join(TEXTS)}; the model "
-    "generates own (default: own for mtp and draft models, otherwise all others)")  # fmt: skip
+    parser.add_argument("--texts", metavar="T,T", help=f"kinds of text: {', '.join(TEXTS)} (own is the "
+    "model's own; default: own for mtp and draft models, every other kind for the rest)")  # fmt: skip
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="image file for a plot of the ratios (needs matplotlib)"
     )

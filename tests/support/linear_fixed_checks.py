@@ -37,7 +37,7 @@ def grouped(values: Floats) -> Floats:
 
 
 def rounded(groups: Floats, exponents: Floats) -> Codes:
-    """Return codes of ``groups`` for steps of 2^-exponents, but of at least 2^-126."""
+    """Return codes of ``groups``. The step of each group is 2^-exponent, or 2^-126 if that is larger."""
     factors = 2.0 ** np.minimum(exponents, 126)
     return Codes(np.rint(groups * factors[..., None]).astype(np.int64), 1 / factors)
 

@@ -71,7 +71,7 @@ _CHECKED_FLAGS = (
 # Checked builds drop this pragma: checks in an unrolled loop make compiling two to three times as long.
 _UNROLLED = '_Pragma("clang loop unroll(full)")'
 _UNCHECKED_FLAGS = ("-O2", "-ftrivial-auto-var-init=pattern")
-# Flags of a compiler that fuses nothing; tests use them because results must not depend on fusing.
+# Turns the fusing of multiply and add off. Tests use it because results must not depend on fusing.
 NO_CONTRACTION = ("-ffp-contract=off",)
 # Flags like Metal's math_mode fast, which show the kernels that need the exact rules of floating point.
 FAST_MATH = ("-ffast-math",)

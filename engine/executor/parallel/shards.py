@@ -77,7 +77,7 @@ class Share:
             )
         if factors.magnitude is not None:
             raise InvalidRequest(
-                "adapters must have no magnitudes of layers that tensor_parallel splits by inputs, got DoRA; "
+                "adapters must not be DoRA for layers whose inputs tensor_parallel splits, got magnitudes; "
                 "use LoRA, or serve in one process"
             )
         return replace(factors, a=self._part(factors.a))

@@ -218,7 +218,7 @@ class Tower:
             results.clear()
         while outputs:
             yield
-            mx.eval(outputs.popleft())  # frees its memory after its last use
+            mx.eval(outputs.popleft())  # so that MLX can free what it was computed from
         yield
         features = np.array(found.inputs_embeds[0].astype(mx.float32))
         if FAMILIES[self._family].scales:

@@ -118,7 +118,7 @@ def _gemma3(config: Settings, _: Settings) -> dict[str, Any]:
     vision, text = config["vision_config"], config["text_config"]
     num_rows = text.get("mm_tokens_per_image", 256)  # mlx-vlm's default
     if text.get("sliding_window", 1024) < num_rows:
-        raise KeyError("a sliding_window of a whole image")
+        raise KeyError("a sliding_window as long as an image")
     side = vision["image_size"] // math.isqrt(num_rows)
     return {
         "mark": "<start_of_image>",
@@ -141,7 +141,7 @@ def _gemma4(config: Settings, settings: Settings) -> dict[str, Any]:
     num_rows = settings.get("max_soft_tokens", 280)
     is_bidirectional = text.get("use_bidirectional_attention") == "vision"
     if is_bidirectional and text.get("sliding_window", 512) < num_rows:
-        raise KeyError("a sliding_window of a whole image")
+        raise KeyError("a sliding_window as long as an image")
     return {
         "mark": "<|image|>",
         "text": "<|image><|image|><image|>",

@@ -94,15 +94,14 @@ def record_models() -> None:
         fast=Changed(mx.fast, scaled_dot_product_attention=_attend),
     )
     compiled = type(mx.compile(_evaluate))
-    for name in [name for name in sys.modules if name.startswith("mlx_vlm.models.")]:
-        names = vars(sys.modules[name])
-        for each, value in names.items():
+    for module in [sys.modules[name] for name in sys.modules if name.startswith("mlx_vlm.models.")]:
+        for each, value in vars(module).items():
             if value is mx:
-                names[each] = changed
+                vars(module)[each] = changed
             elif isinstance(value, compiled):
-                names[each] = next(one for one in gc.get_referents(value) if isinstance(one, FunctionType))
+                vars(module)[each] = next(x for x in gc.get_referents(value) if isinstance(x, FunctionType))
             elif each == _ROTATE and value.__code__.co_varnames[:2] == ("tensor", "freqs"):
-                names[each] = _rotate_by_rows(value)
+                vars(module)[each] = _rotate_by_rows(value)
 
 
 def _rotate_by_rows(rotate: Any) -> Any:

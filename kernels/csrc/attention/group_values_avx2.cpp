@@ -123,7 +123,7 @@ class Weights {
   __attribute__((noinline)) void fix_vector(const float* beside, int v) {
     const float* const of_columns = scales_.scales + v * kLanes8;
     const int columns = scales_.columns;
-    // Products of each pair's first position, and sums of both products: running sums advance by pairs.
+    // For each pair of positions: the product of the first, and the sum of both (sums advance by pairs).
     __m256 first[kPairs][kRows], pairs[kPairs][kRows], top[kRows], sum[kRows];
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) top[r] = sum[r] = _mm256_setzero_ps();

@@ -38,7 +38,7 @@ inline FixedScale fixed_scale(const bf16_t* x, int count) {
   // Searches for a maximum by complements, because the instruction finds a minimum.
   const int inverse = _mm_extract_epi16(_mm_minpos_epu16(_mm_xor_si128(eight, _mm_set1_epi16(-1))), 0);
   const int exponent = (0xffff - inverse) >> 7;
-  constexpr int kTooLarge = 127 + 110;  // 2^110, because codes of weights add up to 2^17
+  constexpr int kTooLarge = 127 + 110;  // 2^110: sums over weight codes are up to 2^17 times as large
   if (exponent >= kTooLarge) return {0.0f, as_float(0x7fc00000)};
   const uint32_t field = std::min(2 * 127 + 13 - exponent, 253);  // capped: tiny groups get smaller codes
   return {as_float(field << 23), as_float((254 - field) << 23)};

@@ -49,8 +49,8 @@ inline std::size_t bytes_ahead(const PackedShape& shape, int rows) {
   return (ahead + bytes - 1) / bytes * bytes;
 }
 
-// Memory to prefetch, a few lines in each step of all row tiles' products. If all lines were requested at
-// once, they would delay each other and the products' own loads.
+// Memory to prefetch. Each step of a row tile requests a few cache lines. Requested all at once, they would
+// delay each other and the loads of the products.
 class Fetch {
  public:
   // Divides `bytes` bytes among `tiles` row tiles of `steps` steps.

@@ -160,7 +160,7 @@ struct PackedWeight {
   // biases are multiples of the group scales ("W4A8", as in QServe).
   bool per_channel() const { return !channel_scales.empty(); }
   // Returns k and 128 - k z of each group of 4-bit per-channel codes in a panel, [groups][2][64]. A code q
-  // means k (q - z) channel scales. Null for 8 bits.
+  // stands for k (q - z) times the channel's scale. Null for 8 bits.
   const uint8_t* factors(int index) const {
     return factor_bytes.size() == 0
                ? nullptr

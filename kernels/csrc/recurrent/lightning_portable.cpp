@@ -9,7 +9,7 @@ namespace {
 constexpr int kColumns = 16;  // columns computed together
 constexpr int kBlock = 32;    // tokens prepared at once
 
-// Applies tokens one by one to kColumns columns of a head; qk has each token's q (scaled) and k.
+// Updates kColumns columns of a head's state, token by token. qk has the scaled q and the k of each token.
 void walk_columns(const LightningCall& call, const float* from, float* to, Vec decay, const float* qk,
                   int count, int first, int64_t column) {
   constexpr int kVectors = kColumns / kLanes;

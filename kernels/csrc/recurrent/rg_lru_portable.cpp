@@ -15,7 +15,7 @@ struct Channels {
   alignas(64) float h[kChannels]{}, x[kChannels]{}, input[kChannels]{}, gate[kChannels]{}, c[kChannels]{};
 };
 
-// Applies one token. `first`: whether it is the first of its sequence, whose input is not scaled.
+// Applies one token. If it is the first of its sequence, its input is not scaled.
 inline void advance(Channels& channels, int count, bool first) {
   for (int i = 0; i < count; i += kLanes) {
     const Vec log_a = load(channels.c + i) * sigmoid_lanes(load(channels.gate + i)), a = exp_lanes(log_a);

@@ -111,7 +111,7 @@ struct Filling {
   }
 };
 
-// Finds the rows of keys start to start + KEYS - 1. A row of K has DK values, a row of V DV values.
+// Finds the rows of K (DK values each) and V (DV values each) of keys [`start`, `start` + KEYS).
 template <int DK, int DV>
 METAL_FUNC void find_rows(
     const device int* table, const device Keys::Scale* k_scales, const device Values::Scale* v_scales, uint kv_head,

@@ -8,7 +8,7 @@ HALF_LIFE = 8192  # releases after which an observation counts half
 class ShadowLRU:
     """Compares the hits that LRU would have with the hits of the policy.
 
-    An LRU pool has all pages released after a certain time, which this class tracks.
+    An LRU pool holds the pages whose last release is later than some time. This class tracks that time.
     """
 
     def __init__(self, num_pages: int) -> None:

@@ -16,7 +16,7 @@ from octavo.engine.api.setting import settings_of
         ({"backend": "cuda"}, "backend must be one of auto, metal, cpu, reference, got 'cuda'"),
         ({"weights": "int3"}, "weights must be one of"),
         ({"kv_format": "fp3"}, "kv_format must be one of .*, got 'fp3'"),
-        ({"kv_format": "fp4/fp3"}, "or two as K/V, got 'fp4/fp3'"),
+        ({"kv_format": "fp4/fp3"}, "or two, written K/V, got 'fp4/fp3'"),
         ({"tenant_weights": "a=2"}, "tenant_weights must be left out if schedule_policy is fcfs, got a=2"),
         ({"threads": 0}, "threads must be at least 1, got 0; leave it out"),
         ({"kv_memory": -1}, "kv_memory must be at least 1, got -1"),

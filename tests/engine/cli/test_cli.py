@@ -76,7 +76,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "log level": (["serve", "--log-level", "loud"], "loud"),
     "format": (["generate", "x", "--kv-format", "fp3"], "fp3"),
     "pair of formats": (["generate", "x", "--kv-format", "fp4/"], "fp4/"),
-    "three formats": (["generate", "x", "--kv-format", "fp4/fp4/fp4"], "two as K/V"),
+    "three formats": (["generate", "x", "--kv-format", "fp4/fp4/fp4"], "two, written K/V"),
     "backend": (["generate", "x", "--backend", "tpu"], "tpu"),
     "size": (["generate", "x", "--kv-memory", "lots"], "lots"),
     "two sizes": (["generate", "x", "--kv-memory", "1GiB", "--num-pages", "4"], "not allowed"),

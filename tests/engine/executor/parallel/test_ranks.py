@@ -159,7 +159,7 @@ def test_adapters_give_the_tokens_of_one_process(
 
 def test_dora_of_layers_split_by_inputs_is_refused() -> None:
     factors = Factors(mx.ones((1, 2, 8)), mx.ones((1, 2, 4)), 1.0, magnitude=mx.ones(4))
-    with pytest.raises(InvalidRequest, match="must have no magnitudes of layers that tensor_parallel splits"):
+    with pytest.raises(InvalidRequest, match="must not be DoRA for layers whose inputs"):
         Share(of_inputs=True, segments=1, group=None)(factors)
 
 

@@ -84,7 +84,7 @@ async def test_the_next_turn_finds_the_answer_of_the_last() -> None:
         turn = [*PROMPT, *answer, 7, 7, 7]
         second = await say(its, turn, "second")
         assert len(answer) == 21
-        # The last generated token was never fed to the model: 42 positions are written, in ten full pages.
+        # The last generated token was never fed to the model: 42 positions are written, 40 in full pages.
         assert second.cached_tokens == 40
         assert (await its.client.cache.explain("second")).miss_position == 40
 
