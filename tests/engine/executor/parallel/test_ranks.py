@@ -13,7 +13,6 @@ import pytest
 
 import ranked
 import tiny_adapters
-import tiny_vlm
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig, InvalidRequest
 from octavo.engine.api.sampling_params import SamplingParams
@@ -173,7 +172,7 @@ def test_dora_of_layers_split_by_inputs_is_refused() -> None:
     ],
 )
 def test_images_give_the_tokens_of_one_process(tmp_path: Path, kind: str, name: str, num_ranks: int) -> None:
-    pytest.importorskip("mlx_vlm", reason="pip install '.[vision]'")
+    tiny_vlm: Any = pytest.importorskip("tiny_vlm", reason="pip install '.[vision]'")
     model = tiny_vlm.make_vlm(tmp_path / name, name)
     settings: dict[str, Any] = {"vision": True, "exact": True, "state_memory": 2**20}
     one = ranked.answers(model, **settings)
