@@ -325,6 +325,6 @@ def test_drafts_end_with_their_budget_and_the_output_continues(compiler: Constra
     constraint.accept(ord("b"))
     constraint.prepare(tuple(b"cd"))
     assert constraint.allowed()[ord("c")]
-    with pytest.raises(ConstraintFailed, match="not yet checked up to this token"):
+    with pytest.raises(ConstraintFailed, match="not yet checked the output up to this token"):
         constraint.after(tuple(b"c")).allowed()
     assert follows(constraint, "cdef")
