@@ -29,7 +29,7 @@ def load_ranks(config: EngineConfig) -> ModelRunner:
 
 
 def is_follower(config: EngineConfig) -> bool:
-    """Whether ``mlx.launch`` started this process as another rank than 0. Raises InvalidConfig."""
+    """Return whether ``mlx.launch`` gave this process a rank above 0. Raises InvalidConfig."""
     rank = os.environ.get("MLX_RANK", "0")
     if rank != "0" and config.num_ranks == 1:
         raise InvalidConfig(

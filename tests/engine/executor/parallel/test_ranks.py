@@ -88,8 +88,8 @@ def test_four_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"kv_format": "fp5/fp4"}, {"num_pages": 14, "speculate": "ngram"},
-        {"weights": "int8", "max_kv_size": 24},
+        {"kv_format": "fp5/fp4", "speculate": "suffix"}, {"num_pages": 14, "speculate": "ngram"},
+        {"weights": "int8", "max_kv_size": 24, "speculate": "auto"},
     ],
     ids=str,
 )  # fmt: skip
