@@ -18,14 +18,14 @@ from ..metadata import AttentionMetadata
 from ..page_bytes import PageBytes, check_read, check_write, layer_bytes
 from ..replay import ReplayablePool
 from .attention import Bias, EqualRows, attend_group, group_sequences
-from .codecs import codec, hadamard
+from .codecs import Codec, hadamard
 from .residual import ReferenceResidualCache
 
 
 class ReferencePool:
     def __init__(self, spec: PoolSpec) -> None:
         self._spec = spec
-        self._codecs = (codec(spec.k_format), codec(spec.v_format))
+        self._codecs = (Codec(spec.k_format), Codec(spec.v_format))
         self._parts = [self._allocate(layer) for layer in spec.layers]
         self._dtypes = [(mx.float32, mx.float32)] * len(spec.layers)
         self._metadata: AttentionMetadata | None = None

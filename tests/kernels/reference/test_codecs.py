@@ -12,7 +12,7 @@ from octavo.kernels import FORMAT_NAMES, page_format
 from octavo.kernels.interface import AttendOptions, LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata
 from octavo.kernels.reference.backend import ReferencePool
-from octavo.kernels.reference.codecs import codec, hadamard
+from octavo.kernels.reference.codecs import Codec, hadamard
 
 pytestmark = pytest.mark.parity
 
@@ -28,7 +28,7 @@ def as_bits(scales: NDArray[np.generic]) -> NDArray[np.unsignedinteger]:
 
 @pytest.mark.parametrize(("name", "head_dim"), formats_and_dims(8, 32, 40, 64, 96, 128, 256))
 def test_codecs_are_bit_equal(name: str, head_dim: int) -> None:
-    fmt, on_mlx = page_format(name), codec(name)
+    fmt, on_mlx = page_format(name), Codec(name)
     for kind, rows in tricky_rows(head_dim).items():
         codes, scales, storable = fmt.encode(rows)
         encoded = on_mlx.encode(mx.array(rows))
