@@ -66,8 +66,7 @@ class EventLog:
         salt: bytes = b"",
         contents: abc.Sequence[bytes] = (),
     ) -> None:
-        row = (self._next, "stored", digests, parent, salt, contents, ())
-        self._append(tuple.__new__(PageEvent, row))
+        self._append(PageEvent(self._next, "stored", digests, parent, salt, contents))
         if salt:
             self._salts.update(dict.fromkeys(digests, salt))
 

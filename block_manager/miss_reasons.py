@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections import OrderedDict, abc, deque
+from collections import OrderedDict, abc
 from dataclasses import dataclass
 
 from .digests import page_contents
@@ -32,40 +32,31 @@ class Miss:
 
 
 class Evictions:
+    """Times of at least the latest ``capacity`` evictions, indexed when one is asked for."""
+
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._latest: dict[Digest, int] = {}
-        self._runs: deque[tuple[float, abc.Sequence[Digest]]] = deque()
-        self._first = 0
-        self._indexed = 0
-        self._size = 0
+        self._new: list[tuple[float, abc.Sequence[Digest]]] = []
+        self._num_new = 0
+        self._latest: dict[Digest, float] = {}
+        self._earlier: dict[Digest, float] = {}
 
     def add(self, digests: abc.Sequence[Digest], now: float) -> None:
-        self._runs.append((now, digests))
-        self._size += len(digests)
-        while self._size - len(self._runs[0][1]) >= self._capacity:
-            self._forget_oldest()
+        self._new.append((now, digests))
+        self._num_new += len(digests)
+        if self._num_new >= self._capacity:
+            self._index()
 
     def when(self, digest: Digest) -> float | None:
         self._index()
-        number = self._latest.get(digest)
-        return None if number is None else self._runs[number - self._first][0]
-
-    def _forget_oldest(self) -> None:
-        _, digests = self._runs.popleft()
-        latest, number = self._latest, self._first
-        if number < self._indexed:
-            for digest in digests:
-                if latest.get(digest) == number:
-                    del latest[digest]
-        self._size -= len(digests)
-        self._first += 1
+        return self._latest.get(digest, self._earlier.get(digest))
 
     def _index(self) -> None:
-        end = self._first + len(self._runs)
-        for number in range(max(self._indexed, self._first), end):
-            self._latest.update(dict.fromkeys(self._runs[number - self._first][1], number))
-        self._indexed = end
+        for now, digests in self._new:
+            if len(self._latest) >= self._capacity:
+                self._earlier, self._latest = self._latest, {}
+            self._latest.update(dict.fromkeys(digests, now))
+        self._new, self._num_new = [], 0
 
 
 class FirstPages:
@@ -92,7 +83,7 @@ class MissClassifier:
         self._page_size = page_size
         self._first_pages = FirstPages(capacity)
         self._evicted = evicted
-        self.in_other_format: abc.Callable[[Digest], bool] = _in_no_format
+        self.in_other_format: abc.Callable[[Digest], bool] = lambda _: False
 
     def first_page(self, contents: bytes, salt: bytes) -> None:
         self._first_pages.add(contents, salt)
@@ -129,7 +120,3 @@ class MissClassifier:
 
     def _tail_reason(self, tail: int) -> str:
         return "last_token" if tail == self._page_size else "partial_page"
-
-
-def _in_no_format(_digest: Digest) -> bool:
-    return False

@@ -222,9 +222,7 @@ class PagePool:
         """
         page_of, digest_of, events = self._page_of, self._digest_of, self.events
         if len(digests) == 1 and digests[0] not in page_of:
-            (page,), (digest,) = pages, digests
-            page_of[digest] = page
-            digest_of[page] = digest
+            page_of[digests[0]], digest_of[pages[0]] = pages[0], digests[0]
             events.add_stored(digests, parent, salt, contents)
             return
         new = dict(zip(digests, pages, strict=True))

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 from collections import Counter, abc
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from .manager import BlockManager
-from .types import MediaSpan, PageId, PageTable
+from .types import MediaSpan, PageTable
 
 MAX_NAMES = 256
-
-HeldPages = abc.Iterable[tuple[int, PageId]]
-"""Pairs of a group's index and a page, as ``BlockManager.held_by`` returns them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,31 +18,9 @@ class PinLimit:
     max_pages: int
 
 
-@dataclass(slots=True)
-class _Pages:
-    num_pins: Counter[tuple[int, PageId]] = field(default_factory=Counter)
-    by_group: Counter[int] = field(default_factory=Counter)
-    max_in_group: int = 0
-
-    def add(self, pages: HeldPages) -> None:
-        for page in pages:
-            self.by_group[page[0]] += not self.num_pins[page]
-            self.num_pins[page] += 1
-        self.max_in_group = max(self.by_group.values(), default=0)
-
-    def remove(self, pages: HeldPages) -> None:
-        for page in pages:
-            self.num_pins[page] -= 1
-            if not self.num_pins[page]:
-                del self.num_pins[page]
-                self.by_group[page[0]] -= 1
-        self.max_in_group = max(self.by_group.values(), default=0)
-
-
-@dataclass(slots=True)
-class _Owner:
-    tables: dict[str, PageTable] = field(default_factory=dict)
-    pages: _Pages = field(default_factory=_Pages)
+class _Pin(NamedTuple):
+    owner: str
+    table: PageTable
 
 
 class Pins:
@@ -52,31 +28,26 @@ class Pins:
 
     Pins hold at most ``max_pinned`` pages. The block manager leaves these pages out of its ``capacity``, so
     every admitted sequence fits into the other pages.
+
+    num_pages   number of pinned pages in the group that has most of them
     """
 
     def __init__(self, blocks: BlockManager) -> None:
+        self.num_pages = 0
         self._blocks = blocks
-        self._owners: dict[str, _Owner] = {}
-        self._owner_of: dict[str, str] = {}
-        self._pages = _Pages()
-
-    @property
-    def num_pages(self) -> int:
-        """Number of pinned pages in the group that has most of them."""
-        return self._pages.max_in_group
+        self._pins: dict[str, _Pin] = {}
 
     def kept(self, owner: str | None = None) -> dict[str, int]:
         """Return the number of pinned positions by pin name, for one owner (None: for all)."""
-        owners = [self._owners.get(owner, _Owner())] if owner is not None else self._owners.values()
-        return {name: table.num_written for each in owners for name, table in each.tables.items()}
+        return {name: pin.table.num_written for name, pin in self._pins.items() if owner in (None, pin.owner)}
 
     def num_pages_of(self, owner: str) -> int:
         """Return the number of pages that pins of one owner hold, in the group with most of them."""
-        return self._owners[owner].pages.max_in_group if owner in self._owners else 0
+        return max(self._pages_by_group(owner).values(), default=0)
 
     def can_add_name(self, name: str, owner: str) -> bool:
         """Return whether a pin has this name, or the owner may add one."""
-        return name in self._owner_of or len(self._owners.get(owner, _Owner()).tables) < MAX_NAMES
+        return name in self._pins or len(self.kept(owner)) < MAX_NAMES
 
     def pin(
         self,
@@ -92,7 +63,7 @@ class Pins:
         Return 0 if no page is cached. Return None, and change nothing, if a limit would be exceeded.
         Pinning an existing name replaces its pin.
         """
-        blocks = self._blocks
+        blocks, before = self._blocks, self._pins
         owner = "" if limit is None else limit.owner
         if not self.can_add_name(name, owner):
             return None
@@ -100,42 +71,29 @@ class Pins:
         if not table.num_written:
             blocks.close(table)
             return 0
-        before = self._owner_of.get(name)
-        previous = None if before is None else self._take(name)
-        self._put(name, table, owner)
-        too_many = self._pages.max_in_group > blocks.max_pinned
+        self._pins = {**before, name: _Pin(owner, table)}
+        by_group = self._pages_by_group()
+        too_many = max(by_group.values()) > blocks.max_pinned
         if states := blocks.states:  # one slot must stay free for a running sequence
-            too_many |= self._pages.by_group[len(blocks.groups)] >= states.num_slots
+            too_many |= by_group[len(blocks.groups)] >= states.num_slots
         too_many |= limit is not None and self.num_pages_of(owner) > limit.max_pages
         if too_many:
-            blocks.close(self._take(name))
-            if previous is not None and before is not None:
-                self._put(name, previous, before)
+            blocks.close(table)
+            self._pins = before
             return None
-        if previous is not None:
-            blocks.close(previous)
+        if name in before:
+            blocks.close(before[name].table)
+        self.num_pages = max(by_group.values())
         return table.num_written
 
     def unpin(self, name: str) -> bool:
         """Release a pin; return False if no pin has this name."""
-        if name not in self._owner_of:
+        if name not in self._pins:
             return False
-        self._blocks.close(self._take(name))
+        self._blocks.close(self._pins.pop(name).table)
+        self.num_pages = max(self._pages_by_group().values(), default=0)
         return True
 
-    def _put(self, name: str, table: PageTable, owner: str) -> None:
-        held, each = self._blocks.held_by(table), self._owners.setdefault(owner, _Owner())
-        each.tables[name], self._owner_of[name] = table, owner
-        each.pages.add(held)
-        self._pages.add(held)
-
-    def _take(self, name: str) -> PageTable:
-        owner = self._owner_of.pop(name)
-        each = self._owners[owner]
-        table = each.tables.pop(name)
-        held = self._blocks.held_by(table)
-        each.pages.remove(held)
-        self._pages.remove(held)
-        if not each.tables:
-            del self._owners[owner]
-        return table
+    def _pages_by_group(self, owner: str | None = None) -> Counter[int]:
+        tables = [pin.table for pin in self._pins.values() if owner in (None, pin.owner)]
+        return Counter(group for group, _ in {page for each in tables for page in self._blocks.held_by(each)})

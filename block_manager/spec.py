@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import sys
-from abc import ABC, abstractmethod
 from collections import abc
 from dataclasses import dataclass, field
 
@@ -32,7 +31,7 @@ def pages_touched(num_positions: int, page_size: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KVGroupSpec(ABC):
+class KVGroupSpec:
     """A group of layers that share page tables and a pool.
 
     window      queries at position p see positions > p - window (None: all up to p)
@@ -52,18 +51,34 @@ class KVGroupSpec(ABC):
         """Whether a sequence needs every page of a prefix to continue after the prefix."""
         return self.window is None
 
-    @abstractmethod
+    def window_at(self, position: int) -> int | None:  # noqa: ARG002
+        """Return the window of a query at ``position``; None if it sees everything."""
+        return self.window
+
+    def widest_window(self) -> int | None:
+        return self.window
+
     def first_visible(self, position: int) -> int:
         """Return the first position that a query at ``position`` can see, apart from attention sinks."""
+        window = self.window_at(position)
+        return 0 if window is None else max(position - window + 1, 0)
 
-    @abstractmethod
     def max_pages(self, page_size: int, *, max_chunk: int) -> int:
         """Return the most pages that a sequence can hold if a step writes up to ``max_chunk`` positions.
 
         Without a window the result is ``UNBOUNDED``.
         """
+        if (window := self.widest_window()) is None:
+            return UNBOUNDED
+        return self.sink_pages(page_size) + pages_touched(window - 1 + max_chunk, page_size)
 
-    @abstractmethod
+    def running_pages(self, page_size: int) -> int:
+        return self.max_pages(page_size, max_chunk=1) + 1
+
+    def cached_pages(self, page_size: int) -> int:
+        """Return how many pages of an idle prefix are worth keeping."""
+        return self.max_pages(page_size, max_chunk=1) + 1
+
     def useful_pages(
         self,
         page_size: int,
@@ -73,14 +88,27 @@ class KVGroupSpec(ABC):
         num_cached: int | None = None,
     ) -> int:
         """Return the pool size in pages above which more pages are useless, or ``UNBOUNDED``."""
+        if self.window is None:
+            return UNBOUNDED
+        running = max_running * self.running_pages(page_size)
+        step = self.max_pages(page_size, max_chunk=max_step_tokens)
+        cached = max_running if num_cached is None else num_cached
+        return running + cached * self.cached_pages(page_size) + step
 
-    @abstractmethod
     def table_pages(self, table: PageTable, num_tokens: int, *, max_chunk: int) -> int:
         """Return how many entries a table needs for ``num_tokens`` positions."""
+        page_size = table.page_size
+        if self.window is None:
+            return pages_for(max(num_tokens, table.reserved_ahead), page_size)
+        sink_pages = self.sink_pages(page_size)
+        first = max(self.first_visible(table.num_written) // page_size, sink_pages)
+        most = self.max_pages(page_size, max_chunk=max_chunk)
+        ahead = min(pages_for(table.reserved_ahead, page_size), first - sink_pages + most)
+        return max(pages_for(num_tokens, page_size), ahead)
 
-    @abstractmethod
-    def publishable_pages(self, page_size: int) -> int:
+    def publishable_pages(self, page_size: int) -> int:  # noqa: ARG002
         """Return how many of a sequence's first pages to publish."""
+        return UNBOUNDED
 
     def sink_pages(self, page_size: int) -> int:
         """Return how many pages hold the first ``keep`` positions."""
@@ -110,28 +138,6 @@ class FullAttention(KVGroupSpec):
     window: None = field(init=False, default=None)
     keep: int = field(init=False, default=0)
 
-    def first_visible(self, position: int) -> int:  # noqa: ARG002
-        return 0
-
-    def max_pages(self, page_size: int, *, max_chunk: int) -> int:  # noqa: ARG002
-        return UNBOUNDED
-
-    def useful_pages(
-        self,
-        page_size: int,  # noqa: ARG002
-        *,
-        max_running: int,  # noqa: ARG002
-        max_step_tokens: int,  # noqa: ARG002
-        num_cached: int | None = None,  # noqa: ARG002
-    ) -> int:
-        return UNBOUNDED
-
-    def table_pages(self, table: PageTable, num_tokens: int, *, max_chunk: int) -> int:  # noqa: ARG002
-        return pages_for(max(num_tokens, table.reserved_ahead), table.page_size)
-
-    def publishable_pages(self, page_size: int) -> int:  # noqa: ARG002
-        return UNBOUNDED
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlidingWindow(KVGroupSpec):
@@ -147,52 +153,6 @@ class SlidingWindow(KVGroupSpec):
             )
         if self.keep < 0:
             raise ValueError(f"keep must be at least 0, got {self.keep}; 0 keeps no first positions visible")
-
-    def first_visible(self, position: int) -> int:
-        window = self.window_at(position)
-        return 0 if window is None else max(position - window + 1, 0)
-
-    def max_pages(self, page_size: int, *, max_chunk: int) -> int:
-        touched = pages_touched(self.widest_window() - 1 + max_chunk, page_size)
-        return self.sink_pages(page_size) + touched
-
-    def useful_pages(
-        self,
-        page_size: int,
-        *,
-        max_running: int,
-        max_step_tokens: int,
-        num_cached: int | None = None,
-    ) -> int:
-        running = self.running_pages(page_size)
-        step = self.max_pages(page_size, max_chunk=max_step_tokens)
-        cached = max_running if num_cached is None else num_cached
-        return max_running * running + cached * self.cached_pages(page_size) + step
-
-    def table_pages(self, table: PageTable, num_tokens: int, *, max_chunk: int) -> int:
-        page_size = table.page_size
-        sink_pages = self.sink_pages(page_size)
-        first = max(self.first_visible(table.num_written) // page_size, sink_pages)
-        most = self.max_pages(page_size, max_chunk=max_chunk)
-        ahead = min(pages_for(table.reserved_ahead, page_size), first - sink_pages + most)
-        return max(pages_for(num_tokens, page_size), ahead)
-
-    def publishable_pages(self, page_size: int) -> int:  # noqa: ARG002
-        return UNBOUNDED
-
-    def window_at(self, position: int) -> int | None:  # noqa: ARG002
-        """Return the window of a query at ``position``; None if it sees everything."""
-        return self.window
-
-    def widest_window(self) -> int:
-        return self.window
-
-    def running_pages(self, page_size: int) -> int:
-        return self.max_pages(page_size, max_chunk=1) + 1
-
-    def cached_pages(self, page_size: int) -> int:
-        """Return how many pages of an idle prefix are worth keeping."""
-        return self.max_pages(page_size, max_chunk=1) + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
