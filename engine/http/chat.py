@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from functools import partial
 from typing import Any
 
 from ..api.outputs import Delta, FinishReason
@@ -13,10 +9,10 @@ from ..api.prompt import ChatPrompt, Message
 from ..chat.answer import AnswerReader
 from ..chat.events import CallArguments, CallBegin, CallEnd, CallMalformed, ContentText, ReasoningText
 from .chat_types import ChatMessage, ChatRequest, ConversationFields
+from .choices import ChoicesAnswer
 from .endpoint import Services
 from .errors import FieldError
-from .exchange import Exchange, Take, json_list, json_of
-from .generation import Job, Usage, new_id, run
+from .exchange import Exchange, json_of
 from .logprobs import chat_logprobs, prompt_entries, shown_logprobs
 from .prompts import prompt_cut
 from .request_model import agreed, only
@@ -28,26 +24,11 @@ async def serve_chat(services: Services, request: ChatRequest, exchange: Exchang
     turn = await _turn(services, request, exchange)
     if request.stream:
         only("prompt_logprobs", request.prompt_logprobs, (), "a stream has none")
-    prompt, answer = turn.prompt, _Answer(services, request, turn, name, exchange.request_id)
+    answer, prompt = _Answer(request, turn, exchange, name), turn.prompt
     if request.return_token_ids:
         prompt = encoded = await services.handler.engine.prepare(prompt)
-        answer.prompt_fields["prompt_token_ids"] = encoded.ids
-    job = Job(
-        prompts=[prompt],
-        params=turn.params,
-        model=name,
-        request_id=exchange.request_id or answer.id,
-        cache_salt=request.cache_salt or "",
-        priority=request.priority or 0,
-        final_only=not request.stream,
-    )
-    deltas = run(services, exchange, job)
-    async with aclosing(deltas):
-        if request.stream:
-            await answer.stream(deltas, exchange)
-        else:
-            with services.answers.hold(services.handler.tenant(exchange)) as take:
-                await exchange.answer_bytes(await answer.whole(deltas, take))
+        answer.fields["prompt_token_ids"] = encoded.ids
+    await answer.write([prompt])
 
 
 async def _turn(services: Services, request: ChatRequest, exchange: Exchange) -> Turn:
@@ -140,99 +121,45 @@ def _num_logprobs(request: ChatRequest) -> int | None:
     return request.top_logprobs or 0
 
 
-class _Answer:
-    def __init__(self, services: Services, request: ChatRequest, turn: Turn, name: str, given: str) -> None:
-        self._services = services
-        self._request = request
-        self._turn = turn
-        self._name = name
-        self.id = new_id("chatcmpl", given)
-        self._created = int(time.time())
-        self._usage = Usage()
-        self._prompt_logprobs: bytes | None = None
-        self.prompt_fields: dict[str, Any] = {}
+class _Answer(ChoicesAnswer):
+    prefix, kinds = "chatcmpl", ("chat.completion", "chat.completion.chunk")
 
-    def _reader(self) -> ReplyReader:
-        return ReplyReader(self._turn.reader(), shows_reasoning=self._request.include_reasoning is not False)
+    def __init__(self, request: ChatRequest, turn: Turn, exchange: Exchange, name: str) -> None:
+        super().__init__(turn.services, exchange, request, turn.params, name)
+        shows = request.include_reasoning is not False
+        self._readers = [ReplyReader(turn.reader(), shows_reasoning=shows) for _ in range(turn.params.n)]
+        self._begun: set[int] = set()
+        self._chat = request
 
-    async def whole(self, deltas: AsyncGenerator[tuple[int, Delta], None], take: Take) -> bytes:
-        choices: dict[int, bytes] = {}
-        async for _, delta in deltas:
-            self._usage.add(0, delta)
-            choice = await self._services.handler.message_of(delta, partial(self._whole_choice, delta))
-            take(len(choice))
-            choices[delta.index] = choice
-        answer = self._answer("chat.completion", []) | {"usage": self._usage.info()} | self.prompt_fields
-        written = json_list(choices[index] for index in sorted(choices))
-        return json_of(answer, prompt_logprobs=self._prompt_logprobs, choices=written)
-
-    def _whole_choice(self, delta: Delta) -> bytes:
-        if delta.prompt_logprobs is not None and self._prompt_logprobs is None:
-            self._prompt_logprobs = prompt_entries(delta.prompt_logprobs, self._services.texts)
-            self.prompt_fields["prompt_logprobs"] = None
-        reader = self._reader()
-        message = _message(reader.read(delta))
-        choice = self._choice(delta, reader) | {"message": message}
+    def choice(self, _prompt: int, index: int, delta: Delta) -> bytes:
+        reader = self._readers[index]
+        fields = reader.read(delta)
+        if self._chat.stream:
+            if index not in self._begun:
+                self._begun.add(index)
+                fields = {"role": "assistant", "content": ""} | fields
+            if not (fields or delta.logprobs or delta.finish_reason is not None):
+                return b""
+        elif delta.prompt_logprobs is not None and not self.parts:
+            self.parts["prompt_logprobs"] = prompt_entries(delta.prompt_logprobs, self.services.texts)
+            self.fields["prompt_logprobs"] = None
+        choice: dict[str, Any] = {"index": index, "logprobs": None} | self.finish(delta)
+        if choice["finish_reason"] == "stop" and reader.has_called_tools:
+            choice["finish_reason"] = "tool_calls"
+        if self._chat.return_token_ids:
+            choice["token_ids"] = list(delta.token_ids)
+        choice |= {"delta": fields} if self._chat.stream else {"message": _message(fields)}
         return json_of(choice, logprobs=self._logprobs(delta))
 
-    async def stream(self, deltas: AsyncGenerator[tuple[int, Delta], None], exchange: Exchange) -> None:
-        options = self._request.stream_options
-        readers = [self._reader() for _ in range(self._turn.params.n)]
-        begun: set[int] = set()
-        async for _, delta in deltas:
-            self._usage.add(0, delta)
-            if not exchange.is_started:
-                await exchange.start_events()
-            reader = readers[delta.index]
-            fields = reader.read(delta)
-            if delta.index not in begun:
-                begun.add(delta.index)
-                fields = {"role": "assistant", "content": ""} | fields
-            if fields or delta.logprobs or delta.finish_reason is not None:
-                choice = self._choice(delta, reader) | {"delta": fields}
-                await exchange.event(json_of(self._chunk([choice]), logprobs=self._logprobs(delta)))
-        if options is not None and options.include_usage:
-            await exchange.event(json_of(self._chunk([], is_last=True)))
-        await exchange.end_events()
-
-    def _chunk(self, choices: list[dict[str, Any]], *, is_last: bool = False) -> dict[str, Any]:
-        options = self._request.stream_options
-        chunk = self._answer("chat.completion.chunk", choices) | self.prompt_fields
-        self.prompt_fields = {}
-        if options is not None and (options.include_usage or options.continuous_usage_stats):
-            shows = is_last or options.continuous_usage_stats
-            chunk["usage"] = self._usage.info() if shows else None
-        return chunk
-
-    def _answer(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self._created,
-            "model": self._name,
-            "choices": choices,
-        }
-
     def _logprobs(self, delta: Delta) -> bytes | None:
-        if not self._request.logprobs:
+        if not self._chat.logprobs:
             return None
         return chat_logprobs(
-            shown_logprobs(delta, self._turn.params),
-            self._services.texts,
-            self._turn.params.logprobs or 0,
-            as_ids=bool(self._request.return_tokens_as_token_ids),
+            shown_logprobs(delta, self.params),
+            self.services.texts,
+            self.params.logprobs or 0,
+            as_ids=bool(self._chat.return_tokens_as_token_ids),
         )
-
-    def _choice(self, delta: Delta, reader: ReplyReader) -> dict[str, Any]:
-        finish = None if delta.finish_reason is None else str(delta.finish_reason.value)
-        if finish == "stop" and reader.has_called_tools:
-            finish = "tool_calls"
-        fields: dict[str, Any] = {"index": delta.index, "logprobs": None, "finish_reason": finish}
-        if finish is not None:
-            fields["stop_reason"] = self._services.stop_reason(delta, self._turn.params)
-        if self._request.return_token_ids:
-            fields["token_ids"] = list(delta.token_ids)
-        return fields
 
 
 def _message(fields: dict[str, Any]) -> dict[str, Any]:

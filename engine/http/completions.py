@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, cast
 
 from ..api.errors import InvalidRequest
 from ..api.outputs import Delta
 from ..api.prompt import Prompt
 from ..api.sampling_params import SamplingParams
+from .choices import ChoicesAnswer
 from .endpoint import Services
 from .errors import FieldError
-from .exchange import Exchange, Take, json_list, json_of
-from .generation import MAX_PROMPTS, Job, Usage, new_id, run
+from .exchange import Exchange, json_of
+from .generation import MAX_PROMPTS
 from .logprobs import CompletionLogprobWriter, prompt_entries, shown_logprobs
 from .prompts import prompt_cut
 from .request_model import only
@@ -40,38 +38,6 @@ class CompletionRequest(SamplingFields):
 
 async def serve_completions(services: Services, request: CompletionRequest, exchange: Exchange) -> None:
     name = services.check_model(request.model, exchange)
-    answer = await _prepare(services, request, exchange, name)
-    job = Job(
-        prompts=answer.prompts,
-        params=answer.params,
-        model=name,
-        request_id=exchange.request_id or answer.id,
-        cache_salt=request.cache_salt or "",
-        priority=request.priority or 0,
-        final_only=not request.stream,
-    )
-    deltas = run(services, exchange, job)
-    async with aclosing(deltas):
-        if request.stream:
-            await answer.stream(deltas, exchange)
-        else:
-            with services.answers.hold(services.handler.tenant(exchange)) as take:
-                await exchange.answer_bytes(await answer.whole(deltas, take))
-
-
-def prompts_of(name: str, given: PromptField) -> list[Prompt]:
-    """Return the prompts of a field. Raises FieldError if there are none or too many."""
-    if isinstance(given, str) or (given and isinstance(given[0], int)):
-        return [cast(Prompt, given)]
-    if not 1 <= len(given) <= MAX_PROMPTS:
-        raise FieldError(
-            name,
-            f"{name} must have between 1 and {MAX_PROMPTS} items, got {len(given)}; send several requests",
-        )
-    return list(cast(Sequence[Prompt], given))
-
-
-async def _prepare(services: Services, request: CompletionRequest, exchange: Exchange, name: str) -> _Answer:
     max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     cut = prompt_cut(
         services,
@@ -96,16 +62,28 @@ async def _prepare(services: Services, request: CompletionRequest, exchange: Exc
         logprobs=None if without_output else request.logprobs,
         structured=None if without_output else request.structured(),
     )
-    answer = _Answer(services, request, name, prompts, params, exchange.request_id)
+    answer = _Answer(services, exchange, request, params, name)
     answer.without_output = without_output
     if request.echo or request.return_token_ids:
         answer.prompt_ids = [await services.handler.engine.encode(prompt) for prompt in prompts]
-        answer.prompts = list(answer.prompt_ids)
-        answer.texts = [await _text_of(services, prompt) for prompt in prompts]
+        answer.texts = [await _text_of(services, prompt) for prompt in answer.prompt_ids]
+        prompts = list(answer.prompt_ids)
     if request.echo and asked_logprobs is not None:
         num_prompt = sum(map(len, answer.prompt_ids))
         services.answers.check(params.n * num_prompt * (1 + asked_logprobs) * _LOGPROB_BYTES)
-    return answer
+    await answer.write(prompts)
+
+
+def prompts_of(name: str, given: PromptField) -> list[Prompt]:
+    """Return the prompts of a field. Raises FieldError if there are none or too many."""
+    if isinstance(given, str) or (given and isinstance(given[0], int)):
+        return [cast(Prompt, given)]
+    if not 1 <= len(given) <= MAX_PROMPTS:
+        raise FieldError(
+            name,
+            f"{name} must have between 1 and {MAX_PROMPTS} items, got {len(given)}; send several requests",
+        )
+    return list(cast(Sequence[Prompt], given))
 
 
 async def _check_json_object(services: Services, request: CompletionRequest, prompts: list[Prompt]) -> None:
@@ -127,109 +105,49 @@ async def _text_of(services: Services, prompt: Prompt) -> str:
     return await services.handler.texts.run("", services.handler.engine.tokenizer.decode, ids)
 
 
-class _Answer:
+class _Answer(ChoicesAnswer):
+    prefix, kinds = "cmpl", ("text_completion", "text_completion")
+
     def __init__(
         self,
         services: Services,
+        exchange: Exchange,
         request: CompletionRequest,
-        name: str,
-        prompts: list[Prompt],
         params: SamplingParams,
-        request_id: str,
+        name: str,
     ) -> None:
-        self.prompts = prompts
-        self.params = params
+        super().__init__(services, exchange, request, params, name)
         self.prompt_ids: list[list[int]] = []
         self.texts: list[str] = []
-        self.without_output = False
-        self._services = services
-        self._request = request
-        self._name = name
-        self.id = new_id("cmpl", request_id)
-        self._created = int(time.time())
-        self._usage = Usage()
+        self._asked = request
         self._writers: dict[int, CompletionLogprobWriter] = {}
         self._echoed: set[int] = set()
 
-    async def whole(self, deltas: AsyncGenerator[tuple[int, Delta], None], take: Take) -> bytes:
-        choices: dict[int, bytes] = {}
-        async for prompt, delta in deltas:
-            self._take(prompt, delta)
-            write = partial(self._choice, prompt, delta)
-            choice = await self._services.handler.message_of(delta, write)
-            take(len(choice))
-            choices[prompt * self.params.n + delta.index] = choice
-        return self._completion(json_list(choices[index] for index in sorted(choices)), with_usage=True)
-
-    async def stream(self, deltas: AsyncGenerator[tuple[int, Delta], None], exchange: Exchange) -> None:
-        options = self._request.stream_options
-        async for prompt, delta in deltas:
-            self._take(prompt, delta)
-            if not exchange.is_started:
-                await exchange.start_events()
-            index = prompt * self.params.n + delta.index
-            if delta.text or delta.logprobs or delta.finish_reason is not None or not self._is_echoed(index):
-                choice = await self._services.handler.message_of(delta, partial(self._choice, prompt, delta))
-                await exchange.event(self._completion(json_list([choice])))
-        if options is not None and options.include_usage:
-            await exchange.event(self._completion(b"[]", with_usage=True))
-        await exchange.end_events()
-
-    def _take(self, prompt: int, delta: Delta) -> None:
-        if self.without_output:
-            delta.token_ids, delta.text, delta.logprobs = (), "", ()
-        self._usage.add(prompt, delta)
-
-    def _is_echoed(self, index: int) -> bool:
-        return not self._request.echo or index in self._echoed
-
-    def _completion(self, choices: bytes, *, with_usage: bool = False) -> bytes:
-        completion: dict[str, Any] = {
-            "id": self.id,
-            "object": "text_completion",
-            "created": self._created,
-            "model": self._name,
-            "choices": [],
-        }
-        options = self._request.stream_options
-        if with_usage or (options is not None and options.continuous_usage_stats):
-            completion["usage"] = self._usage.info()
-        elif options is not None and options.include_usage:
-            completion["usage"] = None
-        return json_of(completion, choices=choices)
-
-    def _choice(self, prompt: int, delta: Delta) -> bytes:
-        request = self._request
-        index = prompt * self.params.n + delta.index
-        echoes = not self._is_echoed(index)
+    def choice(self, prompt: int, index: int, delta: Delta) -> bytes:
+        request = self._asked
+        echoes = bool(request.echo) and index not in self._echoed
+        if request.stream and not (echoes or delta.text or delta.logprobs or delta.finish_reason is not None):
+            return b""
         self._echoed.add(index)
-        fields: dict[str, Any] = {
-            "index": index,
-            "text": self.texts[prompt] + delta.text if echoes else delta.text,
-            "logprobs": None,
-            "finish_reason": None if delta.finish_reason is None else delta.finish_reason.value,
-        }
+        text = self.texts[prompt] + delta.text if echoes else delta.text
+        fields: dict[str, Any] = {"index": index, "text": text, "logprobs": None} | self.finish(delta)
         if request.logprobs is not None:
             fields["logprobs"] = self._logprobs(index, delta, echoes=echoes)
-        if delta.finish_reason is not None:
-            fields["stop_reason"] = self._services.stop_reason(delta, self.params)
-            if self.without_output:
-                fields |= {"finish_reason": "length", "stop_reason": None}
         if request.return_token_ids:
             fields |= {"token_ids": list(delta.token_ids), "prompt_token_ids": self.prompt_ids[prompt]}
         entries: bytes | None = None
         if request.prompt_logprobs is not None and delta.prompt_logprobs is not None:
             fields["prompt_logprobs"] = None
-            entries = prompt_entries(delta.prompt_logprobs, self._services.texts)
+            entries = prompt_entries(delta.prompt_logprobs, self.services.texts)
         return json_of(fields, prompt_logprobs=entries)
 
     def _logprobs(self, index: int, delta: Delta, *, echoes: bool) -> Any:
-        request = self._request
+        request = self._asked
         writer = self._writers.get(index)
         if writer is None:
             assert request.logprobs is not None
             as_ids = bool(request.return_tokens_as_token_ids)
-            writer = CompletionLogprobWriter(self._services.texts, request.logprobs, as_ids=as_ids)
+            writer = CompletionLogprobWriter(self.services.texts, request.logprobs, as_ids=as_ids)
             self._writers[index] = writer
         if echoes and delta.prompt_logprobs is None:
             raise InvalidRequest(

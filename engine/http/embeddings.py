@@ -13,7 +13,7 @@ from ..api.sampling_params import Pooling, SamplingParams
 from .completions import PromptField, prompts_of
 from .endpoint import Services
 from .exchange import Exchange, json_list, json_of
-from .generation import Job, Usage, run
+from .generation import Usage, run
 from .prompts import Side, prompt_cut
 from .request_model import RequestModel
 
@@ -47,20 +47,11 @@ async def serve_embeddings(services: Services, request: EmbeddingRequest, exchan
         special=request.add_special_tokens is not False,
     )
     prompts = [await cut.encoded(services, exchange, each) for each in prompts_of("input", request.input)]
-    job = Job(
-        prompts=prompts,
-        params=SamplingParams(max_tokens=1, ignore_eos=True, pooling=request.pooling or "last"),
-        model=name,
-        request_id=exchange.request_id,
-        cache_salt=request.cache_salt or "",
-        priority=request.priority or 0,
-        final_only=True,
-    )
+    params = SamplingParams(max_tokens=1, ignore_eos=True, pooling=request.pooling or "last")
     as_text = request.encoding_format == "base64"
     found: dict[int, bytes] = {}
     usage = Usage()
-    deltas = run(services, exchange, job)
-    async with aclosing(deltas):
+    async with aclosing(run(services, exchange, request, prompts, params)) as deltas:
         async for prompt, delta in deltas:
             usage.add(prompt, delta)
             if delta.embedding is None:

@@ -33,9 +33,9 @@ class Services:
         info = self.handler.engine.info
         return (info.name, *info.aliases, *self.handler.adapters(exchange))
 
-    def adapter(self, name: str) -> str | None:
+    def adapter(self, name: str | None) -> str | None:
         info = self.handler.engine.info
-        return None if name in (info.name, *info.aliases) else name
+        return None if name in (None, info.name, *info.aliases) else name
 
     @property
     def takes_images(self) -> bool:

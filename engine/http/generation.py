@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..api.errors import EngineStopping, RequestFailed
 from ..api.outputs import Delta, FinishReason
@@ -13,21 +13,13 @@ from ..api.prompt import Prompt
 from ..api.sampling_params import SamplingParams
 from .endpoint import Services
 from .exchange import Exchange
+from .request_model import RequestModel
 
 MAX_PROMPTS = 2048  # prompts of one request
 CONCURRENCY = 64  # concurrent prompts of one request
 BACKLOG = 16  # unread deltas of a request with several prompts
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    prompts: Sequence[Prompt]
-    params: SamplingParams
-    model: str
-    request_id: str = ""
-    cache_salt: str = ""
-    priority: int = 0
-    final_only: bool = False
+Deltas: TypeAlias = AsyncGenerator[tuple[int, Delta], None]
 
 
 @dataclass(slots=True)
@@ -55,29 +47,47 @@ class Usage:
         }
 
 
-def run(services: Services, exchange: Exchange, job: Job) -> AsyncGenerator[tuple[int, Delta], None]:
+def run(
+    services: Services,
+    exchange: Exchange,
+    request: RequestModel,
+    prompts: Sequence[Prompt],
+    params: SamplingParams,
+) -> Deltas:
     """Stream deltas, each with its prompt's index. Raises RequestFailed or EngineStopping."""
-    if len(job.prompts) == 1:
-        return _deltas(services, exchange, job, 0)
-    return _interleaved(services, exchange, job)
+    request_id = exchange.request_id
+
+    def start(index: int) -> Deltas:
+        is_one = len(prompts) == 1 or not request_id
+        deltas = services.handler.generate(
+            prompts[index],
+            params,
+            context=exchange,
+            request_id=request_id if is_one else f"{request_id}-{index}",
+            cache_salt=getattr(request, "cache_salt", None) or "",
+            priority=getattr(request, "priority", None) or 0,
+            final_only=not getattr(request, "stream", None),
+            adapter=services.adapter(getattr(request, "model", None)),
+        )
+        return _checked(deltas, index)
+
+    return start(0) if len(prompts) == 1 else _interleaved(start, len(prompts))
 
 
-async def _interleaved(
-    services: Services, exchange: Exchange, job: Job
-) -> AsyncGenerator[tuple[int, Delta], None]:
+async def _interleaved(start: Callable[[int], Deltas], count: int) -> Deltas:
     output: asyncio.Queue[tuple[int, Delta] | Exception | None] = asyncio.Queue(BACKLOG)
-    todo = iter(range(len(job.prompts)))
+    todo = iter(range(count))
 
     async def serve() -> None:
         for index in todo:
-            async with aclosing(_deltas(services, exchange, job, index)) as source:
+            async with aclosing(start(index)) as source:
                 async for item in source:
                     await output.put(item)
 
     async def serve_all() -> None:
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(min(CONCURRENCY, len(job.prompts))):
+                for _ in range(min(CONCURRENCY, count)):
                     group.create_task(serve())
         except ExceptionGroup as errors:
             await output.put(errors.exceptions[0])
@@ -95,22 +105,7 @@ async def _interleaved(
         await asyncio.wait([work])
 
 
-async def _deltas(
-    services: Services, exchange: Exchange, job: Job, index: int
-) -> AsyncGenerator[tuple[int, Delta], None]:
-    request_id = job.request_id
-    if request_id and len(job.prompts) > 1:
-        request_id = f"{request_id}-{index}"
-    deltas = services.handler.generate(
-        job.prompts[index],
-        job.params,
-        context=exchange,
-        request_id=request_id,
-        cache_salt=job.cache_salt,
-        priority=job.priority,
-        final_only=job.final_only,
-        adapter=services.adapter(job.model),
-    )
+async def _checked(deltas: AsyncGenerator[Delta, None], index: int) -> Deltas:
     async with aclosing(deltas):
         async for delta in deltas:
             if delta.finish_reason is FinishReason.ERROR:

@@ -44,7 +44,7 @@ async def serve_messages(services: Services, request: MessagesRequest, exchange:
     name = services.check_model(request.model, exchange)
     turn = await _turn(services, request, _params(services, request))
     shows = not (request.thinking and request.thinking.display == "omitted")
-    await _Answer(turn, name, shows_thinking=shows).write(exchange, stream=bool(request.stream))
+    await _Answer(turn, name, shows_thinking=shows).write(exchange, request)
 
 
 async def serve_count(services: Services, request: CountRequest, exchange: Exchange) -> None:

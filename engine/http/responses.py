@@ -38,7 +38,7 @@ async def serve_responses(services: Services, request: ResponsesRequest, exchang
     request.check_served()
     name = services.check_model(request.model, exchange)
     answer = _Answer(await _turn(services, request), request, name)
-    await answer.write(exchange, stream=bool(request.stream))
+    await answer.write(exchange, request)
 
 
 async def _turn(services: Services, request: ResponsesRequest) -> Turn:

@@ -26,7 +26,7 @@ from ..chat.tool_choice import ToolUse, tool_use
 from .endpoint import Services
 from .errors import FieldError
 from .exchange import Exchange
-from .generation import Job, Usage, new_id, run
+from .generation import Usage, new_id, run
 from .sampling import keep_likeliest
 
 NO_THINKING = {"enable_thinking": False, "thinking": False}  # template variables that turn reasoning off
@@ -216,17 +216,11 @@ class TurnAnswer(ABC):
         self.blocks, self.usage = Blocks(), Usage()
         self.last: Delta | None = None
 
-    async def write(self, exchange: Exchange, *, stream: bool) -> None:
+    async def write(self, exchange: Exchange, request: Any) -> None:
         """Send the response, at once or as a stream of events."""
-        job = Job(
-            prompts=[self.turn.prompt],
-            params=self.turn.params,
-            model=self.name,
-            request_id=exchange.request_id or self.id,
-            final_only=not stream,
-        )
-        reader = self.turn.reader()
-        async with aclosing(run(self.turn.services, exchange, job)) as deltas:
+        turn, reader, stream = self.turn, self.turn.reader(), bool(request.stream)
+        exchange.request_id = exchange.request_id or self.id
+        async with aclosing(run(turn.services, exchange, request, [turn.prompt], turn.params)) as deltas:
             async for _, delta in deltas:
                 self.usage.add(0, delta)
                 events = reader.add(delta.text)
