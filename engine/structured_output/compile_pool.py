@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ..api.errors import EngineStopping, OctavoError, Overloaded, RequestFailed
+from .helper_process import HelperUnavailable
 from .library import first_line, make_matcher
 from .library_tokenizer import TokenizerMaker
 from .limits import CompileLimits
-from .trial_compiler import Accepted, HelperUnavailable, Refused, TrialCompiler
+from .trial_compiler import Accepted, Refused, TrialCompiler
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher

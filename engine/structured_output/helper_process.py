@@ -1,24 +1,21 @@
 """Helper processes, which protect the engine from hostile input.
 
-A message is a big-endian length of four bytes, followed by JSON, on standard input or output.
+Both sides send JSON objects over a socket. A message may be followed by bytes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-import selectors
-import struct
+import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+import threading
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any
 
-AnswerT = TypeVar("AnswerT")
-_LENGTH = struct.Struct(">I")
-_READ = 2**20
+_PATIENCE_S = 1.0  # seconds for a process to end after its socket was closed
 
 
 class HelperEnded(Exception): ...
@@ -28,13 +25,23 @@ class HelperLate(Exception):
     """The helper process did not answer in time."""
 
 
-class HelperProcess:
-    _module: str
-    _patience_s = 1.0
+class HelperUnavailable(Exception):
+    """The helper process did not start, or ended unexpectedly."""
 
-    def __init__(self) -> None:
+
+class HelperProcess:
+    """Owns one helper process, which starts at the first use.
+
+    module   Python module that the process runs
+    setup    first message, which the process answers when it is ready
+    start_s  seconds for the first answer
+    """
+
+    def __init__(self, module: str, setup: dict[str, Any], start_s: float) -> None:
+        self.num_started = 0
+        self._module, self._setup, self._start_s = module, setup, start_s
         self._process: subprocess.Popen[bytes] | None = None
-        self._got = bytearray()
+        self._connection: Connection | None = None
         self._is_closed = False
 
     def interrupt(self) -> None:
@@ -42,79 +49,88 @@ class HelperProcess:
         if (process := self._process) is not None:
             process.kill()
 
-    @property
-    def _is_running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+    def _start(self) -> None:
+        """Start the process if none runs. Raises HelperUnavailable."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        self._end()
+        if self._is_closed:
+            raise HelperUnavailable("the engine was stopped")
+        try:
+            self._spawn()
+            self.num_started += 1
+            if self._is_closed:
+                self.interrupt()
+            answer = self._ask(self._setup, self._start_s)
+        except (OSError, HelperEnded, HelperLate) as error:
+            status = self._end()
+            raise HelperUnavailable(
+                f"the helper process did not start: {error} (exit status {status})"
+            ) from error
+        if (reason := answer.get("refused")) is not None:
+            self._end()
+            raise HelperUnavailable(f"the helper process did not start: {reason}")
 
     def _spawn(self) -> None:
-        self._got.clear()
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", self._module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            start_new_session=True,  # keeps a terminal's Ctrl-C from the process
-        )
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._connection = Connection(ours.detach())
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", self._module, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # keeps a terminal's Ctrl-C from the process
+            )
 
-    def _exchange(
-        self, message: bytes, seconds: float, answer_in: Callable[[bytearray], AnswerT | None]
-    ) -> AnswerT:
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
-        deadline, data = time.monotonic() + seconds, memoryview(message)
-        os.set_blocking(process.stdin.fileno(), False)
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            selector.register(process.stdin, selectors.EVENT_WRITE)
-            while (answer := answer_in(self._got)) is None:
-                ready = selector.select(max(0.0, deadline - time.monotonic()))
-                if not ready:
-                    raise HelperLate(f"this took more than {seconds:g} s")
-                for key, _ in ready:
-                    if key.fileobj is process.stdout:
-                        if not (part := os.read(key.fd, _READ)):
-                            raise HelperEnded("the helper process ended")
-                        self._got += part
-                        continue
-                    try:
-                        data = data[os.write(key.fd, data) :]
-                    except BlockingIOError:
-                        continue
-                    except BrokenPipeError as error:
-                        raise HelperEnded("the helper process ended") from error
-                    if not data:
-                        selector.unregister(process.stdin)
-        return answer
+    def _ask(self, message: dict[str, Any], seconds: float, *more: bytes) -> dict[str, Any]:
+        """Return the answer to a message; ``"bytes"`` has the bytes that follow it. Raises HelperEnded, or
+        HelperLate after it has killed the process."""
+        connection = self._connection
+        assert connection is not None
+        late = threading.Event()
+
+        def kill() -> None:
+            late.set()
+            self.interrupt()
+
+        timer = threading.Timer(seconds, kill)
+        timer.start()
+        try:
+            send(connection, message, *more)
+            return next(received(connection))
+        except (OSError, StopIteration) as error:
+            if late.is_set():
+                raise HelperLate(f"this took more than {seconds:g} s") from error
+            raise HelperEnded("the helper process ended") from error
+        finally:
+            timer.cancel()
 
     def _end(self) -> int:
         process, self._process = self._process, None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
         if process is None:
             return 0
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(timeout=self._patience_s)
+            return process.wait(timeout=_PATIENCE_S)
         process.kill()
         return process.wait()
 
 
-def packed(message: dict[str, Any]) -> bytes:
-    content = json.dumps(message).encode()
-    return _LENGTH.pack(len(content)) + content
+def send(connection: Connection, message: dict[str, Any], *more: bytes) -> None:
+    connection.send_bytes(json.dumps(message | {"is_followed": True} if more else message).encode())
+    for each in more:
+        connection.send_bytes(each)
 
 
-def next_message(got: bytearray) -> dict[str, Any] | None:
-    """Remove and return the next complete message, or return None."""
-    if len(got) < _LENGTH.size:
-        return None
-    end = _LENGTH.size + _LENGTH.unpack_from(got)[0]
-    if len(got) < end:
-        return None
-    message: dict[str, Any] = json.loads(bytes(got[_LENGTH.size : end]))
-    del got[:end]
-    return message
+def received(connection: Connection) -> Iterator[dict[str, Any]]:
+    """Yield the messages until the other side closes the socket; ``"bytes"`` has the bytes that follow."""
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            message: dict[str, Any] = json.loads(connection.recv_bytes())
+            if message.pop("is_followed", False):
+                message["bytes"] = connection.recv_bytes()
+            yield message

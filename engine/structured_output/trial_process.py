@@ -1,6 +1,6 @@
 """Helper process that test-compiles schemas and grammars. A hostile source may crash only this process.
 
-Messages on standard input (<-) and standard output (->):
+Messages to this process (<-) and from it (->):
 
 <- {"tokenizer": tokenizer.json, "num_tokens", "end_ids", "limits": {...}}   once
 -> {"ready": true} or {"refused": why}
@@ -18,11 +18,12 @@ import signal
 import sys
 import threading
 import time
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from ..memory.malloc import give_memory_back
 from .grammar import grammar_of
-from .helper_process import next_message, packed
+from .helper_process import received, send
 from .library import first_line, make_matcher, make_tokenizer
 
 if TYPE_CHECKING:
@@ -32,60 +33,39 @@ NICENESS = 5
 
 
 def main() -> None:
-    out = _take_output()
-    for ignored in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):
+    connection = Connection(int(sys.argv[1]))
+    for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
     os.nice(NICENESS)
-    inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    got = bytearray()
-    thread: threading.Thread | None = None
-    while data := os.read(0, 2**16):
-        got += data
-        while (message := next_message(got)) is not None:
-            if thread is None:
-                threading.stack_size(message["limits"]["stack_bytes"])
-                thread = threading.Thread(target=_compile_all, args=(message, inbox, out), daemon=True)
-                thread.start()
-            else:
-                inbox.put(message)
+    messages, inbox = received(connection), queue.SimpleQueue[dict[str, Any]]()
+    setup = next(messages)
+    threading.stack_size(setup["limits"]["stack_bytes"])
+    threading.Thread(target=_compile_all, args=(setup, inbox, connection), daemon=True).start()
+    for message in messages:
+        inbox.put(message)
     os._exit(0)
 
 
-def _take_output() -> int:
-    out = os.dup(1)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    os.close(nowhere)
-    return out
-
-
-def _compile_all(setup: dict[str, Any], inbox: queue.SimpleQueue[dict[str, Any]], out: int) -> None:
+def _compile_all(
+    setup: dict[str, Any], inbox: queue.SimpleQueue[dict[str, Any]], connection: Connection
+) -> None:
     limits = setup["limits"]
     try:
         tokenizer = make_tokenizer(
             setup["tokenizer"], num_tokens=setup["num_tokens"], end_ids=setup["end_ids"]
         )
     except BaseException as error:  # the library raises ValueError or panics
-        _write(out, packed({"refused": first_line(str(error))}))
+        send(connection, {"refused": f"it cannot read the tokenizer: {first_line(str(error))}"})
         return
     _limit_memory(limits["memory_bytes"])
-    _write(out, packed({"ready": True}))
+    send(connection, {"ready": True})
     while True:
         job = inbox.get()
         _limit_cpu(limits["cpu_s"])
         answer = _answer(tokenizer, job, limits["compile_s"], first_mask_s=limits["first_mask_s"])
-        _write(out, packed(answer))
+        send(connection, answer)
         del job, answer
         give_memory_back()
-
-
-def _write(out: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(out, view) :]
 
 
 def _answer(

@@ -1,51 +1,54 @@
 """Helper process that decodes and resizes images of clients.
 
-A decoder's error or a decompression bomb costs only one answer. Messages are lines of JSON on standard
-input and output:
+A decoder's error or a decompression bomb costs only one answer. Messages to this process (<-) and from
+it (->):
 
     <- {"rules": ..., "max_pixels", "memory_bytes"}   once
-    <- {"size"}, followed by the bytes of an image
+    -> {"ready": true}
+    <- {}, followed by the bytes of an image
     -> {"height", "width"}, followed by the pixels; or {"refused": reason}
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
-import json
 import os
 import resource
 import sys
 import warnings
-from typing import IO, Any
+from multiprocessing.connection import Connection
+from typing import Any
 
 from ..api.image import ImageRules, Size
+from ..structured_output.helper_process import received, send
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 NICENESS = 5
 
 
 def main() -> None:
-    source, out = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # libraries must not write among the answers
+    connection = Connection(int(sys.argv[1]))
     os.nice(NICENESS)
-    limits = json.loads(source.readline())
+    messages = received(connection)
+    limits = next(messages)
     rules, most = ImageRules(**limits["rules"]), limits["memory_bytes"]
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     from PIL import Image
 
     warnings.simplefilter("ignore")
     Image.MAX_IMAGE_PIXELS = None  # checked before decoding
-    _answer(out, {"ready": True})
-    while line := source.readline():
-        data = source.read(json.loads(line)["size"])
+    send(connection, {"ready": True})
+    for message in messages:
         try:
-            size, pixels = resized(data, rules, max_pixels=limits["max_pixels"])
-            _answer(out, size._asdict(), pixels)
+            size, pixels = resized(message["bytes"], rules, max_pixels=limits["max_pixels"])
+            send(connection, size._asdict(), pixels)
+        except BrokenPipeError:
+            return
         except MemoryError:
-            _answer(out, {"refused": "it takes too much memory"})
+            send(connection, {"refused": "it takes too much memory"})
         except Exception as error:  # decoders may raise anything
-            _answer(out, {"refused": " ".join(str(error).split())[:200] or type(error).__name__})
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            send(connection, {"refused": reason})
 
 
 def resized(data: bytes, rules: ImageRules, *, max_pixels: int) -> tuple[Size, bytes]:
@@ -82,12 +85,6 @@ def opened(data: bytes, *, max_pixels: int) -> Any:
     if picture.format != "MPO" and (frames := getattr(picture, "n_frames", 1)) > 1:
         raise ValueError(f"it must have one frame, got {frames}; send one frame as an image of its own")
     return picture
-
-
-def _answer(out: IO[bytes], answer: dict[str, Any], pixels: bytes = b"") -> None:
-    with contextlib.suppress(BrokenPipeError):
-        out.write(json.dumps(answer).encode() + b"\n" + pixels)
-        out.flush()
 
 
 if __name__ == "__main__":
