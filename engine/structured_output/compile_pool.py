@@ -23,6 +23,8 @@ from .trial_compiler import Accepted, Refused, TrialCompiler
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
+    from .constraint import Constraint
+
 
 Item = TypeVar("Item")
 
@@ -111,9 +113,12 @@ class Compiled:
 
 @dataclass(slots=True, eq=False)
 class CompileJob:
+    """A source to compile. ``waiting`` are the requests that share its outcome."""
+
     kind: str
     source: str
     outcome: Future[Compiled | Refused] = field(default_factory=Future)
+    waiting: set[Future[Constraint]] = field(default_factory=set)
     helper: TrialCompiler | None = None
     is_cancelled: bool = False
 

@@ -8,8 +8,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -36,21 +35,9 @@ _SCHEMA_IN_GRAMMAR = re.compile(r"at \d+\(\d+\): failed to compile JSON schema: 
 _Key: TypeAlias = tuple[str, str]
 
 
-@dataclass(slots=True, eq=False)
-class Compilation:
-    constraint: Future[Constraint] = field(default_factory=Future)
-
-
-@dataclass(frozen=True, slots=True)
-class _Cached:
+class _Cached(NamedTuple):
     constraint: Constraint
     cpu_s: float
-
-
-@dataclass(slots=True, eq=False)
-class _UnderWay:
-    job: CompileJob
-    waiting: set[Compilation] = field(default_factory=set)
 
 
 class ConstraintCompiler:
@@ -66,7 +53,7 @@ class ConstraintCompiler:
         self._mask_threads = MaskThreads()
         self._cache: OrderedDict[_Key, _Cached] = OrderedDict()
         self._refusals: OrderedDict[bytes, str] = OrderedDict()
-        self._under_way: dict[_Key, _UnderWay] = {}
+        self._under_way: dict[_Key, CompileJob] = {}
         self._lock = threading.Lock()
         self._finalizer = weakref.finalize(self, _close, self.pool, self._mask_threads)
 
@@ -79,68 +66,68 @@ class ConstraintCompiler:
 
     def compile(self, structured: StructuredOutput, tenant: str = "") -> Constraint:
         """Return a new constraint. Raises InvalidRequest, RequestFailed, Overloaded or EngineStopping."""
-        waits = self.begin(structured, tenant)
+        constraint = self.begin(structured, tenant)
         try:
-            return waits.constraint.result()
+            return constraint.result()
         finally:
-            self.forget(waits)
+            self.forget(constraint)
 
-    def begin(self, structured: StructuredOutput, tenant: str = "") -> Compilation:
+    def begin(self, structured: StructuredOutput, tenant: str = "") -> Future[Constraint]:
         """Start compiling for one request. Raises Overloaded or EngineStopping."""
-        key, waits = (structured.kind, structured.source), Compilation()
+        key, constraint = (structured.kind, structured.source), Future[Constraint]()
         with self._lock:
             if (found := self._cache.get(key)) is not None:
                 self._cache.move_to_end(key)
                 if found.constraint.is_stuck:
                     raise InvalidRequest(f"{structured.kind} cannot be used now: {TOO_COSTLY}; simplify it")
-                waits.constraint.set_result(found.constraint.copy())
-                return waits
+                constraint.set_result(found.constraint.copy())
+                return constraint
             if (reason := self._refusals.get(_digest(key))) is not None:
-                waits.constraint.set_exception(InvalidRequest(reason))
-                return waits
-            under_way, is_new = self._under_way.get(key), False
-            if under_way is None:
-                under_way, is_new = _UnderWay(CompileJob(*key)), True
-                self.pool.submit(under_way.job, tenant)
-                self._under_way[key] = under_way
-            under_way.waiting.add(waits)
+                constraint.set_exception(InvalidRequest(reason))
+                return constraint
+            job, is_new = self._under_way.get(key), False
+            if job is None:
+                job, is_new = CompileJob(*key), True
+                self.pool.submit(job, tenant)
+                self._under_way[key] = job
+            job.waiting.add(constraint)
         if is_new:
-            under_way.job.outcome.add_done_callback(functools.partial(self._on_done, under_way))
-        return waits
+            job.outcome.add_done_callback(functools.partial(self._on_done, job))
+        return constraint
 
-    def forget(self, waits: Compilation) -> None:
+    def forget(self, constraint: Future[Constraint]) -> None:
         with self._lock:
-            found = next((each for each in self._under_way.values() if waits in each.waiting), None)
-            if found is None:
+            job = next((each for each in self._under_way.values() if constraint in each.waiting), None)
+            if job is None:
                 return
-            found.waiting.discard(waits)
-            if found.waiting:
+            job.waiting.discard(constraint)
+            if job.waiting:
                 return
-            del self._under_way[found.job.kind, found.job.source]
-        self.pool.cancel(found.job)
+            del self._under_way[job.kind, job.source]
+        self.pool.cancel(job)
 
     def close(self) -> None:
         """End the helper processes and the threads. Waiting requests fail."""
         self._finalizer()
 
-    def _on_done(self, under_way: _UnderWay, outcome: Future[Compiled | Refused]) -> None:
-        job, made, error = under_way.job, None, outcome.exception()
+    def _on_done(self, job: CompileJob, outcome: Future[Compiled | Refused]) -> None:
+        made, error = None, outcome.exception()
         if error is None:
             try:
                 made = self._constraint_or_refusal(job, outcome.result())
             except InvalidRequest as refusal:
                 error = refusal
         with self._lock:
-            if self._under_way.get((job.kind, job.source)) is under_way:
+            if self._under_way.get((job.kind, job.source)) is job:
                 del self._under_way[job.kind, job.source]
-            waiting, under_way.waiting = under_way.waiting, set()
-        for waits in waiting:
-            if not waits.constraint.set_running_or_notify_cancel():
+            waiting, job.waiting = job.waiting, set()
+        for constraint in waiting:
+            if not constraint.set_running_or_notify_cancel():
                 continue
             if made is not None:
-                waits.constraint.set_result(made.copy())
+                constraint.set_result(made.copy())
             else:
-                waits.constraint.set_exception(error)
+                constraint.set_exception(error)
 
     def _constraint_or_refusal(self, job: CompileJob, outcome: Compiled | Refused) -> Constraint:
         key = (job.kind, job.source)
@@ -211,7 +198,7 @@ class GrammarDesk:
 
     def begin(self, structured: StructuredOutput, tenant: str = "") -> Future[int]:
         """Start compiling for one request. The result is the number of the grammar."""
-        waits = self.compiler.begin(structured, tenant)
+        constraint = self.compiler.begin(structured, tenant)
         ticket: Future[int] = Future()
 
         def done(outcome: Future[Constraint]) -> None:
@@ -227,10 +214,10 @@ class GrammarDesk:
 
         def forget(_: Future[int]) -> None:
             if ticket.cancelled():
-                self.compiler.forget(waits)
+                self.compiler.forget(constraint)
 
         ticket.add_done_callback(forget)
-        waits.constraint.add_done_callback(done)
+        constraint.add_done_callback(done)
         return ticket
 
     def take(self, ticket: int) -> Constraint:

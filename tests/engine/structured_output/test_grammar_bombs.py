@@ -143,7 +143,7 @@ def test_others_compile_while_one_takes_its_time() -> None:
     waits = own.begin(bombs.slow(), "mallory")
     for number in range(5):
         own.compile(StructuredOutput(regex=f"a{number}"), "alice")
-    assert not waits.constraint.done()
+    assert not waits.done()
     own.forget(waits)
     own.close()
 
@@ -154,7 +154,7 @@ def test_a_request_that_is_given_up_frees_its_helper() -> None:
     _until_compiling(own)
     [under_way] = own._under_way.values()
     own.forget(waits)
-    assert isinstance(under_way.job.outcome.exception(timeout=20), EngineStopping)
+    assert isinstance(under_way.outcome.exception(timeout=20), EngineStopping)
     own.compile(StructuredOutput(regex="a"))
     assert num_started(own) == 2, "the process that compiled it was ended"
     own.close()
@@ -166,10 +166,10 @@ def test_equal_requests_share_a_compilation_until_all_leave() -> None:
     third = own.begin(StructuredOutput(regex="abc"))
     own.forget(first)
     [under_way] = [each for key, each in own._under_way.items() if key[1] == bombs.slow().source]
-    assert not under_way.job.is_cancelled
+    assert not under_way.is_cancelled
     own.forget(second)
-    assert under_way.job.is_cancelled
-    assert third.constraint.result(timeout=30).allowed()[ord("a")]
+    assert under_way.is_cancelled
+    assert third.result(timeout=30).allowed()[ord("a")]
     own.close()
 
 
@@ -222,7 +222,7 @@ def test_closing_ends_running_and_waiting_compilations() -> None:
     own.close()
     for waits in (running, waiting):
         with pytest.raises(EngineStopping):
-            waits.constraint.result(timeout=10)
+            waits.result(timeout=10)
     with pytest.raises(EngineStopping, match="schemas and grammars are no longer compiled"):
         own.compile(StructuredOutput(regex="a"))
     assert not any(thread.is_alive() for thread in own.pool._threads)
