@@ -36,36 +36,6 @@ def test_a_new_prompt_gets_pages_in_order() -> None:
     assert (blocks.num_held, blocks.num_idle_cached, blocks.num_idle_empty) == (3, 0, 5)
 
 
-def test_a_second_prompt_shares_the_full_pages_of_the_first() -> None:
-    blocks = BlockManager(8, 4)
-    written(blocks, PROMPT)
-    other = blocks.open([1, 2, 3, 4, 5, 6, 7, 8, 99])
-    assert other.pages == array("i", [0, 1])
-    assert other.num_written == 8
-    assert blocks.num_held == 3
-
-
-def test_the_last_token_is_never_found() -> None:
-    blocks = BlockManager(8, 4)
-    written(blocks, PROMPT[:8])
-    assert blocks.open(PROMPT[:8]).num_written == 4
-    assert blocks.open(PROMPT[:9]).num_written == 8
-    assert blocks.open([]).num_written == 0
-
-
-def test_salts_do_not_share() -> None:
-    blocks = BlockManager(8, 4)
-    written(blocks, PROMPT, salt=b"tenant a")
-    assert blocks.open(PROMPT, salt=b"tenant b").num_written == 0
-    assert blocks.open(PROMPT, salt=b"tenant a").num_written == 8
-
-
-def test_the_same_page_after_another_prefix_is_another_page() -> None:
-    blocks = BlockManager(8, 4)
-    written(blocks, PROMPT)
-    assert blocks.open([9, 9, 9, 9, 5, 6, 7, 8, 9]).num_written == 0
-
-
 def test_without_the_cache_nothing_is_found_and_nothing_is_hashed() -> None:
     def no_hashing(_parent: Digest, _packed: bytes, _page_bytes: int) -> list[Digest]:
         raise AssertionError("hashed")
@@ -74,16 +44,6 @@ def test_without_the_cache_nothing_is_found_and_nothing_is_hashed() -> None:
     blocks.close(written(blocks, PROMPT))
     assert blocks.open(PROMPT).num_written == 0
     assert blocks.num_idle_cached == 0
-
-
-def test_a_shortage_changes_nothing() -> None:
-    blocks = BlockManager(2, 4)
-    table = blocks.open(PROMPT)
-    assert table.capacity == 0
-    assert not blocks.reserve(table, 9)
-    assert not table.pages
-    assert blocks.reserve(table, 8)
-    assert table.capacity == 8
 
 
 def test_empty_then_least_recently_used_pages_are_reused() -> None:
@@ -100,27 +60,6 @@ def test_empty_then_least_recently_used_pages_are_reused() -> None:
     assert blocks.num_evicted == 2
     assert blocks.open([1] * 8).num_written == 0
     assert blocks.open([2] * 8).num_written == 4
-
-
-def test_finding_a_page_makes_it_recent() -> None:
-    blocks = BlockManager(2, 4)
-    for token in (1, 2):
-        blocks.close(written(blocks, [token] * 4))
-    blocks.close(blocks.open([1] * 5))
-    assert blocks.reserve(blocks.open([3]), 4)
-    assert blocks.open([1] * 5).num_written == 4
-    assert blocks.open([2] * 5).num_written == 0
-
-
-def test_two_tables_that_compute_the_same_page_keep_their_own() -> None:
-    blocks = BlockManager(4, 4)
-    one, two = blocks.open([1] * 4), blocks.open([1] * 4)
-    for table in (one, two):
-        assert blocks.reserve(table, 4)
-        blocks.commit(table, [1] * 4, 4)
-    assert one.pages != two.pages
-    assert blocks.open([1] * 5).pages == one.pages, "the first one is found"
-    blocks.check()
 
 
 def test_a_page_is_not_found_without_the_one_before_it() -> None:
@@ -152,22 +91,6 @@ def test_a_fork_shares_full_pages_and_copies_the_partial_one() -> None:
     assert blocks.open([*longer, 13]).pages == fork.pages, "the fork publishes its own page"
 
 
-def test_a_fork_at_a_page_boundary_copies_nothing() -> None:
-    blocks = BlockManager(2, 4)
-    fork = blocks.fork(written(blocks, PROMPT[:8]))
-    assert fork is not None
-    assert not blocks.has_copies
-
-
-def test_a_fork_without_free_pages_changes_nothing() -> None:
-    blocks = BlockManager(3, 4)
-    table = written(blocks, PROMPT)
-    assert blocks.fork(table) is None
-    blocks.check()
-    blocks.close(table)
-    assert blocks.num_held == 0
-
-
 def test_a_copy_holds_both_pages_until_it_is_done() -> None:
     blocks = BlockManager(8, 4)
     table = written(blocks, PROMPT[:2])
@@ -192,24 +115,6 @@ def test_a_copy_that_no_step_has_taken_ends_with_its_table() -> None:
     blocks.check()
 
 
-def test_check_finds_a_copy_whose_table_is_closed() -> None:
-    blocks = BlockManager(8, 4)
-    fork = blocks.fork(written(blocks, PROMPT[:2]))
-    assert fork is not None
-    blocks._copies.cancel = lambda held: None  # type: ignore[method-assign] # noqa: ARG005
-    blocks.close(fork)
-    with pytest.raises(AssertionError, match="waits for a table that is closed"):
-        blocks.check()
-
-
-def test_rollback_inside_a_private_page_copies_nothing() -> None:
-    blocks = BlockManager(8, 4)
-    table = written(blocks, PROMPT)
-    blocks.rollback(table, 9)
-    assert not blocks.has_copies
-    assert (table.num_written, len(table.pages), len(table.digests)) == (9, 3, 2)
-
-
 def test_rollback_into_a_published_page_continues_on_a_copy() -> None:
     """A published page may be found at any time, so its contents must match its digest."""
     blocks = BlockManager(8, 4)
@@ -224,37 +129,6 @@ def test_rollback_into_a_published_page_continues_on_a_copy() -> None:
     blocks.check()
     assert list(blocks.open(PROMPT).pages) == [0, 1]
     assert list(blocks.open([1, 2, 3, 4, 5, 6, 70, 80, 90]).pages) == [0, 2]
-
-
-def test_rollback_into_a_shared_page_leaves_the_other_side_alone() -> None:
-    blocks = BlockManager(8, 4, prefix_cache=False)
-    table = written(blocks, PROMPT[:8])
-    fork = blocks.fork(table)
-    assert fork is not None
-    blocks.rollback(fork, 5)
-    (copy,) = blocks.take_copies()
-    assert copy == PageCopy(source=PageId(table.pages[1]), target=PageId(fork.pages[1]))
-    assert list(table.pages) == [0, 1]
-    blocks.check()
-
-
-def test_rollback_without_free_pages_ends_at_the_page_boundary() -> None:
-    blocks = BlockManager(2, 4)
-    table = written(blocks, PROMPT[:8])
-    other = blocks.open(PROMPT[:9])
-    blocks.rollback(table, 6)
-    assert not blocks.has_copies
-    assert (table.num_written, list(table.pages)) == (4, [0])
-    assert other.num_written == 8
-    blocks.check()
-
-
-def test_rollback_to_the_end_releases_unused_pages() -> None:
-    blocks = BlockManager(8, 4)
-    table = written(blocks, PROMPT)
-    assert blocks.reserve(table, 30)
-    blocks.rollback(table, 10)
-    assert len(table.pages) == 3
 
 
 def test_known_digests_are_not_computed_again() -> None:
@@ -296,13 +170,6 @@ def test_misses_are_counted(num_tokens: int, num_hit: int, misses: dict[str, int
     miss = blocks.explain_miss(table, PROMPT[:num_tokens])
     assert (miss.page, miss.reason) == (num_hit // 4, next(iter(misses)))
     assert blocks.miss_reasons.count(num_tokens, miss) == misses
-
-
-def test_without_the_cache_that_is_the_reason() -> None:
-    blocks = BlockManager(8, 4, prefix_cache=False)
-    miss = blocks.explain_miss(blocks.open(PROMPT), PROMPT)
-    assert miss == Miss(0, "disabled")
-    assert blocks.miss_reasons.count(10, miss) == {"disabled": 10}
 
 
 def test_a_miss_reports_when_the_page_was_evicted() -> None:

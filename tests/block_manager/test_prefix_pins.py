@@ -20,22 +20,6 @@ def serve(blocks: BlockManager, tokens: list[int], salt: bytes = b"") -> int:
     return found
 
 
-def test_a_pinned_prefix_outlives_pressure_and_an_unpinned_one_does_not() -> None:
-    blocks = BlockManager(6, 4, max_pinned=2)
-    pins = Pins(blocks)
-    serve(blocks, [1] * 8)
-    assert pins.pin("system", [1] * 8) == 8
-    assert (pins.num_pages, list(pins.kept())) == (2, ["system"])
-    serve(blocks, [2] * 16)
-    assert serve(blocks, [1] * 9) == 8
-    assert pins.unpin("system")
-    assert not pins.unpin("system")
-    serve(blocks, [3] * 24)
-    assert serve(blocks, [1] * 9) == 0
-    assert blocks.num_held == pins.num_pages == 0
-    blocks.check()
-
-
 def test_more_than_may_be_pinned_is_refused_and_changes_nothing() -> None:
     blocks = BlockManager(8, 4, max_pinned=3)
     pins = Pins(blocks)
@@ -69,13 +53,6 @@ def test_an_owners_pins_stay_within_its_limit_whatever_room_others_leave() -> No
         assert pins.unpin(name)
     assert blocks.num_held == pins.num_pages == 0
     blocks.check()
-
-
-def test_only_pages_of_the_same_salt_are_pinned() -> None:
-    blocks = BlockManager(8, 4, max_pinned=4)
-    serve(blocks, [1] * 8, salt=b"a")
-    assert Pins(blocks).pin("x", [1] * 8, salt=b"b") == 0
-    assert Pins(blocks).pin("x", [1] * 11, salt=b"a") == 8
 
 
 def test_requests_that_fit_only_without_pins_are_refused() -> None:

@@ -162,12 +162,6 @@ def test_if_pages_are_short_the_least_useful_snapshot_is_evicted() -> None:
     blocks.check()
 
 
-def test_small_states_are_kept_at_every_page() -> None:
-    blocks = manager(20, every_page=True)
-    serve(blocks, list(range(1, 24)))
-    assert serve(blocks, [*range(1, 14), 99, 98, 97]) == 12
-
-
 def test_without_a_slot_a_table_gets_no_pages_either() -> None:
     blocks = manager(1)
     first, second = blocks.open([1, 2, 3]), blocks.open([4, 5, 6])
@@ -198,18 +192,6 @@ def test_the_only_slot_continues_from_the_snapshot_it_holds() -> None:
     blocks.check()
 
 
-def test_pages_of_a_failed_sequence_are_never_found() -> None:
-    blocks = manager()
-    table = blocks.open(list(range(1, 10)))
-    assert blocks.reserve(table, 9)
-    blocks.plan_snapshots(table, 0, 9, num_known=9)
-    assert table.state is not None
-    assert table.state.planned
-    blocks.close(table)
-    blocks.check()
-    assert blocks.open(list(range(1, 10))).num_written == 0
-
-
 def test_rollback_ends_at_a_snapshot() -> None:
     blocks = manager(8, every_page=True)
     tokens = list(range(1, 24))
@@ -224,18 +206,6 @@ def test_rollback_ends_at_a_snapshot() -> None:
     blocks.rollback(table, 15)
     assert not blocks.has_copies
     assert table.num_written in (0, 12)
-    blocks.check()
-
-
-def test_recomputation_keeps_the_snapshot() -> None:
-    blocks, tokens = manager(), list(range(6))
-    table = blocks.open(tokens)
-    advance(blocks, table, tokens, 6)
-    blocks.rollback(table, 3)
-    assert not blocks.has_copies
-    assert advance(blocks, table, tokens, 6) == [4]
-    assert blocks.num_findable(table.digests) == 1
-    blocks.close(table)
     blocks.check()
 
 
@@ -254,17 +224,6 @@ def test_rollback_before_the_first_step_releases_cached_pages() -> None:
     assert advance(blocks, table, tokens[:9], 9) == [8]
     assert not blocks.has_copies
     blocks.close(table)
-    blocks.check()
-
-
-def test_without_a_prefix_cache_rollback_starts_again() -> None:
-    states = RecurrentState(num_slots=1, slot_bytes=1, every_page=False)
-    blocks = BlockManager(8, 4, prefix_cache=False, states=states)
-    table = blocks.open(range(10))
-    assert blocks.reserve(table, 10)
-    blocks.commit(table, range(10), 10)
-    blocks.rollback(table, 9)
-    assert table.num_written == 0
     blocks.check()
 
 

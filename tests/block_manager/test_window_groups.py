@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from ledger import Ledger, next_token, served_alone
 from octavo.block_manager import (
     BlockManager,
     FullAttention,
     KVGroupSpec,
     Miss,
-    PageCopy,
     PageId,
     PageTable,
     Pins,
@@ -22,7 +20,6 @@ from octavo.scheduler import (
     Scheduler,
     Sequence,
     SequenceTooLong,
-    Status,
 )
 
 FULL = FullAttention(num_pages=16)
@@ -58,16 +55,6 @@ def test_pages_that_no_query_sees_are_released() -> None:
         *((1, PageId(page)) for page in table.parts[1].pages[3:]),
     ]
     assert blocks.idle_pages() == (11, 6)
-
-
-def test_kept_pages_stay() -> None:
-    blocks = manager(SlidingWindow(num_pages=8, window=6, keep=5))
-    table = written(blocks, PROMPT[:20])
-    assert [page for _, page in blocks.held_by(table)] == [0, 1, *table.pages[3:]]
-    assert list(table.pages[2:3]) == [0], "the entry of a page that was given back"
-    blocks.close(table)
-    blocks.check()
-    assert blocks.num_held == 0
 
 
 def test_a_long_generation_holds_a_constant_number_of_window_pages() -> None:
@@ -159,27 +146,6 @@ def test_forks_copy_the_partial_page_of_every_group() -> None:
     assert blocks.idle_pages() == (16, 8)
 
 
-def test_a_fork_without_free_pages_in_one_group_changes_nothing() -> None:
-    blocks = manager(FULL, SlidingWindow(num_pages=3, window=6))
-    table = written(blocks, PROMPT[:9])
-    assert blocks.fork(table) is None
-    blocks.check()
-    assert blocks.idle_pages() == (13, 0)
-
-
-def test_rollback_inside_the_window_is_exact() -> None:
-    blocks = manager()
-    table = written(blocks, PROMPT[:20])
-    blocks.rollback(table, 19)
-    (first, second) = blocks.take_copies()
-    assert table.num_written == 19
-    assert (first, second) == (
-        PageCopy(first.source, PageId(table.parts[0].pages[4]), 0),
-        PageCopy(second.source, PageId(table.parts[1].pages[4]), 1),
-    )
-    blocks.check()
-
-
 def test_rollback_before_the_window_finds_its_pages_or_restarts() -> None:
     blocks = manager()
     table = written(blocks, PROMPT)
@@ -193,15 +159,6 @@ def test_rollback_before_the_window_finds_its_pages_or_restarts() -> None:
     assert not blocks.has_copies
     assert table.num_written == 0
     blocks.check()
-
-
-def test_rollback_without_a_cache_starts_again() -> None:
-    blocks = manager(prefix_cache=False)
-    table = written(blocks, PROMPT)
-    blocks.rollback(table, 9)
-    assert not blocks.has_copies
-    assert (table.num_written, list(table.pages)) == (0, [])
-    write(blocks, table, PROMPT)
 
 
 def test_reserved_space_is_free_in_time() -> None:
@@ -230,22 +187,6 @@ def test_only_sequences_that_never_fit_the_pools_are_refused() -> None:
         Scheduler(blocks, Limits(16, 2))
 
 
-def test_a_window_model_serves_prompts_longer_than_its_pool() -> None:
-    blocks = manager(SlidingWindow(num_pages=6, window=6), SlidingWindow(num_pages=5, window=3, keep=2))
-    scheduler, ledger = Scheduler(blocks, Limits(8, 3)), Ledger(4, blocks.groups)
-    sequences = [Sequence(name, [1, 2] * 30, max_tokens=9) for name in ("a", "b")]
-    for sequence in sequences:
-        scheduler.add(sequence)
-    while (step := scheduler.plan()) is not None:
-        ledger.run(step, sequences)
-        drawn = [next_token(sequence.tokens, sequence.sequence_id) for sequence in step.sampled()]
-        scheduler.commit(step, [SampleResult(token, token == 0) for token in drawn])
-        blocks.check()
-    for sequence in sequences:
-        assert sequence.status is Status.FINISHED
-        assert sequence.tokens[60:] == served_alone([1, 2] * 30, 9, sequence.sequence_id)
-
-
 def test_pins_are_counted_in_the_group_that_has_most() -> None:
     blocks = BlockManager((FULL, WINDOW), 4, max_pinned=3, max_chunk=8)
     blocks.close(written(blocks, PROMPT[:12]))
@@ -268,11 +209,3 @@ def test_pins_are_counted_in_the_group_that_has_most() -> None:
 def test_invalid_window_groups_are_refused(settings: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SlidingWindow(**settings)
-
-
-def test_full_attention_has_no_window_to_keep_positions_in_front_of() -> None:
-    with pytest.raises(ValueError, match="num_pages must be at least 1, got 0"):
-        FullAttention(num_pages=0)
-    for settings in ({"keep": 2}, {"window": 5}):
-        with pytest.raises(TypeError):
-            FullAttention(num_pages=1, **settings)

@@ -109,19 +109,6 @@ async def test_a_request_that_waits_can_be_given_up_too() -> None:
     ) == 1
 
 
-async def test_leaving_the_loop_early_ends_the_request() -> None:
-    gate = Gate()
-    async with running(gate=gate) as (engine, fake, observer):
-        gate.allow(2)
-        async for _ in engine.generate([1], SamplingParams(max_tokens=100, n=2)):
-            break
-        await turns()
-        gate.allow(1)
-        await until(lambda: any(record.ended for record in observer.records))
-        assert fake.runner is not None
-        assert fake.runner.num_steps <= 3
-
-
 async def test_a_request_that_has_ended_can_be_given_up_without_effect() -> None:
     async with running() as (engine, _, observer):
         stream = engine.generate([1], SamplingParams(max_tokens=2), request_id="r")

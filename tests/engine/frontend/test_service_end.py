@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from engines import Gate, SlowSteps, collect, running, until
-from fakes import FakeCore, Recording, byte_tokenizer, small_config
+from fakes import FakeCore, Recording, small_config
 from octavo.engine import (
     AsyncEngine,
     EngineConfig,
@@ -40,31 +40,6 @@ async def test_stopping_lets_running_requests_finish() -> None:
         gate.open()
         assert await task == {0: alone([1], params)}
         await stop
-
-
-async def test_requests_that_do_not_finish_in_time_are_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = Gate()
-    aborted = asyncio.Event()
-    async with running(gate=gate) as (engine, _, _):
-        task = asyncio.create_task(collect(engine.generate([1], SamplingParams(max_tokens=200, n=2))))
-        gate.allow(4)
-        await until(lambda: engine.gauges().num_running == 2)
-        thread = engine._client
-        assert thread is not None
-        abort = thread.abort
-
-        def aborting(number: int) -> None:
-            abort(number)
-            aborted.set()
-
-        monkeypatch.setattr(thread, "abort", aborting)
-        stop = asyncio.create_task(engine.stop(drain_timeout=0.05))
-        await aborted.wait()
-        gate.open()
-        result = await task
-        assert {sample.finish_reason for sample in result.values()} == {FinishReason.ABORT}
-        await stop
-        await engine.stop()
 
 
 async def test_an_engine_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,14 +148,6 @@ async def test_a_hundred_readers_that_come_and_go_leave_nothing_behind() -> None
         assert FinishReason.LENGTH in ended
 
 
-async def test_info_and_tokenizer_are_the_models() -> None:
-    async with running() as (engine, _, _):
-        assert engine.info.name == "fake"
-        assert engine.tokenizer.vocab_size == byte_tokenizer().vocab_size
-        with pytest.raises(RuntimeError, match="can be started only once"):
-            await engine.start()
-
-
 async def test_an_id_is_free_as_soon_as_its_reader_gave_up() -> None:
     gate = Gate()
     async with running(gate=gate) as (engine, _, _):
@@ -197,12 +164,3 @@ async def test_an_id_is_free_as_soon_as_its_reader_gave_up() -> None:
         await until(lambda: engine._open.find("r") is not None)
         gate.open()
         assert await second == {0: alone([2], params)}
-
-
-async def test_only_requests_of_the_same_salt_share_pages() -> None:
-    async with running() as (engine, _, _):
-        found = []
-        for salt in (b"", b"a", b"b", b"a", b""):
-            async for delta in engine.generate([7] * 9, SamplingParams(max_tokens=1), salt=salt):
-                found.append(delta.cached_tokens)
-        assert found == [0, 0, 0, 8, 8]

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from engines import Gate, collect, running, turns, until
+from engines import Gate, collect, running, until
 from fakes import small_config
 from octavo.engine import (
     AsyncEngine,
@@ -16,7 +16,6 @@ from octavo.engine import (
     SamplingParams,
 )
 from octavo.engine.api import config as settings
-from oracle import alone
 
 
 @pytest.mark.parametrize(
@@ -60,12 +59,6 @@ async def test_refusals_contain_the_numbers(
         assert not fake.runner.num_steps
 
 
-async def test_without_a_limit_a_request_goes_to_the_models_length() -> None:
-    async with running(max_model_len=20) as (engine, _, _):
-        result = await collect(engine.generate([1, 2, 3]))
-        assert result == {0: alone([1, 2, 3], SamplingParams(), room=17)}
-
-
 async def test_an_id_in_use_is_refused() -> None:
     gate = Gate()
     async with running(gate=gate) as (engine, _, _):
@@ -79,22 +72,6 @@ async def test_an_id_in_use_is_refused() -> None:
             await anext(engine.generate([1], request_id=""))
         gate.open()
         await task
-
-
-async def test_a_full_queue_refuses_more() -> None:
-    gate = Gate()
-    config = small_config(max_running=2, max_waiting=3)
-    async with running(config, gate) as (engine, _, observer):
-        tasks = [
-            asyncio.create_task(collect(engine.generate([1], SamplingParams(max_tokens=2)))) for _ in range(5)
-        ]
-        await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match=r"5 requests are unfinished .* but at most 5 are allowed"):
-            await anext(engine.generate([1]))
-        assert observer.reasons == ["overloaded"]
-        gate.open()
-        await asyncio.gather(*tasks)
-        await collect(engine.generate([1], SamplingParams(max_tokens=2)))
 
 
 async def test_each_sample_takes_a_place_in_the_queue() -> None:
@@ -181,26 +158,6 @@ async def test_a_priority_out_of_range_is_refused() -> None:
     async with running() as (engine, _, _):
         with pytest.raises(InvalidRequest, match="priority must be between -1000 and 1000, got 1001"):
             await anext(engine.generate([1], priority=1001))
-
-
-async def test_smaller_priorities_are_admitted_first() -> None:
-    gate = Gate()
-    order: list[str] = []
-    async with running(small_config(max_running=1), gate) as (engine, _, _):
-
-        async def one(name: str, priority: int) -> None:
-            await collect(engine.generate([1], SamplingParams(max_tokens=1), priority=priority))
-            order.append(name)
-
-        names = [("first", 0), ("low", 5), ("usual", 0), ("also usual", 0), ("urgent", -5)]
-        tasks = []
-        for name, priority in names:
-            tasks.append(asyncio.create_task(one(name, priority)))
-            await turns()
-        gate.open()
-        await asyncio.gather(*tasks)
-    assert order[-1] == "low"
-    assert order.index("urgent") < order.index("usual") < order.index("also usual")
 
 
 async def test_requests_that_just_fit_are_served() -> None:

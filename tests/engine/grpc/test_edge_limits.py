@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 import logging
 import threading
-import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -23,9 +21,8 @@ from engines import Gate
 from fakes import FakeCore, small_config
 from http2_frames import HEADERS, RESET, Connection, message, reset
 from http2_frames import call as http2_call
-from octavo.engine.api import config as settings
 from octavo.engine.api.address import Address
-from octavo.engine.api.errors import InvalidRequest, Overloaded, RequestTooLong
+from octavo.engine.api.errors import InvalidRequest, Overloaded
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.frontend.input_processor import LONG_TEXT
 from octavo.engine.grpc import call_limiter
@@ -212,41 +209,6 @@ async def test_a_request_counts_before_it_is_encoded(monkeypatch: pytest.MonkeyP
     assert its.engine._open.limiter._num_samples == its.engine._open.limiter._num_entering_tokens == 0
 
 
-async def test_prompts_on_their_way_in_count_as_waiting_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    door = threading.Event()
-    encode = Tokenizer.encode
-
-    def slow(self: Tokenizer, text: str, **options: Any) -> list[int]:
-        assert door.wait(60)
-        return encode(self, text, **options)
-
-    monkeypatch.setattr(Tokenizer, "encode", slow)
-    monkeypatch.setattr(settings, "MAX_WAITING_TOKENS", 2000)
-    async with served(config=small_config(num_pages=4000)) as its:
-        least = its.engine.tokenizer.min_tokens("x" * 4000)
-        assert 2 * least < 2000 < 3 * least
-        tasks = [asyncio.create_task(collect(its.client.generate("x" * 4000, SHORT))) for _ in range(2)]
-        await eventually(lambda: its.engine._open.limiter._num_samples == 2, "two are on their way in")
-        with pytest.raises(Overloaded, match=f"{2 * least} prompt tokens are waiting"):
-            await asyncio.wait_for(collect(its.client.generate("x" * 4000, SHORT)), 20)
-        door.set()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def test_a_burst_is_answered_in_words_and_never_cancelled() -> None:
-    async with served() as its:
-        with grpc.insecure_channel(its.address) as channel:
-            stub: Any = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
-            await asyncio.to_thread(grpc.channel_ready_future(channel).result, 30)
-            calls = [stub.GetServerInfo.future(pb.GetServerInfoRequest()) for _ in range(1500)]
-            time.sleep(1.0)
-            codes: Counter[grpc.StatusCode] = Counter()
-            for call in calls:
-                codes[await asyncio.to_thread(call.code)] += 1
-    assert codes.keys() <= {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}, codes
-    assert codes[grpc.StatusCode.OK] > 1000
-
-
 async def test_calls_beyond_the_limit_are_refused_with_a_time_to_return(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -273,31 +235,6 @@ async def test_calls_beyond_the_limit_are_refused_with_a_time_to_return(
             call.cancel()
         gate.open()
         await eventually(lambda: _num_calls(its) == 0, "all have left")
-
-
-async def test_memory_of_a_burst_of_calls_is_freed_afterwards(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    given_back: list[int] = []
-    gate, size = Gate(), 8
-    monkeypatch.setattr(call_limiter, "BURST_CALLS", size)
-    monkeypatch.setattr(grpc_server, "BURST_POLL_S", 0.01)
-    async with served(FakeCore(before_step=gate)) as its:
-        monkeypatch.setattr(grpc_server, "give_memory_back", lambda: given_back.append(_num_calls(its)))
-        calls = [
-            asyncio.ensure_future(its.client.stub.Generate(pb.GenerateRequest(text="a")).read())
-            for _ in range(size)
-        ]
-        await eventually(lambda: _num_calls(its) == size, "all are in")
-        await asyncio.sleep(0.05)
-        assert not given_back
-        gate.open()
-        await asyncio.gather(*calls)
-        await eventually(lambda: bool(given_back), "it is given back")
-        await its.client.model_info()
-        await asyncio.sleep(0.05)
-        assert len(given_back) == 1
-        assert given_back[0] <= size // 2
 
 
 def _num_calls(its: Served) -> int:
@@ -339,13 +276,6 @@ def test_an_open_listener_without_tokens_warns_once(
     assert [record.message for record in caplog.records if "anyone who can reach" in record.message] == (
         [caplog.records[0].message] if warns else []
     )
-
-
-def test_refusals_never_ask_for_a_body() -> None:
-    handler = grpc.unary_stream_rpc_method_handler(lambda _request, _context: None)
-    refusing = call_limiter.refusing(handler, RequestTooLong("no"))
-    assert refusing.request_streaming
-    assert refusing.response_streaming
 
 
 async def test_a_call_without_its_message_is_counted_and_ended() -> None:
@@ -483,16 +413,3 @@ async def test_a_connection_has_so_many_streams_however_fast_it_resets_them(
         assert await its.client.tokenize("a") == [97], "others are served"
         await connection.close()
     assert seen < 2 * most, f"{seen} of {5 * most} came through"
-
-
-async def test_long_prompts_of_ids_are_read_as_they_were_sent() -> None:
-    core = FakeCore(max_model_len=40_000, verify=False)
-    ids = [97 + number % 20 for number in range(30_000)]
-    async with served(core, config=small_config(num_pages=8000)) as its:
-        whole = await collect(its.client.generate(ids, SHORT))
-        assert whole[0].prompt_tokens == len(ids)
-        assert await its.client.detokenize(ids) == "".join(map(chr, ids))
-        with pytest.raises(InvalidRequest, match="got 999; "):
-            await collect(its.client.generate([*ids, 999], SHORT))
-        with pytest.raises(InvalidRequest, match="60000 token ids"):
-            await collect(its.client.generate(ids + ids, SHORT))

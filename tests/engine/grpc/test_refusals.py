@@ -91,22 +91,6 @@ async def test_wrong_unary_requests() -> None:
             assert caught.value.code() is INVALID
 
 
-async def test_a_request_id_that_is_being_served_is_refused() -> None:
-    async with served(gate=(gate := Gate())) as its:
-        deltas = its.client.generate("hello", SamplingParams(), request_id="same")
-        gate.allow(1)
-        await anext(deltas)
-        with pytest.raises(InvalidRequest, match="same"):
-            await collect(its.client.generate("other", SamplingParams(max_tokens=1), request_id="same"))
-        gate.allow(1)
-        assert (await anext(deltas)).finish_reason is None, "the first one goes on"
-        await deltas.aclose()
-        await eventually(lambda: its.server.handler.num_active == 0, "the first one is forgotten")
-        gate.open()
-        again = await collect(its.client.generate("other", SamplingParams(max_tokens=1), request_id="same"))
-        assert again[0].finish_reason is not None
-
-
 async def test_a_full_server_refuses_with_resource_exhausted() -> None:
     config = small_config(max_running=1, max_waiting=1)
     async with served(gate=Gate(), config=config) as its:

@@ -84,18 +84,6 @@ async def test_unread_output_keeps_new_requests_out(
         assert _unread(its) == 0
 
 
-async def test_a_connection_that_is_lost_gives_its_unread_output_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(request_limiter, "MAX_UNREAD_BYTES", 1_000_000)
-    config = small_config(**CONFIG)
-    async with served(FakeCore(verify=False), config=config) as its:
-        async with stalled(its, LARGE):
-            await eventually(lambda: _unread(its) > 1_000_000, "its output waits", within=60)
-        await eventually(lambda: _unread(its) == 0, "nothing waits for nobody")
-        assert await collect(its.client.generate("b", SHORT))
-
-
 async def test_far_too_much_unread_output_ends_the_slowest_stream_and_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -152,17 +140,6 @@ def _check_reason(error: grpc.aio.AioRpcError) -> None:
     assert status is not None
     assert status.details[0].Unpack(info)
     assert info.reason == "SLOW_READER"
-
-
-async def test_a_running_request_whose_client_stops_reading_is_ended_too() -> None:
-    core = FakeCore(verify=False, max_model_len=30_000)
-    config = small_config(page_size=32, num_pages=1024)
-    async with served(core, config=config, write_timeout_s=0.3) as its:
-        endless = pb.SamplingParams(max_tokens=25_000, logprobs=20)
-        async with stalled(its, endless):
-            await eventually(lambda: its.server.handler.num_active == 0, "the call was ended", within=60)
-            await eventually(lambda: all_idle(its.engine), "its pages are free")
-        assert its.num_steps < 25_000
 
 
 async def test_an_unread_batch_ends_with_all_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:

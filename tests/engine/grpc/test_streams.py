@@ -34,23 +34,6 @@ async def _freed_early(its: Served, gate: Gate, *, at_most: int = 10) -> None:
     assert its.num_steps <= at_most, f"it ran on for {its.num_steps} steps"
 
 
-async def test_32_concurrent_streams_equal_streams_served_alone() -> None:
-    prompts = [[*range(30, 42), index] for index in range(32)]  # a shared prefix of three pages
-    params = [
-        SamplingParams(max_tokens=5 + index % 9, temperature=float(index % 2), seed=index, n=1 + index % 2)
-        for index in range(32)
-    ]
-    async with served() as its:
-        together = await asyncio.gather(
-            *(collect(its.client.generate(p, q)) for p, q in zip(prompts, params, strict=True))
-        )
-    async with served() as its:
-        for index, whole in enumerate(together):
-            alone = await collect(its.client.generate(prompts[index], params[index]))
-            assert {i: d.token_ids for i, d in whole.items()} == {i: d.token_ids for i, d in alone.items()}
-        await eventually(lambda: all_idle(its.engine), "pages idle")
-
-
 async def test_a_cancelled_call_frees_its_pages() -> None:
     async with served(gate=(gate := _few_steps())) as its:
         deltas = its.client.generate("hello", LONG)
@@ -84,24 +67,6 @@ async def test_a_deadline_ends_the_request() -> None:
             await read()
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await _freed_early(its, gate)
-
-
-async def test_cancelling_while_waiting_leaves_the_queue() -> None:
-    async with served(gate=(gate := _few_steps()), config=small_config(max_running=1)) as its:
-        running = its.client.generate("hello", LONG)
-        await anext(running)
-        waiting = asyncio.create_task(anext(its.client.generate("other", LONG)))
-        await eventually(lambda: len(its.engine._open.streams()) == 2, "it is in")
-        gate.allow(4)
-        await eventually(lambda: its.engine.gauges().num_waiting == 1, "it waits")
-        waiting.cancel()
-        await eventually(lambda: its.server.handler.num_active == 1, "the engine was told")
-        gate.allow(4)
-        await eventually(lambda: its.engine.gauges().num_waiting == 0, "it has left")
-        gate.allow(1)
-        assert (await anext(running)).token_ids, "the other one goes on"
-        await running.aclose()
-        await _freed_early(its, gate, at_most=20)
 
 
 async def test_a_client_that_stops_reading_delays_no_other() -> None:

@@ -251,27 +251,6 @@ async def test_an_endpoint_that_cannot_be_used_is_named(endpoint: str) -> None:
         KvEventPublisher(KvEventOptions(endpoint=endpoint))
 
 
-async def test_a_flood_of_replay_requests_lets_other_tasks_run() -> None:
-    class Router:
-        async def recv_multipart(self) -> list[bytes]:
-            return [b"reader", b"", bytes(8)]
-
-        async def send_multipart(self, _: list[bytes], **__: int) -> None:
-            sent.append(len(turns))
-
-    sent: list[int] = []
-    turns: list[None] = []
-    publisher = KvEventPublisher.__new__(KvEventPublisher)
-    publisher._router = Router()
-    publisher._sent = deque((number, b"") for number in range(100))
-    task = asyncio.create_task(publisher._serve_replays())
-    for _ in range(20):
-        await asyncio.sleep(0)
-        turns.append(None)
-    task.cancel()
-    assert max(Counter(sent).values()) <= zmq_publisher.MAX_REPLAYS * (zmq_publisher.REPLAY_BURST + 1)
-
-
 async def test_readers_that_do_not_read_a_replay_hold_neither_memory_nor_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -181,13 +181,6 @@ async def test_pins_are_refused_with_the_remedy() -> None:
             await its.client.cache.pin("", prefix_of(token_ids=PROMPT))
 
 
-async def test_requests_that_need_pages_of_pins_are_refused() -> None:
-    async with served(config=small_config(num_pages=24, max_pinned_pages=6)) as its:
-        with pytest.raises(InvalidRequest, match="holds 72"):
-            await say(its, [5] * 71)
-        assert (await say(its, [5] * 70)).prompt_tokens == 70
-
-
 async def test_questions_are_answered_while_requests_run() -> None:
     slow, config = FakeCore(before_step=lambda: time.sleep(0.005)), small_config(num_pages=1000)
     async with served(slow, config=config) as its:

@@ -10,7 +10,7 @@ import pytest
 
 from fakes import FakeCore, small_config
 from octavo.block_manager.events import EventLog
-from octavo.engine.api.errors import EngineDead, EventsGone, FellBehind, OctavoError, Overloaded
+from octavo.engine.api.errors import EngineDead, EventsGone, FellBehind, OctavoError
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core import commands
 from octavo.engine.core.commands import Command
@@ -150,45 +150,6 @@ async def test_many_watchers_cost_the_engine_as_much_as_one() -> None:
             seen = [await read(stream, 5) for stream in streams]
             assert all(events == seen[0] for events in seen)
         assert len(fetches) <= 5 * 2 + 30, "one fetch that finds something and one that does not, per change"
-
-
-async def test_there_is_a_most_of_watchers_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octavo.engine.grpc.page_events.MAX_WATCHERS", 3)
-    async with served() as its:
-        hub = its.server.handler.page_events
-        async with contextlib.AsyncExitStack() as stack:
-            for _ in range(3):
-                stream = await stack.enter_async_context(aclosing(its.client.cache.watch()))
-                await asyncio.wait_for(anext(stream), 20)
-            with pytest.raises(Overloaded, match="3 streams watch the cache, but at most 3 are allowed"):
-                await anext(its.client.cache.watch())
-        await eventually(lambda: hub.num_watchers == 0, "all have left")
-        async with aclosing(its.client.cache.watch()) as stream:
-            assert (await asyncio.wait_for(anext(stream), 20)).log_id
-
-
-async def test_a_call_that_is_cancelled_while_it_subscribes_is_not_counted() -> None:
-    async with served() as its:
-        assert its.core.core is not None
-        cache, hub = its.core.core.cache, its.server.handler.page_events
-        ask, held, subscribing = its.engine.run_command, asyncio.Event(), asyncio.Event()
-
-        async def slow(command: Command[Any]) -> Any:
-            answer = await ask(command)
-            if command.name == "subscribe_events":
-                subscribing.set()
-                await held.wait()
-            return answer
-
-        its.engine.run_command = slow  # type: ignore[method-assign]
-        call = asyncio.ensure_future(anext(its.client.cache.watch()))
-        await asyncio.wait_for(subscribing.wait(), 20)
-        assert (hub.num_watchers, cache.is_watched) == (1, True)
-        call.cancel()
-        await asyncio.gather(call, return_exceptions=True)
-        await eventually(lambda: hub.num_watchers == 0, "nobody is counted")
-        held.set()
-        await eventually(lambda: not cache.is_watched, "the engine tells nobody")
 
 
 async def test_calls_cancelled_at_any_moment_leave_no_holders() -> None:

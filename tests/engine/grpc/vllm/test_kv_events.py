@@ -16,7 +16,6 @@ from fakes import FakeCore, byte_tokenizer, small_config
 from octavo.block_manager.events import EventLog
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.client.credentials import ClientCredentials
-from octavo.engine.core.commands import Command
 from octavo.engine.grpc.security import Security
 from octavo.engine.grpc.vllm import kv_events
 from served import LOCAL, collect, eventually_async
@@ -221,31 +220,6 @@ async def test_a_router_resumes_or_gets_an_error() -> None:
             assert await asyncio.wait_for(call.code(), 20) is grpc.StatusCode.OUT_OF_RANGE
 
 
-async def test_a_router_that_falls_behind_loses_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octavo.engine.grpc.page_events.BATCH", 1)
-    held = asyncio.Event()
-
-    def shrink(log: EventLog) -> None:
-        log._capacity = 8
-
-    async with worker(config=small_config(num_pages=32)) as its:
-        shrink(log_of(its))
-        ask = its.its.engine.run_command
-
-        async def slow(command: Command[Any]) -> Any:
-            if command.name == "page_events_since" and command.args[0] > 1:
-                await held.wait()
-            return await ask(command)
-
-        monkeypatch.setattr(its.its.engine, "run_command", slow)
-        async with Router(its) as router:
-            await subscribed(its)
-            for number in range(12):
-                await say(its, [number] * 22)
-            held.set()
-            assert await router.refusal() is grpc.StatusCode.DATA_LOSS
-
-
 async def test_the_load_is_sent_while_no_page_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_events, "LOAD_S", 0.02)
     monkeypatch.setattr(kv_events, "SILENCE_S", 0.05)
@@ -293,33 +267,6 @@ async def test_blocks_of_other_tenants_are_not_sent(tmp_path: Path) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await its.stub.FlushCache(pb.FlushCacheRequest(), metadata=alice.metadata())
         assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
-
-
-async def test_removed_blocks_of_other_tenants_are_not_sent(tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text("a alice-0123456789\nb bob-0123456789\n")
-    (tmp_path / "a").write_text("alice-0123456789")
-    (tmp_path / "b").write_text("bob-0123456789")
-    alice, bob = (ClientCredentials(token_file=tmp_path / name) for name in "ab")
-    security = Security(token_file=tokens)
-    config = small_config(num_pages=16)
-    async with worker(config=config, security=security, credentials=alice) as its:
-        call = its.stub.SubscribeKvEvents(pb.SubscribeKvEventsRequest(), metadata=bob.metadata())
-        await call.initial_metadata()
-        await subscribed(its)
-        for number in range(6):
-            await say(its, [number] * 40)
-        log = log_of(its)
-        removed = [event for event in log.since(1) if event.kind == "removed"]
-        assert removed
-        told: list[pb.KvCacheEvent] = []
-        count = 0
-        while count < log.next_number - 1:
-            batch = await asyncio.wait_for(call.read(), 20)
-            count += not batch.load.load_only
-            told += batch.events
-        assert told == [], "bob has sent nothing, so nothing of what he sees may change"
-        call.cancel()
 
 
 async def test_a_salted_prompt_says_its_salt() -> None:
