@@ -11,6 +11,7 @@ import importlib
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +43,14 @@ def tiny(folder: Path, name: str, dtype: mx.Dtype = mx.float32) -> Path:
 
 
 def answers(
-    model: Path, load: str = "", save: str = "", adapters: tuple[str, ...] = (), **settings: Any
-) -> dict[str, Any]:
+    model: Path, load: str = "", save: str = "", adapters: tuple[str, ...] = (), wrong: tuple[str, ...] = (),
+    **settings: Any,
+) -> dict[str, Any]:  # fmt: skip
     """Return answers to all prompts in one batch, then each alone from cached pages.
 
     ``load`` is a saved prompt to load first, and ``save`` a file for the longest prompt. With adapters or
-    vision, answers with each adapter or to pictures are returned, too.
+    vision, answers with each adapter or to pictures are returned, too. Loading ``wrong`` adapters, as new
+    ones and in place of the first adapter, must fail.
     """
     cores: list[EngineCore] = []
 
@@ -77,6 +80,11 @@ def answers(
         more += llm.generate(PROMPTS[:2], guided, progress=False)
         for folder in adapters:
             llm.load_adapter(folder, folder)
+        failures = [
+            failure(lambda: llm.load_adapter(name, folder, replace=True))  # noqa: B023
+            for folder in wrong
+            for name in (folder, adapters[0])
+        ]
         work = [(prompt, name) for prompt in PROMPTS[:3] for name in adapters]
         adapted = llm.generate(
             [prompt for prompt, _ in work], params, adapter=[name for _, name in work], progress=False
@@ -98,11 +106,20 @@ def answers(
             "swapped": gauges.swap.num_in if gauges.swap else 0,
             "refused": refused,
             "adapted": [said(output)[0] for output in adapted],
+            "failures": failures,
             "seen": [said(output)[0] for output in seen],
             "page_bytes": [memory.pages for memory in memories],
             "weight_bytes": [memory.weights for memory in memories],
             "state_bytes": [memory.states for memory in memories],
         }
+
+
+def failure(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except InvalidRequest as error:
+        return str(error)
+    return ""
 
 
 def pictures() -> list[Any]:

@@ -173,10 +173,17 @@ class AdapterSlots:
         self._free = list(range(config.max_loras, 0, -1))
         self._slots: OrderedDict[str, int] = OrderedDict()
         self._holders: Counter[str] = Counter()
+        self._prepared: _Loaded | None = None
         self.num_swaps = 0
 
-    def load(self, name: str, folder: Path, replace: bool = False) -> AdapterInfo:
+    def load(self, name: str, folder: Path, *, replace: bool = False) -> AdapterInfo:
         """Load an adapter. Raises InvalidRequest if it is not supported."""
+        info = self.prepare(name, folder, replace)
+        self.commit()
+        return info
+
+    def prepare(self, name: str, folder: Path, replace: bool) -> AdapterInfo:
+        """Read an adapter for ``commit`` or ``discard``. Raises InvalidRequest if it is not supported."""
         old = self._loaded.get(name)
         if old is not None and not replace:
             raise InvalidRequest(f"adapter names must differ, got {name!r} twice; unload {name!r} first")
@@ -204,11 +211,20 @@ class AdapterSlots:
                 f"{folder} must fit into the {left} free bytes of lora_memory, got {nbytes}; unload an "
                 "adapter, or start the engine with more lora_memory"
             )
-        if old is not None:
-            self.unload(name)
         info = AdapterInfo(name, str(folder), file.digest, file.rank, nbytes)
-        self._loaded[name] = _Loaded(info, tuple(made))
+        self._prepared = _Loaded(info, tuple(made))
         return info
+
+    def commit(self) -> None:
+        assert self._prepared is not None, "prepare comes first"
+        name = self._prepared.info.name
+        if name in self._loaded:
+            self.unload(name)
+        self._loaded[name] = self._prepared
+        self.discard()
+
+    def discard(self) -> None:
+        self._prepared = None
 
     def unload(self, name: str) -> None:
         """Unload an unused adapter. Raises NotFound for an unknown name."""

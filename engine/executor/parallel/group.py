@@ -28,7 +28,7 @@ import numpy as np
 from octavo.kernels.metadata import Ints
 
 from ...api.config import EngineConfig
-from ...api.errors import InvalidConfig
+from ...api.errors import InvalidConfig, OctavoError
 
 END_GRACE_S = 2.0  # seconds for a process to report its error
 STOP_S = 10.0
@@ -69,7 +69,12 @@ class RankGroup:
             connection.send(message)
 
     def answers(self) -> list[Any]:
-        return [connection.recv() for connection in self.steps]
+        """Return each other rank's answer. Raises the first answer that is an OctavoError."""
+        answers = [connection.recv() for connection in self.steps]
+        for rank, answer in enumerate(answers, 1):
+            if isinstance(answer, OctavoError):
+                raise type(answer)(f"rank {rank}: {answer}")
+        return answers
 
     def smallest(self, value: int) -> int:
         return int(np.array(mx.distributed.all_min(mx.array([value]), group=self.mlx))[0])

@@ -54,6 +54,11 @@ def _files_of(runner: PagedRunner) -> str:
     return hashlib.sha256((path / "config.json").read_bytes() + repr(sizes).encode()).hexdigest()
 
 
+def _adapters_of(runner: PagedRunner) -> dict[str, bytes]:
+    infos = () if runner.adapters is None else runner.adapters.infos()
+    return {info.name: info.digest for info in infos}
+
+
 class Call(NamedTuple):
     method: str
     arguments: tuple[Any, ...]
@@ -65,12 +70,21 @@ class RankAdapters:
         self.info, self.infos, self.slot = own.info, own.infos, own.slot
 
     def load(self, name: str, folder: Path, *, replace: bool = False) -> AdapterInfo:
-        info = self._own.load(name, folder, replace=replace)
-        for rank, answer in enumerate(self._call("load", name, folder, replace), 1):
-            if isinstance(answer, OctavoError) or answer.digest != info.digest:
-                self.unload(name)
-                why = answer if isinstance(answer, OctavoError) else "its files differ from those of rank 0"
-                raise InvalidRequest(f"rank {rank}: {why}")
+        """Load an adapter on all ranks, or on none. Raises InvalidRequest, also for other ranks."""
+        info = self._own.prepare(name, folder, replace)
+        try:
+            for rank, other in enumerate(self._call("prepare", name, folder, replace), 1):
+                if other.digest != info.digest:
+                    raise InvalidRequest(
+                        f"adapters must have the same files on all ranks, got others on rank {rank} for "
+                        f"{folder}; copy the folder to each machine"
+                    )
+        except OctavoError:
+            self._own.discard()
+            self._call("discard")
+            raise
+        self._own.commit()
+        self._call("commit")
         return info
 
     def unload(self, name: str) -> None:
@@ -78,7 +92,10 @@ class RankAdapters:
         self._call("unload", name)
 
     def hold(self, name: str) -> bool:
-        return self._own.hold(name) and all(self._call("hold", name))
+        if not self._own.hold(name):
+            return False
+        assert all(self._call("hold", name)), "ranks give out slots in the same order"
+        return True
 
     def release(self, name: str) -> None:
         self._own.release(name)
@@ -94,12 +111,18 @@ class LeadingRunner:
 
     def __init__(self, inner: PagedRunner, part: Shard, group: LeadingGroup, name: str) -> None:
         self._inner, self._group, self._part, self._name = inner, group, part, name
-        memories, shapes, files = zip(*group.answers(), strict=True)
+        memories, shapes, files, adapters = zip(*group.answers(), strict=True)
         if len({_files_of(inner), *files}) > 1:
             raise InvalidConfig(
                 f"model must have the same config.json and weight files on all ranks, got others for "
                 f"{inner.info.path}; copy the model to each machine"
             )
+        for rank, digests in enumerate(adapters, 1):
+            if digests != _adapters_of(inner):
+                raise InvalidConfig(
+                    f"lora_modules must have the same files on all ranks, got others on rank {rank}; copy "
+                    "the folders to each machine"
+                )
         self.info = replace(inner.info, other_ranks=memories)
         self._shapes: tuple[PageLayoutKey, ...] = (inner.page_shape, *shapes)
         self.images: Images | None = inner.images
@@ -173,7 +196,7 @@ def follow() -> None:
     greedy = SampleState(
         SamplingParams(temperature=0.0), seed=0, prompt_ids=[], vocab_size=runner.info.vocab_size
     )
-    leader.send((runner.info.memory, runner.page_shape, _files_of(runner)))
+    leader.send((runner.info.memory, runner.page_shape, _files_of(runner), _adapters_of(runner)))
     while True:
         try:
             told = leader.recv()

@@ -156,6 +156,42 @@ def test_adapters_give_the_tokens_of_one_process(
     assert len({str(each) for each in (one["tokens"][0], *one["adapted"][:2])}) == 3
 
 
+def _in_folders(folder: Path) -> list[str]:
+    """Return a launcher of two ranks, each in the folder that its number names."""
+    program = folder / "in_folder.sh"
+    program.write_text(f'#!/bin/sh\ncd "{folder}/$MLX_RANK" && exec "$@"\n')
+    program.chmod(0o755)
+    return [*_launcher(folder), str(program)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["tensor_parallel", "pipeline_parallel"])
+def test_adapters_that_differ_between_ranks_are_refused(tmp_path: Path, kind: str) -> None:
+    model = make_model(tmp_path / "m", "qwen3", dtype=mx.float32)
+    for rank in (0, 1):
+        tiny_adapters.make_adapter(tmp_path / f"{rank}" / "same", model)
+        tiny_adapters.make_adapter(tmp_path / f"{rank}" / "other", model, seed=2 + rank)
+    tiny_adapters.make_adapter(tmp_path / "0" / "missing", model)
+    launcher = _in_folders(tmp_path)
+    settings: dict[str, Any] = {"lora_memory": 2**22, "max_loras": 1}
+    several = ranked.in_ranks(
+        model, *launcher, **settings, adapters=["same"], wrong=["other", "missing"], **{kind: 2}
+    )
+    one = ranked.answers(model, **settings, adapters=(str(tmp_path / "0" / "same"),))
+    assert several["tokens"] == one["tokens"]
+    assert several["adapted"] == one["adapted"] != one["tokens"][:3]
+    assert several["failures"] == 2 * [
+        "adapters must have the same files on all ranks, got others on rank 1 for other; copy the folder to "
+        "each machine"
+    ] + 2 * [
+        "rank 1: an adapter must be a folder with adapter_config.json, got missing without it; .bin, .pt and "
+        ".npz files are not read: save the adapter as safetensors"
+    ]  # fmt: skip
+    says = "lora_modules must have the same files on all ranks, got others on rank 1"
+    with pytest.raises(AssertionError, match=says):
+        ranked.in_ranks(model, *launcher, **settings, lora_modules=["a=other"], **{kind: 2})
+
+
 def test_dora_of_layers_split_by_inputs_is_refused() -> None:
     factors = Factors(mx.ones((1, 2, 8)), mx.ones((1, 2, 4)), 1.0, magnitude=mx.ones(4))
     with pytest.raises(InvalidRequest, match="must not be DoRA for layers whose inputs"):
