@@ -197,8 +197,8 @@ class EngineConfig:
         metavar="SIZE", low=1, needs="cache_dir",
     )  # fmt: skip
     remote_cache: str | None = setting(
-        None, "Redis or Valkey server for cached pages, which several machines can share", shown="none",
-        metavar="URL", needs="prefix_cache",
+        None, "Redis, Valkey or Mooncake store for cached pages, which several machines can share",
+        shown="none", metavar="URL", needs="prefix_cache",
     )  # fmt: skip
     swap_memory: int = setting(
         0, "host memory for pages of preempted requests; pages are copied back if that is faster than "

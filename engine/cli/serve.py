@@ -212,7 +212,8 @@ def _tenant_salts(config: EngineConfig) -> TenantSalts:
         return load_tenant_salts(config.cache_dir or config.save_dir)
     from ..kv_store.remote import shared_tenant_key
 
-    return TenantSalts(shared_tenant_key(config.remote_cache))
+    key = shared_tenant_key(config.remote_cache)
+    return load_tenant_salts(None) if key is None else TenantSalts(key)
 
 
 def _reload_on_hangup(

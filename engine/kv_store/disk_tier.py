@@ -15,7 +15,7 @@ from ..api.store_counters import StoreCounters, StoreCounts
 from .page_runs import PagePart, PageRun
 from .prefetch import PrefetchJob, adopt
 from .reader import ShardReader
-from .remote import Shards
+from .remote import RemoteShards, Shards
 from .transfer import PageAccess, PageTransfer
 from .writer import ShardWriter
 
@@ -51,7 +51,8 @@ class DiskTier:
         )
         self._fetches: dict[Sequence, PrefetchJob] = {}
         self._closing = threading.Event()
-        threading.Thread(target=self._refresh, name="octavo-store-index", daemon=True).start()
+        self._index = threading.Thread(target=self._refresh, name="octavo-store-index", daemon=True)
+        self._index.start()
 
     saves_steps = True
 
@@ -76,13 +77,15 @@ class DiskTier:
         found = blocks.num_findable(digests)
         if found == len(digests):
             return False
-        fetch = PrefetchJob.of(sequence, blocks)
-        if not self._may_be_there(digests, fetch.known, found):
-            self._counters.add("misses")
-            return False
-        if token_s is not None and not self._is_quicker(fetch, token_s):
-            return False
-        self._counters.add("hits")
+        fetch = PrefetchJob.of(sequence, blocks, token_s)
+        fetch.asks = self._may_ask(digests[found:], token_s)
+        if not fetch.asks:
+            if not self._may_be_there(digests, fetch.known, found):
+                self._counters.add("misses")
+                return False
+            if not self._reader.is_quicker(fetch):
+                return False
+            self._counters.add("hits")
         self._fetches[sequence] = fetch
         self._reader.start(fetch)
         return True
@@ -126,6 +129,9 @@ class DiskTier:
         self._closing.set()
         self._reader.close()
         self._writer.close(CLOSE_S)
+        if isinstance(self._folder, RemoteShards):
+            self._index.join(CLOSE_S)
+            self._folder.close()
 
     def _refresh(self) -> None:
         while not self._closing.wait(self._folder.refresh_s):
@@ -134,11 +140,13 @@ class DiskTier:
     def _news(self) -> None:
         self._wake()
 
-    def _is_quicker(self, fetch: PrefetchJob, token_s: float) -> bool:
-        parts, has = self._blocks.parts, self._folder.has
-        num_bytes = sum(self._page_bytes[group] for group, _ in fetch.plan(parts, has))
-        gained = fetch.gain(parts, has) * self._blocks.page_size
-        return gained > 0 and self._reader.rate.is_within(num_bytes, gained * token_s)
+    def _may_ask(self, missing: abc.Sequence[Digest], token_s: float | None) -> bool:
+        if not isinstance(self._folder, RemoteShards) or self._folder.is_down:
+            return False
+        num_tokens = self._blocks.page_size * sum(not self._folder.has(digest) for digest in missing)
+        if not num_tokens or token_s is None:
+            return num_tokens > 0
+        return self._reader.ask_rate.is_within(1, num_tokens * token_s)
 
     def _may_be_there(
         self, digests: abc.Sequence[Digest], known: abc.Sequence[abc.Sequence[bool]], found: int

@@ -26,7 +26,11 @@ Parts = Sequence[KVGroupSpec | RecurrentState]
 
 
 class PrefetchJob:
-    """Pages of one prompt to be read from disk."""
+    """Pages of one prompt to be read from disk.
+
+    With ``asks``, the remote cache is asked first which of them it has. ``token_s`` is the seconds to compute
+    a token, if known: slower reads are left out.
+    """
 
     def __init__(
         self,
@@ -38,8 +42,10 @@ class PrefetchJob:
         found: int,
         needed: Callable[[int, int], Iterable[int]],
         media: tuple[MediaSpan, ...] = (),
+        token_s: float | None = None,
     ) -> None:
         self.tokens = tokens
+        self.token_s, self.asks = token_s, False
         self.media = media
         self.digests = digests
         self.root = root
@@ -51,13 +57,14 @@ class PrefetchJob:
         self._there: list[list[bool | None]] = [[True if k else None for k in group] for group in known]
 
     @classmethod
-    def of(cls, sequence: Served, blocks: BlockManager) -> PrefetchJob:
+    def of(cls, sequence: Served, blocks: BlockManager, token_s: float | None = None) -> PrefetchJob:
         tokens, salt, media = sequence.tokens, sequence.salt, sequence.media
         digests = blocks.page_digests(tokens, sequence.digests, salt=salt, media=media)
         return cls(
             list(tokens),
             list(digests),
             media=media,
+            token_s=token_s,
             root=root(salt),
             known=[
                 [blocks.find(digest, group) is not None for digest in digests]

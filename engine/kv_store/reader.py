@@ -11,7 +11,7 @@ from octavo.kernels.page_bytes import PageBytes
 from ..api.store_counters import StoreCounters
 from .page_files import BadPages
 from .prefetch import FetchedPage, Parts, PrefetchJob, Rate
-from .remote import Shards
+from .remote import RemoteShards, Shards
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class ShardReader:
         staged_bytes: int,
         wake: Callable[[], None],
     ) -> None:
-        self.rate = Rate()
+        self._rate, self.ask_rate = Rate(), Rate()
         self._folder = folder
         self._groups = groups
         self._counters = counters
@@ -65,6 +65,15 @@ class ShardReader:
     @property
     def is_stuck(self) -> bool:
         return self._worker is None
+
+    def is_quicker(self, fetch: PrefetchJob) -> bool:
+        """Whether reading a prompt's pages is expected to be faster than computing them."""
+        if fetch.token_s is None:
+            return True
+        kind, has = self._folder.kind, self._folder.has
+        num_bytes = sum(kind.part_bytes[group] for group, _ in fetch.plan(self._groups, has))
+        gained = fetch.gain(self._groups, has) * kind.page_size
+        return gained > 0 and self._rate.is_within(num_bytes, gained * fetch.token_s)
 
     def start(self, fetch: PrefetchJob) -> None:
         with self._changed:
@@ -173,7 +182,23 @@ class ShardReader:
             worker.fetch = self._queue.popleft()
             return worker.fetch
 
+    def _ask(self, fetch: PrefetchJob, worker: _Worker) -> bool:
+        assert isinstance(self._folder, RemoteShards)
+        began = worker.began = time.monotonic()
+        try:
+            self._folder.ask(fetch.digests)
+        except OSError:
+            self._counters.drop("read_failed")
+            return False
+        worker.began = None
+        self.ask_rate.observe(1, time.monotonic() - began)
+        is_there = fetch.gain(self._groups, self._folder.has) > 0
+        self._counters.add("hits" if is_there else "misses")
+        return is_there and self.is_quicker(fetch)
+
     def _read_all(self, fetch: PrefetchJob, worker: _Worker) -> None:
+        if fetch.asks and not self._ask(fetch, worker):
+            return
         while plan := fetch.plan(self._groups, self._folder.has):
             for group, index in plan:
                 if fetch.ended:
@@ -182,7 +207,7 @@ class ShardReader:
                 page = self._read(fetch, group, index)
                 worker.began = None
                 if page is not None:
-                    self.rate.observe(page.nbytes, time.monotonic() - began)
+                    self._rate.observe(page.nbytes, time.monotonic() - began)
                 if page is None:
                     fetch.absent(group, index)
                     break

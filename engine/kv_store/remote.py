@@ -1,125 +1,74 @@
-"""Pages in a Redis or Valkey server that several machines share.
-
-    octavo:<kind of pages>:<digest>   one page, in the file format of page_files.py
-    octavo:<kind of pages>:written    stream of the digests of written pages
-    octavo:tenant_key                 key of the tenants' salts
-
-Only pages expire, so that a server with ``maxmemory-policy volatile-lru`` evicts nothing else.
-"""
+"""Pages in a store that several machines share, in the file format of ``page_files.py``."""
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
-import re
-import secrets
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
 
 from octavo.block_manager import Digest
 from octavo.kernels.page_bytes import PageBytes
 
-from ..api.errors import InvalidConfig
 from .folder import Pruned, ShardFolder
+from .mooncake_store import MooncakeStore, mooncake_tenant_key
 from .page_files import BadPages, only_page, pack_run, unpack_run
 from .page_runs import PageLayoutKey, PageRun
+from .redis_store import MAX_NAMES, RedisStore, redis_tenant_key
+from .remote_store import RemoteStore, unusable
 
 logger = logging.getLogger(__name__)
 
-TIMEOUT_S = 1.0
-RECENT_S = 7 * 24 * 3600  # seconds: a page expires this long after its last use
-MAX_NAMES = 2**18  # digests in the index of one group of layers
-READ_AT_ONCE = 10_000  # stream entries per command
-KEY_BYTES = 32
+_MOONCAKE = "mooncake:"
 
 
-def connect(url: str) -> Any:
-    """Return a client. Raises InvalidConfig if the package is missing or the URL is wrong."""
-    try:
-        import redis
-        from redis.backoff import NoBackoff
-        from redis.retry import Retry
-    except ImportError as error:
-        raise InvalidConfig("remote_cache needs the package redis; run pip install '.[redis]'") from error
-    # Retry once, because the server may have closed an idle connection.
-    retry = Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,))
-    try:
-        return redis.Redis.from_url(
-            url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, retry=retry
-        )
-    except ValueError as error:
-        raise InvalidConfig(
-            f"remote_cache must be redis://HOST:PORT, rediss://HOST:PORT or unix://PATH, got {_shown(url)!r}"
-        ) from error
+def connect(url: str) -> RemoteStore:
+    return MooncakeStore(url) if url.startswith(_MOONCAKE) else RedisStore(url)
 
 
-@contextmanager
-def _as_os_error() -> Iterator[None]:
-    from redis.exceptions import RedisError
-
-    try:
-        yield
-    except RedisError as error:
-        raise OSError(f"{type(error).__name__}: {error}") from error
-
-
-def shared_tenant_key(url: str) -> bytes:
-    """Return the common key for tenants' salts of all servers at ``url``. Raises InvalidConfig."""
-    client = connect(url)
-    try:
-        with _as_os_error():
-            client.set("octavo:tenant_key", secrets.token_bytes(KEY_BYTES), nx=True)
-            key = client.get("octavo:tenant_key")
-    except OSError as error:
-        raise _unusable(url, error) from error
-    finally:
-        client.close()
-    if not isinstance(key, bytes) or len(key) != KEY_BYTES:
-        raise InvalidConfig(
-            f"octavo:tenant_key at {_shown(url)!r} must have {KEY_BYTES} bytes; delete it to get a new key, "
-            "with which tenants' cached pages can no longer be found"
-        )
-    return key
-
-
-def _shown(url: str) -> str:
-    return re.sub(r"//[^/]*@", "//...@", url)  # without user and password
-
-
-def _unusable(url: str, error: OSError) -> InvalidConfig:
-    return InvalidConfig(
-        f"remote_cache must be a Redis server that responds, got {_shown(url)!r} ({error}); start it, or "
-        "leave remote_cache out"
-    )
+def shared_tenant_key(url: str) -> bytes | None:
+    """Return the common key of all servers for tenants' salts, or None if each server has its own."""
+    return mooncake_tenant_key(url) if url.startswith(_MOONCAKE) else redis_tenant_key(url)
 
 
 class RemoteShards:
-    """Reads and writes one model's pages on a server. Used in place of ``ShardFolder``.
+    """Reads and writes one model's pages in a store. Used in place of ``ShardFolder``.
 
-    ``has`` reads an index in memory. After a failed command all pages count as missing until ``refresh``
-    reaches the server.
+    ``has`` reads an index in memory, which ``ask`` and ``refresh`` bring up to date. After a failed command
+    all pages count as missing until ``refresh`` reaches the store.
     """
 
     place = "the remote cache"
     refresh_s = 0.5  # seconds between reads of new digests
-    max_bytes = sys.maxsize  # the server has its own limit
+    max_bytes = sys.maxsize  # the store has its own limit
 
     def __init__(self, url: str, kind: PageLayoutKey) -> None:
-        """Connect and read the index. Raises InvalidConfig if the server does not respond."""
+        """Connect and read the index. Raises InvalidConfig if the store does not respond."""
         self.kind = kind
-        self._client = connect(url)
+        self._store = connect(url)
         self._kinds = [kind.group(index) for index in range(len(kind.part_bytes))]
+        self._keys = [each.key for each in self._kinds]
         self._names: list[dict[bytes, None]] = [{} for _ in self._kinds]
-        self._read_to: list[bytes | str] = ["0" for _ in self._kinds]
-        self._lock = threading.Lock()
+        self._lock, self._finding = threading.Lock(), threading.Lock()
         self._is_down = False
         try:
-            self._read_streams()
+            self.ask(())
         except OSError as error:
-            raise _unusable(url, error) from error
+            raise unusable(url, "store", error) from error
+
+    @property
+    def is_down(self) -> bool:
+        return self._is_down
+
+    def ask(self, digests: Sequence[Digest]) -> None:
+        """Bring the index up to date for these pages. Raises OSError if the store does not respond."""
+        for group, key in enumerate(self._keys):
+            with self._finding, self._command():
+                found = self._store.find(key, digests)
+            self._add(group, found)
 
     def has(self, digest: Digest, group: int = 0) -> bool:
         return digest in self._names[group] and not self._is_down
@@ -134,7 +83,7 @@ class RemoteShards:
 
     def refresh(self) -> None:
         try:
-            self._read_streams()
+            self.ask(())
         except OSError:
             return
         if self._is_down:
@@ -146,55 +95,50 @@ class RemoteShards:
             raise OSError("the remote cache does not respond")
         data = b"".join(pack_run(run))
         with self._command():
-            pipe = self._client.pipeline()  # a transaction, so that the stream only lists stored pages
-            pipe.set(self._key(digest, group), data, ex=RECENT_S)
-            pipe.xadd(self._stream(group), {"page": digest}, maxlen=MAX_NAMES)
-            pipe.execute()
+            self._store.put(self._keys[group], digest, data)
         self._add(group, [digest])
         return len(data)
 
     def get(self, digest: Digest, *, parent: Digest, token_ids: tuple[int, ...], group: int = 0) -> PageBytes:
-        key = self._key(digest, group)
+        name = f"octavo:{self._keys[group]}:{digest.hex()}"
         with self._command():
-            data = self._client.getex(key, ex=RECENT_S)
+            data = self._store.get(self._keys[group], digest)
         if data is None:
             self.recheck([digest], group)
-            raise FileNotFoundError(key)
+            raise FileNotFoundError(name)
         try:
-            run = unpack_run(io.BytesIO(data), len(data), key)
-            return only_page(run, self._kinds[group], parent, token_ids, key)
+            run = unpack_run(io.BytesIO(data), len(data), name)
+            return only_page(run, self._kinds[group], parent, token_ids, name)
         except BadPages:
             self.recheck([digest], group)
             with suppress(OSError), self._command():
-                self._client.delete(key)
+                self._store.delete(self._keys[group], digest)
             raise
 
     def touch(self, digest: Digest) -> None:
         if not self._is_down:
             with suppress(OSError), self._command():
-                for group in range(len(self._kinds)):
-                    self._client.expire(self._key(digest, group), RECENT_S)
+                self._store.touch(self._keys, digest)
 
     def prune(self, *, is_full: bool = False) -> Pruned:  # noqa: ARG002
-        """Return the bytes of the stored pages. The server itself evicts pages."""
+        """Return the bytes of the stored pages. The store itself evicts pages."""
         try:
             with self._command():
-                return Pruned(0, int(self._client.info("memory")["used_memory"]))
+                return Pruned(0, self._store.used_bytes())
         except (OSError, LookupError):
             return Pruned(0, 0)
 
-    def _key(self, digest: Digest, group: int) -> str:
-        return f"octavo:{self._kinds[group].key}:{digest.hex()}"
-
-    def _stream(self, group: int) -> str:
-        return f"octavo:{self._kinds[group].key}:written"
+    def close(self) -> None:
+        self._is_down = True
+        self._store.close()
 
     @contextmanager
     def _command(self) -> Iterator[None]:
         try:
-            with _as_os_error():
-                yield
+            yield
         except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise
             with self._lock:
                 was_down, self._is_down = self._is_down, True
             if not was_down:
@@ -202,18 +146,6 @@ class RemoteShards:
                     "the remote cache does not respond; pages are computed until it does: %s", error
                 )
             raise
-
-    def _read_streams(self) -> None:
-        for group in range(len(self._kinds)):
-            name = self._stream(group)
-            while True:
-                with self._command():
-                    found = self._client.xread({name: self._read_to[group]}, count=READ_AT_ONCE)
-                if not found:
-                    break
-                entries = found[0][1] if isinstance(found, list) else found[name.encode()][0]
-                self._read_to[group] = entries[-1][0]
-                self._add(group, [Digest(fields[b"page"]) for _, fields in entries])
 
     def _add(self, group: int, digests: Sequence[Digest]) -> None:
         with self._lock:
