@@ -16,20 +16,6 @@ def serve(blocks: BlockManager, tokens: list[int]) -> list[Digest]:
     return table.digests
 
 
-def test_stored_then_removed_then_cleared() -> None:
-    blocks = BlockManager(3, 2)
-    one = serve(blocks, [1, 2, 3, 4])
-    serve(blocks, [1, 2, 3, 4])
-    other = serve(blocks, [1, 2, 5, 6])
-    assert blocks.flush() == 3
-    events = blocks.events.since(1)
-    assert [event.number for event in events] == list(range(1, len(events) + 1))
-    assert events[0][1:4] == ("stored", one, None)
-    assert ("stored", other[1:], one[0]) in [event[1:4] for event in events]
-    assert [event.kind for event in events[-2:]] == ["removed", "cleared"]
-    assert blocks.events.since(blocks.events.next_number) == []
-
-
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), max_size=12), st.integers(6, 12))
 def test_events_tell_which_pages_are_cached(prompts: list[list[int]], num_pages: int) -> None:
     blocks = BlockManager(num_pages, 2)

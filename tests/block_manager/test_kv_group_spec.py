@@ -14,7 +14,6 @@ from octavo.block_manager import (
     SlidingWindow,
 )
 from octavo.block_manager.page_index import PageIndex, parents_first
-from octavo.block_manager.policies import POLICIES, make_policy, register
 from octavo.block_manager.spec import UNBOUNDED
 from octavo.block_manager.types import Digest
 from strategies import page_groups
@@ -98,11 +97,3 @@ def test_the_index_is_bounded_and_keeps_parents_of_cached_pages() -> None:
     assert list(parents_first(index.cached(cached.__contains__))) == [], "nobody goes on after evicted pages"
     cached |= set(names[:3])
     assert [digest for digest, _ in parents_first(index.cached(cached.__contains__))] == names[:3]
-
-
-def test_policies_have_names_of_their_own() -> None:
-    assert next(iter(POLICIES)) == "lru", "the default first"
-    with pytest.raises(AssertionError, match="two eviction policies are called 'lru'"):
-        register("lru")(POLICIES["lru"])
-    with pytest.raises(ValueError, match=f"policy must be one of {', '.join(POLICIES)}, got 'none such'"):
-        make_policy("none such", 4)

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import hashlib
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -155,17 +153,3 @@ def serve_with_ledger(hasher: Hasher) -> None:
         ledger.write(table, tokens, range(table.num_written, len(tokens)))
         blocks.commit(table, tokens, len(tokens))
         blocks.close(table)
-
-
-@given(prompts, prompts, st.sampled_from([b"", b"a", b"b"]), st.sampled_from([b"", b"a", b"b"]))
-def test_a_digest_is_of_all_tokens_and_the_salt(
-    one: list[int], other: list[int], salt: bytes, other_salt: bytes
-) -> None:
-    """The digest is recomputed here from its definition in digests.py."""
-    digest = hashlib.sha256(b"octavo pages\0" + salt).digest()
-    for token in one:
-        digest = hashlib.sha256(digest + token.to_bytes(4, "little")).digest()
-    blocks = BlockManager(64, 1)
-    assert serve(blocks, one, salt)[-1] == digest
-    same = (one, salt) == (other, other_salt)
-    assert (serve(blocks, other, other_salt)[-1] == digest) == same

@@ -3,14 +3,10 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager, Digest, PageId, RecurrentState
 from octavo.block_manager import snapshot_order as module
 from octavo.block_manager.snapshot_order import SHARED, SnapshotOrder
-
-STEPS = st.sampled_from(["put", "again", "evict", "demote", "lose"])
 
 
 def digest(number: int) -> Digest:
@@ -95,30 +91,6 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [slots.order.last_known([digest(name)]) for name in range(9)] == [0] * 4 + [1] * 5
 
 
-def learned(*, comes_back: int) -> Slots:
-    slots = Slots(2)
-    awaited: dict[int, int] = {}
-    for name in range(3000):
-        if name >= 2:
-            slots.evict()
-        slots.put(slots.digests.index(None), name, turns=name % 2)
-        if name % 2 == comes_back:
-            awaited[name + 40] = name
-        if name in awaited:
-            slots.order.record_hit(digest(awaited[name]))
-    return slots
-
-
-@pytest.mark.parametrize("comes_back", [0, 1])
-def test_evicted_snapshots_still_count_in_statistics(comes_back: int) -> None:
-    slots = learned(comes_back=comes_back)
-    while len(slots.order):
-        slots.evict()
-    slots.put(0, 5000, turns=1)
-    slots.put(1, 5001, turns=0)
-    assert slots.evict() == (5001 if comes_back else 5000)
-
-
 @pytest.mark.parametrize("wants_pages", [False, True])
 def test_the_price_of_pages_depends_on_the_shortage(wants_pages: bool) -> None:
     slots = Slots(2)
@@ -151,38 +123,6 @@ def test_if_pages_are_short_old_long_prefixes_are_evicted_first(price: float) ->
         slots.order.forget(digest(name))
     slots.put(1, 10_001, 1)
     assert slots.evict() == (10_000 if price > 1 else 10_001)
-
-
-@given(st.lists(st.tuples(STEPS, st.integers(0, 5)), max_size=120))
-def test_the_next_listed_snapshot_is_found(steps: list[tuple[str, int]]) -> None:
-    slots = Slots(6)
-    listed: set[int] = set()
-    for name, (step, slot) in enumerate(steps):
-        if step == "put" and slots.digests[slot] is None:
-            slots.put(slot, name, 1 + name % 3, turns=name % 4, is_branch=name % 7 == 0)
-            listed.add(slot)
-        elif step == "again" and slot in listed:
-            slots.order.reuse([PageId(slot)])
-            held = slots.digests[slot]
-            assert held is not None
-            slots.order.record_hit(held)
-            slots.check()
-            slots.release(slot)
-        elif step == "demote":
-            slots.order.demote(PageId(slot), max_hits=1)
-        elif step == "evict" and listed:
-            listed.remove(next_slot := slots.order.next())
-            gone = slots.digests[next_slot]
-            assert digest(slots.evict()) == gone
-        elif step == "lose" and slot in listed:
-            slots.order.reuse([PageId(slot)])
-            gone, slots.digests[slot] = slots.digests[slot], None
-            assert gone is not None
-            slots.order.record_eviction(gone)
-            listed.remove(slot)
-        assert set(slots.order) == listed
-        assert len(slots.order) == len(listed)
-        slots.check()
 
 
 def test_conversations_that_return_are_kept_from_the_second_time_on() -> None:

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import check_dashboards
 from fakes import fake_info, small_config
-from live_prometheus import DEPLOY, RULES, in_prometheus, live_prometheus, query, ready_address
+from live_prometheus import DEPLOY, RULES, in_prometheus, live_prometheus, query
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.api.stats import DraftRecord, Gauges, StepRecord, TenantLoad, TenantTokens
 from octavo.engine.api.store_counters import StoreCounts, SwapCounts
@@ -80,23 +80,6 @@ def test_dashboards_match_grafanas_schema() -> None:
     assert check_dashboards.check(SCHEMA) == []
 
 
-@needs_schema
-@pytest.mark.parametrize(
-    ("right", "wrong"),
-    [
-        ('"schemaVersion"', '"schemeVersion"'),
-        ('"showPoints": "never"', '"showPoints": "nowhere"'),
-        ('"graphMode": "area"', '"graphMode": "arena"'),
-        ('"fillOpacity"', '"opacity"'),
-    ],
-)
-def test_wrong_dashboards_are_found(tmp_path: Path, right: str, wrong: str) -> None:
-    text = (check_dashboards.FOLDER / "octavo-serving.json").read_text()
-    assert right in text
-    (tmp_path / "one.json").write_text(text.replace(right, wrong))
-    assert check_dashboards.check(SCHEMA, tmp_path)
-
-
 def panel_expressions() -> dict[str, str]:
     found = {}
     for path in sorted(GRAFANA.glob("*.json")):
@@ -122,17 +105,6 @@ async def _load(client: Client, stop: asyncio.Event) -> None:
         await asyncio.gather(*(collect(client.generate(prompt, params)) for prompt in prompts))
         await collect(client.generate([5, 6, 7, number], forced))
         number += 1
-
-
-@pytest.mark.parametrize("swapped", [False, True])
-async def test_prometheus_is_ready_in_whatever_order_it_says_so(swapped: bool) -> None:
-    lines = [b'msg="Listening on" address=127.0.0.1:9\n', b'msg="Server is ready to receive web requests."\n']
-    log = asyncio.StreamReader()
-    log.feed_data(b"msg=starting\n" + b"".join(lines[::-1] if swapped else lines))
-    assert await ready_address(log) == "127.0.0.1:9"
-    log.feed_eof()
-    with pytest.raises(RuntimeError, match="ended before it was ready"):
-        await ready_address(log)
 
 
 def test_panels_show_metrics_that_there_are_by_labels_that_they_have() -> None:

@@ -32,14 +32,6 @@ def test_the_second_waits_one_step_and_computes_only_its_tail() -> None:
     assert shape(advance(s)) == [("a", 10, 11), ("b", 8, 10), ("c", 8, 10)]
 
 
-def test_a_shared_prefix_is_enough() -> None:
-    s = scheduler()
-    s.add(Sequence("a", [1] * 8 + [2] * 8, max_tokens=4))
-    s.add(Sequence("b", [1] * 8 + [3] * 8, max_tokens=4))
-    assert shape(advance(s)) == [("a", 0, 16)]
-    assert shape(advance(s)) == [("a", 16, 17), ("b", 8, 16)]
-
-
 @pytest.mark.parametrize("why", ["other salt", "cache off", "less than a page"])
 def test_prompts_wait_only_for_pages_that_they_can_share(why: str) -> None:
     s = scheduler(prefix_cache=why != "cache off")

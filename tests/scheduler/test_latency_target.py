@@ -86,11 +86,6 @@ def test_the_tightest_target_of_decoding_sequences_counts(server: float | Litera
     assert server == "auto" or max(seconds[20:]) > 0.06, "and no less than that"
 
 
-def test_without_targets_chunks_are_not_shortened() -> None:
-    assert LatencyTarget(None).limit(StepShape(4, 0, 100, 0)) is None
-    assert LatencyTarget(None).limit(StepShape(4, 0, 100, 0), 0.1) is not None
-
-
 def test_auto_keeps_gaps_within_three_times_a_decode_step() -> None:
     alone = machine(StepShape(8, 0, 8 * 300, 0))
     gaps, _, _ = stream_with_arrivals("auto", speeds=[1.0] * 400)
@@ -110,18 +105,6 @@ def test_auto_gives_fast_models_their_chunks_and_slow_ones_room() -> None:
     most_fast, most_slow = (target.limit(shape_of(work)).max_chunk(0, 2048) for target in (fast, slow))  # type: ignore[union-attr]
     assert most_fast == 2048
     assert MIN_CHUNK < most_slow < 200
-
-
-def test_the_target_costs_little_throughput() -> None:
-    _, seconds, tokens = stream_with_arrivals(0.150, speeds=[1.0] * 400)
-    _, fast_seconds, fast_tokens = stream_with_arrivals(None, speeds=[1.0] * 100)
-    assert tokens / seconds >= 0.8 * fast_tokens / fast_seconds
-
-
-def test_a_machine_that_becomes_slower_is_followed() -> None:
-    gaps, _, _ = stream_with_arrivals(0.150, speeds=[1.0] * 200 + [1.7] * 400)
-    late = sorted(gaps[350:])
-    assert late[int(len(late) * 0.99)] <= 0.150 * 1.3
 
 
 def test_a_target_that_cannot_be_met_starves_no_prompt() -> None:
@@ -161,24 +144,6 @@ def test_prompts_of_one_step_share_its_time() -> None:
     assert chunks[0] == 60
     assert 0 < chunks[1] < 60
     assert machine(shape_of(step.work)) <= 0.150
-
-
-def test_prompts_alone_take_whole_chunks() -> None:
-    scheduler = make(0.050)
-    scheduler.add(Sequence("long", list(range(1500)), 4))
-    assert advance(scheduler)[2] == 512
-
-
-def test_before_a_chunk_was_timed_chunks_are_small() -> None:
-    target = LatencyTarget(0.150)
-    scheduler = make(None)
-    scheduler.add(Sequence("s", [1, 2, 3], 10))
-    advance(scheduler)
-    step = scheduler.plan()
-    assert step is not None
-    limit = target.limit(shape_of(step.work))
-    assert limit is not None
-    assert 0 < limit.max_chunk(0, 512) <= 64
 
 
 @pytest.mark.parametrize("seed", range(3))

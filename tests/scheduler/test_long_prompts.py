@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, SampleResult, Scheduler, SchedulerOutput, Sequence, Status
 
@@ -41,14 +38,6 @@ def test_short_prompts_after_long_ones_start_within_a_few_steps() -> None:
     assert longs[0].num_written > 4 * BUDGET - 8 * 64 - 40, "and what they left was not wasted"
     while not all(sequence.status is Status.FINISHED for sequence in longs):
         advance(s)
-
-
-def test_a_long_prompt_alone_gets_everything() -> None:
-    s = scheduler()
-    for number in range(2):
-        s.add(Sequence(f"{number}", prompt(number, 1200), max_tokens=1))
-    steps = [shape(advance(s)) for _ in range(5)]
-    assert steps == [[("0", 512)], [("0", 512)], [("0", 176), ("1", 336)], [("1", 512)], [("1", 352)]]
 
 
 def test_endless_short_prompts_leave_half_to_long_prompts() -> None:
@@ -107,37 +96,3 @@ def test_long_prompts_are_overtaken_only_within_a_priority() -> None:
     s.add(Sequence("urgent short", prompt(5, 20), max_tokens=1, priority=-1))
     assert shape(advance(s)) == [("urgent long", 492), ("urgent short", 20)]
     assert shape(advance(s)) == [("urgent long", 512)]
-
-
-def test_all_short_prompts_that_fit_are_admitted_at_once() -> None:
-    s = scheduler(budget=2000, running=1000)
-    for number in range(1000):
-        s.add(Sequence(f"{number}", [number, 1], max_tokens=1))
-    assert len(advance(s).work) == 1000
-
-
-@given(
-    st.lists(st.tuples(st.integers(1, 120), st.integers(0, 2), st.integers(0, 20)), min_size=1, max_size=12),
-    st.integers(8, 40),
-)
-def test_all_sequences_are_served_within_the_budget(
-    arrivals: list[tuple[int, int, int]], budget: int
-) -> None:
-    s = Scheduler(BlockManager(24, 8), Limits(budget, 8))
-    sequences = [
-        Sequence(str(n), [n % 3, *range(length - 1)], max_tokens=3, priority=priority)
-        for n, (length, priority, _) in enumerate(arrivals)
-    ]
-    now = 0
-    while now <= 20 or s.has_work:
-        for sequence, (_, _, at) in zip(sequences, arrivals, strict=True):
-            if at == now:
-                s.add(sequence)
-        step = s.plan()
-        if step is not None:
-            assert step.num_tokens <= budget
-            s.commit(step, [SampleResult(7) for _ in step.sampled()])
-            s.blocks.check()
-        now += 1
-        assert now < 1000, "the scheduler gets nowhere"
-    assert all(sequence.status is Status.FINISHED for sequence in sequences)

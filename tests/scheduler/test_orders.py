@@ -5,10 +5,9 @@ import pytest
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Sequence
 from octavo.scheduler.preemption import has_headroom
-from octavo.scheduler.step_cost import StepCost
-from octavo.scheduler.types import ScheduledChunk, StepShape
+from octavo.scheduler.types import ScheduledChunk
 from octavo.scheduler.waiting import DeficitQueue, FairQueue, WaitingQueue, cached_tokens
-from octavo.scheduler.waiting.age_order import HARD_MAX_OVERTAKEN, MAX_OVERTAKEN, AgeOrder
+from octavo.scheduler.waiting.age_order import MAX_OVERTAKEN, AgeOrder
 from waiting_queues import QUEUES
 
 PAGE_SIZE = 4
@@ -16,12 +15,6 @@ PAGE_SIZE = 4
 
 def sequence(name: str, **options: object) -> Sequence:
     return Sequence(name, [1, 2, 3], 20, **options)  # type: ignore[arg-type]
-
-
-def test_preempted_sequences_precede_new_ones() -> None:
-    order, older, back = AgeOrder(), sequence("older"), sequence("back")
-    order.mark_preempted(back)
-    assert order.in_order([older, back]) == [back, older]
 
 
 def test_preempted_sequences_overtake_none_on_return() -> None:
@@ -53,32 +46,6 @@ def test_preempted_sequences_return_in_order_of_admission(kind: str) -> None:
     assert list(queue.admission_order()) == [first, second, third, never_ran]
 
 
-def test_cached_tokens_do_not_reorder_preempted_sequences() -> None:
-    blocks = BlockManager(8, PAGE_SIZE)
-    tokens = list(range(9))
-    table = blocks.open(tokens)
-    assert blocks.reserve(table, 9)
-    blocks.commit(table, tokens, 9)
-    queue, first, cached = QUEUES["lpm"](blocks), let_in_as(0), Sequence("cached", tokens, 1)
-    cached.history.num_admitted_before = 1
-    queue.put_back(first)
-    queue.put_back(cached)
-    assert list(queue.admission_order()) == [first, cached]
-
-
-@pytest.mark.parametrize("kind", QUEUES)
-def test_the_oldest_is_overtaken_a_bounded_number_of_times(kind: str) -> None:
-    queue = QUEUES[kind](BlockManager(8, PAGE_SIZE))
-    oldest = sequence("oldest")
-    queue.append(oldest)
-    for number in range(HARD_MAX_OVERTAKEN + 1):
-        other = sequence(str(number))
-        queue.append(other)
-        assert queue.may_overtake(oldest, other) == (number < HARD_MAX_OVERTAKEN)
-        queue.remove(other)
-    assert queue.may_overtake(let_in_as(0), oldest), "who has waited so long passes others"
-
-
 @pytest.mark.parametrize("kind", QUEUES)
 def test_preempted_sequences_share_one_overtaking_limit(kind: str) -> None:
     queue = QUEUES[kind](BlockManager(8, PAGE_SIZE))
@@ -106,13 +73,6 @@ def test_preempted_sequences_share_one_overtaking_limit(kind: str) -> None:
     fresh = let_in_as(3)
     queue.put_back(fresh)
     assert queue.may_overtake(fresh, other), "they were back in the meantime"
-
-
-def test_a_preempted_sequence_is_its_tenants_first() -> None:
-    queue, older, back = FairQueue(), sequence("older", tenant="a"), sequence("back", tenant="a")
-    queue.append(older)
-    queue.put_back(back)
-    assert list(queue.admission_order()) == [back, older]
 
 
 def test_a_long_prompt_does_not_delay_higher_priorities() -> None:
@@ -164,22 +124,3 @@ def test_samples_that_wait_for_a_prompt_need_room_to_grow() -> None:
     assert has_headroom(back, [running], blocks)
     back.parallel_samples = [Sequence("parallel sample", [2] * 3, 20)]
     assert not has_headroom(back, [running], blocks)
-
-
-def test_a_larger_step_is_never_thought_to_take_less() -> None:
-    cost = StepCost()
-    for _ in range(50):
-        cost.observe(StepShape(1, 0, 100, 0), 0.02)
-        cost.observe(StepShape(8, 0, 100, 0), 0.01)
-    few, many = (cost.predict(StepShape(rows, 0, 100, 0)) for rows in (8, 32))
-    assert many >= few > 0
-
-
-def test_old_service_is_forgotten() -> None:
-    cost = StepCost()
-    for factor, times in ((1, 2000), (2, 1000)):
-        for number in range(times):
-            rows = 1 + number % 8
-            positions = 1000 * (number * 7 % 13)
-            cost.observe(StepShape(rows, 0, positions, 0), factor * (0.01 + 0.002 * rows + 1e-7 * positions))
-    assert 0.9 < cost.predict(StepShape(4, 0, 4000, 0)) / 0.0368 < 1.1

@@ -60,14 +60,6 @@ def test_parallel_samples_without_a_place_wait_with_their_first_token() -> None:
     assert not step.lookups, "the prompt was looked up once, for all"
 
 
-def test_parallel_samples_without_a_page_wait() -> None:
-    s = scheduler(num_pages=3)
-    members = group(3)
-    s.add(members[0])
-    commit(s, plan(s), 10, 11, 12)
-    assert [m.status for m in members] == [Status.RUNNING, Status.RUNNING, Status.WAITING]
-
-
 def test_a_sample_replaces_a_parent_that_ends_at_its_first_token() -> None:
     s = scheduler()
     a, b, c = group(3)
@@ -77,14 +69,6 @@ def test_a_sample_replaces_a_parent_that_ends_at_its_first_token() -> None:
     assert [w.sequence for w in plan(s).work] == [b, c]
     assert b.table is not None
     assert list(b.table.pages) == [0, 1], "no copy: nobody else writes there"
-
-
-def test_samples_that_end_at_once_are_not_forked() -> None:
-    s = scheduler()
-    s.add(group(3)[0])
-    commit(s, plan(s), 10, 10, 10, ends=frozenset({10}))
-    assert s.plan() is None
-    assert s.blocks.num_held == 0
 
 
 def test_an_aborted_parallel_sample_leaves_and_gets_no_token() -> None:
@@ -128,15 +112,6 @@ def test_a_parent_between_two_chunks_hands_its_pages_over() -> None:
     assert [(w.sequence, w.start, w.stop) for w in step.work] == [(b, 16, 20)]
 
 
-def test_unneeded_copies_are_dropped() -> None:
-    s = scheduler()
-    a, b = group(2)
-    s.add(a)
-    commit(s, plan(s), 10, 11)
-    s.abort(b)
-    assert plan(s).copies == ()
-
-
 def test_the_source_of_a_copy_outlives_its_writer() -> None:
     s = scheduler(num_pages=4)
     a, b = group(2)
@@ -163,14 +138,3 @@ def test_pages_of_a_failed_row_are_not_shared() -> None:
     assert [(w.sequence, w.start, w.stop) for w in step.work] == [(a, 0, 7)], "c waits for a's page"
     s.commit(step, [SampleResult(13)])
     assert [(w.sequence, w.start, w.stop) for w in plan(s).work] == [(a, 7, 8), (c, 4, 7)]
-
-
-def test_a_failed_row_of_an_aborted_parent_is_not_shared() -> None:
-    s = scheduler()
-    a, b, c = group(3)
-    s.add(a)
-    step = plan(s)
-    s.abort(c)
-    commit(s, step, 10, 11, None)
-    assert [m.status for m in (a, b, c)] == [Status.WAITING, Status.WAITING, Status.FINISHED]
-    assert (s.blocks.num_held, s.blocks.num_idle_cached) == (0, 0)

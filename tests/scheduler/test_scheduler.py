@@ -49,15 +49,6 @@ def test_a_prompt_is_computed_in_chunks_and_then_token_by_token() -> None:
     assert s.blocks.num_held == 0
 
 
-def test_a_long_prompt_does_not_stop_a_decode() -> None:
-    s = scheduler(budget=4)
-    s.add(Sequence("short", [1], max_tokens=8))
-    advance(s)
-    s.add(Sequence("long", [2] * 20, max_tokens=1))
-    assert shape(advance(s)) == [("short", 1, 2, True), ("long", 0, 3, False)]
-    assert shape(advance(s)) == [("short", 2, 3, True), ("long", 3, 6, False)]
-
-
 def test_decodes_then_chunks_then_arrivals_share_one_budget() -> None:
     s = scheduler(budget=8)
     s.add(Sequence("decode", [1], max_tokens=8))
@@ -153,13 +144,6 @@ def test_sequences_already_in_the_step_are_not_preempted() -> None:
     assert (old.status, step.preempted) == (Status.RUNNING, ())
 
 
-def test_arrivals_share_the_rest_of_the_budget() -> None:
-    s = scheduler(budget=8)
-    for number, name in enumerate("abc"):
-        s.add(Sequence(name, [number] * 5, max_tokens=1))
-    assert shape(advance(s)) == [("a", 0, 5, True), ("b", 0, 3, False)]
-
-
 def test_a_prompt_is_admitted_only_with_pages_for_all_tokens() -> None:
     s = scheduler(num_pages=4, budget=4)
     s.add(Sequence("a", [1] * 8, max_tokens=2))
@@ -202,32 +186,6 @@ def test_abort_frees_pages_at_once(in_flight: bool) -> None:
         assert stays.tokens[-1] == 9
     assert gone.tokens == [1, 1, 1, 7]
     assert [name for name, *_ in shape(plan(s))] == ["stays"]
-
-
-def test_abort_of_a_waiting_sequence() -> None:
-    s = scheduler()
-    sequence = Sequence("a", [1], max_tokens=1)
-    s.add(sequence)
-    s.abort(sequence)
-    assert sequence.status is Status.FINISHED
-    assert s.plan() is None
-
-
-def test_a_failed_sequence_ends_and_publishes_nothing() -> None:
-    s = scheduler(budget=16)
-    failed = Sequence("a", [1] * 9, max_tokens=4)
-    s.add(failed)
-    s.commit(plan(s), [SampleResult(None)])
-    assert (failed.status, failed.tokens) == (Status.FINISHED, [1] * 9)
-    assert (s.blocks.num_held, s.blocks.num_idle_cached) == (0, 0)
-
-
-def test_the_engine_may_end_a_sequence_early() -> None:
-    s = scheduler()
-    sequence = Sequence("a", [1], max_tokens=100 // 2)
-    s.add(sequence)
-    s.commit(plan(s), [SampleResult(5, finished=True)])
-    assert (sequence.status, sequence.tokens) == (Status.FINISHED, [1, 5])
 
 
 def test_a_sequence_that_never_fits_is_refused_with_numbers() -> None:

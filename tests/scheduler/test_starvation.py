@@ -154,12 +154,6 @@ def test_all_are_admitted_and_end_within_the_bounds(kind: str, traffic: Traffic)
     flood(traffic, kind, num_steps=200)
 
 
-@pytest.mark.parametrize("kind", QUEUES)
-def test_short_prompts_with_long_outputs_do_not_keep_a_long_prompt_out(kind: str) -> None:
-    shorts = (Job(3, 52),) * 24
-    flood(Traffic((Job(16, 29), *shorts), spare_pages=1, max_running=3, budget=6, backlog=6), kind, 4000)
-
-
 def test_samples_are_as_old_as_the_request_they_belong_to() -> None:
     s = Scheduler(BlockManager(64, PAGE_SIZE), Limits(16, 2))
     before = Sequence("before", [1] * 3, 1)

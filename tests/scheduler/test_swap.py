@@ -102,17 +102,6 @@ def test_pages_are_computed_if_loading_is_slower(monkeypatch: pytest.MonkeyPatch
     assert counts.num_in == 0
 
 
-def test_memory_that_is_too_small_keeps_beginnings() -> None:
-    harness, _ = crowd(CROWD)
-    whole, _ = crowd(replace(CROWD, swap_memory=MIB))
-    page_bytes = whole.core.gauges.swap.num_bytes // whole.core.gauges.swap.num_out  # type: ignore[union-attr]
-    less, _ = crowd(replace(CROWD, swap_memory=6 * page_bytes))
-    counts = less.core.gauges.swap
-    assert counts is not None
-    assert 0 < counts.num_bytes <= 6 * page_bytes
-    assert tokens_computed(less) <= tokens_computed(harness)
-
-
 def on_the_way_back() -> tuple[Watched, Request]:
     harness = Watched(replace(CROWD, swap_memory=MIB))
     requests = [harness.add(prompt(number), MANY) for number in range(3)]
@@ -153,26 +142,6 @@ def test_no_step_is_planned_while_all_wait_for_a_loading_one() -> None:
     assert scheduler.has_work
     harness.run_to_the_end()
     assert harness.result(back) == alone(back.samples[0].sequence.tokens[:20], MANY)
-
-
-def test_a_loading_sequence_can_be_aborted() -> None:
-    harness, back = on_the_way_back()
-    harness.core.abort(back)
-    harness.run_to_the_end()
-    harness.assert_idle()
-    assert not harness.core._scheduler._resumption._loading
-
-
-def test_samples_replace_a_parent_aborted_while_loading() -> None:
-    harness, back = on_the_way_back()
-    scheduler, parent = harness.core._scheduler, back.samples[0].sequence
-    successor = Sequence("successor", list(parent.tokens), 4)
-    parent.parallel_samples.append(successor)
-    behind = Sequence("behind", [1, 2, 3], 4)
-    scheduler.add(behind)
-    scheduler.abort(parent)
-    first, *_, last = scheduler._queues.waiting
-    assert (first, last) == (successor, behind)
 
 
 class Promises(NoConnector):
@@ -287,22 +256,3 @@ def test_outputs_equal_those_of_requests_served_alone(
                 assert harness.result(request) == alone(ids, params)
         harness.assert_idle()
         harness.core.close()
-
-
-@pytest.mark.parametrize("swap_memory", [MIB, 0])
-def test_slots_of_states_are_idle_after_every_resumption(
-    swap_memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wait_for_disk(monkeypatch)
-    store = None if swap_memory else tmp_path
-    config = small_config(num_pages=36, async_steps=False, swap_memory=swap_memory, cache_dir=store)
-    harness = Watched(config, states=RecurrentState(num_slots=12, slot_bytes=16, every_page=True))
-    requests = [harness.add(prompt(number), MANY) for number in range(5)]
-    harness.run_to_the_end()
-    for number, request in enumerate(requests):
-        assert harness.result(request) == alone(prompt(number), MANY)
-    gauges = harness.core._gauge_source.measure()
-    assert harness.core._scheduler.num_preemptions > 0
-    assert (gauges.swap.num_in if gauges.swap else gauges.store.loaded if gauges.store else 0) > 0
-    harness.assert_idle()
-    harness.core.close()

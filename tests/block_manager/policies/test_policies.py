@@ -31,17 +31,6 @@ def test_pages_never_found_go_in_the_order_of_release(name: str) -> None:
     assert (len(policy), list(policy)) == (1, ids(0))
 
 
-@pytest.mark.parametrize("name", POLICIES)
-def test_a_page_that_is_held_is_not_evicted(name: str) -> None:
-    policy = make_policy(name, 3)
-    policy.release(ids(2, 1, 0), digests(3))
-    policy.reuse(ids(0, 2))
-    assert list(policy) == ids(1)
-    policy.release(ids(2), digests(3))
-    assert sorted(policy.evict(2)) == ids(1, 2)
-    assert not len(policy)
-
-
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 5)), max_size=60), st.sampled_from([*POLICIES]))
 def test_every_policy_lists_exactly_the_idle_pages(moves: list[tuple[bool, int]], name: str) -> None:
     lists_the_idle_pages(make_policy(name, 8), moves)

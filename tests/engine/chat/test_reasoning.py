@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from answers import read, reader
-from octavo.engine.api.errors import InvalidConfig
-from octavo.engine.chat.reasoning import REASONING_PARSERS, Reasoning, reasoning_named, reasoning_of
+from octavo.engine.chat.reasoning import Reasoning, reasoning_named, reasoning_of
 
 CASES = [  # parser, whether the prompt opens the reasoning, text, expected reasoning, expected content
     ("qwen3", True, "I see.\nSo\n</think>\n\nFour < five.", "I see.\nSo", "Four < five."),
@@ -70,10 +69,3 @@ def test_marks_are_found_in_the_template_or_the_vocabulary() -> None:
     assert opens is not None
     assert opens.is_open("<|assistant|><think>\n")
     assert reasoning_of("{{ '<think>' }}{{ add_generation_prompt }}", {"<think>": 1}) is None
-
-
-def test_unknown_parsers_are_refused_with_the_names() -> None:
-    with pytest.raises(InvalidConfig, match=r"one of auto, none, .*qwen3.*, got 'qwen4'"):
-        reasoning_named("qwen4")
-    assert reasoning_named("none") is None
-    assert all(reasoning_named(name) is not None for name in REASONING_PARSERS)

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from answers import ARGUMENTS, CALLS, STREAMED, WRITTEN, Answer, read, reader
-from octavo.engine.api.errors import InvalidConfig
-from octavo.engine.chat.tool_formats import TOOL_PARSERS, tool_format
+from octavo.engine.chat.tool_formats import TOOL_PARSERS
 
 BEFORE = {name: "" if name == "llama3_json" else "Let me look.\n\n" for name in WRITTEN}
 
@@ -34,13 +33,6 @@ def test_calls_of_all_families_are_read(parser: str) -> None:
 def test_flat_arguments_of_function_gemma_are_read() -> None:
     text = "<start_function_call>call:write_file{path:<escape>a,b<escape>,mode:7}<end_function_call>"
     assert calls_of(read(reader("function_gemma"), [text])) == [("write_file", {"path": "a,b", "mode": 7})]
-
-
-@pytest.mark.parametrize("parser", sorted(WRITTEN))
-def test_pieces_of_one_character_change_nothing(parser: str) -> None:
-    answer = read(reader(parser), list(BEFORE[parser] + WRITTEN[parser]))
-    assert calls_of(answer) == CALLS
-    assert answer.content == BEFORE[parser].strip()
 
 
 @pytest.mark.property
@@ -143,10 +135,3 @@ def test_ids_fit_the_family() -> None:
     assert len(ids["mistral"][0]) == 9
     assert ids["mistral"][0].isalnum()
     assert all(each.startswith("call_") for each in ids["json_tools"])
-
-
-def test_unknown_parsers_are_refused_with_the_names() -> None:
-    with pytest.raises(InvalidConfig, match=r"one of auto, none, .*json_tools.*, got 'hermse'"):
-        tool_format("hermse")
-    assert tool_format("none") is None
-    assert tool_format("hermes") == tool_format("json_tools")

@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core_harness import Harness
-from fakes import byte_tokenizer, fake_info, small_config
-from ledger_runner import ALPHABET, EOS, LedgerRunner
+from fakes import small_config
+from ledger_runner import ALPHABET, LedgerRunner
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.outputs import FinishReason
 from octavo.engine.api.sampling_params import SamplingParams
-from octavo.engine.core.build import assemble
 from octavo.engine.core.request import Request
 from octavo.engine.executor.sampling.sampler import Sampled
 from octavo.scheduler.waiting import WaitingQueue
@@ -103,46 +102,6 @@ def test_served_together_is_served_alone(config: EngineConfig, todo: list[Arriva
     assert sum(record.generated_tokens for record in harness.observer.records) == generated
     ended = [record.request_id for step in harness.observer.records for record in step.ended]
     assert Counter(ended) == Counter(request.request_id for request in served)
-
-
-def test_an_abort_frees_the_pages_at_once() -> None:
-    harness = Harness()
-    request = harness.add(
-        b"a prompt of several pages", SamplingParams(max_tokens=50, n=3, seed=1, temperature=1)
-    )
-    for _ in range(3):
-        harness.step()
-    assert harness.core.gauges.pages_held > 0
-    harness.core.abort(request)
-    assert harness.core._blocks.num_held == 0
-    harness.core.abort(request)
-    harness.run()
-    assert {delta.finish_reason for delta in harness.deltas[request][-3:]} == {FinishReason.ABORT}
-    harness.assert_idle()
-
-
-def test_the_samples_of_a_request_share_its_prompt() -> None:
-    harness = Harness(small_config(page_size=4))
-    request = harness.add(b"x" * 40, SamplingParams(max_tokens=4, n=4, seed=0, temperature=1))
-    for _ in range(3):  # two prefill steps and one decode step
-        harness.step()
-    # 10 shared pages of the prompt, and 4 pages of the samples.
-    assert harness.core.gauges.pages_held == 10 + 4
-    harness.run()
-    assert sum(record.prefill_tokens for record in harness.observer.records) == 40
-    assert len({tuple(harness.result(request, index).token_ids) for index in range(4)}) == 4
-
-
-def test_a_repeated_prompt_is_found_in_the_cache() -> None:
-    harness = Harness(small_config(page_size=4))
-    harness.add(b"0123456789abc", SamplingParams(max_tokens=2))
-    harness.run()
-    request = harness.add(b"0123456789abc", SamplingParams(max_tokens=2))
-    harness.run()
-    assert {delta.cached_tokens for delta in harness.deltas[request]} == {12}
-    assert {delta.prompt_tokens for delta in harness.deltas[request]} == {13}
-    last = [record for record in harness.observer.records if record.query_tokens][-1]
-    assert (last.query_tokens, last.hit_tokens, sum(last.miss_tokens.values())) == (13, 12, 1)
 
 
 @pytest.mark.parametrize("where", [0, 60], ids=["first chunk", "last chunk"])
@@ -241,18 +200,6 @@ def test_the_observer_gets_each_step_once() -> None:
     assert 0 <= ended.queue_s <= ended.ttft_s <= ended.total_s
 
 
-def test_the_end_token_ends_unless_it_is_ignored() -> None:
-    harness = Harness(ends_every=3)
-    params = SamplingParams(max_tokens=30)
-    ends = harness.add(b"a", params)
-    goes_on = harness.add(b"a", SamplingParams(max_tokens=30, ignore_eos=True))
-    harness.run()
-    assert harness.result(ends).stop_match == EOS
-    assert harness.result(ends).token_ids[-1] == EOS
-    assert harness.result(goes_on).finish_reason is FinishReason.LENGTH
-    assert EOS in harness.result(goes_on).token_ids
-
-
 def test_finishing_ends_remaining_requests() -> None:
     harness = Harness()
     left = [harness.add(b"x", SamplingParams(max_tokens=9, n=2)) for _ in range(3)]
@@ -279,10 +226,3 @@ def test_a_failure_that_the_parameters_bring_about_is_recorded_as_that(
         ended = [record for step in harness.observer.records for record in step.ended]
         assert ended[-1].invalid == invalid
     harness.assert_idle()
-
-
-def test_chunks_that_are_cut_know_the_tiles_of_the_backend() -> None:
-    config = small_config(target_itl=100.0)
-    runner = LedgerRunner(replace(fake_info(config), row_tile=16))
-    core = assemble(config, runner, byte_tokenizer())
-    assert core._scheduler.limits.row_tile == 16

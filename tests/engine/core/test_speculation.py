@@ -87,20 +87,6 @@ def test_default_source_of_drafts(speculate: str, invariant: bool, is_recurrent:
     assert drafts_by(EngineConfig(speculate=speculate), info) == expected
 
 
-def test_max_tokens_and_stops_end_a_run_of_drafts() -> None:
-    for params, text in (
-        (SamplingParams(max_tokens=13), TEXT[:13]),
-        (SamplingParams(max_tokens=60, stop=("again: the",)), TEXT[:-7]),
-        (SamplingParams(max_tokens=60, stop_ids=(ord(":"),)), TEXT[:-2]),
-    ):
-        harness, runner = parrot(speculate="ngram")
-        request = harness.add(TEXT, params)
-        harness.run()
-        assert harness.result(request).text.encode() == text
-        assert max(runner.num_rows[1:]) > 1
-        harness.assert_idle()
-
-
 def test_a_failed_draft_row_ends_the_request() -> None:
     harness, runner = parrot(speculate="ngram")
     runner._fails_at = 21

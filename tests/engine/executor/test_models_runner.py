@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import tiny_models
 from octavo.block_manager import PageCopy, PageId
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.executor import model_runner as paged
-from octavo.engine.executor.batch import Batch, slice_rows
+from octavo.engine.executor.batch import Batch
 from octavo.engine.executor.forward_outputs import Outputs
 from tiny_runners import PROMPT, load, logprobs_of, make_batch, state, tokens_of
 
@@ -168,18 +167,6 @@ def test_index_keys_gathered_in_slices_choose_as_all_at_once(
     runner.close()
 
 
-def test_slices_are_the_rows_and_nothing_else() -> None:
-    metadata = make_batch([([9], 11, [1, 2]), (PROMPT, 0, [3, 4]), (PROMPT[:5], 0, [5])], []).attention
-    part = slice_rows(metadata, 3, 13)
-    part.check(num_pages=40)
-    assert part.positions.tolist() == [*range(2, 11), 0]
-    assert part.only_group().slots.tolist() == metadata.only_group().slots[3:13].tolist()
-    assert part.q_start.tolist() == [0, 9, 10]
-    assert part.kv_len.tolist() == [11, 1]
-    assert part.only_group().page_table.tolist() == [[3, 4], [5, 0]]
-    assert slice_rows(metadata, 0, 17) is metadata
-
-
 def test_memory_stays_flat_however_the_steps_vary(runner: paged.PagedRunner) -> None:
     rng = np.random.default_rng(0)
     process = psutil.Process()
@@ -206,10 +193,3 @@ def test_the_limit_of_open_files_survives_mlx_lm() -> None:
         "assert resource.getrlimit(resource.RLIMIT_NOFILE) == before, before"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_info_describes_the_loaded_model(runner: paged.PagedRunner, folder: Path, backend: str) -> None:
-    info = runner.info
-    assert (info.backend, info.num_layers, info.num_pages) == (backend, 4, 40)
-    assert (info.vocab_size, info.max_model_len, info.path) == (320, 512, folder)
-    assert dataclasses.asdict(info)["architecture"] == "llama"

@@ -31,25 +31,6 @@ def token(number: int, *, index: int = 0, last: bool = False) -> Delta:
     return Delta(request_id="r", index=index, token_ids=(number,), text=f"{number} ", finish_reason=reason)
 
 
-async def test_each_token_is_read_at_once_by_default() -> None:
-    stream = make_stream()
-    for number in range(3):
-        stream.push(token(number))
-        delta = await stream.next()
-        assert delta is not None
-        assert delta.token_ids == (number,)
-
-
-async def test_a_slow_reader_gets_one_merged_delta() -> None:
-    stream = make_stream()
-    for number in range(3):
-        stream.push(token(number, last=number == 2))
-    delta = await stream.next()
-    assert delta is not None
-    assert (delta.token_ids, delta.text, delta.finish_reason) == ((0, 1, 2), "0 1 2 ", FinishReason.LENGTH)
-    assert await stream.next() is None
-
-
 async def test_a_final_stream_holds_tokens_back_until_their_sample_has_ended() -> None:
     stream = make_stream(final_only=True)
     for number in range(3):

@@ -109,18 +109,6 @@ async def test_a_request_that_waits_can_be_given_up_too() -> None:
     ) == 1
 
 
-async def test_a_request_that_has_ended_can_be_given_up_without_effect() -> None:
-    async with running() as (engine, _, observer):
-        stream = engine.generate([1], SamplingParams(max_tokens=2), request_id="r")
-        await anext(stream)
-        await until(lambda: any(record.ended for record in observer.records))
-        await engine.abort("r")
-        await stream.aclose()
-        assert [record.finish_reason for step in observer.records for record in step.ended] == [
-            FinishReason.LENGTH
-        ]
-
-
 async def test_a_slow_reader_gets_fewer_and_larger_deltas() -> None:
     params = SamplingParams(max_tokens=100, n=2, seed=1, temperature=1, ignore_eos=True)
     async with running() as (engine, _, _):

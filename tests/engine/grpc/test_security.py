@@ -5,7 +5,6 @@ import logging
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NoReturn
 
 import grpc
 import grpc.aio
@@ -30,7 +29,7 @@ from octavo.engine.cli import main
 from octavo.engine.client.client import Client
 from octavo.engine.client.credentials import ClientCredentials
 from octavo.engine.client.server_process import ServerProcess
-from octavo.engine.grpc.security import Security, TlsFiles, Tokens, read_tokens
+from octavo.engine.grpc.security import Security, TlsFiles, read_tokens
 from octavo.engine.grpc.tenant_salts import TenantSalts, load_tenant_salts
 from served import collect, eventually, eventually_async, served, wholes
 
@@ -118,17 +117,6 @@ async def test_a_renewed_certificate_is_used_after_a_reload(tmp_path: Path, auth
         assert isinstance(await refusal(its.address, before), EngineDead)
         whole = wholes([first, *[delta async for delta in running]])
         assert whole[0].finish_reason is FinishReason.LENGTH, "connections go on"
-
-
-def test_certificates_are_handed_over_only_when_they_are_new(tmp_path: Path, authority: trustme.CA) -> None:
-    """With new credentials, gRPC makes a new handshaker for each connection and forgets TLS sessions."""
-    security = Security(tls=server_files(tmp_path, authority))
-    assert security.credentials() is not None
-    assert security._renewed() is None, "it has the first ones from the beginning"
-    server_files(tmp_path, trustme.CA())
-    security.reload()
-    assert security._renewed() is security._certificates
-    assert security._renewed() is None
 
 
 async def test_only_tokens_of_the_file_are_accepted(tmp_path: Path) -> None:
@@ -376,21 +364,3 @@ async def test_the_command_serves_tls_and_reloads_on_hangup(
         assert "secret" not in "".join(server.last_errors)
     assert server.returncode == 0
     assert ALICE not in capsys.readouterr().err
-
-
-def test_looking_up_a_token_does_not_walk_all_tokens(tmp_path: Path) -> None:
-    class Unwalked(dict[bytes, str]):
-        def __iter__(self) -> NoReturn:
-            raise AssertionError("10,000 of them are walked for each call")
-
-        def items(self) -> NoReturn:
-            raise AssertionError("10,000 of them are walked for each call")
-
-    path = tmp_path / "tokens"
-    path.write_text("".join(f"tenant-{number} token-{number}\n" for number in range(100)))
-    tokens = Tokens(path)
-    tokens._tenants = Unwalked(tokens._tenants)
-    assert tokens.tenant_of([("authorization", "Bearer token-77")]) == "tenant-77"
-    with pytest.raises(Unauthenticated):
-        tokens.tenant_of([("authorization", "Bearer token-100")])
-    assert tokens.num_tenants == 100

@@ -10,15 +10,12 @@ import grpc.aio
 import pytest
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
-import grammar_bombs as bombs
 from engines import Gate
-from fakes import VOCAB_SIZE, FakeCore, byte_tokenizer, small_config
-from octavo.engine.api.errors import InvalidRequest, Overloaded
+from fakes import FakeCore, small_config
+from octavo.engine.api.errors import InvalidRequest
 from octavo.engine.api.outputs import Delta, FinishReason
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.api.structured_output import StructuredOutput
-from octavo.engine.structured_output.compiler import ConstraintCompiler
-from octavo.engine.structured_output.limits import CompileLimits
 from octavo.proto import generation_pb2 as pb
 from served import all_idle, collect, eventually, served
 from vllm_worker import by_index, pause, worker
@@ -90,45 +87,6 @@ async def test_a_bad_schema_is_refused_before_anything_is_queued() -> None:
         empty = pb.GenerateRequest(text="x", sampling=pb.SamplingParams(structured=pb.Structured()))
         with pytest.raises(grpc.aio.AioRpcError, match="structured must have one field set"):
             await its.client.stub.Generate(empty).read()
-
-
-async def test_slow_grammars_block_no_request_and_end_with_engine() -> None:
-    async with served() as its:
-        assert its.core.core is not None
-        its.core.core.builder.grammars.compiler = ConstraintCompiler(
-            byte_tokenizer(),
-            vocab_size=VOCAB_SIZE,
-            limits=CompileLimits(
-                compile_s=60, cpu_s=60, wall_s=60, memory_bytes=2**30, max_queued=5, max_queued_per_tenant=5
-            ),
-        )
-        jobs = [
-            asyncio.create_task(collect(its.client.generate("x", _params(bombs.slow(number)))))
-            for number in range(12)
-        ]
-        refused: set[asyncio.Task[dict[int, Delta]]] = set()
-        while len(refused) < 5:
-            done, _ = await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
-            refused |= done
-            jobs = [job for job in jobs if job not in done]
-        for job in refused:
-            with pytest.raises(Overloaded, match=r"5 schemas and grammars .*are waiting to be compiled"):
-                await job
-        chat = [{"role": "user", "content": "one word"}]
-        whole = await collect(its.client.generate(chat, SamplingParams(max_tokens=5)))
-        assert whole[0].finish_reason is FinishReason.LENGTH
-        for job in jobs:
-            job.cancel()
-        await asyncio.wait(jobs)
-        pool = its.core.core.builder.grammars.compiler.pool
-        await eventually(lambda: not pool._num_unfinished, "what nobody waits for is given up")
-
-
-async def test_stop_strings_end_a_constrained_output_too() -> None:
-    async with served() as its:
-        params = _params(StructuredOutput(regex="[ab]{5}STOP[ab]{9}"), stop=("STOP",))
-        whole = (await collect(its.client.generate("x", params)))[0]
-    assert (len(whole.text), whole.stop_match) == (5, "STOP")
 
 
 async def test_a_constraint_outlives_preemption() -> None:

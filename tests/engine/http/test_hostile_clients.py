@@ -5,11 +5,9 @@ import contextlib
 import json
 import socket
 import ssl
-import threading
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import trustme
 
@@ -17,12 +15,9 @@ from engines import Gate
 from fakes import FakeCore, small_config
 from http_served import HttpServed, http_served, parse_reply
 from octavo.engine.api.reranking import RerankPrompt
-from octavo.engine.client.server_process import ServerProcess
-from octavo.engine.grpc.request_handler import LONG_SCORES
 from octavo.engine.grpc.security import Security, TlsFiles
 from octavo.engine.http import connection, exchange
 from octavo.engine.http.generation import CONCURRENCY
-from octavo.engine.http.logprobs import TokenText, TokenTexts
 from octavo.engine.http.sampling import MAX_ITEMS
 from octavo.engine.http.turns import MAX_PARTS
 from served import all_idle, eventually
@@ -180,35 +175,6 @@ async def test_whole_answers_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> No
         await served_still(served)
 
 
-async def test_many_log_probabilities_are_written_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: list[str] = []
-
-    def of(_: TokenTexts, token_id: int) -> TokenText:
-        threads.append(threading.current_thread().name)
-        return TokenText(str(token_id), b"x")
-
-    monkeypatch.setattr(TokenTexts, "of", of)
-    asked = {"max_tokens": LONG_SCORES + 1, "ignore_eos": True}
-    chat = asked | {"messages": [{"role": "user", "content": "abc"}], "logprobs": True, "top_logprobs": 2}
-    async with http_served() as served:
-        for path, body in ((COMPLETIONS, asked | {"prompt": "abc", "logprobs": 2}), (CHAT, chat)):
-            assert (await served.post(path, body)).status == 200
-            assert threads, path
-            assert all("octavo-answer" in name for name in threads), path
-            threads.clear()
-
-
-async def test_a_burst_over_http_is_followed_by_giving_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octavo.engine.grpc.call_limiter.BURST_CALLS", 3)
-    async with http_served() as served:
-        assert served.below is not None
-        limiter = served.below.server.limiter
-        for is_over in (False, False, True):
-            await served_still(served)
-            await eventually(lambda: limiter.calls.total == 0, "the call has ended")
-            assert limiter.burst_is_over() is is_over
-
-
 async def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "BODY_TIMEOUT_S", 0.05)
     async with http_served() as served:
@@ -341,32 +307,6 @@ def tls_files(folder: Path) -> tuple[TlsFiles, ssl.SSLContext]:
     context = ssl.create_default_context()
     ca.configure_trust(context)
     return files, context
-
-
-@pytest.mark.slow
-async def test_250_idle_tls_connections_cost_16_mib(tmp_path: Path) -> None:
-    """Each connection was used once. A new process is measured, so freed memory cannot hide the cost."""
-    files, context = tls_files(tmp_path)
-    flags = ["--num-pages", "16", "--http", "127.0.0.1:0", "--tls-cert", str(files.cert), "--tls-key"]
-    async with ServerProcess([*flags, str(files.key)]) as server:
-        host, port = server.ready["http"].rsplit(":", 1)
-
-        def use() -> ssl.SSLSocket:
-            used = context.wrap_socket(socket.create_connection((host, int(port))), server_hostname=host)
-            used.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
-            assert b"200 OK" in used.recv(2**14)
-            return used
-
-        def grown(count: int) -> int:
-            memory = psutil.Process(server.pid).memory_full_info
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(use())
-                before = memory().uss
-                for _ in range(count):
-                    stack.enter_context(use())
-                return memory().uss - before
-
-        assert await asyncio.to_thread(grown, 250) <= 16 * 2**20
 
 
 async def test_tls_is_that_of_grpc(tmp_path: Path) -> None:

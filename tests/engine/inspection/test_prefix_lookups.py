@@ -1,15 +1,10 @@
 from __future__ import annotations
 
-from array import array
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakes import FakeCore, small_config
 from octavo.block_manager import BlockManager, Miss
-from octavo.engine.api.config import EngineConfig
-from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.inspection import reused_prefixes
 from octavo.engine.inspection.lookup_history import LookupHistory
 from octavo.engine.inspection.reused_prefixes import ReusedPrefixes
@@ -19,25 +14,6 @@ from octavo.scheduler import Lookup, Sequence, Status
 def lookup(tokens: list[int], num_hit: int = 0) -> Lookup:
     sequence = Sequence("s", tokens, 4)
     return Lookup(sequence, len(tokens), num_hit, {"new": len(tokens) - num_hit}, Miss(0, "new"))
-
-
-def test_the_latest_requests_and_outputs_are_recorded() -> None:
-    memory = LookupHistory(max_requests=2)
-    for name in ("a", "b", "b", "c"):
-        memory.add(name, found := lookup([1, 2, 3]), now=1.0)
-    assert memory.get("a") is None
-    assert len(memory) == 2
-    remembered = memory.get("c")
-    assert remembered is not None
-    found.sequence.tokens.append(9)
-    assert remembered.tokens == (1, 2, 3, 9)
-    memory.ended("c")
-    assert remembered.tokens == (1, 2, 3, 9), "it has not ended: another request of this id has"
-    found.sequence.status = Status.FINISHED
-    memory.ended("c")
-    memory.ended("nobody")
-    assert isinstance(remembered.source, array)
-    assert remembered.tokens == (1, 2, 3, 9)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 6)), max_size=30))
@@ -87,15 +63,3 @@ def test_reused_prefixes_are_bounded_and_the_latest_stay(monkeypatch: pytest.Mon
             hit(prefixes, blocks, [first, 1, 2, 3, 4], b"")
     shown = [(each.preview, each.num_hits) for each in prefixes.best(b"", 10)]
     assert shown == [((5, 1, 2, 3), 3), ((4, 1, 2, 3), 1)]
-
-
-def test_the_number_of_pinned_pages_is_checked() -> None:
-    with pytest.raises(InvalidConfig, match="at least 0, got -1"):
-        EngineConfig(max_pinned_pages=-1)
-
-
-def test_pins_must_leave_space_in_the_pool() -> None:
-    with pytest.raises(InvalidConfig, match="less than the 64 pages"):
-        FakeCore()(small_config(max_pinned_pages=64))
-    core = FakeCore()(small_config(max_pinned_pages=63))
-    assert (core.capacity, core.cache.totals().policy) == (4, "lru")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager
-from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence, Status
+from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence
 from octavo.scheduler.waiting import DeficitQueue, FairQueue, WaitingQueue
 from serving import Served, check_outputs
 from strategies import Workload, workloads
@@ -160,33 +160,3 @@ def test_a_returning_tenant_neither_starves_nor_is_starved(
         for service, waiting in load.before[stays + pause :]:
             gaps = [*gaps, service[first] - service[other]] if {first, other} <= waiting else []
             assert not gaps or max(gaps) - min(gaps) <= bound
-
-
-@pytest.mark.parametrize("kind", QUEUES)
-@settings(max_examples=30)
-@given(
-    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=6),
-    budget=st.integers(4, 32),
-    running=st.integers(1, 4),
-)
-def test_a_flood_starves_no_tenant(kind: str, lengths: list[int], budget: int, running: int) -> None:
-    blocks = BlockManager(24, PAGE_SIZE)
-    s = Scheduler(blocks, Limits(budget, min(running, budget)), waiting=QUEUES[kind](blocks))
-    others = [
-        Sequence(f"other {n}", [1000 + n] * length, 3, tenant=f"other {n % 2}")
-        for n, length in enumerate(lengths)
-    ]
-    flood = 0
-    for steps in range(4000):
-        while s.num_waiting < 4:
-            s.add(Sequence(f"flood {flood}", [flood % 3] * 30, 2, tenant="flood"))
-            flood += 1
-        if steps == 3:
-            for sequence in others:
-                s.add(sequence)
-        step = s.plan()
-        assert step is not None
-        s.commit(step, [SampleResult(7) for _ in step.sampled()])
-        if steps > 3 and all(sequence.status is Status.FINISHED for sequence in others):
-            return
-    raise AssertionError("somebody starves")

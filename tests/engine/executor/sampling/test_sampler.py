@@ -7,53 +7,14 @@ import pytest
 
 from octavo.engine.api.errors import InvalidRequest
 from octavo.engine.api.sampling_params import SamplingParams
-from octavo.engine.executor.sampling.sampler import NO_TOKEN_LEFT, NOT_FINITE, SampleState, sample
-from octavo.engine.executor.sampling.truncation import Floats, truncate
+from octavo.engine.executor.sampling.sampler import SampleState, sample
+from octavo.engine.executor.sampling.truncation import Floats
 
 LOGITS = np.log(np.array([[0.1, 0.4, 0.05, 0.25, 0.2]], np.float32))
 
 
 def state(*, prompt: tuple[int, ...] = (), seed: int = 0, **params: object) -> SampleState:
     return SampleState(SamplingParams(**params), seed=seed, prompt_ids=prompt, vocab_size=5)  # type: ignore[arg-type]
-
-
-def kept(logits: Floats, **how: float) -> list[int]:
-    settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | how
-    candidates = truncate(logits, **settings)  # type: ignore[arg-type]
-    return list(range(len(logits))) if candidates.ids is None else candidates.ids.tolist()
-
-
-def test_greedy_takes_the_largest_and_the_lowest_id_among_equals() -> None:
-    assert sample(LOGITS, [state()])[0].token == 1
-    assert sample(np.zeros((1, 5), np.float32), [state()])[0].token == 0
-
-
-def test_truncation_follows_each_rule() -> None:
-    row = LOGITS[0]
-    assert kept(row) == [0, 1, 2, 3, 4]
-    assert kept(row, top_k=2) == [1, 3]
-    assert kept(row, top_p=0.6) == [1, 3]
-    assert kept(row, top_p=0.7) == [1, 3, 4]
-    assert kept(row, min_p=0.45) == [1, 3, 4]
-    assert kept(row, top_p=1e-9) == [1]
-    assert kept(row, top_k=1000) == [0, 1, 2, 3, 4]
-
-
-def test_top_p_applies_after_top_k() -> None:
-    # 0.4 and 0.25 are 76 % of the sum of 0.4, 0.25 and 0.2.
-    assert kept(LOGITS[0], top_k=3, top_p=0.76) == [1, 3]
-    assert kept(LOGITS[0], top_k=3, top_p=0.77) == [1, 3, 4]
-
-
-def test_equal_tokens_enter_top_p_in_order_of_id_and_top_k_together() -> None:
-    row = np.zeros(8, np.float32)
-    assert kept(row, top_p=0.5) == [0, 1, 2, 3]
-    assert kept(row, top_k=3) == list(range(8))
-
-
-def test_a_cold_temperature_is_greedy_and_a_very_cold_one_too() -> None:
-    for temperature in (1e-3, 1e-4, 1e-9):
-        assert sample(LOGITS, [state(temperature=temperature)])[0].token == 1
 
 
 def test_end_tokens_are_not_sampled_before_min_tokens() -> None:
@@ -146,12 +107,6 @@ def test_logprobs_are_those_before_temperature_and_truncation() -> None:
     assert sample(LOGITS, [state(logprobs=0)])[0].logprob is not None
 
 
-def test_logprobs_include_penalties() -> None:
-    (drawn,) = sample(np.zeros((1, 5), np.float32), [state(logit_bias={3: math.log(4)}, logprobs=1)])
-    assert drawn.logprob is not None
-    assert drawn.logprob.logprob == pytest.approx(math.log(0.5), abs=1e-6)
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_row_that_is_not_finite_fails_alone(bad: float) -> None:
     rows = np.repeat(LOGITS, 3, axis=0)
@@ -164,12 +119,6 @@ def test_a_row_that_is_not_finite_fails_alone(bad: float) -> None:
     assert last.token is not None
 
 
-def test_masked_tokens_are_never_sampled() -> None:
-    row = np.array([[-np.inf, 0.0, -np.inf, 0.0, -np.inf]], np.float32)
-    for seed in range(50):
-        assert sample(row, [state(temperature=2.0, seed=seed)])[0].token in (1, 3)
-
-
 def test_plain_greedy_is_only_plain_greedy() -> None:
     assert state().is_argmax
     for params in (
@@ -180,16 +129,3 @@ def test_plain_greedy_is_only_plain_greedy() -> None:
     ):
         assert not state(**params).is_argmax
     assert not state(repetition_penalty=1.1).is_argmax
-
-
-def test_the_error_names_the_cause_if_no_token_is_allowed() -> None:
-    held = SampleState(
-        SamplingParams(min_tokens=1), seed=0, prompt_ids=(), vocab_size=5, end_ids=tuple(range(5))
-    )
-    (nothing_left,) = sample(LOGITS.copy(), [held])
-    assert (nothing_left.token, nothing_left.error, nothing_left.invalid) == (None, NO_TOKEN_LEFT, True)
-    broken = LOGITS.copy()
-    broken[0, 2] = np.nan
-    for each in (held, state(), state(repetition_penalty=2.0, prompt=(1,))):
-        (found,) = sample(broken.copy(), [each])
-        assert (found.token, found.error, found.invalid) == (None, NOT_FINITE, False)
