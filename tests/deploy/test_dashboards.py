@@ -140,6 +140,7 @@ def test_panels_show_metrics_that_there_are_by_labels_that_they_have() -> None:
             assert set(by.split(", ")) - {"instance"} <= labels[metric], name
 
 
+@pytest.mark.slow
 @needs_prometheus
 async def test_every_expression_returns_data_from_a_server_under_load(tmp_path: Path) -> None:
     flags = ["--num-pages", "64", "--max-running", "8", "--max-step-tokens", "64"]

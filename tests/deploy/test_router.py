@@ -66,6 +66,7 @@ async def _check_disconnect(client: Any, metrics: list[str]) -> None:
     await eventually_async(aborted, "the worker stops what nobody reads")
 
 
+@pytest.mark.slow
 @needs_router
 async def test_a_full_worker_answers_429_and_finishes_its_requests() -> None:
     import openai
@@ -88,6 +89,7 @@ async def test_a_full_worker_answers_429_and_finishes_its_requests() -> None:
     assert set(answers) == {"429", "400"}
 
 
+@pytest.mark.slow
 @needs_router
 async def test_adapters_are_models_of_the_router(tmp_path: Path) -> None:
     tiny_adapters.make_adapter(tmp_path / "tale", resolve_model("demo"), rank=4)

@@ -38,7 +38,8 @@ def relative_error(result: mx.array, truth: Truth) -> float:
 
 def check_dense() -> None:
     rng = np.random.default_rng(0)
-    for (outputs, inputs), weight_type, x_type in itertools.product(SHAPES, FLOATS, FLOATS):
+    for number, (outputs, inputs) in enumerate(SHAPES * 3):
+        weight_type, x_type = FLOATS[number % 3], FLOATS[number // 3 % 3]
         weight, bias = random(rng, (outputs, inputs), weight_type), random(rng, (outputs,), weight_type)
         packed = _ext.pack_dense(weight, bias)
         x = random(rng, (max(ROWS), inputs), x_type)
@@ -74,9 +75,8 @@ def quantized_cases() -> list[tuple[int, int, str]]:
 
 def check_quantized() -> None:
     rng = np.random.default_rng(1)
-    for (outputs, inputs), (group, bits, mode), dtype in itertools.product(
-        ((7, 128), (130, 384)), quantized_cases(), FLOATS
-    ):
+    cases = itertools.product(((7, 128), (130, 384)), quantized_cases())
+    for ((outputs, inputs), (group, bits, mode)), dtype in zip(cases, itertools.cycle(FLOATS), strict=False):
         packed, weight = quantized(random(rng, (outputs, inputs), dtype), group, bits, mode)
         x = random(rng, (33, inputs), dtype)
         truth = truth_of(x) @ weight.T
@@ -158,7 +158,7 @@ def check_channels() -> None:
         for row in (0, outputs - 1):
             taken = truth_of(_ext.take_rows(packed, mx.array(row)))
             assert np.abs(taken - weight[row]).max() <= ROUNDING[dtype] * np.abs(weight).max()
-        for rows in (1, 2, 5, 6, 7, 16, 17, 33, 80, 150, 300):
+        for rows in (1, 5, 6, 7, 17, 80, 300):
             x = random(rng, (rows, inputs), dtype)
             x[0, :64] = 0
             y = _ext.linear(x, packed)
@@ -258,7 +258,7 @@ def check_gated() -> None:
         bias = random(rng, (2 * half,), dtype)
         weights = [_ext.pack_dense(dense, bias), *(by_channels(dense, 64, bits)[0] for bits in (8, 4))]
         weights += [quantized(dense, *case)[0] for case in ((64, 8), (64, 4), (128, 6), (32, 4, "mxfp4"))]
-        for packed, exact, rows in itertools.product(weights, (False, True), (1, 2, 7, 33, 100, 300)):
+        for packed, exact, rows in itertools.product(weights, (False, True), (1, 7, 100)):
             x = random(rng, (rows, inputs), dtype)
 
             def halves(y: mx.array, half: int = half) -> tuple[mx.array, mx.array]:

@@ -36,7 +36,7 @@ async def goodput(capsys: pytest.CaptureFixture[str], address: str, *slo: str) -
     return result["good_requests"], result["goodput"], result["wall_s"]
 
 
-@pytest.mark.parametrize("fairness", ["fcfs", "vtc", "dlpm"])
+@pytest.mark.parametrize("fairness", ["fcfs", "dlpm"])
 async def test_promises_of_a_server(capsys: pytest.CaptureFixture[str], fairness: str) -> None:
     shares = [] if fairness == "fcfs" else ["--tenant-weights", "alice=2,batch=0.5"]
     targets = ["--target-itl", "150", "--fairness", fairness, *shares]

@@ -74,7 +74,7 @@ def requests(draw: st.DrawFn) -> tuple[list[int], SamplingParams]:
 
 
 @pytest.mark.property
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.lists(requests(), min_size=1, max_size=3), st.sampled_from([0, 9]), st.booleans())
 def test_a_stream_cut_anywhere_equals_the_unbroken_one(
     work: list[tuple[list[int], SamplingParams]], ends_every: int, overlaps: bool
@@ -86,9 +86,7 @@ def test_a_stream_cut_anywhere_equals_the_unbroken_one(
 
 
 @pytest.mark.parity
-@pytest.mark.parametrize(
-    ("model", "kv_format", "residual"), [("demo", "bf16", 0), ("demo", "fp4", 1), ("demo-hybrid", "int8", 0)]
-)
+@pytest.mark.parametrize(("model", "kv_format", "residual"), [("demo", "fp4", 1), ("demo-hybrid", "int8", 0)])
 def test_a_cut_stream_of_a_model_has_bit_identical_results(model: str, kv_format: str, residual: int) -> None:
     rng = random.Random(f"{model} {kv_format}")
     core = build_core(

@@ -90,11 +90,12 @@ def last_step_error(case: Case, formats: tuple[str, str], dtype: mx.Dtype, *, ex
 
 
 def _long_grid() -> Iterator[object]:
+    """Yield each case with each pair of ``FORMAT_PAIRS``, every third with the others, in rotating types."""
+    types = tuple(TOLERANCE)
     for number, formats in enumerate(EVERY_FORMAT_PAIR):
-        cells = [(case, dtype) for case in LONG for dtype in TOLERANCE if case.fits(*formats)]
-        if formats not in FORMAT_PAIRS:
-            cells = [cells[5 * number % len(cells)], cells[(5 * number + 7) % len(cells)]]
-        for case, dtype in cells:
+        cases = [case for case in LONG if case.fits(*formats)]
+        for index, case in enumerate(cases if formats in FORMAT_PAIRS else cases[number % 3 :: 3]):
+            dtype = types[(index + number) % 3]
             yield pytest.param(case, formats, dtype, id=f"{case.name}-{'-'.join(formats)}-{dtype}")
 
 

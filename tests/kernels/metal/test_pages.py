@@ -15,7 +15,7 @@ PACKED = ("fp5", "int8", "int4", "mxfp4", "nvfp4", "affine8", "affine4")
 pytestmark = [pytest.mark.parity, needs_compiler, pytest.mark.timeout(300)]
 
 
-@pytest.mark.parametrize("head_dim", [8, 64, 80, 96, 192])
+@pytest.mark.parametrize("head_dim", [8, 64, 80])
 def test_fp4_pages_are_bit_equal(head_dim: int) -> None:
     check_bytes("fp4", head_dim, Emulator(ftz=False), limit=None if head_dim == 64 else 700)
 
@@ -26,8 +26,10 @@ def test_16_bit_pages_are_bit_equal(name: str, head_dim: int) -> None:
     check_bytes(name, head_dim, Emulator(ftz=False))
 
 
-@pytest.mark.parametrize("head_dim", [64, 128, 192])
-@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize(
+    ("name", "head_dim"),
+    [(name, dim) for i, name in enumerate(PACKED) for dim in (64, (128, 192)[i % 2])],
+)
 def test_pages_of_the_other_formats_are_bit_equal(name: str, head_dim: int) -> None:
     flags = NO_CONTRACTION if head_dim == 128 else ()
     check_bytes(

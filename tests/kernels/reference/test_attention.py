@@ -53,7 +53,7 @@ def poisoned_pool(backend: AttentionBackend, spec: PoolSpec) -> KVPool:
 def _grid() -> Iterator[object]:
     for index, case in enumerate(CASES):
         for number, pair in enumerate(EVERY_FORMAT_PAIR):
-            turns = 2 if pair in FORMAT_PAIRS else 8
+            turns = 5 if pair in FORMAT_PAIRS else 16
             chosen = index % turns == number % turns or case is EVERYTHING
             if case.name == "mask-long":
                 chosen = pair in (("bf16", "bf16"), ("fp4", "fp4"))

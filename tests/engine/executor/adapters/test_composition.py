@@ -48,6 +48,10 @@ WAYS = {
 }
 
 
+ALONE: dict[tuple[str, ...], list[Any]] = {}
+"""Outputs of ``WORK`` served alone, by model, page format and parameters."""
+
+
 class Seen:
     def __init__(self) -> None:
         self.preemptions = self.cached = self.drafts = self.accepted = 0
@@ -90,8 +94,11 @@ def test_requests_with_adapters_equal_requests_served_alone(
 ) -> None:
     way, seen = WAYS[name], Seen()
     pages = {key: way.settings[key] for key in FP4 if key in way.settings}
-    with LLM(EngineConfig(**settings | pages | {"prefix_cache": False})) as llm:
-        alone = [served(llm, [each], way.params)[0] for each in WORK]
+    key = settings["model"], str(pages), str(way.params)
+    if key not in ALONE:
+        with LLM(EngineConfig(**settings | pages | {"prefix_cache": False})) as llm:
+            ALONE[key] = [served(llm, [each], way.params)[0] for each in WORK]
+    alone = ALONE[key]
     changes = dict(way.settings)
     if changes.get("speculate") == "draft:":
         changes["speculate"] += settings["model"]

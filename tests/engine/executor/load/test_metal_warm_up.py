@@ -57,13 +57,12 @@ def test_a_head_for_several_tokens_needs_no_kernels_of_its_own(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("architecture", "settings"),
     [
-        pytest.param("qwen3", {"kv_format": "fp4", "residual_pages": 0}, marks=pytest.mark.slow, id="split"),
-        pytest.param(
-            "qwen3", {"kv_format": "fp4", "max_step_tokens": 32}, marks=pytest.mark.slow, id="residual"
-        ),
+        pytest.param("qwen3", {"kv_format": "fp4", "residual_pages": 0}, id="split"),
+        pytest.param("qwen3", {"kv_format": "fp4", "max_step_tokens": 32}, id="residual"),
         pytest.param("gemma3_text", {"kv_format": "fp4", "num_pages": 30}, id="windows"),
     ],
 )
+@pytest.mark.slow
 def test_nothing_is_compiled_for_a_request(
     tmp_path: Path, architecture: str, settings: dict[str, Any]
 ) -> None:

@@ -24,7 +24,7 @@ from octavo.kernels.reference.backend import ReferenceBackend
 pytestmark = pytest.mark.parity
 
 Patch = pytest.MonkeyPatch
-SCALES = (0.05, 1.0, 8.0)
+SCALES = (0.05, 8.0)
 """Multiples of the weights of tiny_models."""
 
 

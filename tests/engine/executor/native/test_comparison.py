@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -353,8 +354,14 @@ def test_a_wrong_recurrent_kernel_is_refused_by_its_layer(
         load_random(tmp_path, architecture)
 
 
-@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
-@pytest.mark.parametrize("architecture", sorted({name for name, *_ in KERNELS.values()}))
+@pytest.mark.parametrize(
+    ("architecture", "dtype"),
+    zip(
+        sorted({name for name, *_ in KERNELS.values()}),
+        itertools.cycle((mx.float32, mx.float16, mx.bfloat16)),
+        strict=False,
+    ),
+)
 def test_recurrent_kernels_that_are_right_are_not_refused(
     tmp_path: Path, monkeypatch: Patch, architecture: str, dtype: mx.Dtype
 ) -> None:

@@ -213,8 +213,7 @@ def tiny_model(
     ("bits", "mode"),
     [(None, "affine"), (8, "affine"), (4, "affine"), (3, "affine"), (4, "mxfp4"), (4, "nvfp4")],
 )
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "tied"), [("qwen3", False), ("llama", True)])
 def test_models_agree_with_mlx(
     name: str, tied: bool, bits: int | None, mode: str, exact: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,13 +53,13 @@ def test_attention_runs_on_kernels_and_recurrences_on_operations(name: str, tmp_
 @pytest.mark.parametrize(
     ("name", "kinds"),
     [
-        ("qwen3_next", {"conv", "delta"}),
-        ("qwen3_5", {"conv", "delta"}),
         ("kimi_linear", {"conv", "delta"}),
-        ("granitemoehybrid", {"conv", "ssd"}),
         ("nemotron_h", {"conv", "ssd"}),
-        ("falcon_h1", {"conv", "ssd"}),
-        ("lfm2", {"conv"}),
+        pytest.param("qwen3_next", {"conv", "delta"}, marks=pytest.mark.slow),
+        pytest.param("qwen3_5", {"conv", "delta"}, marks=pytest.mark.slow),
+        pytest.param("granitemoehybrid", {"conv", "ssd"}, marks=pytest.mark.slow),
+        pytest.param("falcon_h1", {"conv", "ssd"}, marks=pytest.mark.slow),
+        pytest.param("lfm2", {"conv"}, marks=pytest.mark.slow),
     ],
 )
 def test_recurrences_run_on_kernels(name: str, kinds: set[str], tmp_path: Path) -> None:
