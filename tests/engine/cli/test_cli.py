@@ -177,13 +177,6 @@ def test_an_output_on_a_full_disk_prints_one_line(
     assert err == "octavo plan: error: cannot write the output: No space left on device; make room\n"
 
 
-def test_a_missing_server_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = _run(capsys, "generate", "x", "--connect", "127.0.0.1:1")
-    assert code == 1
-    assert err.count("\n") == 1
-    assert "127.0.0.1:1" in err
-
-
 def _generate_json(capsys: pytest.CaptureFixture[str], *more: str) -> tuple[str, dict[str, Any]]:
     code, out, err = _run(capsys, *GENERATE, *more, "--json")
     assert code == 0, err
@@ -340,32 +333,6 @@ def test_doctor_tests_exact_arithmetic_on_request(
     assert tested == [exact]
     assert json.loads(out.splitlines()[-1])["exact"] == exact
     assert ("no 8-bit arithmetic" in out) == exact
-
-
-def test_plan_agrees_with_allocated_memory(capsys: pytest.CaptureFixture[str]) -> None:
-    from octavo.engine.memory.budget import page_bytes
-    from octavo.kernels.formats import format_pair
-    from octavo.kernels.interface import LayerSpec
-
-    code, out, err = _run(capsys, "plan", "--memory", "1GiB", "--context", "1000", "--json")
-    assert code == 0, err
-    result = json.loads(out.splitlines()[-1])
-    layer = LayerSpec(
-        num_kv_heads=result["kv_heads"], head_dim=result["head_dim"], value_dim=result["head_dim"]
-    )
-    for name, row in result["formats"].items():
-        pair = format_pair(name)
-        bytes_per_page = page_bytes(
-            [layer] * result["layers"], page_size=32, k_format=pair.k, v_format=pair.v
-        )
-        assert row["bytes_per_page"] == bytes_per_page
-        residual = sum(
-            group["pages"] * group["bytes_per_page"] for group in row["groups"] if group["residual"]
-        )
-        assert row["pages"] == (result["kv_bytes"] - residual) // bytes_per_page
-        most = [group["pages"] // 2 for group in row["groups"] if group["residual"]]
-        assert row["sequences"] == min(row["pages"] // 32, *most, row["pages"])
-        assert f"{row['pages']}" in out
 
 
 def test_plan_says_when_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,16 +15,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from engines import until
 from fakes import FakeCore, small_config
 from octavo.engine import AsyncEngine, SamplingParams
-from octavo.engine.api.address import Address
 from octavo.engine.api.errors import EngineDead, InvalidConfig
-from octavo.engine.cli import serve
 from octavo.engine.cli.serve import HANG_S, ServerProbes
 from octavo.engine.client.client import Client
 from octavo.engine.client.server_process import ServerProcess
-from octavo.engine.grpc.security import Security
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -125,49 +121,12 @@ async def test_streams_fail_before_the_disk_is_closed() -> None:
         await engine.stop()
 
 
-async def test_a_step_that_hangs_is_seen_from_outside() -> None:
-    go = threading.Event()
-    engine = AsyncEngine(small_config(), core_factory=FakeCore(before_step=lambda: assert_set(go)))
-    await engine.start()
-    try:
-        assert engine.step_seconds() == 0
-        waiting = asyncio.create_task(anext(engine.generate([1, 2], SamplingParams(max_tokens=1))))
-        await until(lambda: engine.step_seconds() > 0.01)
-        go.set()
-        await waiting
-        await until(lambda: engine.step_seconds() == 0)
-    finally:
-        go.set()
-        await engine.stop()
-
-
-def assert_set(event: threading.Event) -> None:
-    assert event.wait(30)
-
-
 def test_a_step_that_hangs_fails_the_liveness_probe() -> None:
     engine = SimpleNamespace(dead_error=None, step_seconds=lambda: HANG_S - 1)
     probes = ServerProbes(engine)  # type: ignore[arg-type]
     assert probes.alive() is None
     engine.step_seconds = lambda: HANG_S + 1
     assert "current step has taken 121 s" in (probes.alive() or "")
-
-
-async def test_sigterm_starts_the_deadline_and_sighup_ends_nothing() -> None:
-    heard: list[float] = []
-    stopping = serve._signal_event(lambda: heard.append(1.0))
-    try:
-        serve._reload_on_hangup(Security(), Address("127.0.0.1", 0))
-        signal.raise_signal(signal.SIGHUP)
-        await asyncio.sleep(0)
-        assert not stopping.is_set()
-        signal.raise_signal(signal.SIGTERM)
-        await asyncio.wait_for(stopping.wait(), 30)
-        assert heard == [1.0]
-    finally:
-        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().remove_signal_handler(number)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 async def test_a_server_lives_on_after_sighup_and_ends_with_0() -> None:
@@ -210,22 +169,6 @@ def test_sigterm_while_python_starts_is_not_lost_in_the_image(first: bool) -> No
         [*launcher, sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
     )
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
-
-
-def test_exiting_does_not_exceed_the_deadline() -> None:
-    code = (
-        "import sys, time; from types import SimpleNamespace; from octavo.engine.cli import serve\n"
-        "class Slow:\n"
-        "    def __del__(self, sleep=time.sleep): sleep(30)\n"
-        "async def served(config, options, deadline):\n"
-        "    deadline.start(0.2, 7)\n"
-        "    return 3\n"
-        "serve.serve, slow = served, Slow()\n"
-        "serve.engine_config = serve.serve_options = serve.set_up_logging = lambda *_, **__: None\n"
-        "sys.exit(serve.run(SimpleNamespace()))"
-    )
-    done = python(code)
-    assert (done.returncode, done.stderr) == (3, "")
 
 
 async def test_a_collector_that_never_answers_does_not_keep_a_server() -> None:

@@ -206,20 +206,6 @@ def test_an_aborted_request_that_waits_leaves_nothing(serve: Serve) -> None:
     assert {again.finish_reason, text.finish_reason} == {FinishReason.LENGTH}
 
 
-def test_a_sample_replaces_its_aborted_parent_that_waits(serve: Serve) -> None:
-    served = serve()
-    request = served.add("twins", 3, digest(1), 2, n=2)
-    served.step()
-    parent, twin = (sample.sequence for sample in request.samples)
-    assert parent.status is Status.WAITING_FOR_MEDIA
-    served.core._scheduler.abort(parent)
-    served.core._parts.end(request.samples[0])
-    del served.core._live.by_sequence[parent]
-    served.run()
-    assert twin.status is Status.FINISHED
-    assert len(twin.tokens) == 3 + ROWS + 2 + 3
-
-
 def test_a_prompt_preempted_at_an_image_loses_nothing(serve: Serve) -> None:
     served = serve(num_portions=60, num_pages=14, prefix_cache=False)
     text = served.add("text", 5, tokens=30)
@@ -249,20 +235,6 @@ def test_prompts_with_more_images_than_the_cache_keeps_end(serve: Serve) -> None
     assert len(served.images.encoded) <= 2 * 15, "few are encoded again"
 
 
-def test_few_encoded_images_wait_in_the_queue(serve: Serve) -> None:
-    served = serve(num_portions=1, num_pages=20)
-    text = served.add("text", 60, tokens=10)
-    while not text.num_generated:
-        served.step()
-    waiting = [served.add(f"waits {n}", 1, digest(n), 2, tokens=20) for n in range(1, 12)]
-    for _ in range(8):
-        served.step()
-        waits = [prompt for s, prompt in served.part._prompts.items() if s.history.num_cached is None]
-        assert sum(bool(prompt.ready) for prompt in waits) <= 4
-    served.run()
-    assert {each.finish_reason for each in waiting} == {FinishReason.LENGTH}
-
-
 @pytest.mark.parametrize(
     ("target", "fewest", "most", "gap_s"), [("off", 4, 12, 0.1 + 0.01), (50, 2, 4, 0.05 * 1.3)]
 )
@@ -289,32 +261,3 @@ def test_streams_keep_their_target_beside_images(
     assert sum(during) == 3 * 28
     assert most >= max(during) >= fewest
     assert len(during) <= 3 * 28 / fewest + 3
-
-
-def test_prompts_get_less_of_a_step_after_a_portion(serve: Serve) -> None:
-    """A prompt token takes 1 ms, so an image portion of 15 ms takes as long as 15 tokens."""
-    served = serve(num_portions=40, target_itl=50, num_pages=400, max_step_tokens=64)
-    served.portion_s = 0.015
-    runner = served.core._runner
-    submit = runner.submit
-
-    def timed(batch: object, *rest: object) -> object:
-        served.now += 0.001 * len(batch.attention.positions)  # type: ignore[attr-defined]
-        return submit(batch, *rest)  # type: ignore[arg-type]
-
-    runner.submit = timed  # type: ignore[method-assign, assignment]
-    text = served.add("text", 5, tokens=300)
-    for n in range(10):
-        served.add(f"{n} warm", 50, tokens=1)
-        for _ in range(4):
-            served.step()
-    gaps: list[float] = []
-    served.add("picture", 3, digest(1), 2, tokens=1)
-    served.add("long", 600, tokens=1)
-    for _ in range(25):
-        before = served.now
-        served.step()
-        gaps.append(served.now - before)
-    assert text.finish_reason is None
-    assert 0 < served.images.done[digest(1)] < 40, "the picture takes longer"
-    assert max(gaps) <= 0.055

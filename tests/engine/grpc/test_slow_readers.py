@@ -19,7 +19,7 @@ from octavo.engine.api.output_collector import prompt_logprobs_bytes
 from octavo.engine.api.outputs import Delta
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.frontend import output_streams, request_limiter
-from octavo.engine.grpc.octavo_v1 import generation, messages
+from octavo.engine.grpc.octavo_v1 import generation
 from octavo.proto import generation_pb2 as pb
 from octavo.proto import generation_pb2_grpc
 from served import Served, all_idle, collect, eventually, served
@@ -157,41 +157,6 @@ async def test_an_unread_batch_ends_with_all_its_requests(monkeypatch: pytest.Mo
         await eventually(lambda: its.server.handler.num_active == 0, "the call was ended", within=60)
         await eventually(lambda: all_idle(its.engine) and _unread(its) == 0, "pages and output are free")
         await channel.close(None)
-
-
-async def test_a_batch_makes_one_message_with_prompt_scores_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made, may_write = 0, asyncio.Event()
-    make = messages.Responses.of
-
-    def counted(self: messages.Responses, delta: Delta) -> pb.GenerateResponse:
-        nonlocal made
-        made += delta.prompt_logprobs is not None
-        return make(self, delta)
-
-    monkeypatch.setattr(messages.Responses, "of", counted)
-    async with served(FakeCore(verify=False), config=small_config(**CONFIG)) as its:
-        write = its.server.handler.writer.write
-
-        async def held(*arguments: Any) -> None:
-            await may_write.wait()
-            await write(*arguments)
-
-        monkeypatch.setattr(its.server.handler.writer, "write", held)
-        scored = pb.SamplingParams(max_tokens=2, prompt_logprobs=3, n=2)
-        requests = [
-            pb.GenerateRequest(request_id=str(k), token_ids=pb.TokenIds(ids=[k] * 20), sampling=scored)
-            for k in range(1, 5)
-        ]
-        call = its.client.stub.GenerateMany(iter(requests))
-        await eventually(lambda: made > 0 and all_idle(its.engine), "all are computed")
-        assert made == 1
-        may_write.set()
-        found = [response async for response in call if response.prompt_logprobs]
-        assert sorted((each.request_id, each.index) for each in found) == [
-            (str(k), index) for k in range(1, 5) for index in range(2)
-        ]
 
 
 async def test_a_reader_that_is_merely_slow_is_let_alone() -> None:

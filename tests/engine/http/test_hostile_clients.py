@@ -14,10 +14,8 @@ import trustme
 from engines import Gate
 from fakes import FakeCore, small_config
 from http_served import HttpServed, http_served, parse_reply
-from octavo.engine.api.reranking import RerankPrompt
 from octavo.engine.grpc.security import Security, TlsFiles
 from octavo.engine.http import connection, exchange
-from octavo.engine.http.generation import CONCURRENCY
 from octavo.engine.http.sampling import MAX_ITEMS
 from octavo.engine.http.turns import MAX_PARTS
 from served import all_idle, eventually
@@ -350,37 +348,3 @@ async def _rest(reader: asyncio.StreamReader) -> bytes:
     except ConnectionError:
         pass
     return found
-
-
-async def test_a_long_query_is_not_copied_for_each_document(monkeypatch: pytest.MonkeyPatch) -> None:
-    built: list[str] = []
-    prompt = RerankPrompt.prompt
-
-    def note(its: RerankPrompt, query: str, document: str) -> str:
-        built.append(document)
-        return prompt(its, query, document)
-
-    monkeypatch.setattr(RerankPrompt, "prompt", note)
-    body = {"query": "q" * 500_000, "documents": ["d"] * 1000, "yes": "a", "no": "b"}
-    async with http_served(max_body_bytes=2**20) as served:
-        reply = await served.post("/v1/rerank", body)
-        assert reply.status == 400
-        assert b"more tokens than the model's length" in reply.body
-        assert not built
-        small = {"query": "q", "documents": ["d", "e"], "template": "{query}{document}"}
-        await served.post("/v1/rerank", body | small)
-        assert len(built) == 2
-
-
-async def test_many_prompts_wait_without_a_task_each() -> None:
-    gate = Gate()
-    async with http_served(gate=gate) as served:
-        before = len(asyncio.all_tasks())
-        body = {"prompt": ["a"] * 400, "max_tokens": 1}
-        task = asyncio.create_task(served.post(COMPLETIONS, body))
-        assert served.below is not None
-        handler = served.below.server.handler
-        await eventually(lambda: handler.num_active == CONCURRENCY, "as many as may have begun")
-        assert len(asyncio.all_tasks()) - before < 2 * CONCURRENCY
-        gate.open()
-        assert len((await task).json["choices"]) == 400

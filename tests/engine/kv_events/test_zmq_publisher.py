@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -249,39 +249,3 @@ def test_a_replay_of_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> N
 async def test_an_endpoint_that_cannot_be_used_is_named(endpoint: str) -> None:
     with pytest.raises(InvalidConfig, match="--kv-events-endpoint must be an address"):
         KvEventPublisher(KvEventOptions(endpoint=endpoint))
-
-
-async def test_readers_that_do_not_read_a_replay_hold_neither_memory_nor_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(zmq_publisher, "REPLAY_TIMEOUT_S", 0.5)
-    endpoint, replay = f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/replay"
-    publisher = KvEventPublisher(KvEventOptions(endpoint=endpoint, replay=replay))
-    publisher._sent.extend((number, bytes(2**16)) for number in range(400))
-    assert publisher._router is not None
-    send, sent = publisher._router.send_multipart, Counter[bytes]()
-
-    async def counted(frames: list[bytes], **options: Any) -> None:
-        await send(frames, **options)
-        sent[frames[0]] += 1
-
-    monkeypatch.setattr(publisher._router, "send_multipart", counted)
-    serving = asyncio.create_task(publisher._serve_replays())
-    context = zmq.asyncio.Context()
-    try:
-        readers = [context.socket(zmq.DEALER) for _ in range(2 * zmq_publisher.MAX_REPLAYS + 1)]
-        for number, reader in enumerate(readers):
-            reader.identity = b"reader" if number == len(readers) - 1 else b"stalled%d" % number
-            reader.rcvhwm = 1
-            reader.connect(replay)
-            await reader.send_multipart([b"", bytes(8)])
-        found = [await asyncio.wait_for(readers[-1].recv_multipart(), 60) for _ in range(401)]
-        assert [int.from_bytes(each[1], "big") for each in found[:-1]] == [*range(400)]
-        assert found[-1][1] == zmq_publisher.END
-        stalled = {count for reader, count in sent.items() if reader != b"reader"}
-        assert max(stalled) < 200
-    finally:
-        serving.cancel()
-        await asyncio.wait([serving])
-        context.destroy(linger=0)
-        await publisher.close()

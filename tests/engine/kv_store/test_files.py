@@ -18,7 +18,7 @@ from octavo.engine.kv_store.page_files import BadPages, read_run, write_run
 from octavo.engine.kv_store.page_runs import PageLayoutKey, PagePart, PageRun
 from octavo.kernels import FORMAT_NAMES
 from octavo.kernels.interface import LayerSpec, PoolSpec
-from page_shards import PAGE_SIZE, bytes_of, chain_of, make_kind, make_run, read_page
+from page_shards import chain_of, make_kind, make_run, read_page
 
 BUDGET = 1 << 30
 
@@ -204,10 +204,3 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(OSError, match="No space"):
         fill(folder, 1, 1)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-
-
-def test_pages_follow_from_their_digest() -> None:
-    kind = make_kind()
-    pages = {bytes_of(digest, kind).tobytes() for digest in chain_of(1, 3)[1] + chain_of(2, 3)[1]}
-    assert len(pages) == 6
-    assert len(chain_of(1, 3)[0]) == 3 * PAGE_SIZE

@@ -2,15 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from fakes import VOCAB_SIZE, FakeCore, Recording, byte_tokenizer, shard_folder, small_config
+from fakes import VOCAB_SIZE, FakeCore, byte_tokenizer, shard_folder, small_config
 from octavo.block_manager import Digest
 from octavo.engine import LLM, AsyncEngine, SamplingParams
 from octavo.engine.api.config import EngineConfig
@@ -55,13 +53,6 @@ def test_a_prompt_is_found_after_a_restart(tmp_path: Path) -> None:
     assert (read.hits, read.misses, read.loaded, read.written, dict(read.dropped)) == (1, 0, 25, 0, {})
     assert warm.outputs[0].token_ids == cold.outputs[0].token_ids
     assert read.num_bytes == sum(path.stat().st_size for path in shards(tmp_path))
-
-
-def test_the_next_turn_finds_the_answer_too(tmp_path: Path) -> None:
-    config = small_config(cache_dir=tmp_path)
-    (first,), _ = generate(config, [PROMPT])
-    (second,), _ = generate(config, [[*PROMPT, *first.outputs[0].token_ids, 7, 8]])
-    assert second.cached_tokens == 104
 
 
 def test_memory_and_disk_complete_one_another(tmp_path: Path) -> None:
@@ -114,21 +105,6 @@ def test_a_shard_that_was_altered_is_dropped_and_computed(tmp_path: Path) -> Non
     assert counts.written == 15, "what was computed in its place, and behind it, is written again"
     (again,), counts = generate(config, [PROMPT])
     assert (again.cached_tokens, dict(counts.dropped)) == (100, {})
-
-
-def test_pages_come_in_portions_while_others_are_computed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = small_config(cache_dir=tmp_path)
-    (cold,), _ = generate(config, [PROMPT])
-    monkeypatch.setattr(disk_tier_module, "STEP_BYTES", 1)  # one page per step
-    other = [250, 251, 252]
-    core = FakeCore()
-    outputs, counts = generate(config, [PROMPT, other], core=core)
-    assert outputs[0].cached_tokens == 100
-    assert counts.loaded == 25
-    assert outputs[0].outputs[0].token_ids == cold.outputs[0].token_ids
-    assert len(outputs[1].outputs[0].token_ids) == 4
 
 
 def test_a_prompt_that_needs_the_pool_twice_is_served(tmp_path: Path) -> None:
@@ -288,19 +264,6 @@ def test_unusable_cache_folders_are_refused_at_start(tmp_path: Path) -> None:
         LLM(small_config(cache_dir=tmp_path / "file"), core_factory=FakeCore())
     with pytest.raises(InvalidConfig, match=r"save_dir .*file cannot be used: .*; give a folder"):
         LLM(small_config(save_dir=tmp_path / "file"), core_factory=FakeCore())
-
-
-def test_the_step_does_not_wait_for_the_end_of_writing(tmp_path: Path) -> None:
-    recording, core = Recording(), FakeCore()
-    with LLM(small_config(cache_dir=tmp_path), core_factory=core, observer=recording) as llm:
-        llm.generate([PROMPT], FOUR_TOKENS, progress=False)
-        end = time.monotonic() + 20
-        assert core.core is not None
-        while (counts := core.core._gauge_source.measure().store) is None or counts.written < 26:
-            assert time.monotonic() < end
-            time.sleep(0.01)
-    assert recording.records[-1].gauges.store is not None
-    assert np.all([record.gauges.store is not None for record in recording.records])
 
 
 def test_a_prompt_that_can_never_fit_does_not_wait_for_the_disk(tmp_path: Path) -> None:

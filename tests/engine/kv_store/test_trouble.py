@@ -222,21 +222,6 @@ def test_no_step_asks_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert asked == []
 
 
-def test_a_folder_that_cannot_be_looked_at_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Stale:
-        name, path = "0" * 32, str(tmp_path / "gone")
-
-        def is_dir(self, **_: bool) -> bool:
-            raise OSError(errno.ESTALE, "Stale file handle")
-
-    kind = make_kind()
-    folder = ShardFolder(tmp_path, kind, max_bytes=1 << 30)
-    monkeypatch.setattr("octavo.engine.kv_store.folder.entries", lambda _: [Stale()])
-    monkeypatch.setattr("octavo.engine.kv_store.folder.entries", lambda _: [Stale()])
-    folder.refresh()
-    assert folder.prune().num_removed == 0
-
-
 def test_pages_that_another_server_wrote_are_found_after_a_refresh(tmp_path: Path) -> None:
     kind = make_kind()
     mine, other = (ShardFolder(tmp_path, kind, max_bytes=1 << 30) for _ in range(2))

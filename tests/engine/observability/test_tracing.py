@@ -28,7 +28,7 @@ from octavo.engine.client.server_process import ServerProcess
 from octavo.engine.observability.genai_metrics import BUCKETS, GenAiMetrics, otlp_reader
 from octavo.engine.observability.otlp import endpoint_of, otlp_exporter
 from octavo.engine.observability.prometheus import Metrics
-from octavo.engine.observability.tracing import MAX_PARENTS, Tracing
+from octavo.engine.observability.tracing import Tracing
 from octavo.proto import generation_pb2, generation_pb2_grpc
 
 pytestmark = pytest.mark.server
@@ -113,20 +113,6 @@ def test_the_callers_span_is_the_parent_of_its_own_request_alone(
     assert (f"{first.parent.trace_id:032x}", f"{first.parent.span_id:016x}") == (TRACE, SPAN)
     assert second.parent is None
     assert third.parent is None
-
-
-def test_refused_requests_leave_nothing_behind_for_ever(tracing: Tracing) -> None:
-    for number in range(MAX_PARENTS + 10):
-        tracing.begin(str(number), [PARENT])
-    assert len(tracing._parents) == MAX_PARENTS
-
-
-def test_metrics_hear_of_everything_too(tracing: Tracing, metrics: Metrics) -> None:
-    tracing.step(step_of())
-    tracing.rejected("invalid")
-    text = metrics.render().decode()
-    assert "octavo_requests_running 7.0" in text
-    assert 'octavo_rejected_requests_total{reason="invalid"} 1.0' in text
 
 
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:4317", "", "ftp://x"])

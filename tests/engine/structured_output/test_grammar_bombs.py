@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import subprocess
@@ -228,19 +227,6 @@ def test_closing_ends_running_and_waiting_compilations() -> None:
     assert not any(thread.is_alive() for thread in own.pool._threads)
 
 
-def test_an_unclosed_compiler_leaves_no_process() -> None:
-    own = make(CompileLimits())
-    own.compile(StructuredOutput(regex="a"))
-    [helper] = own.pool.helpers
-    assert helper._process is not None
-    pid = helper._process.pid
-    del own
-    gc.collect()
-    assert helper._process is None
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-
-
 PROGRAM = """
 import os, sys
 sys.path.insert(0, {tests!r})
@@ -281,12 +267,3 @@ def _lives(pid: int) -> bool:
             return stat.read().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def test_helpers_are_light() -> None:
-    code = (
-        "import sys, octavo.engine.structured_output.trial_process\n"
-        "print([name for name in ('mlx', 'grpc', 'numpy', 'octavo.engine.api') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

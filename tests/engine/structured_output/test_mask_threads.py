@@ -23,7 +23,7 @@ from octavo.engine.frontend.async_engine import AsyncEngine
 from octavo.engine.structured_output import mask_budget, mask_threads
 from octavo.engine.structured_output.compiler import ConstraintCompiler
 from octavo.engine.structured_output.constraint import Constraint, ConstraintFailed
-from octavo.engine.structured_output.mask_budget import BURST_S, OTHER_TOKEN_S, TOKEN_S, MaskBudget
+from octavo.engine.structured_output.mask_budget import BURST_S
 from octavo.engine.structured_output.mask_threads import MAX_STUCK, NUM_THREADS, MaskLate, MaskThreads
 
 ENDS = np.array([3])
@@ -162,28 +162,6 @@ def test_after_the_end_no_mask_is_waited_for(threads: MaskThreads) -> None:
         own.allowed()
 
 
-def test_the_budget_is_filled_by_tokens_up_to_its_size() -> None:
-    budget = MaskBudget()
-    budget.charge(BURST_S + 0.001)
-    assert budget.is_spent
-    budget.note_token()
-    assert budget._left == pytest.approx(TOKEN_S - 0.001)
-    for _ in range(1000):
-        budget.note_token()
-    assert budget._left == BURST_S
-    assert budget.spent_s == pytest.approx(BURST_S + 0.001)
-
-
-def test_many_samples_share_one_budget(threads: MaskThreads) -> None:
-    budget = MaskBudget(64)
-    budget.charge(BURST_S)
-    for _ in range(64):
-        budget.note_token()
-    assert budget._left == pytest.approx(TOKEN_S + 63 * OTHER_TOKEN_S)
-    copies = constraint(threads, Matcher()).copies(3)
-    assert len({id(copy._budget) for copy in copies}) == 1
-
-
 class Rests(threading.Event):
     def __init__(self) -> None:
         super().__init__()
@@ -233,16 +211,6 @@ def test_a_request_that_has_spent_its_budget_waits_its_turn(threads: MaskThreads
     assert rests.seconds[1] >= Costly.COST_S * (1 / mask_threads.SPENT_SHARE - 1)
 
 
-def test_a_mask_that_was_put_off_is_begun_for_a_step_that_has_its_row(threads: MaskThreads) -> None:
-    gate = threading.Event()
-    before, own = spent(threads, Matcher(gate)), spent(threads, Matcher())
-    before.prepare()
-    own.prepare()
-    assert own.allowed().any(), "recurrent models compute no row twice"
-    gate.set()
-    assert before.allowed().any()
-
-
 def test_a_put_off_mask_of_an_ended_request_is_not_computed(threads: MaskThreads) -> None:
     gate = threading.Event()
     before, own, last = (spent(threads, matcher) for matcher in (Matcher(gate), Matcher(), Matcher()))
@@ -254,24 +222,6 @@ def test_a_put_off_mask_of_an_ended_request_is_not_computed(threads: MaskThreads
     assert before.allowed().any()
     matcher: Any = own._matcher
     assert not matcher.threads
-
-
-def test_when_steps_wait_too_long_half_a_budget_is_enough_to_wait(threads: MaskThreads) -> None:
-    def late(part: float) -> bool:
-        gate = threading.Event()
-        made = constraint(threads, Matcher(gate))
-        made._budget.charge(BURST_S * part)
-        made.prepare()
-        assert made._job is not None
-        put_off = made._job.is_deferred or made._job.is_late
-        gate.set()
-        assert made.allowed().any()
-        return put_off
-
-    assert not late(0.6)
-    threads._note_wait(mask_threads.MAX_WAITS_S * 40)
-    assert late(0.6)
-    assert not late(0.0)
 
 
 def _until(condition: Any) -> None:
@@ -317,26 +267,6 @@ async def test_an_ambiguous_grammar_waits_and_ends_whole(n: int, monkeypatch: py
     assert undisturbed[0].token_ids == quiet[0].token_ids
 
 
-async def test_an_honest_schema_keeps_well_within_its_budget() -> None:
-    schema = {"type": "array", "items": {"type": "string", "maxLength": 30}, "minItems": 8, "maxItems": 8}
-    params = SamplingParams(
-        max_tokens=200, n=8, seed=1, temperature=1.0, structured=StructuredOutput(json_schema=schema)
-    )
-    budgets: list[MaskBudget] = []
-    async with running() as (engine, fake, _):
-        whole = asyncio.create_task(_whole(engine, params))
-        while not budgets and not whole.done():
-            assert fake.core is not None
-            constraints = [sample.state.constraint for sample in tuple(fake.core._live.by_sequence.values())]
-            budgets += [each._budget for each in constraints if isinstance(each, Constraint)]
-            await asyncio.sleep(0)
-        assert {delta.finish_reason for delta in (await whole).values()} <= {
-            FinishReason.STOP,
-            FinishReason.LENGTH,
-        }
-    assert not budgets[0].is_half_spent
-
-
 def test_masks_of_requests_that_have_used_least_come_first() -> None:
     threads, gate, order = MaskThreads(), threading.Event(), list[str]()
 
@@ -364,19 +294,6 @@ def test_masks_of_requests_that_have_used_least_come_first() -> None:
         each.allowed()
     assert order[:1] == ["cheap"]
     threads.close()
-
-
-def test_a_mask_is_charged_while_it_is_computed(threads: MaskThreads) -> None:
-    gate = threading.Event()
-    own = constraint(threads, Matcher(gate))
-    own._budget.charge(BURST_S * 0.6)
-    own.prepare()
-    assert own.is_late, "the budget has less than half left, and the mask is not there"
-    with pytest.raises(MaskLate):
-        own.allowed(may_be_late=True)
-    gate.set()
-    assert own.allowed().any(), "late is not failed"
-    assert not own.is_late
 
 
 @pytest.mark.parametrize("recurrent", [False, True])

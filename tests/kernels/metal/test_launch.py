@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 import tempfile
@@ -18,17 +17,13 @@ from metal_emulator import why_unavailable
 from metal_emulator.lint import lint
 from octavo.kernels.interface import LayerSpec, PoolSpec
 from octavo.kernels.metal.attention_units import AttentionConfig
-from octavo.kernels.metal.backend import MetalBackend
 from octavo.kernels.metal.in_place import InPlacePool
 from octavo.kernels.metal.launch import KernelLibrary, Launch
-from octavo.kernels.metal.units import METAL_FORMATS, KernelSource, read_source
+from octavo.kernels.metal.units import METAL_FORMATS, KernelSource
 from octavo.kernels.reference.backend import ReferenceBackend
 from octavo.kernels.verify.selftest import first_failure, run_selftest
 
 pytestmark = pytest.mark.parity
-
-BODIES = ("chunk", "conv", "copy", "decode", "delta", "latent", "quantize", "reduce", "ssd", "write")
-SOURCES = (*BODIES, "attention", "format_fp4", "format_half", "recurrent", "rows", "tile")
 
 
 class Linter:
@@ -144,31 +139,6 @@ def test_mlx_assembles_the_text_that_the_emulator_runs(tmp_path: Path) -> None:
     assert sorted(PRELUDE + text for text in texts.values()) == sorted(recorder.texts.values())
 
 
-def test_names_carry_everything_that_the_text_depends_on() -> None:
-    recorder = Recorder()
-    library = KernelLibrary(recorder)
-    base = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64)
-    layers = [
-        base,
-        replace(base, num_kv_heads=1),
-        replace(base, value_dim=128),
-        replace(base, head_dim=128),
-        replace(base, window=7),
-        replace(base, window=7, keep=2),
-    ]
-    for layer, group, options in itertools.product(layers, (1, 2), (False, True)):
-        run_step(library, ("fp4", "fp16"), layer, group, mx.float16, options=options)
-    chunks = [name for name in recorder.texts if "octavo_chunk" in name]
-    assert len(chunks) == len(layers) * 4
-
-
-def test_sources_are_there_as_package_data() -> None:
-    for name in SOURCES:
-        helpers, body = read_source(name)
-        assert helpers.startswith("//")
-        assert bool(body) == (name in BODIES)
-
-
 def test_small_inputs_are_refused() -> None:
     """MLX would put small inputs into another address space."""
     unit = KernelSource("octavo_x", ("small",), ("out",), "", "out[thread_position_in_grid.x] = 1;")
@@ -190,12 +160,6 @@ def test_the_whole_self_test_passes() -> None:
     results = run_selftest(Emulator().backend())
     assert all(result.ok for result in results), results
     assert [result.name for result in results] == [result.name for result in run_selftest(ReferenceBackend())]
-
-
-def test_a_backend_says_its_name() -> None:
-    backend = MetalBackend()
-    assert backend.name == "metal"
-    assert not backend.writes_in_place
 
 
 def test_splits_of_all_windows_pages_and_formats_are_joined_by_one_kernel() -> None:

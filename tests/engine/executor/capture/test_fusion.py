@@ -21,7 +21,7 @@ from octavo.engine.executor.capture import graph_runner as replay
 from octavo.engine.executor.load.discover import discover_layout
 from octavo.engine.executor.load.loader import load_model
 from octavo.engine.executor.load.prepare import ReadyModel, choose_device, make_ready
-from octavo.engine.executor.paged_model import FIRST_ROW, PagedModel
+from octavo.engine.executor.paged_model import PagedModel
 from octavo.kernels.interface import PoolSpec
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata, Ints
 
@@ -230,43 +230,6 @@ def test_steps_with_equal_row_counts_are_distinguished(
     assert replayed.graph_runner is not None
     assert replayed.graph_runner.num_replayed == len(STEPS_OF_FOUR_ROWS), "the first step of a kind, too"
     assert memories == [replayed.kv_cache]
-
-
-def test_results_of_prompts_of_any_length_lie_in_the_memory_of_programs(tmp_path: Path) -> None:
-    folder = tiny_models.make_model(tmp_path, "llama", hidden_size=256, intermediate_size=1024)
-    got, model, layout = ready_from(folder, "llama", fuse=True)
-    spec = PoolSpec(layers=layout.layers, num_pages=16, page_size=32, k_format="fp4", v_format="fp4")
-    paged = PagedModel(model, layout, CpuBackend().create_pool(spec), selection=got.selection, replay=True)
-    _ext.release_kept()
-    for length in range(40, 400, 24):
-        metadata = AttentionMetadata(
-            positions=np.arange(length, dtype=np.int32),
-            q_start=np.array([0, length], np.int32),
-            kv_len=np.array([length], np.int32),
-            groups=(
-                GroupMetadata(
-                    slots=np.arange(length, dtype=np.int32),
-                    page_table=np.arange(-(-length // 32), dtype=np.int32)[None],
-                ),
-            ),
-            page_size=32,
-        )
-        batch = Batch(np.ones(length, np.int32), FIRST_ROW, metadata)
-        paged.evaluate(paged.forward(batch, OutputSelection(FIRST_ROW)).arrays)
-        assert paged.graph_runner is not None
-        assert paged.graph_runner.is_computed
-        assert _ext.kept_bytes() == 0
-
-
-@pytest.mark.parametrize("architecture", tiny_models.CONFIGS)
-def test_every_architecture_is_fused_and_replayed(tmp_path: Path, architecture: str) -> None:
-    got, _ = ready(tmp_path, architecture)
-    assert got.fusion is not None
-    assert (got.fusion.not_fused, got.fusion.not_replayed) == ("", "")
-    assert got.replays
-    assert got.report is not None
-    wanted = {"phi3": 0, "gpt_oss": 4, "qwen3_moe": 4}.get(architecture, 8)
-    assert sum(got.report.merged.values()) == wanted
 
 
 class Refusing:

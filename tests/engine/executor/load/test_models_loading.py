@@ -12,18 +12,14 @@ from mlx.utils import tree_flatten
 import recurrent_models
 import tiny_models
 from format_rows import holds
-from native import require_extension
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig, ModelLoadError
 from octavo.engine.api.sampling_params import SamplingParams
-from octavo.engine.executor import freed_memory
 from octavo.engine.executor.capture import graph_runner
-from octavo.engine.executor.load import load as load_module
-from octavo.engine.executor.load import load_runner, prepare
+from octavo.engine.executor.load import load_runner
 from octavo.engine.executor.load.load import load_paged_runner
 from octavo.engine.executor.load.loader import convert_weights, describe_weights, load_model, observe_caches
 from octavo.engine.executor.model_ops import MLXOps
-from octavo.engine.executor.native import modules
 from octavo.engine.memory.model_files import read_config
 from octavo.engine.memory.planner import plan, render
 from octavo.kernels.formats import FORMAT_NAMES, RECIPE, format_pair
@@ -113,73 +109,6 @@ def test_a_window_that_no_sequence_outgrows_may_have_kept_residual_pages(tmp_pat
     kinds = [(group.window, group.keep) for group in runner.info.groups]
     assert kinds == [(None, 0), (PAGE_SIZE + 1, PAGE_SIZE)]
     runner.close()
-
-
-def test_no_part_of_loading_begins_with_memory_that_others_freed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ext = require_extension()
-    path, parts = tiny_models.make_model(tmp_path, "llama"), dict[str, int]()
-    given_back = list[int]()
-
-    def spy(module: Any, name: str) -> None:
-        original = vars(module)[name]
-
-        def called(*args: Any, **settings: Any) -> Any:
-            assert (mx.get_cache_memory(), ext.kept_bytes()) == (0, 0), name
-            parts[name] = len(given_back)
-            return original(*args, **settings)
-
-        monkeypatch.setattr(module, name, called)
-
-    monkeypatch.setattr(freed_memory, "give_memory_back", lambda: given_back.append(len(parts)))
-    spy(prepare, "probe")
-    spy(prepare, "check_fusion")
-    spy(load_module, "create_kv_cache")
-    load(path, "cpu", weights="w4a8").close()
-    assert parts == {"probe": 1, "check_fusion": 2, "create_kv_cache": 3}
-
-
-def test_packed_layers_ignore_the_heads_quantization(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ext = require_extension()
-    path, kept = tiny_models.make_model(tmp_path, "llama"), list[int]()
-    merge, pack = modules._Replacement.merge, vars(prepare)["materialize"]
-
-    def packing(*args: Any, **settings: Any) -> Any:
-        mx.eval(ext.gated(mx.ones((256, 1024), mx.bfloat16), None, "silu"))
-        mx.synchronize()
-        kept.append(ext.kept_bytes())
-        return pack(*args, **settings)
-
-    def merging(*args: Any) -> Any:
-        kept.append(ext.kept_bytes())
-        return merge(*args)
-
-    monkeypatch.setattr(prepare, "materialize", packing)
-    monkeypatch.setattr(modules._Replacement, "merge", merging)
-    load(path, "cpu").close()
-    assert kept[0] > 0
-    assert kept[1:] == [0]
-
-
-def test_the_probe_keeps_none_of_mlx_s_buffers_on_the_cpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, limits = tiny_models.make_model(tmp_path, "llama"), list[int]()
-    probe = vars(prepare)["probe"]
-
-    def probing(*args: Any, **settings: Any) -> Any:
-        limits.append(mx.set_cache_limit(0))
-        return probe(*args, **settings)
-
-    monkeypatch.setattr(prepare, "probe", probing)
-    before = mx.set_cache_limit(5 << 20)
-    try:
-        load_paged_runner(EngineConfig(model=str(path), backend="cpu", num_pages=4), is_draft=True).close()
-        assert limits == [0]
-        assert mx.set_cache_limit(before) == 5 << 20
-    finally:
-        mx.set_cache_limit(before)
 
 
 def test_state_memory_without_recurrent_layers_is_reported(

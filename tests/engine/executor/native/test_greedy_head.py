@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_lm.models import llama
 
 import tiny_models
 from native import require_extension
@@ -18,8 +16,7 @@ from octavo.engine.executor.base import RunOutput
 from octavo.engine.executor.batch import Batch, OutputSelection
 from octavo.engine.executor.forward_outputs import Outputs
 from octavo.engine.executor.load import load as startup
-from octavo.engine.executor.load.prepare import make_ready
-from octavo.engine.executor.sampling.sampler import NOT_FINITE, Sampled, SampleState, greedy_samples
+from octavo.engine.executor.sampling.sampler import NOT_FINITE, SampleState
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata
 
 pytestmark = pytest.mark.parity
@@ -94,40 +91,6 @@ def test_heads_choose_the_token_of_the_largest_logit(
     runner.close()
 
 
-def test_heads_do_not_choose_when_nothing_is_to_be_fused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tiny_models.make_model(tmp_path / "model", "llama")
-    fused = load(folder)
-    monkeypatch.setattr(startup, "make_ready", functools.partial(make_ready, fuse=False))
-    plain = load(folder)
-    compute = plain._model.forward
-
-    def not_greedy(batch: Batch, wanted: OutputSelection) -> Outputs:
-        assert not wanted.greedy
-        return compute(batch, wanted)
-
-    monkeypatch.setattr(plain._model, "forward", not_greedy)
-    assert decode(plain, [PLAIN] * 3) == decode(fused, [PLAIN] * 3)
-    fused.close()
-    plain.close()
-
-
-def test_a_model_that_scales_its_logits_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = llama.Model.__call__
-
-    def scaled(self: Any, *args: Any, **kwargs: Any) -> mx.array:
-        logits: mx.array = original(self, *args, **kwargs)
-        return -logits
-
-    folder = tiny_models.make_model(tmp_path / "model", "llama")
-    monkeypatch.setattr(llama.Model, "__call__", scaled)
-    runner = load(folder)
-    assert not runner._fused_argmax
-    assert decode(runner, [PLAIN] * 3) == decode(runner, [SCORED] * 3)
-    runner.close()
-
-
 def test_a_head_that_chooses_wrong_tokens_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,9 +133,3 @@ def test_logits_that_are_not_finite_fail_their_row_alone(
     runner._model.graph_runner = None
     assert [s.error for s in step(runner, [[7, 30], [99, 14]], 0, [PLAIN] * 2).samples] == [NOT_FINITE] * 2
     runner.close()
-
-
-def test_only_a_finite_logit_is_a_token() -> None:
-    good, *others = greedy_samples([3] * 4, [-1.5, np.nan, np.inf, -np.inf])
-    assert good == Sampled(3)
-    assert others == [Sampled(None, error=NOT_FINITE)] * 3

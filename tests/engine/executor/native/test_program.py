@@ -105,17 +105,6 @@ def test_programs_of_more_rows_share_the_largest_ones_memory() -> None:
         np.testing.assert_array_equal(runs[size](ids)[0], numbers(build(mx.array(ids))[0]))
 
 
-def test_constant_parts_are_computed_once() -> None:
-    table, scale = random(50, 64, seed=7), mx.softmax(random(64, seed=8))
-
-    def build(ids: mx.array) -> list[mx.array]:
-        return [_ext.select_rows(table, ids) * mx.softmax(scale)]
-
-    run = record(build, 4, _ext.Arena())
-    ids: Ints = np.array([4, 9, 0, 4], np.int32)
-    np.testing.assert_array_equal(run(ids)[0], numbers(build(mx.array(ids))[0]))
-
-
 def route(dtype: mx.Dtype) -> Build:
     table, up = random(50, 64, seed=9, dtype=dtype), _ext.pack_dense(random(64, 64, seed=3, dtype=dtype))
 
@@ -232,19 +221,3 @@ def test_rows_are_those_of_numpy(dtype: mx.Dtype) -> None:
         _ext.select_rows(x, mx.zeros(2))
     with pytest.raises(ValueError, match="2-byte or 4-byte"):
         _ext.select_rows(mx.zeros((3, 2), mx.uint8), mx.array(ids))
-
-
-def test_time_in_kernels_is_counted() -> None:
-    before = _ext.kernel_seconds()
-    run = record(make_norm(), 4, _ext.Arena())
-    assert _ext.kernel_seconds() == before, "recording carries nothing out"
-    run(np.zeros(4, np.int32))
-    after = _ext.kernel_seconds()
-    assert after > before
-    mx.eval(_ext.rms_norm(random(64, 512, seed=12), None, 1e-5))
-    assert _ext.kernel_seconds() > after
-
-
-def make_norm() -> Build:
-    table = random(50, 64, seed=13)
-    return lambda ids: [_ext.rms_norm(_ext.select_rows(table, ids), None, 1e-5)]
