@@ -14,7 +14,7 @@ from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.frontend.llm import LLM
 
-pytestmark = [pytest.mark.parity, needs_compiler, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.parity, pytest.mark.slow, needs_compiler, pytest.mark.timeout(300)]
 
 
 def answers(llm: LLM) -> list[tuple[list[int], list[float]]]:

@@ -164,7 +164,7 @@ def answers(llm: LLM) -> list[Any]:
 
 
 @needs_compiler
-@pytest.mark.parametrize("architecture", ["qwen3", "gemma3_text"])
+@pytest.mark.parametrize("architecture", [pytest.param("qwen3", marks=pytest.mark.slow), "gemma3_text"])
 def test_steps_overlap_by_default_and_change_no_token(
     tmp_path: Path, architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

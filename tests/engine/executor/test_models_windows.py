@@ -80,8 +80,9 @@ def serve(
     return [sequence.tokens for sequence in sequences], logprobs, held
 
 
-@pytest.mark.parametrize("kv_format", ["bf16", "fp4"])
-@pytest.mark.parametrize("architecture", MIXED)
+@pytest.mark.parametrize(
+    ("architecture", "kv_format"), list(zip(MIXED, ["fp4", "bf16", "bf16", "fp4"], strict=True))
+)
 def test_a_window_costs_a_window_and_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, kv_format: str
 ) -> None:

@@ -44,7 +44,7 @@ ALIKE = Case(((140, 1), (20, 1), (0, 11)), num_heads=6)
 
 
 @pytest.mark.parametrize(
-    ("name", "formats"), zip(SHORT, itertools.cycle([("bf16", "bf16"), ("fp5", "fp4")]), strict=False)
+    ("name", "formats"), list(zip(SHORT, itertools.cycle([("bf16", "bf16"), ("fp5", "fp4")]), strict=False))
 )
 def test_equals_truth(name: str, formats: tuple[str, str]) -> None:
     assert worst_latents(CASES[name], formats) < LATENT_LIMIT

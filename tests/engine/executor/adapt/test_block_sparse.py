@@ -79,8 +79,7 @@ def worst_error(got: Floats, wanted: Floats) -> float:
     return float((np.abs(got - wanted).max(-1) / np.abs(wanted).max(-1)).max())
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "backend"), list(zip(NAMES, BACKENDS, strict=True)))
 def test_blocks_are_seen_as_by_mlx_lm_one_token_at_a_time(
     tmp_path: Path, name: str, backend: TestedBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -315,6 +315,7 @@ def more_rare_scale(plain: Any, *args: Any) -> Any:
     return plain(*args[:-1], [1.05 * args[-1][0]])
 
 
+FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 KERNELS: dict[str, tuple[str, Callable[[Patch], None], str]] = {
     "taps": ("lfm2", computes(recurrent, "causal_conv", taps_reversed), r"layers\.\d\.conv\.conv0"),
     "step's bias": (
@@ -356,11 +357,7 @@ def test_a_wrong_recurrent_kernel_is_refused_by_its_layer(
 
 @pytest.mark.parametrize(
     ("architecture", "dtype"),
-    zip(
-        sorted({name for name, *_ in KERNELS.values()}),
-        itertools.cycle((mx.float32, mx.float16, mx.bfloat16)),
-        strict=False,
-    ),
+    list(zip(sorted({name for name, *_ in KERNELS.values()}), itertools.cycle(FLOATS), strict=False)),
 )
 def test_recurrent_kernels_that_are_right_are_not_refused(
     tmp_path: Path, monkeypatch: Patch, architecture: str, dtype: mx.Dtype

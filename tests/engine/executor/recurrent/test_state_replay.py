@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -120,8 +121,9 @@ def drive(driver: Driver) -> Iterator[list[list[float]]]:
     yield driver.step({0: 3, 1: 2}), driver.step({0: 3, 1: 2})  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize(
+    ("name", "dtype"), list(zip(MODELS, itertools.cycle([mx.float32, mx.bfloat16]), strict=False))
+)
 def test_a_program_gives_the_bits_of_the_models_code(name: str, dtype: mx.Dtype, tmp_path: Path) -> None:
     folder = recurrent_models.make_folder(tmp_path / "model", name, dtype)
     recorded, plain = load(folder), load(folder)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import io
+import itertools
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,15 +32,14 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(params=[mx.float32, mx.bfloat16], ids=["float32", "bfloat16"])
-def dtype(request: pytest.FixtureRequest) -> mx.Dtype:
-    dtype: mx.Dtype = request.param
-    return dtype
+NAMES = [name for name in tiny_vlm.CONFIGS if name != "gemma4_whole"]
+MODELS = list(zip(NAMES, itertools.cycle([mx.float32, mx.bfloat16]), strict=False))
 
 
-@pytest.fixture(params=[name for name in tiny_vlm.CONFIGS if name != "gemma4_whole"])
-def folder(request: pytest.FixtureRequest, dtype: mx.Dtype, tmp_path: Path) -> Path:
-    return tiny_vlm.make_vlm(tmp_path / request.param, request.param, dtype=dtype)
+@pytest.fixture(params=MODELS, ids=NAMES)
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, mx.Dtype]:
+    name, dtype = request.param
+    return tiny_vlm.make_vlm(tmp_path / name, name, dtype=dtype), dtype
 
 
 def encoded(folder: Path, ops: NativeOps | MLXOps) -> tuple[Encoded, list[bool]]:
@@ -70,7 +70,10 @@ def is_left(array: mx.array) -> bool:
     return "->" in file.getvalue()
 
 
-def test_portions_have_the_bits_of_encoding_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_portions_have_the_bits_of_encoding_at_once(
+    model: tuple[Path, mx.Dtype], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = model
     at_once, few = encoded(folder, NativeOps())
     monkeypatch.setattr(portions, "MULTIPLICATIONS", 1)
     found, many = encoded(folder, NativeOps())
@@ -83,7 +86,8 @@ def test_portions_have_the_bits_of_encoding_at_once(folder: Path, monkeypatch: p
     assert sum(many) > 0.7 * len(many), "a portion computes what later ones should"
 
 
-def test_native_and_mlx_vision_parts_agree(folder: Path, dtype: mx.Dtype) -> None:
+def test_native_and_mlx_vision_parts_agree(model: tuple[Path, mx.Dtype]) -> None:
+    folder, dtype = model
     (native, _), (plain, _) = encoded(folder, NativeOps()), encoded(folder, MLXOps())
     error = np.abs(native.features - plain.features).max() / np.abs(plain.features).max()
     assert error < (1e-5 if dtype == mx.float32 else 0.05)
@@ -117,8 +121,9 @@ def is_compiling() -> bool:
     return len(calls) == 1
 
 
-@pytest.mark.parametrize("mask", ["none", "seen", "added"])
-@pytest.mark.parametrize("dim", [16, 64, 72, 80, 128])
+@pytest.mark.parametrize(
+    ("mask", "dim"), [("none", 16), ("seen", 64), ("added", 72), ("seen", 80), ("added", 128), ("none", 72)]
+)
 def test_each_row_attends_to_all_rows_within_the_mask(mask: str, dim: int) -> None:
     attention = NativeImageAttention(exact=True)
     random = np.random.default_rng(dim)
