@@ -9,7 +9,6 @@ from ledger import slot_of
 from octavo.block_manager import (
     BlockManager,
     Digest,
-    Miss,
     PageCopy,
     PageId,
     PageTable,
@@ -170,34 +169,6 @@ def test_misses_are_counted(num_tokens: int, num_hit: int, misses: dict[str, int
     miss = blocks.explain_miss(table, PROMPT[:num_tokens])
     assert (miss.page, miss.reason) == (num_hit // 4, next(iter(misses)))
     assert blocks.miss_reasons.count(num_tokens, miss) == misses
-
-
-def test_a_miss_reports_when_the_page_was_evicted() -> None:
-    now = 5.0
-    blocks = BlockManager(4, 4, clock=lambda: now)
-    blocks.close(written(blocks, PROMPT[:8]))
-    blocks.close(written(blocks, [7] * 12))
-    now = 9.0
-    again = [*PROMPT[:8], 1]
-    table = blocks.open(again)
-    assert blocks.explain_miss(table, again) == Miss(1, "evicted", 5.0)
-    blocks.close(table)
-    blocks.close(written(blocks, [8] * 16))
-    assert blocks.explain_miss(blocks.open(PROMPT), PROMPT) == Miss(0, "evicted", 9.0)
-
-
-def test_another_salt_is_the_reason_only_for_a_prefix_it_has_written() -> None:
-    blocks = BlockManager(8, 4)
-    written(blocks, PROMPT, salt=b"a")
-    for prompt, salt, reason in (
-        (PROMPT, b"b", "other_salt"),
-        (PROMPT, b"a", "partial_page"),
-        ([9] * 10, b"b", "new"),
-    ):
-        assert blocks.explain_miss(blocks.open(prompt, salt=salt), prompt).reason == reason
-    written(blocks, PROMPT, salt=b"b")
-    longer = [*PROMPT, 11, 12, 13]
-    assert blocks.explain_miss(blocks.open(longer, salt=b"b"), longer).reason == "new"
 
 
 def test_flushing_forgets_idle_pages_and_no_others() -> None:

@@ -172,22 +172,6 @@ def test_one_that_waits_for_pages_is_aborted_like_any_other(n: int) -> None:
     assert engine.scheduler.num_waiting == engine.blocks.num_held == 0
 
 
-def test_the_parallel_sample_of_one_that_is_aborted_while_it_waits_is_served() -> None:
-    store: Store = {}
-    first = Engine(store)
-    first.add(PROMPT)
-    first.run()
-    engine = Engine(store, delay=10)
-    parallel_sample = Sequence("b", list(PROMPT), 1)
-    parent = Sequence("a", list(PROMPT), 1, parallel_samples=[parallel_sample])
-    engine.scheduler.add(parent)
-    engine.scheduler.abort(parent)
-    assert (parent.status, parallel_sample.status) == (Status.FINISHED, Status.WAITING)
-    step = engine.scheduler.plan()
-    assert step is not None
-    assert [item.sequence for item in step.work] == [parallel_sample]
-
-
 @given(
     delay=st.integers(0, 3),
     prompts=st.lists(st.lists(st.sampled_from([1, 2]), min_size=1, max_size=40), min_size=1, max_size=8),

@@ -3,7 +3,6 @@ from __future__ import annotations
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, SampleResult, Scheduler, SchedulerOutput, Sequence, Status
 from octavo.scheduler.preemption import lost_work
-from octavo.scheduler.waiting import FairQueue
 
 PAGE_SIZE = 4
 
@@ -42,13 +41,6 @@ def test_shared_pages_are_not_lost() -> None:
     advance(s)
     costs = {each.sequence_id: lost_work(each, s.blocks) for each in s._queues.running}
     assert costs == {"old": 2, "shares": 1, "alone": 6}
-
-
-def test_vtc_preempts_the_most_served_tenant() -> None:
-    s = Scheduler(BlockManager(12, PAGE_SIZE), Limits(64, 8), waiting=FairQueue())
-    for name, length in (("old", 4), ("small", 5), ("greedy", 18)):
-        s.add(Sequence(name, [ord(name[0])] * length, 30, tenant=name))
-    assert until_preempted(s) == ["greedy"]
 
 
 def test_smaller_priorities_keep_their_pages_though_others_lose_more() -> None:

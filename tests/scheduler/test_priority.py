@@ -47,21 +47,6 @@ def test_the_largest_number_gives_its_pages_up_though_it_is_older() -> None:
     assert (len(low.tokens), len(high.tokens)) == (16, 16)
 
 
-def test_preempted_sequences_return_first_in_their_priority() -> None:
-    s = scheduler(num_pages=4, running=2)
-    first, urgent = (
-        Sequence("first", [1] * 7, max_tokens=9),
-        Sequence("urgent", [2] * 7, max_tokens=9, priority=-1),
-    )
-    s.add(first)
-    advance(s)
-    s.add(urgent)
-    s.add(Sequence("second", [3], max_tokens=1))
-    while first.status is Status.RUNNING:
-        advance(s)
-    assert [sequence.sequence_id for sequence in s._queues.waiting] == ["first", "second"]
-
-
 @given(
     st.lists(st.tuples(st.integers(-2, 2), st.integers(1, 20), st.integers(1, 6)), min_size=1, max_size=12)
 )

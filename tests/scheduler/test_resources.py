@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from octavo.block_manager import BlockManager, MediaSpan
+from octavo.block_manager import BlockManager
 from octavo.scheduler import (
     Admission,
     Limits,
@@ -231,16 +231,3 @@ def test_sequences_without_media_hold_up_nothing(queue: str) -> None:
         scheduler.abort(sequence)
     assert blocks.counts.held == 0
     assert not scheduler.has_work
-
-
-def test_a_chunk_ends_before_tokens_that_are_not_ready() -> None:
-    scheduler = serve(KeySlots(1))
-    media = (MediaSpan(6, 2, b"a" * 32), MediaSpan(9, 3, b"b" * 32))
-    sequence = Sequence("-", list(range(12)), 2, media=media)
-    sequence.num_ready = 9
-    scheduler.add(sequence)
-    step(scheduler)
-    assert sequence.num_written == 9
-    sequence.num_ready = 12
-    step(scheduler)
-    assert sequence.num_written == 12

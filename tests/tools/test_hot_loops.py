@@ -36,16 +36,6 @@ def test_loops_with_calls_or_branches_are_not_hot(between: str) -> None:
     assert not list(loops_of(disassembly(*[PRODUCT] * 8, between), "some_avx512.cpp"))
 
 
-def test_few_products_are_no_hot_loop() -> None:
-    assert not list(loops_of(disassembly(*[PRODUCT] * 7), "some_avx512.cpp"))
-
-
-def test_loops_that_round_factors_are_not_hot() -> None:
-    rounding, fused = "vcvtps2dq %zmm1,%zmm2", "vfmadd213ps %zmm1,%zmm2,%zmm3"
-    assert not list(loops_of(disassembly(*[fused] * 8, *[rounding] * 4), "some_avx512.cpp"))
-    assert only(*[fused] * 8, *[rounding] * 3).products == 8
-
-
 def test_spills_and_cycles_beyond_those_of_the_products_are_too_slow() -> None:
     spilling = only(*[PRODUCT] * 15, "vmovups %zmm6,0x40(%rsp)", "vmovups 0x40(%rsp),%zmm6", PRODUCT)
     assert spilling.why_slow() is None
@@ -56,14 +46,6 @@ def test_spills_and_cycles_beyond_those_of_the_products_are_too_slow() -> None:
     assert loop.why_slow() is None
     loop.cycles[hot_loops.JUDGED_CPU] = 36.0
     assert loop.why_slow() == "36.0 cycles on sapphirerapids, at most 19.6 may be"
-
-
-def test_prefetches_that_the_compiler_dropped_are_too_few() -> None:
-    text = disassembly(*[PRODUCT] * 8, "prefetcht0 0x1000(%rdx)")
-    name = "void multiply_group<6, 8, {}>(Rows const&)"
-    for lines, why in ((1, None), (2, "1 lines asked for ahead, 2 should be (a compiler may drop them)")):
-        ((loop, _),) = loops_of(text.replace("octavo::multiply(int)", name.format(lines)), "some_avx512.cpp")
-        assert loop.why_slow() == why
 
 
 def test_without_a_build_one_line_reports_it(capsys: pytest.CaptureFixture[str]) -> None:

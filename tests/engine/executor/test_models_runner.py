@@ -6,7 +6,6 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-import psutil  # type: ignore[import-untyped,unused-ignore]
 import pytest
 
 import tiny_models
@@ -165,21 +164,6 @@ def test_index_keys_gathered_in_slices_choose_as_all_at_once(
     assert tokens_of(sliced) == tokens_of(once)
     assert logprobs_of(sliced) == pytest.approx(logprobs_of(once), abs=1e-3)
     runner.close()
-
-
-def test_memory_stays_flat_however_the_steps_vary(runner: paged.PagedRunner) -> None:
-    rng = np.random.default_rng(0)
-    process = psutil.Process()
-
-    def some_steps(count: int) -> int:
-        for _ in range(count):
-            tokens = rng.integers(0, 300, int(rng.integers(1, 60))).tolist()
-            batch = make_batch([(tokens, 0, list(range(1, 9))), ([5], 0, [10])], [len(tokens)])
-            runner.run(batch, [state()])
-        return int(process.memory_info().rss)
-
-    before = some_steps(40)
-    assert some_steps(120) - before < 4 * 2**20
 
 
 def test_the_limit_of_open_files_survives_mlx_lm() -> None:

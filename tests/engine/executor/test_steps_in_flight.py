@@ -193,29 +193,6 @@ def test_a_token_that_the_host_changes_repeats_its_row(folder: Path, monkeypatch
     assert counts.num_followed > counts.num_void
 
 
-def test_one_array_is_evaluated_for_all_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reads: list[int] = []
-    with watched(monkeypatch) as counts, engine(folder, async_steps=True) as llm:
-        read, evaluate = np.array, mx.eval
-
-        def reading(value: Any, *args: Any, **options: Any) -> Any:
-            if isinstance(value, mx.array):
-                reads.append(value.size)
-            return read(value, *args, **options)
-
-        def evaluating(*arrays: Any) -> None:
-            reads.append(0)
-            evaluate(*arrays)
-
-        monkeypatch.setattr(np, "array", reading)
-        monkeypatch.setattr(mx, "eval", evaluating)
-        params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
-        llm.generate([[1, 2, 3], [4, 5], [6]], [params] * 3, progress=False)
-        monkeypatch.undo()
-    assert counts.num_steps == 12
-    assert reads == [*reads[:1], *[3 * 3] * 11], "tokens, verdicts and flags of three rows"
-
-
 def test_a_row_that_is_not_finite_fails_alone() -> None:
     logits = np.random.default_rng(0).standard_normal((4, 300)).astype(np.float32)
     logits[1, 7], logits[2, 9], logits[3] = np.nan, np.inf, -np.inf

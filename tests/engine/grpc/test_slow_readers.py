@@ -10,20 +10,17 @@ import grpc.aio
 import pytest
 from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
-from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
 from engines import Gate
 from fakes import FakeCore, small_config
 from octavo.engine.api.errors import InvalidRequest, Overloaded
 from octavo.engine.api.output_collector import prompt_logprobs_bytes
-from octavo.engine.api.outputs import Delta
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.frontend import output_streams, request_limiter
 from octavo.engine.grpc.octavo_v1 import generation
 from octavo.proto import generation_pb2 as pb
 from octavo.proto import generation_pb2_grpc
 from served import Served, all_idle, collect, eventually, served
-from vllm_worker import ask
 
 pytestmark = pytest.mark.server
 
@@ -165,42 +162,6 @@ async def test_a_reader_that_is_merely_slow_is_let_alone() -> None:
     async with server as its, stalled(its, LARGE) as slow:
         await slow.read_on(pause=0.5)
         assert slow.num_tokens == 3000
-
-
-async def test_whole_answers_are_collected_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from octavo.engine.api import output_collector
-
-    joined = 0
-
-    def counted(**fields: Any) -> Delta:
-        nonlocal joined
-        joined += 1
-        return Delta(**fields)
-
-    monkeypatch.setattr(output_collector, "Delta", counted)
-    async with served(config=small_config(**CONFIG)) as its, its.channel() as channel:
-        sampling = pb.SamplingParams(max_tokens=300, n=2)
-        final = pb.GenerateRequest(text="a", sampling=sampling, output_mode=pb.OUTPUT_MODE_FINAL)
-        responses = [response async for response in its.client.stub.Generate(final)]
-        assert sorted(len(response.token_ids) for response in responses) == [300, 300]
-        stub: Any = vllm_engine_pb2_grpc.VllmEngineStub(channel)
-        worker = [response async for response in stub.Generate(ask(max_tokens=300, stream=False))]
-        assert [len(response.complete.output_ids) for response in worker] == [300]
-        assert joined == 3
-
-
-async def test_pages_wait_for_no_reader() -> None:
-    gate = Gate()
-    async with served(FakeCore(before_step=gate), config=small_config()) as its:
-        call = its.client.stub.Generate(
-            pb.GenerateRequest(
-                text="a", sampling=pb.SamplingParams(max_tokens=5), output_mode=pb.OUTPUT_MODE_FINAL
-            )
-        )
-        await eventually(lambda: its.server.handler.num_active == 1, "it is in")
-        gate.open()
-        await eventually(lambda: all_idle(its.engine), "all idle")
-        assert len((await call.read()).token_ids) == 5
 
 
 async def test_log_probabilities_that_cannot_be_sent_are_refused_before_they_are_computed(

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as vllm_pb
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
 import tiny_adapters
-from engines import until
 from fake_adapters import FakeAdapters
 from fakes import FakeCore, byte_tokenizer, small_config
 from http_served import HttpServed, demo_http, http_served
@@ -142,23 +139,6 @@ async def test_an_unloaded_adapter_is_not_replaced_by_the_model(
 
         monkeypatch.setattr(Services, "check_model", then_unloaded)
         assert (await server.post("/v1/completions", {"model": "late", "prompt": "x"})).status == 404
-
-
-async def test_a_caller_that_leaves_does_not_part_the_lists_of_adapters(tmp_path: Path) -> None:
-    core = FakeCore(tokenizer=byte_tokenizer(), adapters=FakeAdapters())
-    async with http_served(core, config=small_config(lora_dir=tmp_path)) as server:
-        assert server.below is not None
-        engine = server.below.engine
-        for call, left in ((engine.load_adapter("a", tmp_path), ["a"]), (engine.unload_adapter("a"), [])):
-            task = asyncio.ensure_future(call)
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            time.sleep(0.05)
-            task.cancel()
-            await until(lambda left=left: list(engine.adapters) == left)  # type: ignore[misc]
-            assert core.core is not None
-            assert core.core.adapters is not None
-            assert [info.name for info in core.core.adapters.infos()] == left
 
 
 async def test_without_a_folder_nothing_is_loaded() -> None:

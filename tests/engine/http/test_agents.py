@@ -10,7 +10,6 @@ import openai
 import pytest
 
 from http_served import demo_http
-from octavo.engine.api.outputs import FinishReason
 from scripted import PLAIN_TEMPLATE, Scripted, scripted
 
 pytestmark = pytest.mark.server
@@ -76,28 +75,6 @@ async def test_a_chat_stream_gives_arguments_as_they_come(model: Scripted) -> No
     assert len(parts["arguments"]) > 3
     assert [name for _, name in names] == ["weather"]
     assert finish == "tool_calls"
-
-
-async def test_a_call_that_was_cut_is_not_made_whole(model: Scripted) -> None:
-    model.says(ANSWER.removesuffix('ln"}}\n</tool_call>'), finish=FinishReason.LENGTH)
-    answer = await complete(model, tools=[TOOL])
-    [call] = answer.choices[0].message.tool_calls
-    assert (call.function.arguments, answer.choices[0].finish_reason) == ('{"city": "Kö', "length")
-    said = await message(model, tools=[CLAUDE_TOOL])
-    assert [block.type for block in said.content] == ["thinking", "text"]
-    assert said.stop_reason == "max_tokens"
-    response = await model.openai.responses.create(model="fake", input="Weather?", tools=[RESPONSES_TOOL])
-    assert response.incomplete_details is not None
-    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
-    assert [item.type for item in response.output] == ["reasoning", "message"]
-
-
-async def test_malformed_calls_are_content(model: Scripted) -> None:
-    model.says("</think>Hm.\n<tool_call>\nweather(Köln)\n</tool_call>")
-    answer = await complete(model, tools=[TOOL])
-    assert answer.choices[0].message.content == "Hm.<tool_call>\nweather(Köln)\n</tool_call>"
-    assert answer.choices[0].message.tool_calls is None
-    assert answer.choices[0].finish_reason == "stop"
 
 
 async def test_choices_of_tools_become_constraints(model: Scripted) -> None:

@@ -4,8 +4,6 @@ import asyncio
 import os
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -73,27 +71,6 @@ async def _check_explained(server: ServerProcess, client: Any) -> None:
     answer = await chat(client, max_tokens=1)
     async with Client(server.ready["grpc"]) as beside:
         assert (await beside.cache.explain(answer.id)).request_id == answer.id
-
-
-def test_http_is_imported_after_the_ready_line() -> None:
-    script = """
-import sys
-from octavo.engine.cli import main, serve
-announce = serve._announce
-def announced(*given):
-    assert not {"pydantic", "starlette", "uvicorn"} & sys.modules.keys()
-    announce(*given)
-serve._announce = announced
-main(sys.argv[1:])
-"""
-    flags = [*SMALL, *HTTP, "--listen", "127.0.0.1:0", "--metrics", "off"]
-    command = [sys.executable, "-c", script, "serve", *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        try:
-            assert any(line.startswith("octavo ready") for line in server.stdout)
-        finally:
-            server.terminate()
 
 
 async def _check_drain(server: ServerProcess, client: Any) -> None:

@@ -3,23 +3,20 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fakes import VOCAB_SIZE, FakeCore, byte_tokenizer, shard_folder, small_config
+from fakes import FakeCore, shard_folder, small_config
 from octavo.block_manager import Digest
 from octavo.engine import LLM, AsyncEngine, SamplingParams
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.api.outputs import RequestOutput
 from octavo.engine.api.store_counters import StoreCounts
-from octavo.engine.core.request import Request
 from octavo.engine.kv_store import disk_tier as disk_tier_module
 from octavo.engine.kv_store.folder import ShardFolder
 from octavo.engine.kv_store.page_runs import PageRun
-from octavo.scheduler import SequenceTooLong
 
 PAGE_SIZE = 4
 PROMPT = [number % 250 for number in range(101)]
@@ -53,23 +50,6 @@ def test_a_prompt_is_found_after_a_restart(tmp_path: Path) -> None:
     assert (read.hits, read.misses, read.loaded, read.written, dict(read.dropped)) == (1, 0, 25, 0, {})
     assert warm.outputs[0].token_ids == cold.outputs[0].token_ids
     assert read.num_bytes == sum(path.stat().st_size for path in shards(tmp_path))
-
-
-def test_memory_and_disk_complete_one_another(tmp_path: Path) -> None:
-    config = small_config(cache_dir=tmp_path)
-    generate(config, [PROMPT])
-    core = FakeCore()
-    with LLM(config, core_factory=core) as llm:
-        for path in shards(tmp_path):
-            path.rename(path.with_suffix(".away"))
-        llm.generate([PROMPT[:41]], FOUR_TOKENS, progress=False)
-        for path in tmp_path.rglob("*.away"):
-            path.rename(path.with_suffix(".safetensors"))
-        (warm,) = llm.generate([PROMPT], FOUR_TOKENS, progress=False)
-        assert core.core is not None
-        counts = core.core._gauge_source.measure().store
-    assert counts is not None
-    assert (warm.cached_tokens, counts.loaded) == (100, 15)
 
 
 @pytest.mark.parametrize("salts", [(b"a", b"b"), (b"", b"x")])
@@ -264,25 +244,3 @@ def test_unusable_cache_folders_are_refused_at_start(tmp_path: Path) -> None:
         LLM(small_config(cache_dir=tmp_path / "file"), core_factory=FakeCore())
     with pytest.raises(InvalidConfig, match=r"save_dir .*file cannot be used: .*; give a folder"):
         LLM(small_config(save_dir=tmp_path / "file"), core_factory=FakeCore())
-
-
-def test_a_prompt_that_can_never_fit_does_not_wait_for_the_disk(tmp_path: Path) -> None:
-    config = small_config(cache_dir=tmp_path)
-    generate(config, [PROMPT])
-    core = FakeCore()(replace(config, num_pages=26))
-    try:
-        request = Request(
-            "too long",
-            PROMPT,
-            FOUR_TOKENS,
-            max_tokens=60,
-            tokenizer=byte_tokenizer(),
-            vocab_size=VOCAB_SIZE,
-            arrived_at=0.0,
-        )
-        with pytest.raises(SequenceTooLong, match="shorten the prompt"):
-            core.add(request)
-        assert not core.has_work
-        assert core._gauge_source.measure().num_waiting == 0
-    finally:
-        core.close()

@@ -11,13 +11,10 @@ from hypothesis import strategies as st
 
 from fakes import FakeCore, shard_folder, small_config
 from octavo.block_manager import (
-    BlockManager,
-    Digest,
     FullAttention,
     KVGroupSpec,
     SlidingWindow,
 )
-from octavo.block_manager.digests import root
 from octavo.engine import LLM, SamplingParams
 from octavo.engine.api.outputs import RequestOutput
 from octavo.engine.api.store_counters import StoreCounts
@@ -25,10 +22,8 @@ from octavo.engine.core import snapshots as saved
 from octavo.engine.core.engine_core import EngineCore
 from octavo.engine.core.snapshots import LoadedPages, load, save_all
 from octavo.engine.kv_store.page_files import read_run
-from octavo.engine.kv_store.prefetch import PrefetchJob
 from oracle import alone
 
-PAGE_SIZE = 4
 PROMPT = [number % 250 for number in range(101)]
 FOUR_TOKENS = SamplingParams(max_tokens=4, ignore_eos=True)
 FULL = FullAttention(num_pages=64)
@@ -148,51 +143,6 @@ def test_restarts_and_losses_never_change_outputs(
         for path in sorted(folder.rglob("*.safetensors")):
             if rng.random() < 0.1:
                 path.unlink()
-
-
-@settings(max_examples=300)
-@given(data=st.data())
-def test_only_needed_pages_are_read(data: st.DataObject) -> None:
-    num_pages = data.draw(st.integers(1, 12))
-    groups: list[KVGroupSpec] = [
-        SlidingWindow(num_pages=1, window=window, keep=keep) if window else FullAttention(num_pages=1)
-        for window, keep in data.draw(
-            st.lists(st.tuples(st.none() | st.integers(1, 20), st.integers(0, 6)), min_size=1, max_size=3)
-        )
-    ]
-    known, disk = ([[data.draw(st.booleans()) for _ in range(num_pages)] for _ in groups] for _ in range(2))
-    digests = [Digest(bytes([index]) * 32) for index in range(num_pages)]
-
-    def needed(group: KVGroupSpec, end: int) -> set[int]:
-        at = end * PAGE_SIZE
-        return {
-            position // PAGE_SIZE
-            for position in range(at)
-            if group.window is None or position > at - group.window or position < group.keep
-        }
-
-    def possible(have: list[list[bool]]) -> int:
-        ends = range(num_pages, -1, -1)
-        return next(
-            end for end in ends if all(have[g][i] for g, x in enumerate(groups) for i in needed(x, end))
-        )
-
-    found = possible(known)
-    blocks = BlockManager(groups, PAGE_SIZE)
-    fetch = PrefetchJob(
-        [],
-        digests,
-        root=root(b""),
-        known=known,
-        found=found,
-        needed=lambda group, end: blocks.needed_pages(end, group=group),
-    )
-    plan = fetch.plan(groups, lambda digest, group: disk[group][digests.index(digest)])
-    both = [[k or d for k, d in zip(*pair, strict=True)] for pair in zip(known, disk, strict=True)]
-    end = possible(both)
-    want = {(g, i) for g, group in enumerate(groups) for i in needed(group, end) if not known[g][i]}
-    assert set(plan) == (want if end > found else set())
-    assert len(plan) == len(set(plan))
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import random
 from collections.abc import Sequence
 from itertools import accumulate, chain
 from operator import mul
-from unittest import mock
 
 import pytest
 
@@ -72,13 +71,6 @@ class Going:
         return len(self.sequence.drafts)
 
 
-def test_rejected_kinds_are_not_computed_but_still_observed() -> None:
-    going = Going(Always())
-    assert sum(going.step(False) for _ in range(100)) == 0
-    computed = [going.step(True) for _ in range(100)]
-    assert min(computed[40:]) >= 1, "it begins again without having been tried"
-
-
 @pytest.mark.parametrize(("cost", "asked"), [(0.9, 200), (1.5, 2)])
 def test_samples_search_unless_even_certain_drafts_would_not_pay(cost: float, asked: int) -> None:
     drafter = Always()
@@ -86,15 +78,6 @@ def test_samples_search_unless_even_certain_drafts_would_not_pay(cost: float, as
     for _ in range(200):
         going.step(True, cost=cost)
     assert drafter.num_asked == asked
-
-
-def test_drafts_of_a_model_are_read_after_every_step() -> None:
-    drafter = Always()
-    going = Going(drafter)
-    going.drafting = mock.Mock(wraps=going.drafting, by_model=object())
-    for _ in range(50):
-        going.step(True, cost=1.5)
-    assert drafter.num_asked == 50
 
 
 def test_a_cost_that_is_too_high_is_tried_less_and_less_often() -> None:
@@ -119,15 +102,6 @@ def test_a_request_begins_with_the_engines_acceptance_rates() -> None:
         rates.learn(3, False)
     assert rates[3] < 0.4, "and soon with what it sees itself"
     assert first.engine._acceptance.rates[0] > 0.7, "one request does not decide for all"
-
-
-def test_kinds_of_proposals_are_distinguished() -> None:
-    drafter = Always(match=3)
-    going = Going(drafter)
-    for _ in range(50):
-        going.step(False)
-    drafter.match = 20
-    assert max(going.step(True) for _ in range(8)) == 4
 
 
 def test_own_short_matches_outweigh_long_matches_of_others() -> None:
@@ -159,11 +133,6 @@ def test_a_name_is_drafted_to_its_end_and_no_further() -> None:
 def guess(drafting: Drafting, tokens: list[int], tokens_left: int) -> tuple[int, ...]:
     drafting.search(tokens, tokens_left)
     return drafting.rated_drafts()[0]
-
-
-def test_there_is_always_room_for_the_token_after_the_last_draft() -> None:
-    drafting = Drafting(Always(match=30), max_drafts=8)
-    assert [guess(drafting, [1], tokens_left) for tokens_left in (4, 2, 1)] == [(2, 3, 4), (2,), ()]
 
 
 ROWS = [(number, 1 + 0.02 * number) for number in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)]
@@ -209,11 +178,6 @@ def test_the_number_of_drafts_maximizes_tokens_per_second() -> None:
     assert 50 < num_chosen < 250
 
 
-class Anything:
-    def completed(self, drafts: Sequence[int], most: int) -> tuple[int, ...]:
-        return tuple(drafts[:most])
-
-
 class Letters:
     def completed(self, drafts: Sequence[int], most: int) -> tuple[int, ...]:
         good = next((i for i, draft in enumerate(drafts) if draft > 9), len(drafts))
@@ -225,14 +189,3 @@ def test_a_grammar_checks_drafts_and_continues() -> None:
     assert guess(drafting, [3], 100) == (4, 5, 6, 7)
     drafting = Drafting(Always(match=30), max_drafts=4, grammar=Letters())
     assert guess(drafting, [8], 100) == (9, 0), "10 may not follow"
-
-
-def test_forced_drafts_are_a_separate_kind() -> None:
-    drafting, tokens = Drafting(Always(match=3), max_drafts=1, grammar=Letters()), [9]
-    for _ in range(60):
-        drafting.search(tokens, 100)
-        tokens.append(0 if tokens[-1] == 9 else 9)
-    assert drafting.search([*tokens, 9], 100) > 0.9
-    assert drafting.rated_drafts()[0] == (0,)
-    assert drafting.search([*tokens, 4], 100) < 0.1
-    assert drafting.rated_drafts()[0] == (5,)

@@ -6,7 +6,6 @@ import numpy as np
 
 from octavo.block_manager import BlockManager
 from octavo.engine.api.sampling_params import SamplingParams
-from octavo.engine.core.step_parts import PartResults, PartRows, RequestedRows, StepPart
 from octavo.engine.executor.base import RunOutput
 from octavo.engine.executor.batch import Batch
 from octavo.engine.executor.sampling.sampler import Sampled, SampleState
@@ -70,20 +69,6 @@ def test_hidden_states_come_from_the_model_then_from_the_head() -> None:
     ]  # fmt: skip
 
 
-def test_hidden_states_of_wrong_guesses_are_not_read() -> None:
-    engine = Engine([10, 11, 12])
-    engine.compute(0, 2)
-    engine.draft(2)
-    engine.head.take()
-    engine.compute(2, 3, drafts=(GUESS, GUESS))
-    engine.sequence.tokens += [GUESS, 20]
-    assert engine.draft(0) == ()
-    engine.compute(4, 5, plus=0.5)
-    engine.sequence.tokens += [21]
-    assert engine.draft(1) == (GUESS,)
-    assert engine.head.take() == [(2, GUESS, 2), (3, 20, 3), (4, 21, 4.5)]
-
-
 def test_a_long_prompt_is_read_before_anybody_asks() -> None:
     engine = Engine(list(range(2 * READ_AT)))
     engine.compute(0, READ_AT - 1)
@@ -122,24 +107,3 @@ def test_a_sample_whose_pages_were_taken_starts_again() -> None:
     engine.sequence.tokens.append(99)
     engine.draft(1)
     assert engine.head.take() == [(0, 99, 19)]
-
-
-class Reader(StepPart):
-    def __init__(self) -> None:
-        self.got: list[float] = []
-
-    def deliver(self, results: PartResults) -> None:
-        assert results.hidden is not None
-        self.got += results.hidden[:, 0].tolist()
-
-
-def test_rows_needed_twice_are_requested_once() -> None:
-    first, second = Reader(), Reader()
-    wanted = {first: [1, 4], second: [0, 4]}
-    asked = RequestedRows(
-        tuple((part, PartRows(hidden=np.array(rows, np.int32))) for part, rows in wanted.items())
-    )
-    assert asked.hidden is not None
-    assert asked.hidden.tolist() == [0, 1, 4]
-    asked.deliver(RunOutput((), hidden=np.array([[0.0], [1.0], [4.0]], np.float32)))
-    assert (first.got, second.got) == ([1, 4], [0, 4])

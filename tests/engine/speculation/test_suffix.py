@@ -8,7 +8,7 @@ from octavo.engine.speculation import ngram_index
 from octavo.engine.speculation.drafter import Proposal
 from octavo.engine.speculation.drafting import Speculation
 from octavo.engine.speculation.ngram_index import NGRAM, NgramIndex, TextIndex
-from octavo.engine.speculation.recent_outputs import BETWEEN, Histories, RecentOutputs
+from octavo.engine.speculation.recent_outputs import BETWEEN, RecentOutputs
 from octavo.engine.speculation.suffix import TOKENS_PER_MATCH, SuffixDrafter
 
 token_lists = st.lists(st.sampled_from([0, 1, 2, 150_000]), max_size=300)
@@ -88,15 +88,6 @@ def test_recent_outputs_are_bounded_and_the_latest_stay() -> None:
     assert recent.tokens[-1] != BETWEEN, "what is too short is not kept"
 
 
-def test_tenants_are_bounded() -> None:
-    histories = Histories(max_tenants=2)
-    kept = [histories.of(owner) for owner in "ab"]
-    assert histories.of("a") is kept[0]
-    histories.of("c")
-    assert histories.of("a") is kept[0]
-    assert histories.of("b") is not kept[1]
-
-
 def test_samples_of_a_request_index_their_long_prompt_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ngram_index, "SEARCHED", 499)
     prompt = NgramIndex()
@@ -112,12 +103,3 @@ def test_samples_of_a_request_index_their_long_prompt_once(monkeypatch: pytest.M
         assert ends == [504, 103], "in what it said itself, then in the prompt"
     assert len(prompt) == 500
     assert all(index._own is not None and len(index._own) == 12 for index in samples)
-
-
-def test_outputs_are_indexed_when_somebody_asks() -> None:
-    recent = RecentOutputs()
-    for start in (0, 100):
-        recent.add([*range(start, start + 50)])
-    assert len(recent.index) == 0
-    assert recent.places((102, 103, 104), 4) == [len(recent.tokens) - 46]
-    assert len(recent.index) == len(recent.tokens)

@@ -284,31 +284,6 @@ def test_rows_that_are_not_finite_have_no_scores(dtype: str) -> None:
         assert [score is None for score in scores] == [False, True, True, True]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_adjusted_rows_and_log_probabilities_come_out_the_same(dtype: str) -> None:
-    size = 3000
-    rng = np.random.default_rng(3)
-    logits = mx.array(rng.standard_normal((4, size)).astype(np.float32)).astype(DTYPES[dtype])
-    drawing = [
-        *states(size, 2, top_p=0.9),
-        *states(size, 2, repetition_penalty=1.3, top_p=0.8),
-        *states(size, 2, logit_bias={5: 3.0}, presence_penalty=0.5),
-        *states(size, 2, logprobs=3, top_k=20),
-        *states(size, 2, logprobs=20, repetition_penalty=1.3, logit_bias={8: 100.0, 9: -100.0}),
-        *states(size, 1, temperature=0.0, logit_bias={7: 100.0}),
-        *states(size, 1, temperature=0.0),
-    ]
-    rows = [i % 4 for i in range(len(drawing))]
-    for state in drawing:
-        state.record(11)
-    for drawn, expected in zip(
-        sample_natively(logits, rows, drawing), sample_in_numpy(logits, rows, drawing), strict=True
-    ):
-        assert_same(drawn, expected)
-    bad = mx.where(mx.arange(size) == 9, mx.array(float("nan")), logits)
-    assert {drawn.error for drawn in sample_natively(bad, rows, drawing)} == {NOT_FINITE}
-
-
 CHANGES: tuple[dict[str, object], ...] = (
     {"repetition_penalty": 1.3},
     {"repetition_penalty": 0.7, "frequency_penalty": 0.2},

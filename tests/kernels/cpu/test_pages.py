@@ -8,7 +8,6 @@ import mlx.core as mx  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
-from attention_cases import with_table  # noqa: E402
 from cpu_pages import any_rows, digest, expected_pages, hard_rows, make_spec, write_step, written_pages  # noqa: E402
 from format_rows import formats_and_dims  # noqa: E402
 from octavo.kernels import FORMATS_WITH_KERNELS, _ext, page_format  # noqa: E402
@@ -176,18 +175,3 @@ def test_a_large_pool_is_zeros() -> None:
     pool = _ext.create_pool(_ext.page_layout(256, 8, 32, "bf16", 128, "bf16", 128))
     assert pool.nbytes == 2 * 256 * 8 * 32 * 256
     assert not np.asarray(pool).any()
-
-
-def test_steps_keep_their_shapes_while_a_sequence_grows() -> None:
-    """A step of a new shape is recorded again, so shapes must rarely change."""
-    pool = CpuPool(make_spec("bf16", "bf16", dim=8, value_dim=8, page_size=2))
-    widths = {}
-    for num_pages in (1, 4, 5, 64, 65, 256):
-        table = np.arange(num_pages, dtype=np.int32)[None] % pool.spec.num_pages
-        step = write_step(np.zeros(1, np.int32), 2)
-        pool.begin_step(with_table(step, table))
-        *_, given, _, _ = pool.step_values()
-        np.testing.assert_array_equal(given[:, :num_pages], table)
-        assert not given[:, num_pages:].any()
-        widths[num_pages] = given.shape[1]
-    assert widths == {1: 64, 4: 64, 5: 64, 64: 64, 65: 256, 256: 256}

@@ -80,27 +80,6 @@ def test_a_pool_is_written_in_place() -> None:
     assert (memory[1:] == 0).all()
 
 
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
-def test_a_pool_keeps_its_address(dtype: mx.Dtype) -> None:
-    pool = recurrent.zeros((3, 2, 32), dtype)
-    assert (pool.shape, pool.dtype) == ((3, 2, 32), dtype)
-    assert not pool.view(mx.uint8).any().item()
-
-    def address() -> int:
-        return np.asarray(pool.view(mx.uint8)).ctypes.data
-
-    first = address()
-    assert first % 64 == 0
-    step = StateArrays.of(StateSegments.of([2], source=[-1], target=[1]))
-    rows = mx.random.normal((2, 32)).astype(dtype)
-    pool, _ = recurrent.causal_conv(pool, step, rows, mx.ones((3, 32), dtype))
-    mx.eval(pool)
-    assert mx.array_equal(pool[1], rows)
-    assert address() == first
-    with pytest.raises(ValueError, match="rows must be at least 1, of at least 1 byte, got 0 of 64"):
-        recurrent.zeros((0, 16), mx.float32)
-
-
 def test_recorded_programs_take_other_slots_in_every_run() -> None:
     T, H, D = 3, 2, 16
     rows = [mx.random.normal((T, H, D)) / 4 for _ in range(3)] + [mx.sigmoid(mx.random.normal((T, H)))] * 2

@@ -9,7 +9,7 @@ import pytest
 
 from format_rows import formats_and_dims, tricky_rows
 from octavo.kernels import FORMAT_NAMES, FORMATS_WITH_KERNELS, PageFormat, page_format
-from octavo.kernels.formats import hadamard, rotation_block
+from octavo.kernels.formats import hadamard
 from octavo.kernels.verify.oracle import hadamard64
 
 ROW_BYTES = {
@@ -80,16 +80,6 @@ def test_codes_and_scales_must_belong_together(fmt: PageFormat) -> None:
         fmt.dequantize(codes.astype(np.int64), scales)
 
 
-def test_no_rows_are_no_error(fmt: PageFormat) -> None:
-    codes, scales = fmt.quantize(np.zeros((0, 64), np.float32))
-    assert fmt.dequantize(codes, scales).shape == (0, 64)
-
-
-def test_quantize_refuses_a_scalar(fmt: PageFormat) -> None:
-    with pytest.raises(ValueError, match="scalar"):
-        fmt.quantize(np.float32(1))
-
-
 @pytest.mark.parametrize("name", HALF_DTYPES)
 def test_16_bit_codes_are_the_correctly_rounded_values(name: str) -> None:
     fmt, dtype = page_format(name), HALF_DTYPES[name]
@@ -137,15 +127,6 @@ def test_rotated_queries_and_keys_have_the_same_products(head_dim: int) -> None:
     queries, keys = (rng.standard_normal((20, head_dim)).astype(np.float32) for _ in range(2))
     got = hadamard(queries).astype(np.float64) @ hadamard(keys).T.astype(np.float64)
     np.testing.assert_allclose(got, queries.astype(np.float64) @ keys.T.astype(np.float64), atol=2e-5)
-
-
-def test_the_blocks_of_a_rotation() -> None:
-    assert [rotation_block(d) for d in (128, 64, 80, 96, 112, 192, 40, 1)] == [128, 64, 16, 32, 16, 64, 8, 1]
-    one = np.zeros((1, 96), np.float32)
-    one[0, 40] = 1
-    assert np.flatnonzero(hadamard(one)).tolist() == list(range(32, 64))
-    with pytest.raises(ValueError, match="head_dim 0"):
-        rotation_block(0)
 
 
 def test_formats_import_without_mlx() -> None:

@@ -43,14 +43,6 @@ def test_every_code_is_its_twos_complement(fmt: INT8 | INT4) -> None:
     np.testing.assert_array_equal(values, [(c - 2 * half if c >= half else c) * 0.5 for c in range(2 * half)])
 
 
-def test_every_code_round_trips_at_every_scale(fmt: INT8 | INT4) -> None:
-    scales = np.arange(0x400, 0x7C00, dtype=np.uint16).view(np.float16)  # all normal fp16
-    codes = np.arange(-fmt.highest, fmt.highest + 1)
-    codes = np.concatenate([codes, np.zeros(-len(codes) % 8, np.int64)])
-    rows = codes.astype(np.float32) * scales[:, None].astype(np.float32)
-    np.testing.assert_array_equal(fmt.dequantize(*fmt.quantize(rows)), rows)
-
-
 @pytest.mark.parametrize(("name", "head_dim"), INTEGER_DIMS)
 def test_codes_are_the_nearest_integers(name: str, head_dim: int) -> None:
     fmt = page_format(name)
@@ -88,38 +80,6 @@ def test_tiny_scales_may_give_the_most_negative_code() -> None:
     codes, scales = INT4().quantize(row)
     assert unpack(codes, 4)[0, :2].tolist() == [8, 7]
     assert scales.tolist() == [[2.0**-24]]
-
-
-def test_zero_tiny_and_huge_rows(fmt: INT8 | INT4) -> None:
-    rows = np.zeros((3, 16), np.float32)
-    rows[1], rows[2, 0] = 1e-40, 3e38
-    codes, scales = fmt.quantize(rows)
-    assert scales[:, 0].tolist() == [0, 0, 65504]
-    assert not codes[:2].any()
-    assert fmt.dequantize(codes, scales)[2, 0] == fmt.highest * 65504.0
-
-
-def test_a_row_of_one_element_keeps_it(fmt: INT8 | INT4) -> None:
-    for value in (1.0, -3.7, 1e-3, 6e4):
-        row = np.zeros((1, 64), np.float32)
-        row[0, 41] = value
-        back = fmt.dequantize(*fmt.quantize(row))
-        assert abs(back[0, 41] / value - 1) < 2e-3
-        assert np.count_nonzero(back) == 1
-
-
-@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
-def test_a_large_channel_costs_the_others_little(fmt: INT8 | INT4, head_dim: int) -> None:
-    """Without rotation, a channel 30 times as large as the others uses up most of a row's codes."""
-    rows = np.random.default_rng(head_dim).standard_normal((400, head_dim)).astype(np.float32)
-    gaussian = fmt.restore(*fmt.store(rows)[:2]) - rows
-    rows[:, 5] *= 30
-    stored = fmt.restore(*fmt.store(rows)[:2]) - rows
-    plain = fmt.dequantize(*fmt.quantize(rows)) - rows
-    share = np.sqrt((rows**2).mean()) / np.sqrt((np.delete(rows, 5, axis=1) ** 2).mean())
-    error, unrotated, own = (np.sqrt((each**2).mean()) for each in (stored, plain, gaussian))
-    assert error < 1.1 * own * share
-    assert unrotated > 1.3 * error
 
 
 @pytest.mark.parametrize(("name", "multiple"), [("int8", 4), ("int4", 8), ("affine8", 64), ("affine4", 64)])

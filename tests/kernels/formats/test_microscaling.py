@@ -75,13 +75,6 @@ def test_e8m0_scales_are_the_smallest_that_do_not_saturate() -> None:
     assert (scales.min(), scales.max()) == (0, 252)
 
 
-def test_the_largest_floats_saturate_and_stay_finite() -> None:
-    rows = np.full((1, 32), np.finfo(np.float32).max)
-    codes, scales = MXFP4().quantize(rows)
-    assert scales.tolist() == [[252]]
-    assert (MXFP4().dequantize(codes, scales) == 6 * 2.0**125).all()
-
-
 def test_e4m3_scales_are_correctly_rounded() -> None:
     fmt = NVFP4()
     stored = np.arange(127, dtype=np.uint8)
@@ -108,27 +101,6 @@ def test_e4m3_scales_saturate_and_vanish() -> None:
     assert scales[:, 0].tolist() == [126, 0, 1]
     assert not codes[1].any()
     assert NVFP4().dequantize(codes, scales)[:, 5].tolist() == [448.0 * 6, 0.0, 3 * 2.0**-9]
-
-
-def test_zero_rows_and_the_sign_of_zero(fmt: MXFP4 | NVFP4) -> None:
-    codes, scales = fmt.quantize(np.zeros((2, 64), np.float32))
-    assert not codes.any()
-    assert not scales.any()
-    row = np.zeros((1, 64), np.float32)
-    row[0, :4] = [6, -0.0, -0.1, 0.1]
-    assert unpack(fmt.quantize(row)[0], 4)[0, :4].tolist() == [7, 8, 8, 0]
-
-
-def test_one_outlier_spoils_only_its_group(fmt: MXFP4 | NVFP4) -> None:
-    rows = np.random.default_rng(3).standard_normal((50, 128)).astype(np.float32)
-    spoilt = rows.copy()
-    spoilt[:, 70] = 100
-    group = slice(70 // fmt.group_size * fmt.group_size, (70 // fmt.group_size + 1) * fmt.group_size)
-    clean, other = (fmt.dequantize(*fmt.quantize(each)) for each in (rows, spoilt))
-    outside = np.ones(128, bool)
-    outside[group] = False
-    np.testing.assert_array_equal(clean[:, outside], other[:, outside])
-    assert (other[:, group] == 0).mean() > 0.9
 
 
 @pytest.mark.parametrize(("name", "multiple"), [("mxfp4", 32), ("nvfp4", 16)])

@@ -10,7 +10,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from attention_cases import build_metadata
 from latent_cases import (
     CASES,
     MLA,
@@ -32,7 +31,6 @@ from metal_latents import LATENT_LIMIT, run_latents, worst_latents
 from octavo.kernels import page_format
 from octavo.kernels.interface import AttendOptions, LayerSpec, PoolSpec
 from octavo.kernels.metal.in_place import InPlacePool
-from octavo.kernels.metal.latents import ALL_TILES, plan_latents
 from octavo.kernels.metal.launch import KernelLibrary
 from octavo.kernels.metal.units import METAL_FORMATS
 from octavo.kernels.residual_cache import ResidualCache
@@ -139,29 +137,6 @@ def test_latents_are_read_once_for_a_tile_of_heads() -> None:
     assert pages_read(launch).unique_bytes == 101 * row
     assert codes.bytes == codes.unique_bytes
     assert launch.stats.threadgroup_bytes <= 28672
-
-
-def test_tiles_of_a_step() -> None:
-    """Rows 0 and 4 decode, row 4 over 20 tiles of keys; rows 1 to 3 are a chunk."""
-    tables = [np.arange(-(-n // 16), dtype=np.int32) for n in (10, 33, 636)]
-    step = build_metadata(((9, 1), (30, 3), (635, 1)), tables, 16)
-    layer = LayerSpec(num_kv_heads=1, head_dim=64, value_dim=16)
-    plan = plan_latents(step, layer, num_heads=20, rows=16)
-    parts = [
-        [4, head, count, 2, 1 + s, 4 * s, 4 * s + 4, 0]
-        for s in range(5)
-        for head, count in ((0, 16), (16, 4))
-    ]
-    alone = [[0, 0, 16, 0, 0, 0, 1, 0], [0, 16, 4, 0, 0, 0, 1, 0]]
-    assert plan.split.tolist() == alone + parts
-    assert plan.joins.tolist() == [[0, 1, 0, 0], [1, 5, 0, 0]]
-    assert plan.whole.tolist() == [
-        [1, 0, 16, 1, 0, 0, ALL_TILES, 0],
-        [1, 16, 16, 1, 0, 0, ALL_TILES, 0],
-        [2, 12, 16, 1, 1, 0, ALL_TILES, 0],
-        [3, 8, 12, 1, 2, 0, ALL_TILES, 0],
-    ]
-    assert (plan.rows.tolist(), plan.others.tolist()) == ([0, 4], [1, 2, 3])
 
 
 @pytest.mark.parametrize("name", METAL_FORMATS)

@@ -16,7 +16,6 @@ from metal_backend import Emulator, needs_compiler
 from metal_emulator import why_unavailable
 from metal_emulator.lint import lint
 from octavo.kernels.interface import LayerSpec, PoolSpec
-from octavo.kernels.metal.attention_units import AttentionConfig
 from octavo.kernels.metal.in_place import InPlacePool
 from octavo.kernels.metal.launch import KernelLibrary, Launch
 from octavo.kernels.metal.units import METAL_FORMATS, KernelSource
@@ -160,20 +159,3 @@ def test_the_whole_self_test_passes() -> None:
     results = run_selftest(Emulator().backend())
     assert all(result.ok for result in results), results
     assert [result.name for result in results] == [result.name for result in run_selftest(ReferenceBackend())]
-
-
-def test_splits_of_all_windows_pages_and_formats_are_joined_by_one_kernel() -> None:
-    base = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64)
-    common: dict[str, Any] = {"group": 2, "sinks": False, "softcap": False}
-    units = {
-        AttentionConfig(
-            layer=layer, page_size=page_size, k_format=k_format, v_format="fp4", ordered=ordered, **common
-        ).reduce_unit()
-        for layer in (base, replace(base, window=300, keep=4), replace(base, head_dim=128))
-        for page_size in (16, 32)
-        for k_format in ("fp4", "bf16")
-        for ordered in (False, True)
-    }
-    assert len(units) == 1
-    other = AttentionConfig(layer=base, page_size=16, k_format="bf16", v_format="bf16", **common)
-    assert {unit.name for unit in units} != {other.reduce_unit().name}, "V is not rotated there"

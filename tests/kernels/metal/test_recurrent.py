@@ -215,20 +215,6 @@ def test_a_nan_stays_in_its_own_sequence() -> None:
     assert np.isnan(np.array(pool)).any(axis=(1, 2, 3)).tolist() == [True, False]
 
 
-def test_all_rows_of_a_mixed_step_are_one_launch() -> None:
-    device = WritingDevice()
-    kernels = MetalRecurrences(KernelLibrary(device.compile))
-    for lengths in ([1], [1, 1, 1], [5, 1, 70, 2]):
-        before = len(device.results)
-        total = sum(lengths)
-        rows = [mx.ones((total, 1, 16)) / 4 for _ in range(3)] + [mx.ones((total, 1)) / 2] * 2
-        step = SegmentArrays.of(fresh(lengths))
-        kernels.gated_delta(mx.zeros((len(lengths), 1, 16, 16)), step, *rows)
-        kernels.causal_conv(mx.zeros((len(lengths), 2, 8)), step, mx.ones((total, 8)), mx.ones((3, 8)))
-        assert len(device.results) == before + 2
-    assert len(device.signatures) == 2
-
-
 def test_a_decoded_token_moves_its_state_once_in_whole_lines() -> None:
     """A state has 128 x 128 values per head, so 64 KB are read once and written once."""
     device = WritingDevice()

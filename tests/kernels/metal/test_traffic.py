@@ -9,8 +9,7 @@ from metal_cases import case_id, run_watched, shape
 from metal_checks import minimum_bytes, pages_read
 from metal_emulator import Result
 from octavo.kernels import page_format
-from octavo.kernels.metal import units
-from octavo.kernels.metal.attention_units import CHUNK_SIMDGROUPS, MAX_HEADS
+from octavo.kernels.metal.attention_units import MAX_HEADS
 
 pytestmark = [pytest.mark.parity, pytest.mark.slow, needs_compiler, pytest.mark.timeout(300)]
 
@@ -68,15 +67,6 @@ def test_loads_of_codes_are_coalesced(formats: tuple[str, str], head_dim: int, p
         assert pages_read(launch, "v_codes").line_ratio == 1.0
 
 
-def test_a_window_is_not_read_from_the_start() -> None:
-    """With a window of 24 positions, a chunk and a decode row read two tiles, not ten."""
-    case = shape("", 64, 2, 16, kv_heads=1, window=24, sequences=((320, 1), (320, 5)))
-    _, emulator = run_watched(case, ("fp4", "fp4"), mx.float16)
-    row = 2 * page_format("fp4").row_bytes(64)
-    assert pages_read(emulator.ran("decode")[-1]).unique_bytes == 24 * row
-    assert pages_read(emulator.ran("chunk")[-1]).bytes == (24 + 4) * row
-
-
 @pytest.mark.parametrize("formats", [("fp4", "fp4"), ("int8", "nvfp4"), ("affine4", "mxfp4")], ids=case_id)
 def test_a_chunk_reads_keys_once_per_tile_of_queries(formats: tuple[str, str]) -> None:
     """A tile has 16 tokens of 4 query heads, so 40 tokens are 3 tiles; each tile reads the keys."""
@@ -88,17 +78,6 @@ def test_a_chunk_reads_keys_once_per_tile_of_queries(formats: tuple[str, str]) -
     assert pages_read(chunk, "k_codes", "v_codes").line_ratio == 1.0
 
 
-@pytest.mark.parametrize(("head_dim", "keys"), [(136, 32), (256, 16)])
-def test_a_chunk_waits_twice_per_tile_of_keys(head_dim: int, keys: int) -> None:
-    def barriers(tiles: int) -> int:
-        case = shape("", head_dim, 1, 16, kv_heads=1, sequences=((keys * tiles - 4, 4),))
-        _, emulator = run_watched(case, ("fp4", "fp4"), mx.float16)
-        return emulator.ran("chunk")[-1].stats.barriers
-
-    threads = 32 * CHUNK_SIMDGROUPS
-    assert barriers(5) - barriers(2) == 3 * 2 * threads
-
-
 @pytest.mark.parametrize("name", ["fp4", "nvfp4", "affine4"])
 def test_a_write_moves_each_row_once(name: str) -> None:
     case = shape("", 128, 2, 16, kv_heads=2, sequences=((0, 33),))
@@ -106,27 +85,3 @@ def test_a_write_moves_each_row_once(name: str) -> None:
     for launch in emulator.ran("quantize"):
         assert launch.traffic.read("rows").bytes == 33 * 2 * 128 * 2
         assert launch.traffic.written("codes", "scales").bytes == 33 * 2 * page_format(name).row_bytes(128)
-
-
-def test_the_rotation_of_the_output_is_undone_once_per_row_and_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = shape("", 64, 2, 32, kv_heads=2, sequences=((600, 1), (30, 1), (40, 13)))
-    _, rotating = run_watched(case, ("fp4", "fp4"), mx.float16)
-    read = units.read_source
-
-    def without(name: str) -> tuple[str, str]:
-        helpers, body = read(name)
-        assert name != "attention" or helpers.count("#if ROTATE_VALUES") == 1
-        return helpers.replace("#if ROTATE_VALUES", "#if 0"), body
-
-    monkeypatch.setattr(units, "read_source", without)
-    _, plain = run_watched(case, ("fp4", "fp4"), mx.float16)
-    undone: dict[str, int] = {}
-    for (name, result), (same_name, less) in zip(rotating.results, plain.results, strict=True):
-        assert name == same_name
-        kind = "split" if name.endswith("_split") else name.split("_")[1]
-        lanes_shuffled = 32 * 2 * 5
-        times, rest = divmod(result.stats.gathers - less.stats.gathers, lanes_shuffled)
-        assert rest == 0
-        undone[kind] = undone.get(kind, 0) + times
-    heads = case.kv_heads * case.group
-    assert undone == {"quantize": 0, "split": 0, "reduce": 2 * heads, "chunk": 13 * heads}

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -113,36 +111,3 @@ def test_steps_and_copies_write_in_place(name: str) -> None:
         mx.eval(outs, *pool.pending())
         pool.copy_pages([(5, 7 + position)])
         assert _addresses(pool) == before
-
-
-def test_fp4_pages_hold_almost_four_times_the_tokens() -> None:
-    memory, page_size = 2**20, 32
-    layer = LayerSpec(num_kv_heads=2, head_dim=128, value_dim=128)
-    rng, held = np.random.default_rng(3), {}
-    for name in ("bf16", "fp4"):
-        one = PoolSpec(layers=(layer,), num_pages=1, page_size=page_size, k_format=name, v_format=name)
-        pool = ReferencePool(replace(one, num_pages=memory // one.page_bytes))
-        assert memory - one.page_bytes < pool.nbytes <= memory
-        tokens = pool.spec.num_pages * page_size
-        rows = rng.standard_normal((tokens, 2, 128)).astype(np.float32)
-        at = np.arange(tokens, dtype=np.int32)
-        pool.begin_step(
-            AttentionMetadata(
-                positions=at,
-                q_start=np.array([0, tokens], np.int32),
-                kv_len=np.array([tokens], np.int32),
-                groups=(
-                    GroupMetadata(slots=at, page_table=np.arange(pool.spec.num_pages, dtype=np.int32)[None]),
-                ),
-                page_size=page_size,
-            )
-        )
-        pool.write(0, mx.array(rows), mx.array(-rows))
-        dense = pool.gather_sequences(0)
-        mx.eval(*dense, *pool.pending())
-        fmt = page_format(name)
-        stored = fmt.restore(*fmt.store(rows)[:2]).swapaxes(0, 1)
-        for got, want in zip(dense, (stored, -stored), strict=True):
-            np.testing.assert_allclose(np.array(got)[0], want, atol=1e-5)
-        held[name] = tokens
-    assert held["fp4"] >= 3.8 * held["bf16"]

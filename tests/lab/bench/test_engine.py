@@ -3,7 +3,6 @@ from __future__ import annotations
 import argparse
 import json
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +11,7 @@ from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.memory.budget import weights_bytes
 from octavo.engine.memory.model_files import resolve_model
 from octavo.kernels import FORMATS_WITH_KERNELS
-from octavo.kernels.backends import BackendSelection, native_instructions
-from octavo.kernels.interface import PoolSpec
-from octavo.kernels.reference.backend import ReferenceBackend, ReferencePool
+from octavo.kernels.backends import native_instructions
 from octavo_lab.bench import engine as bench_engine
 from octavo_lab.bench import kernels as bench_kernels
 from octavo_lab.bench.work import model_work
@@ -80,13 +77,6 @@ def test_counts_must_be_counts(flags: tuple[str, ...], capsys: pytest.CaptureFix
     assert "must be" in capsys.readouterr().err
 
 
-def test_quick_runs_are_of_one_thread_and_native_kernels() -> None:
-    with pytest.raises(InvalidConfig, match="one thread, not of 2; leave --threads out"):
-        run(bench_kernels, "--quick", "--threads", "2")
-    with pytest.raises(InvalidConfig, match="of the reference backend"):
-        run(bench_kernels, "--quick", "--backend", "reference")
-
-
 def test_the_demo_models_work_is_counted_from_its_files() -> None:
     path = resolve_model("demo")
     config = json.loads((path / "config.json").read_text())
@@ -105,38 +95,6 @@ def test_the_demo_models_work_is_counted_from_its_files() -> None:
     assert work is not None
     assert work.linear_parameters == config["num_hidden_layers"] * per_layer
     assert work.streamed_bytes == weights_bytes(path), "its head is its embedding, so all is read"
-
-
-def test_a_table_that_is_only_looked_up_is_not_streamed(tmp_path: Path) -> None:
-    header = {
-        "model.embed_tokens.weight": {"dtype": "BF16", "shape": [100, 64], "data_offsets": [0, 12800]},
-        "lm_head.weight": {"dtype": "BF16", "shape": [100, 64], "data_offsets": [12800, 25600]},
-        "model.layers.0.up.weight": {"dtype": "U32", "shape": [32, 8], "data_offsets": [25600, 26624]},
-    }
-    text = json.dumps(header).encode()
-    data = len(text).to_bytes(8, "little") + text + bytes(26624)
-    (tmp_path / "model.safetensors").write_bytes(data)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "quantization": {"bits": 4}}))
-    work = model_work(tmp_path, 26624)
-    assert work is not None
-    assert work.linear_parameters == 32 * 64
-    assert work.streamed_bytes == 13824
-
-
-def test_a_format_without_kernels_is_named_and_the_others_are_measured(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Limited(ReferenceBackend):
-        def create_pool(self, spec: PoolSpec) -> ReferencePool:
-            if spec.k_format == "int8":
-                raise ValueError("there are no kernels for int8 pages here")
-            return super().create_pool(spec)
-
-    monkeypatch.setattr(bench_kernels, "choose_backend", lambda *_: BackendSelection(Limited(), "a test's"))
-    flags = ("--formats", "int8,fp4", "--contexts", "32", "--chunk", "16", "--rows", "1")
-    result = run(bench_kernels, *flags)
-    assert {row["k_format"] for row in result["attention"]} == {"fp4"}
-    assert "not measured: there are no kernels for int8 pages here" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("backend", ["reference", "auto"])

@@ -6,45 +6,14 @@ import statistics
 from dataclasses import astuple
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from octavo_lab.bench import machines
-from octavo_lab.bench.machines import LINKS, SHAPES, Link, RouterCost, Shape, Traffic
+from octavo_lab.bench.machines import RouterCost, Traffic
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
 RESULTS = DOCS / "benchmarks" / "results"
-TINY = Shape("tiny", 2, 8, 1e9)
-SLOW = Link("slow", 1e6, 1e-3)
-
-
-@pytest.mark.parametrize(("ranks", "sent"), [(2, 4 * 8), (3, 2 * 4 * 8), (4, 3 * 4 * 8)])
-def test_a_rank_sends_two_sums_per_layer_and_token(ranks: int, sent: int) -> None:
-    assert machines.tensor_bytes(8, ranks) == sent
-
-
-def test_steps_take_a_delay_per_message_and_a_time_per_byte() -> None:
-    assert machines.tensor_s(TINY, 5, SLOW, 2) == pytest.approx(2 * 2 * (2 * 1e-3 + 5 * 16 / 1e6))
-    assert machines.tensor_s(TINY, 5, SLOW, 4) == pytest.approx(2 * 2 * 3 * (1e-3 + 5 * 16 / 1e6))
-    assert machines.pipeline_s(TINY, 5, SLOW, 4) == pytest.approx(3 * (1e-3 + 5 * 16 / 1e6))
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_both_ways_take_as_long_at_the_limit(ranks: int) -> None:
-    for shape in SHAPES:
-        for link in LINKS:
-            rate = machines.pipeline_wins_above(shape, 8, link, ranks)
-            assert rate is not None
-            tensor = shape.weight_bytes / ranks / rate + machines.tensor_s(shape, 8, link, ranks)
-            assert tensor == pytest.approx(
-                shape.weight_bytes / rate + machines.pipeline_s(shape, 8, link, ranks)
-            )
-
-
-def test_jobs_wait_for_the_first_free_core() -> None:
-    waits = machines._waits(np.array([0.0, 0.0, 0.0, 2.5]), np.array([1.0, 2.0, 1.0, 1.0]), 2)
-    assert waits.tolist() == [0, 0, 1, 0]
 
 
 def test_tokens_wait_longer_the_more_workers_there_are() -> None:

@@ -81,13 +81,6 @@ def test_an_interval_of_pairs() -> None:
     assert (share([1.0, 3.0], [1.0, 1.0]).low, share([1.0, 3.0], [1.0, 1.0]).high) == (0.0, 2.0)
 
 
-def test_one_experiment_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["bench", "prefix", "--only", "ttft", "--prefix-tokens", "32", "--runs", "1", "--json"]
-    assert main([*command, "--num-pages", "8"]) == 0
-    result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert result.keys() & {"ttft", "pools", "salts", "cost"} == {"ttft"}
-
-
 def test_flags_that_would_spoil_it_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for flags in (["--no-prefix-cache"], ["--cache-dir", str(tmp_path)]):
         assert main(["bench", "prefix", *flags]) == 2

@@ -9,75 +9,17 @@ import numpy as np
 import pytest
 
 from octavo.engine import LLM, EngineConfig
-from octavo.engine.api.outputs import Completion, RequestOutput
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.cli import main
 from octavo.kernels.formats import FormatPair
 from octavo_lab.bench.quality import Pages, format_pairs
 from octavo_lab.bench.quality_measures import (
     BLOCK_TOKENS,
-    DECODE_TOKENS,
-    Document,
     Predictions,
-    decode_rate,
-    divergence,
     ledger_documents,
-    paired_difference,
     perplexity_ratio,
     predict,
 )
-
-
-def predictions(top_ids: list[list[int]], probabilities: list[list[float]]) -> Predictions:
-    top = np.log(np.array(probabilities))
-    return Predictions(top[:, 0], np.array(top_ids), top)
-
-
-def test_the_rate_of_decoding_counts_tokens_of_its_own_span() -> None:
-    class Served:
-        def generate(self, prompts: list[Any], *_: Any, **__: Any) -> list[RequestOutput]:
-            return [
-                RequestOutput(
-                    request_id=str(first),
-                    outputs=[Completion(index=0)],
-                    prompt_tokens=4,
-                    cached_tokens=0,
-                    ttft_s=first,
-                    latency_s=3.0,
-                )
-                for first in (1.0, 2.0)[: len(prompts)]
-            ]
-
-    documents = [Document(4, [1, 2, 3, number], ()) for number in range(2)]
-    served: Any = Served()
-    assert decode_rate(served, documents) == 2 * (DECODE_TOKENS - 1) / 2.0
-
-
-def test_divergence_by_hand() -> None:
-    base = predictions([[4, 2]], [[0.5, 0.25]])
-    assert divergence(base, base) == pytest.approx(0)
-    other = predictions([[2, 4]], [[0.5, 0.25]])
-    assert divergence(base, other) == pytest.approx(0.5 * np.log(2) - 0.25 * np.log(2))
-    # Only token 4 is among the likeliest of both; all others count as one token.
-    apart = predictions([[4, 9]], [[0.25, 0.2]])
-    assert divergence(base, apart) == pytest.approx(0.5 * np.log(2) + 0.5 * np.log(0.5 / 0.75))
-
-
-def test_an_answer_is_right_only_to_the_letter() -> None:
-    document = Document(6, [1, 2, 3, 4, 5, 6], ((1, 3), (3, 6)))
-    likeliest = [[2], [3], [4], [7], [6]]  # tokens after 1, 2, 3, 4, 5; one is wrong
-    assert predictions(likeliest, [[0.9]] * 5).right_answers(document) == [True, False]
-
-
-def test_the_error_of_a_difference_counts_documents_not_questions() -> None:
-    """By hand: 3 of 4 correct before, 1 of 4 after; the two documents change by -2 and 0."""
-    yes, no = np.array([True, True]), np.array([False, False])
-    change = paired_difference([(yes, no), (np.array([True, False]), np.array([False, True]))])
-    assert change.mean == -0.5
-    # The standard deviation is sqrt(2) of a change and 2 of their sum; 2 / 4 questions is 0.5.
-    assert change.standard_error == pytest.approx(0.5)
-    assert paired_difference([(yes, yes), (no, no)]).standard_error == 0
-    assert paired_difference([(yes, no)]).standard_error is None
 
 
 def test_teacher_forced_answers_are_those_of_greedy_decoding() -> None:

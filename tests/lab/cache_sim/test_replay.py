@@ -62,23 +62,6 @@ def test_the_figures_of_the_excerpt() -> None:
     assert small.hit_pages < optimal_hits(requests, 1000) < everything.hit_pages
 
 
-def test_a_request_that_runs_holds_its_pages() -> None:
-    chains = [[1, 2], [3, 4], [1, 2]]
-    at_once = replay(requests_of(chains), 4, token_ms=10)
-    assert (at_once.hit_pages, at_once.evicted_pages) == (2, 0)
-    waiting = replay(requests_of(chains), 3, token_ms=10)
-    assert waiting.prompt_pages == 6
-    assert waiting.hit_pages == 1, "the first prompt's tail had to go for the second, its head stayed"
-    assert waiting.peak_pages == 3
-
-
-def test_tenants_do_not_share() -> None:
-    shared = [TraceRequest(0, 1, [1, 2]), TraceRequest(1, 1, [1, 2])]
-    apart = [TraceRequest(0, 1, [1, 2], b"a"), TraceRequest(1, 1, [1, 2], b"b")]
-    assert replay(shared, None).hit_pages == optimal_hits(shared, 9) == 2
-    assert replay(apart, None).hit_pages == optimal_hits(apart, 9) == 0
-
-
 GOOD: dict[str, Any] = {"timestamp": 5, "input_length": 700, "output_length": 3, "hash_ids": [7, "x"]}
 BAD = {
     "not json": "{",
@@ -88,16 +71,6 @@ BAD = {
     "too few ids": json.dumps(GOOD | {"hash_ids": [1]}),
     "no number": json.dumps(GOOD | {"timestamp": "noon"}),
 }
-
-
-def test_ids_are_numbered_and_tenants_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    path.write_text(json.dumps(GOOD) + "\n\n" + json.dumps(GOOD | {"user": "u", "hash_ids": ["x", 9]}) + "\n")
-    first, second = read_trace(path, salt_field="user")
-    assert (first.page_ids, second.page_ids) == ([0, 1], [1, 2])
-    assert (first.timestamp_ms, first.output_tokens) == (5.0, 3)
-    assert first.salt != second.salt
-    assert read_trace(path)[1].salt == b""
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -151,17 +124,6 @@ def test_states_share_the_bytes_of_the_pages(capsys: pytest.CaptureFixture[str])
     assert all(row["of_attention"] == row["hit_ratio"] / best[ATTENTION] for row in rows)
     assert main(["replay", str(EXCERPT), "--state-bytes", "16MiB"]) == 2
     assert "add --page-bytes and --num-pages" in capsys.readouterr().err
-
-
-def test_shares_and_sizes_of_snapshots_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
-    wrong = {
-        ("--state-share", "1.5"): "must be numbers between 0 and 1",
-        ("--state-share", "a"): "must be numbers between 0 and 1",
-        ("--state-bytes", "1GiB", "--page-bytes", "1MiB", "--num-pages", "2000"): "no room for two states",
-    }
-    for flags, message in wrong.items():
-        assert main(["replay", str(EXCERPT), *flags]) == 2
-        assert message in capsys.readouterr().err
 
 
 def test_the_plot_by_bytes_has_a_line_per_snapshot_policy(

@@ -1,10 +1,5 @@
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import threading
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -12,17 +7,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-import metal_emulator
 from metal_emulator import (
     FAST_MATH,
     NO_CONTRACTION,
     MetalKernel,
-    NoMetalCompilerError,
     emulate,
     find_compiler,
     why_unavailable,
 )
-from metal_emulator.build import CACHE_VARIABLE, cache_directory
 from metal_emulator.compiler import COMPILER_VARIABLE
 from metal_emulator.tensors import METAL_TYPES
 from metal_samples import ROW_SUM, run_one, run_row_sum
@@ -30,7 +22,6 @@ from metal_samples import ROW_SUM, run_one, run_row_sum
 pytestmark = [pytest.mark.emulator, pytest.mark.slow]
 
 needs_compiler = pytest.mark.skipif(why_unavailable() is not None, reason=why_unavailable() or "")
-ROOT = Path(metal_emulator.__file__).resolve().parents[2]
 
 
 @needs_compiler
@@ -83,25 +74,6 @@ def test_every_type_returns_as_it_went_in(dtype: np.dtype[Any]) -> None:
     )
     assert result.outputs[0].dtype == values.dtype
     np.testing.assert_array_equal(result.outputs[0], values.reshape(3, 3))
-
-
-@needs_compiler
-def test_atomics_add_up() -> None:
-    values = np.random.default_rng(0).integers(0, 10, 1000).astype(np.uint32)
-    result = emulate(
-        "histogram",
-        ["x"],
-        ["bins"],
-        "atomic_fetch_add_explicit(&bins[x[thread_position_in_grid.x]], 1, memory_order_relaxed);",
-        inputs=[values],
-        output_shapes=[(10,)],
-        output_dtypes=[np.uint32],
-        init_value=0,
-        atomic_outputs=True,
-        grid=(1000, 1, 1),
-        threadgroup=(256, 1, 1),
-    )
-    np.testing.assert_array_equal(result.outputs[0], np.bincount(values, minlength=10))
 
 
 @needs_compiler
@@ -190,50 +162,6 @@ def test_fast_math_reveals_kernels_that_need_infinities() -> None:
     assert run_one(body, x=ones, extra_flags=FAST_MATH).outputs[0][0] != 1.0
     finite = "out[0] = exp2(max(Limits<float>::finite_min, x[0]) - x[0]);"
     assert run_one(finite, x=ones, extra_flags=FAST_MATH).outputs[0][0] == 1.0
-
-
-@needs_compiler
-def test_launches_from_several_threads_do_not_meet() -> None:
-    totals: list[float] = []
-    threads = [
-        threading.Thread(target=lambda: totals.append(float(run_row_sum().outputs[0].sum())))
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(set(totals)) == 1
-    assert len(totals) == 4
-
-
-@needs_compiler
-def test_processes_share_a_cache(tmp_path: Path) -> None:
-    code = "from metal_samples import run_one; print(run_one('out[0] = x[5];').outputs[0][0])"
-    for path in cache_directory().glob("[rs]*-*"):  # kernels stay cached, because they take long to build
-        (tmp_path / path.name).symlink_to(path)
-    environment = {**os.environ, CACHE_VARIABLE: str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", code]
-    runs = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    assert [run.communicate()[0].strip() for run in runs] == ["5.0", "5.0"]
-    assert sorted(path.suffix for path in tmp_path.glob("kernel-*")) == [".so", ".warnings"]
-    assert not list(tmp_path.glob("build-*"))
-
-
-@needs_compiler
-def test_nothing_is_cached_in_the_tree() -> None:
-    assert not cache_directory().resolve().is_relative_to(ROOT)
-
-
-def test_a_compiler_that_does_not_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    find_compiler.cache_clear()
-    monkeypatch.setattr("sys.platform", "linux")
-    monkeypatch.setenv(COMPILER_VARIABLE, "no-such-clang --flag")
-    try:
-        with pytest.raises(NoMetalCompilerError, match=r"no-such-clang --flag.*apt-get install -y clang-19"):
-            find_compiler()
-    finally:
-        find_compiler.cache_clear()
 
 
 def test_without_a_compiler_the_reason_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

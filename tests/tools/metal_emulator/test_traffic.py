@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from metal_emulator import Count, MetalRuntimeError, why_unavailable
-from metal_samples import NUM_ROWS, run_matrix_product, run_one, run_row_sum
+from metal_samples import NUM_ROWS, run_one, run_row_sum
 
 pytestmark = [
     pytest.mark.emulator,
@@ -40,28 +40,6 @@ def test_lines_of_one_load(index: str, lines: int, ratio: float) -> None:
     assert count.line_ratio == ratio
 
 
-def test_vector_loads_count_their_bytes() -> None:
-    body = """
-      const uint i = thread_position_in_grid.x;
-      const float4 v = ((const device float4*)x)[i];
-      out[i] = v.x + v.y + v.z + v.w;
-    """
-    count = run_one(body, threads=32, x=np.zeros(128, np.float32)).traffic.read("x")
-    assert count == Count(thread_bytes=512, bytes=512, unique_bytes=512, lines=4, min_lines=4)
-
-
-def test_reading_again_counts_again() -> None:
-    body = """
-      const uint i = thread_index_in_threadgroup;
-      float sum = 0;
-      for (int k = 0; k < 3; ++k) sum += simd_sum(x[(i + k) % 32]);
-      out[threadgroup_position_in_grid.x * 32 + i] = sum;
-    """
-    count = run_one(body, threads=64, threadgroup=32).traffic.read("x")
-    # 2 threadgroups x 3 rounds x 32 lanes; always the same 128 bytes
-    assert count == Count(thread_bytes=768, bytes=768, unique_bytes=128, lines=6, min_lines=6)
-
-
 @pytest.mark.parametrize("schedule", ["random", "greedy", "reverse", "inorder"])
 def test_the_order_of_lanes_does_not_matter(schedule: str) -> None:
     """Each round of a loop is one load of the simdgroup."""
@@ -91,31 +69,10 @@ def test_a_reduction_by_rows() -> None:
     assert (load.where, load.is_write, load.executions) == ("row_sum:5", False, lines)
 
 
-def test_matrix_loads_are_of_single_elements() -> None:
-    count = run_matrix_product().traffic.read("b")
-    assert count == Count(thread_bytes=128, bytes=128, unique_bytes=128, lines=2, min_lines=2)
-
-
-def test_shapes_are_buffers_of_their_own() -> None:
-    body = "const uint i = thread_position_in_grid.x; out[i] = x[i] * x_shape[0];"
-    traffic = run_one(body, threads=32).traffic
-    assert traffic.read("x_shape") == Count(thread_bytes=128, bytes=4, unique_bytes=4, lines=1, min_lines=1)
-
-
 def test_a_launch_without_checks_counts_nothing_and_reports_it() -> None:
     result = run_one("out[thread_position_in_grid.x] = 1;", checks=False)
     with pytest.raises(MetalRuntimeError, match="counts no traffic"):
         _ = result.traffic
-
-
-def test_a_long_loop_without_a_meeting_is_counted_too_high_rather_than_too_low() -> None:
-    body = """
-      const uint i = thread_position_in_grid.x;
-      for (int k = 0; k < 20000; ++k) out[i] += x[(k * 7 + i) % 64];
-    """
-    count = run_one(body, threads=2).traffic.read("x")
-    assert count.thread_bytes == 2 * 4 * 20000
-    assert 20000 <= count.lines <= 2 * 20000
 
 
 def test_a_meeting_aligns_lanes_that_skipped_a_load() -> None:

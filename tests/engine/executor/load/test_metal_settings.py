@@ -7,13 +7,11 @@ import mlx.core as mx
 import pytest
 
 from octavo.engine.api.config import EngineConfig
-from octavo.engine.cli.doctor import _metal_lines
 from octavo.engine.executor.load import metal_settings
 from octavo.engine.executor.load.metal_settings import (
     ELEMENTS_VARIABLE,
     MIN_CACHE,
     OPERATIONS_VARIABLE,
-    describe_settings,
     prepare_device,
     set_memory_limits,
     usable_memory,
@@ -34,22 +32,6 @@ def mac(monkeypatch: pytest.MonkeyPatch) -> None:
 def device_has(monkeypatch: pytest.MonkeyPatch, recommended: int | None) -> None:
     monkeypatch.setattr(metal_settings, "_is_metal", lambda: recommended is not None)
     monkeypatch.setattr(metal_settings, "_working_set", lambda: recommended)
-
-
-@pytest.mark.parametrize(
-    ("pool", "weights", "layers", "mebi"),
-    [
-        (8 * GIB, 0, 28, 586),
-        (8 * GIB, 4 * GIB, 28, 878),
-        (1 << 20, 0, 28, 50),  # the limit is never below MLX's own
-        (GIB, 0, 0, 2048),
-    ],
-)
-def test_a_command_buffer_holds_four_layers(pool: int, weights: int, layers: int, mebi: int) -> None:
-    config = EngineConfig(model="demo", kv_memory=pool)
-    prepare_device(config, {"text_config": {"num_hidden_layers": layers}}, weights)
-    assert (os.environ[OPERATIONS_VARIABLE], os.environ[ELEMENTS_VARIABLE]) == ("1000", str(mebi))
-    assert mebi << 20 >= 4 * (pool + weights) // max(layers, 1) // 2
 
 
 def test_variables_set_by_the_user_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,32 +72,3 @@ def test_pages_and_weights_fit_into_gpu_memory(monkeypatch: pytest.MonkeyPatch) 
     device_has(monkeypatch, 96 * GIB)
     monkeypatch.setattr(metal_settings, "available_memory", lambda: 3 * GIB)
     assert usable_memory(40 * GIB) == 3 * GIB
-
-
-def test_the_doctor_prints_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = _metal_lines(describe_settings())
-    assert lines[0] == "Metal memory: 96.0 GiB wired, a cache of at least 1.00 GiB for freed buffers"
-    assert "MLX_MAX_MB_PER_BUFFER=set when a model is loaded" in lines[1]
-    monkeypatch.setenv(OPERATIONS_VARIABLE, "9")
-    assert "MLX_MAX_OPS_PER_BUFFER=9," in _metal_lines(describe_settings())[1]
-    device_has(monkeypatch, None)
-    assert _metal_lines(describe_settings()) == []
-
-
-def test_the_device_is_set_up_before_a_model_is_loaded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """MLX reads the variables when it first uses its device."""
-    from octavo.engine.executor.load import load
-
-    class Stop(Exception):
-        pass
-
-    def first_use(_: EngineConfig) -> None:
-        raise Stop(",".join(order))
-
-    order: list[str] = []
-    monkeypatch.setattr(load, "prepare_device", lambda *_: order.append("prepared"))
-    monkeypatch.setattr(load, "choose_device", first_use)
-    with pytest.raises(Stop, match=r"^prepared$"):
-        load.load_paged_runner(EngineConfig(model="demo"))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import importlib.util
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from format_rows import holds
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig, ModelLoadError
 from octavo.engine.api.sampling_params import SamplingParams
-from octavo.engine.executor.capture import graph_runner
 from octavo.engine.executor.load import load_runner
 from octavo.engine.executor.load.load import load_paged_runner
 from octavo.engine.executor.load.loader import convert_weights, describe_weights, load_model, observe_caches
@@ -99,15 +97,6 @@ def test_latents_have_a_residual_window_as_other_pages_have(tmp_path: Path) -> N
     path = tiny_models.make_model(tmp_path, "deepseek_v3")
     runner = load(path, "cpu", kv_format="fp4", page_size=PAGE_SIZE, residual_pages=None)
     assert (runner.info.residual_pages, len(runner.info.groups)) == (2, 2)
-    runner.close()
-
-
-def test_a_window_that_no_sequence_outgrows_may_have_kept_residual_pages(tmp_path: Path) -> None:
-    path = tiny_models.make_model(tmp_path, "gemma3_text")  # windows of 12 positions
-    settings = {"kv_format": "fp4", "residual_pages": 2, "sink_pages": 1}
-    runner = load(path, "cpu", max_model_len=PAGE_SIZE, **settings)
-    kinds = [(group.window, group.keep) for group in runner.info.groups]
-    assert kinds == [(None, 0), (PAGE_SIZE + 1, PAGE_SIZE)]
     runner.close()
 
 
@@ -202,19 +191,6 @@ def test_a_model_that_reads_values_while_it_computes_is_loaded(tmp_path: Path, b
     runner = load(folder, backend)
     assert runner._model.graph_runner is None
     runner.close()
-
-
-def test_values_are_read_as_ever_outside_of_recording_and_on_other_threads() -> None:
-    array, elsewhere = mx.array([3]), []
-    with graph_runner.values_unread():
-        for read in (array.tolist, array.item, lambda: int(array), lambda: mx.eval(array + 1)):
-            with pytest.raises(graph_runner.CannotCapture, match="reads values while a graph is built"):
-                read()
-        thread = threading.Thread(target=lambda: elsewhere.append(array.tolist()))
-        thread.start()
-        thread.join()
-    assert elsewhere == [[3]]
-    assert (array.tolist(), array.item(), int(array)) == ([3], 3, 3)
 
 
 def test_a_model_whose_own_package_is_missing_is_refused(

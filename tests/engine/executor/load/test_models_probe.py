@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.nn.layers.base import Module
-from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
+from mlx_lm.models.cache import KVCache, QuantizedKVCache
 
 import tiny_models
 from attention_backends import BACKENDS, TestedBackend
@@ -24,7 +23,7 @@ from octavo.engine.executor.load.discover import discover_layout
 from octavo.engine.executor.load.loader import load_model, materialize
 from octavo.engine.executor.load.prepare import model_ops
 from octavo.engine.executor.load.probe_run import ComputedRows
-from octavo.kernels.interface import AttentionBackend, KVPool, LayerSpec, PoolSpec
+from octavo.kernels.interface import AttentionBackend, LayerSpec, PoolSpec
 from octavo.kernels.kv_cache import cut_into_chunks
 from octavo.kernels.metadata import AttentionMetadata
 from octavo.kernels.reference.backend import ReferenceBackend, ReferencePool
@@ -44,12 +43,6 @@ def load(folder: Path, name: str, **config: Any) -> tuple[Module, CacheLayout]:
     dtype = config.pop("dtype", mx.bfloat16)
     loaded = load_model(tiny_models.make_model(folder, name, dtype=dtype, **config), weights="keep")
     return loaded.model, discover_layout(loaded.model, name)
-
-
-def plain_logits(model: Module, token_ids: list[int]) -> mx.array:
-    """Return logits [L, V] of one sequence, computed with mlx-lm's caches and attention."""
-    logits: mx.array = model(mx.array([token_ids]), cache=make_prompt_cache(model))
-    return logits[0]
 
 
 def run_probe(folder: Path, name: str, backend: AttentionBackend, **config: Any) -> probe.ProbeResult:
@@ -328,26 +321,6 @@ def test_a_window_the_cache_does_not_have_is_refused(tmp_path: Path) -> None:
         )
 
 
-def test_plain_mlx_lm_still_works(tmp_path: Path) -> None:
-    model, layout = load(tmp_path, "gpt_oss", dtype=mx.float32)
-    tokens = np.random.default_rng(0).integers(0, 300, 30).tolist()
-    hooked = plain_logits(model, tokens)
-    module: Any = importlib.import_module("mlx_lm.models.gpt_oss")
-    assert module.scaled_dot_product_attention is hook.attention
-    module.scaled_dot_product_attention = hook._plain_attention
-    try:
-        original = plain_logits(model, tokens)
-        mx.eval(original)
-    finally:
-        hook.install_hook()
-    assert module.scaled_dot_product_attention is hook.attention, "names bound already must be swept"
-    selection = select_rows(model, vocab_size=layout.vocab_size)
-    probe.probe(model, layout, ReferenceBackend(), selection, architecture="gpt_oss")
-    after = plain_logits(model, tokens)
-    assert mx.array_equal(hooked, original)
-    assert mx.array_equal(after, original)
-
-
 def test_a_head_that_selection_does_not_reach_computes_every_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -363,17 +336,3 @@ def test_a_head_that_selection_does_not_reach_computes_every_row(
     result = probe.probe(model, layout, ReferenceBackend(), selection, architecture="llama")
     assert not result.selects_rows
     assert "every row" in probe.describe(result)
-
-
-def test_pools_of_the_probe_are_small(tmp_path: Path) -> None:
-    pools: list[KVPool] = []
-
-    class Counting(ReferenceBackend):
-        def create_pool(self, spec: PoolSpec) -> Any:
-            pools.append(super().create_pool(spec))
-            return pools[-1]
-
-    model, layout = load(tmp_path, "mistral", sliding_window=4096)
-    selection = select_rows(model, vocab_size=layout.vocab_size)
-    probe.probe(model, layout, Counting(), selection, architecture="mistral")
-    assert pools[0].spec.num_pages * pools[0].spec.page_size < 100

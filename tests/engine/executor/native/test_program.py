@@ -86,25 +86,6 @@ def test_memory_of_results_that_were_read_is_used_again() -> None:
     np.testing.assert_array_equal(run(ids)[0], numbers(chain(40)(mx.array(ids))[0]))
 
 
-def test_programs_of_more_rows_share_the_largest_ones_memory() -> None:
-    table, gain = random(50, 4096, seed=5), random(4096, seed=6)
-
-    def build(ids: mx.array) -> list[mx.array]:
-        y = _ext.select_rows(table, ids)
-        for _ in range(5):
-            y = y * _ext.rms_norm(y, gain, 1e-5)
-        return [y]
-
-    alone, shared, sizes = _ext.Arena(), _ext.Arena(), range(16, 512, 8)
-    record(build, sizes[-1], alone)
-    runs = {size: record(build, size, shared) for size in sizes}
-    assert shared.nbytes <= 2.5 * alone.nbytes
-    rng = np.random.default_rng(1)
-    for size in (sizes[-1], sizes[0], sizes[20]):
-        ids = random_ids(rng, size)
-        np.testing.assert_array_equal(runs[size](ids)[0], numbers(build(mx.array(ids))[0]))
-
-
 def route(dtype: mx.Dtype) -> Build:
     table, up = random(50, 64, seed=9, dtype=dtype), _ext.pack_dense(random(64, 64, seed=3, dtype=dtype))
 

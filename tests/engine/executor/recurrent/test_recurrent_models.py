@@ -238,22 +238,6 @@ def test_a_step_that_was_not_evaluated_leaves_the_states_alone() -> None:
         assert largest_error(run.logits, {0: wanted}) < 1e-5
 
 
-def test_a_nonfinite_state_marks_only_its_own_rows() -> None:
-    model, tokens = recurrent_models.build("lfm2"), sequences()
-    adapt_models()
-    install_cut_points()
-    with released(Run(model, "lfm2", tokens)) as run:
-        run.open(0, 0)
-        run.open(1, 1)
-        run.step((0, 5), (1, 4))
-        assert run.model.nonfinite_rows() == []
-        name = next(iter(run.states.entries))
-        run.states._arrays[name][1] = mx.array(float("nan"))
-        run.step((0, 1), (1, 2))
-        assert run.model.nonfinite_rows()[-1:] == [2]
-        assert 0 not in run.model.nonfinite_rows()
-
-
 KERNELS = {
     "qwen3_5": 6, "kimi_linear": 12, "olmo_hybrid": 12, "falcon_h1": 8, "lfm2": 2, "mamba2": 6, "rwkv7": 9,
     "bailing_hybrid": 2, "bailing_moe_linear": 2, "mamba": 6, "falcon_mamba": 6, "jamba": 4,
@@ -310,19 +294,3 @@ def test_native_kernels_keep_every_state_in_bf16(name: str) -> None:
         schedule(run)
         assert sum(run.states.computed_by.values()) == KERNELS[name]
         assert largest_error(run.logits, wanted) < 2e-2
-
-
-def test_a_nonfinite_kernel_state_marks_only_its_own_rows() -> None:
-    model, tokens = recurrent_models.build("lfm2"), sequences()
-    adapt_models()
-    install_cut_points()
-    with released(Run(model, "lfm2", tokens, native_recurrences())) as run:
-        run.open(0, 0)
-        run.open(1, 1)
-        run.step((0, 5), (1, 4))
-        assert run.model.nonfinite_rows() == []
-        name = next(iter(run.states.entries))
-        run.states._arrays[name][1] = mx.array(float("nan"))
-        run.step((0, 1), (1, 2))
-        assert run.model.nonfinite_rows()[-1:] == [2]
-        assert 0 not in run.model.nonfinite_rows()

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,12 +30,12 @@ PAGE_SIZE = 8
 NUM_SEQUENCES = 3
 PAGES_EACH = 8
 MODELS = [
-    "qwen3_5",
-    "mamba2",
-    "mamba",
-    "rwkv7",
-    "baichuan_m1",
-    pytest.param("falcon_h1", marks=pytest.mark.slow),
+    ("qwen3_5", mx.float32),
+    ("mamba2", mx.bfloat16),
+    ("mamba", mx.float32),
+    ("rwkv7", mx.bfloat16),
+    ("baichuan_m1", mx.float32),
+    pytest.param("falcon_h1", mx.bfloat16, marks=pytest.mark.slow),
 ]
 
 
@@ -121,9 +120,7 @@ def drive(driver: Driver) -> Iterator[list[list[float]]]:
     yield driver.step({0: 3, 1: 2}), driver.step({0: 3, 1: 2})  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), list(zip(MODELS, itertools.cycle([mx.float32, mx.bfloat16]), strict=False))
-)
+@pytest.mark.parametrize(("name", "dtype"), MODELS)
 def test_a_program_gives_the_bits_of_the_models_code(name: str, dtype: mx.Dtype, tmp_path: Path) -> None:
     folder = recurrent_models.make_folder(tmp_path / "model", name, dtype)
     recorded, plain = load(folder), load(folder)
@@ -136,28 +133,6 @@ def test_a_program_gives_the_bits_of_the_models_code(name: str, dtype: mx.Dtype,
     for slot in (1, 5, 6):
         a, b = (pool.read_slots([slot]) for pool in states if pool is not None)
         assert np.array_equal(a, b), f"slot {slot}"
-
-
-def test_a_program_reports_states_with_nan(tmp_path: Path) -> None:
-    folder = recurrent_models.make_folder(tmp_path / "model", "qwen3_5")
-    runner = load(folder)
-    driver = Driver(runner)
-    model, states = driver.model, driver.states
-    assert model.graph_runner is not None
-    driver.step({0: 2, 1: 2, 2: 2})
-    for _ in range(3):
-        driver.step({0: 1, 1: 1, 2: 1})
-        assert model.nonfinite_rows() == []
-    assert model.graph_runner.is_computed
-    name = next(name for name, entry in states.entries.items() if entry.dtype == mx.float32)
-    bad = {key: mx.array(array[1:2]) for key, array in states.arrays().items()}
-    bad[name] = mx.full(bad[name].shape, float("nan"))
-    states._put([1], bad, [driver.at[1]])
-    driver.step({0: 1, 1: 1, 2: 1})
-    assert model.graph_runner.is_computed
-    assert model.nonfinite_rows() == [1]
-    driver.step({0: 1, 2: 1})
-    assert model.nonfinite_rows() == []
 
 
 def test_a_step_that_is_replayed_cannot_advance_a_state_twice(tmp_path: Path) -> None:

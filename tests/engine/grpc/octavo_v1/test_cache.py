@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 
-from fakes import FakeCore, small_config
+from fakes import small_config
 from octavo.engine.api.errors import InvalidRequest, NotConfigured, NotFound, Overloaded
 from octavo.engine.api.outputs import Delta
 from octavo.engine.api.sampling_params import SamplingParams
@@ -75,18 +74,6 @@ async def test_without_a_cache_that_is_the_reason() -> None:
         assert "--no-prefix-cache" in (await its.client.cache.explain("again")).text
         stats = await its.client.cache.stats()
         assert (stats.enabled, stats.hit_tokens, stats.query_tokens) == (False, 0, 44)
-
-
-async def test_the_next_turn_finds_the_answer_of_the_last() -> None:
-    async with served() as its:
-        deltas = its.client.generate(PROMPT, SamplingParams(max_tokens=21, ignore_eos=True))
-        answer = (await collect(deltas))[0].token_ids
-        turn = [*PROMPT, *answer, 7, 7, 7]
-        second = await say(its, turn, "second")
-        assert len(answer) == 21
-        # The last generated token was never fed to the model: 42 positions are written, 40 in full pages.
-        assert second.cached_tokens == 40
-        assert (await its.client.cache.explain("second")).miss_position == 40
 
 
 async def test_stats_count_and_list_reused_prefixes() -> None:
@@ -179,19 +166,6 @@ async def test_pins_are_refused_with_the_remedy() -> None:
                 await its.client.cache.pin("mine", what)
         with pytest.raises(InvalidRequest, match="1 to 256 characters"):
             await its.client.cache.pin("", prefix_of(token_ids=PROMPT))
-
-
-async def test_questions_are_answered_while_requests_run() -> None:
-    slow, config = FakeCore(before_step=lambda: time.sleep(0.005)), small_config(num_pages=1000)
-    async with served(slow, config=config) as its:
-        long = its.client.generate(
-            PROMPT, SamplingParams(max_tokens=3900, ignore_eos=True), request_id="long"
-        )
-        await anext(long)
-        assert (await its.client.cache.explain("long")).prompt_tokens == 22
-        assert (await its.client.cache.stats()).pages.held > 0
-        assert await its.client.cache.flush() == 0
-        await long.aclose()
 
 
 async def test_a_page_on_disk_in_another_format_is_explained(tmp_path: Path) -> None:

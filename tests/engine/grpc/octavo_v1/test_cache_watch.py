@@ -10,7 +10,7 @@ import pytest
 
 from fakes import FakeCore, small_config
 from octavo.block_manager.events import EventLog
-from octavo.engine.api.errors import EngineDead, EventsGone, FellBehind, OctavoError
+from octavo.engine.api.errors import EngineDead, EventsGone, FellBehind
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core import commands
 from octavo.engine.core.commands import Command
@@ -178,34 +178,6 @@ async def test_calls_cancelled_at_any_moment_leave_no_holders() -> None:
             assert cache.is_watched
             await say(its, PROMPT)
             assert len(await read(stream, 1)) == 1
-
-
-async def test_a_watcher_that_does_not_read_is_ended_like_any_slow_reader(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with served() as its:
-        handler = its.server.handler
-        monkeypatch.setattr(handler.writer, "timeout_s", 0.5)
-        write, stalled = handler.writer.write, asyncio.Event()
-
-        class Stalled:
-            async def write(self, _response: object) -> None:
-                stalled.set()
-                await asyncio.Event().wait()
-
-        async def stalling(context: Any, response: object) -> None:
-            is_event = isinstance(response, pb.WatchResponse) and response.WhichOneof("event") is not None
-            taken: Any = Stalled() if is_event else context
-            await write(taken, response)
-
-        monkeypatch.setattr(handler.writer, "write", stalling)
-        async with aclosing(its.client.cache.watch()) as stream:
-            await asyncio.wait_for(anext(stream), 20)
-            await say(its, PROMPT)
-            await asyncio.wait_for(stalled.wait(), 20)
-            with pytest.raises(OctavoError, match="has not read its output"):
-                await read(stream, 1)
-        await eventually(lambda: handler.page_events.num_watchers == 0, "it is not counted any more")
 
 
 async def test_watchers_get_the_error_of_a_dead_engine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,25 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.block_manager import Digest, PageId
 from octavo.block_manager.hit_statistics import (
     AGES,
     NUM_AGES,
     WIDTHS,
-    HitStatistics,
     gittins_index,
-    kind_of,
 )
-from octavo_lab.policies.gittins.policy import Gittins
 from octavo_lab.policies.gittins.shadow_lru import MARGIN, SLACK, ShadowLRU
-
-
-def ids(*pages: int) -> list[PageId]:
-    return [PageId(page) for page in pages]
-
-
-def digests(num_pages: int) -> list[Digest | None]:
-    return [Digest(bytes([page])) for page in range(num_pages)]
 
 
 @given(st.lists(st.floats(0, 0.95), min_size=NUM_AGES, max_size=NUM_AGES))
@@ -37,34 +25,6 @@ def test_the_index_is_the_best_horizon(chances: list[float]) -> None:
             left *= 1 - chance
             best = max(best, hits / time)
         assert index == pytest.approx(best, rel=1e-6, abs=1e-12)
-
-
-def test_the_index_of_a_kind_follows_its_observed_hits() -> None:
-    returns = HitStatistics()
-    first, second = (kind_of(uses=0, num_new=1, gap=gap) for gap in (1, 2))
-    for kind in (first, second):
-        returns.seen(kind).reached = [400.0] * NUM_AGES
-    returns.seen(second).used[1] = 400.0
-    returns.refresh(0)
-    low, high = returns.indices(first), returns.indices(second)
-    assert high[1] > 20 * low[1]
-    assert high[1] == pytest.approx(1 / (WIDTHS[1] / 2), rel=0.1)
-    more = returns.indices(kind_of(uses=1, num_new=1, gap=2))
-    assert all(a >= b for a, b in zip(more, high, strict=True)), "more uses are worth less"
-
-
-def test_a_head_outlives_a_tail_that_promises_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    worth = {True: [1.0] * NUM_AGES, False: [2.0] * NUM_AGES}
-    monkeypatch.setattr(
-        HitStatistics, "indices", lambda _self, kind: worth[kind >= kind_of(uses=1, num_new=0, gap=0)]
-    )
-    monkeypatch.setattr(ShadowLRU, "_should_follow", lambda _self: False)
-    policy = Gittins(6, 6)
-    policy.release(ids(0), digests(6))
-    policy.reuse(ids(0))
-    policy.release(ids(2, 1, 0), digests(6))
-    policy.release(ids(5), digests(6))
-    assert policy.evict(4) == ids(2, 1, 0, 5)
 
 
 class Pool:
