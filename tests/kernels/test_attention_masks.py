@@ -132,27 +132,3 @@ def test_values_of_1e30_below_hide_and_nan_is_not_lost(step: Step) -> None:
     out = step.attend(mask=mx.array(rows[0]))
     assert np.isnan(out[7]).all()
     np.testing.assert_array_equal(np.delete(out, 7, 0), np.delete(outs[0], 7, 0))
-
-
-def test_pages_that_no_row_sees_are_not_read() -> None:
-    """Native kernels skip whole tiles of 64 positions, so they do not read NaN in other sequences."""
-    case = Case(name="", sequences=((0, 260),), page_size=16, head_dim=32)
-    pool, rng = BACKENDS[1].create().create_pool(case.spec("bf16", "bf16")), np.random.default_rng(1)
-    tables, first = [np.arange(17, dtype=np.int32)], ((0, 260),)
-    queries, keys, values = (
-        rng.standard_normal((261, heads, 32)).astype(np.float32) for heads in (HEADS, 2, 2)
-    )
-    seen = np.ones((1, 261), bool)
-    seen[:, 64:192] = False
-    outs = []
-    for hidden in (1.0, 1e30):
-        keys[64:192] = values[64:192] = hidden
-        for sequences, rows in ((first, slice(0, 260)), (((260, 1),), slice(260, 261))):
-            pool.begin_step(build_metadata(sequences, tables, 16))
-            pool.write(0, mx.array(keys[rows]), mx.array(values[rows]))
-            mx.eval(pool.pending())
-        outs.append(
-            as_numpy(pool.attend(0, mx.array(queries[260:]), AttendOptions(scale=0.2, mask=mx.array(seen))))
-        )
-    np.testing.assert_array_equal(outs[0], outs[1])
-    assert np.isfinite(outs[0]).all()

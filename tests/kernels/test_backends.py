@@ -7,9 +7,8 @@ from types import ModuleType
 import mlx.core as mx
 import pytest
 
-from octavo.kernels import FORMAT_NAMES, FORMATS_WITH_KERNELS, backends
+from octavo.kernels import backends
 from octavo.kernels.backends import choose_backend
-from octavo.kernels.verify.selftest import run_selftest
 
 
 @pytest.fixture
@@ -72,19 +71,6 @@ def test_auto_on_a_mac_names_the_failed_self_test() -> None:
     choice = choose_backend("auto")
     assert choice.backend.name == "reference"
     assert "fail their self-test here (fp4: [metal_kernel] No Metal back-end" in choice.reason
-
-
-@pytest.mark.usefixtures("metal")
-def test_metal_by_name_is_not_tested_first() -> None:
-    choice = choose_backend("metal")
-    assert choice.backend.name == "metal"
-    results = run_selftest(choice.backend)
-    failed = [result for result in results if not result.ok]
-    assert len(failed) == 7 * len(FORMATS_WITH_KERNELS) - 4, (
-        "affine: no rows of 96; 16 bits: no residual pages"
-    )
-    assert len(results) - len(failed) == len(FORMAT_NAMES) - len(FORMATS_WITH_KERNELS), "others are refused"
-    assert all("No Metal back-end" in result.name for result in failed)
 
 
 @pytest.mark.usefixtures("metal")

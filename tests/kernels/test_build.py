@@ -3,9 +3,6 @@ from __future__ import annotations
 import importlib.metadata
 import itertools
 import os
-import sys
-import time
-from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -103,29 +100,3 @@ def test_every_item_is_computed_by_however_many_threads() -> None:
                 assert np.array_equal(np.array(_ext.linear(mx.array(x), packed)), x @ weight.T)
     finally:
         _ext.set_threads(before)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads thread states from /proc")
-def test_helpers_sleep_when_there_is_nothing_to_do() -> None:
-    known = set(os.listdir("/proc/self/task"))
-    before = _ext.threads()
-    _ext.set_threads(1)
-    _ext.set_threads(4)
-    try:
-        helpers = set(os.listdir("/proc/self/task")) - known
-        weight = _ext.pack_dense(mx.zeros((512, 64)))
-        mx.eval(_ext.linear(mx.zeros((64, 64)), weight))
-        deadline = time.monotonic() + 60
-        while any(_state(helper) != "S" for helper in helpers):
-            assert time.monotonic() < deadline, "helpers still run long after the last job"
-            time.sleep(0.01)
-        mx.eval(_ext.linear(mx.zeros((64, 64)), weight))
-    finally:
-        _ext.set_threads(before)
-
-
-def _state(task: str) -> str:
-    try:
-        return Path(f"/proc/self/task/{task}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:  # ended in the meantime
-        return "S"

@@ -114,16 +114,6 @@ def test_tenants_claim_at_most_their_share_of_slots(queue: str) -> None:
     load.finish()
 
 
-@every_queue
-def test_a_tenant_alone_has_every_slot(queue: str) -> None:
-    load = Load.of(queue)
-    load.add("mallory", 64, max_tokens=20)
-    load.step()
-    load.step()
-    assert load.running() == {"mallory": SLOTS}
-    assert load.finish() == 0, "nobody else waits, so nothing is preempted"
-
-
 def test_parallel_samples_are_not_forked_into_slots_that_others_claim() -> None:
     load = Load.of()
     load.add("mallory", 64)
@@ -172,30 +162,4 @@ def test_a_more_urgent_sequence_keeps_its_slot() -> None:
     assert step is not None
     assert not step.preempted
     assert alice.status is Status.WAITING
-    load.finish()
-
-
-@every_queue
-def test_slots_of_recurrent_states_are_shared_too(queue: str) -> None:
-    load = Load.of(queue, states=RecurrentState(num_slots=SLOTS, slot_bytes=1))
-    load.add("mallory", 64, max_tokens=30)
-    for _ in range(12):
-        load.step()
-    (alice,) = load.add("alice")
-    assert load.steps_to_first_token(alice) <= 3, "one step finds that no slot is left"
-    load.finish()
-    counts = load.scheduler.blocks.state_counts
-    assert counts is not None
-    assert counts.held == 0
-
-
-@every_queue
-def test_a_small_pool_that_is_full_has_space_for_another_tenant(queue: str) -> None:
-    load = Load.of(queue, num_pages=100)
-    load.add("mallory", 64)
-    for _ in range(40):
-        load.step()
-    assert load.scheduler.blocks.num_idle < SLOTS
-    (alice,) = load.add("alice", length=16, max_tokens=4)
-    assert load.steps_to_first_token(alice) <= 4
     load.finish()

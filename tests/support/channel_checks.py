@@ -132,7 +132,7 @@ def check_layers() -> None:
 
 def run(*checks: Callable[[], None]) -> None:
     settled = settings(
-        max_examples=150,
+        max_examples=60,
         deadline=None,
         database=None,
         derandomize=True,

@@ -160,32 +160,6 @@ def test_an_interrupted_batch_leaves_nothing_behind() -> None:
         assert fake.core.gauges.num_running == 0
 
 
-def test_threads_take_turns() -> None:
-    params = SamplingParams(max_tokens=10)
-    wrong: list[int] = []
-    with make_llm() as llm:
-
-        def work(k: int) -> None:
-            for output in llm.generate([[k, 1], [k, 2]], params):
-                if len(output.outputs[0].token_ids) != 10:
-                    wrong.append(k)
-
-        threads = [threading.Thread(target=work, args=(k,)) for k in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not wrong
-
-
-def test_the_bar_is_for_terminals(capfd: pytest.CaptureFixture[str]) -> None:
-    with make_llm() as llm:
-        llm.generate(["a", "b"], SamplingParams(max_tokens=2))
-        assert capfd.readouterr().err == ""
-        llm.generate(["a", "b"], SamplingParams(max_tokens=2), progress=True)
-        assert "2/2" in capfd.readouterr().err
-
-
 def test_a_program_that_forgets_to_close_still_ends() -> None:
     code = (
         "from fakes import FakeCore, small_config\n"

@@ -84,13 +84,6 @@ def test_prompts_and_ends_are_kept_and_nothing_between(
     assert (warm.cached_tokens, longer.cached_tokens, read.hits) == (100, 112, 2)
 
 
-def test_small_states_are_saved_at_every_page(tmp_path: Path) -> None:
-    _, wrote, core = generate(tmp_path, [PROMPT], states=DENSE)
-    assert (len(snapshots(core)), wrote.written) == (28, 56)
-    (half,), _, _ = generate(tmp_path, [PROMPT[:50]], states=DENSE)
-    assert half.cached_tokens == 48
-
-
 @pytest.mark.parametrize(("change", "reason"), [("bit", "altered"), ("cut", "torn"), ("other", "altered")])
 def test_a_damaged_state_is_dropped_and_computed_again(change: str, reason: str, tmp_path: Path) -> None:
     (cold,), _, core = generate(tmp_path, [PROMPT])

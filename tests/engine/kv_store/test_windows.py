@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -204,10 +203,3 @@ def test_a_saved_cache_with_windows_loads_completely(
         found = ask_one(second, prompt)
         assert found.cached_tokens == (len(prompt) - 1) // 4 * 4
         assert found.outputs[0].token_ids == output.outputs[0].token_ids
-
-
-def test_a_full_window_pool_is_reported(engine: Callable[..., LLM], tmp_path: Path) -> None:
-    engine((FULL, SlidingWindow(num_pages=40, window=90))).save_prompt(PROMPT, tmp_path / "x.safetensors")
-    llm = engine((FULL, replace(MIXED[1], num_pages=20, window=90)))
-    assert llm.load_prompt(tmp_path / "x.safetensors") == LoadedPages(25, 100, 0, 23)
-    assert ask_one(llm, PROMPT[:30]).outputs[0].token_ids == alone(PROMPT[:30], FOUR_TOKENS).token_ids

@@ -226,29 +226,3 @@ def test_latents_are_compared_with_dense_keys_and_values(tmp_path: Path) -> None
     assert "71.1 times as much" in plan.render(result)
     assert plan_of(dense)["latents"] is None
     assert "cache latents" not in plan.render(plan_of(dense))
-
-
-def test_slots_of_hybrids_ignore_residual_windows(
-    tmp_path: Path,
-) -> None:
-    layer = LayerSpec(num_kv_heads=8, head_dim=128, value_dim=128)
-    formats = [FormatPair("bf16", "bf16"), FormatPair("int4", "int4"), FormatPair("fp4", "fp4")]
-
-    def slots(residual_pages: int) -> dict[str, int]:
-        result = plan.plan(
-            model=str(folder(tmp_path, **QWEN)),
-            memory=64 * 2**30,
-            context=4096,
-            formats=formats,
-            residual={"residual_pages": residual_pages},
-            observe=lambda _: plan.ObservedCaches((layer,) * 7, slot_bytes=2**24),
-        )
-        text = plan.render(result)
-        of = {name: row["state_slots"] for name, row in result["formats"].items()}
-        assert f"bf16: and {of['bf16']} slots of recurrent state, 16.0 MiB per sequence" in text
-        assert f"int4, fp4: and {of['fp4']} slots of recurrent state, 16.0 MiB per sequence" in text
-        return of
-
-    of = slots(0)
-    assert 128 < of["bf16"] < of["int4"] == of["fp4"], "what takes less leaves more conversations to be found"
-    assert slots(2) == of

@@ -6,10 +6,8 @@ import pytest
 
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig
-from octavo.engine.executor.load.loader import observe_caches
-from octavo.engine.memory.planner import plan, render
 from octavo.engine.memory.sizing import sizing
-from octavo.kernels.formats import FORMATS_WITH_KERNELS, format_pair
+from octavo.kernels.formats import FORMATS_WITH_KERNELS
 from octavo.kernels.groups import LayerGroup, residual_groups
 from octavo.kernels.interface import LayerSpec
 from octavo.kernels.residual import ResidualSpec
@@ -115,18 +113,3 @@ def test_residual_pages_follow_the_sequences_that_have_room_to_run() -> None:
         assert residual == 18 + sequences + min(sequences, 64)
         assert residual * size.group_bytes[1] < memory / (3 if memory < 2**30 else 5)
         assert residual >= 18, "the oldest can always go on"
-
-
-def test_a_plan_shows_both_kinds_of_pages() -> None:
-    formats = [format_pair("fp4"), format_pair("bf16")]
-    memory = 200 * 1024**2
-    result = plan(
-        model="demo", memory=memory, formats=formats, residual={"sink_pages": 1}, observe=observe_caches
-    )
-    (pages, residual), (plain,) = (result["formats"][name]["groups"] for name in ("fp4", "bf16"))
-    assert (pages["residual"], residual["residual"], plain["residual"]) == (False, True, False)
-    assert (pages["bytes_per_page"], residual["bytes_per_page"]) == (17_408, 65_536)
-    taken = sum(group["pages"] * group["bytes_per_page"] for group in (pages, residual))
-    assert result["kv_bytes"] - 17_408 < taken <= result["kv_bytes"]
-    assert result["formats"]["fp4"]["pages"] > 3 * plain["pages"]
-    assert f"fp4: and {residual['pages']} pages of 16 bits, 64.0 KiB each, 3 per sequence" in render(result)

@@ -162,7 +162,8 @@ async def test_a_collector_gets_the_span_of_a_served_request() -> None:
                 pass
         async with grpc.aio.insecure_channel(server.ready["grpc"]) as channel:
             stub = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
-            message = generation_pb2.GenerateRequest(text="Hello", request_id="mine")
+            few = generation_pb2.SamplingParams(max_tokens=3)
+            message = generation_pb2.GenerateRequest(text="Hello", request_id="mine", sampling=few)
             async for _ in stub.Generate(message, metadata=[PARENT]):
                 pass
         server_spans = [await asyncio.wait_for(collector.spans.get(), 30) for _ in range(2)]

@@ -152,13 +152,11 @@ def kept_by(weights: NDArray[np.float64], top_p: float) -> NDArray[np.float64]:
 
 @pytest.mark.parametrize("kind", LARGE)
 def test_large_rows_are_sampled_as_defined(kind: str) -> None:
-    check_large(kind, (16_384, 16_385, 40_001, 151_936))
+    check_large(kind, (16_384, 16_385, 151_936))
 
 
 def check_large(kind: str, sizes: tuple[int, ...]) -> None:
-    for size, top_p, temperature in itertools.product(
-        sizes, (0.3, 0.9, 0.95, 0.9999, 1 - 2**-53), (1.0, 0.7)
-    ):
+    for size, top_p, temperature in itertools.product(sizes, (0.3, 0.9, 1 - 2**-53), (1.0, 0.7)):
         row = large_row(kind, size)
         weights = np.exp((row.astype(np.float64) - row.max()) / temperature)
         shares = kept_by(weights, top_p)

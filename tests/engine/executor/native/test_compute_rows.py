@@ -95,15 +95,6 @@ def test_all_rows_are_left_to_be_selected(tmp_path: Path) -> None:
     assert names[-1] == "octavo.select_rows"
 
 
-def test_inputs_of_attention_are_computed_once(tmp_path: Path) -> None:
-    layer = Layer(mx.bfloat16, fuse=True)
-    start = random(NUM_ROWS, 1, SIZE, seed=5, dtype=mx.bfloat16)
-    shared = start + start
-    x = shared + _ext.linear(mx.cumsum(shared, axis=0), layer.out)
-    names = operations(_ext.compute_rows(x, mx.array([1])), tmp_path)
-    assert names.count("Add") == 2
-
-
 def test_rows_of_a_gate_that_are_not_those_of_its_product_are_computed_whole() -> None:
     layer = Layer(mx.bfloat16, fuse=True)
     start = random(NUM_ROWS, SIZE, seed=5, dtype=mx.bfloat16)

@@ -14,7 +14,6 @@ from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.cli import main
 from octavo.engine.client.cache_client import prefix_of
 from octavo.engine.core import snapshots
-from octavo.engine.core.commands import AnswerT, Command
 from octavo.engine.kv_store import page_files
 from octavo.engine.kv_store.page_runs import PageRun
 from served import Served, collect, eventually, served
@@ -46,31 +45,6 @@ async def test_one_prompt_moves_to_another_server(tmp_path: Path) -> None:
         assert (again.cached_tokens, again.token_ids) == (20, first.token_ids)
         known = await its.client.cache.load("a/x.safetensors")
         assert (known.num_pages, known.num_known_pages) == (0, 5)
-
-
-async def test_saving_with_a_full_pool_costs_requests_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(snapshots, "PART_BYTES", 8 * 16 * 16)  # bytes of eight pages
-    prompt, other = [number % 250 for number in range(900)], [7] * 800
-    config = small_config(page_size=16, num_pages=64, max_step_tokens=512, save_dir=tmp_path)
-    async with served(config=config) as its:
-        await say(its, prompt)
-        ask, answers, num_asked = its.engine.run_command, list[Delta](), 0
-
-        async def interrupted(command: Command[AnswerT]) -> AnswerT:
-            nonlocal num_asked
-            num_asked += 1
-            if num_asked == 4:
-                answers.append(await say(its, other))
-            return await ask(command)
-
-        monkeypatch.setattr(its.engine, "run_command", interrupted)
-        saved = await its.client.cache.save("x.safetensors", prefix_of(token_ids=prompt))
-        assert [len(answer.token_ids) for answer in answers] == [2]
-        assert saved.num_pages + saved.num_missing_pages == 56
-        assert its.engine.dead_error is None
-        assert (await say(its, prompt)).cached_tokens <= saved.num_tokens
 
 
 async def test_saves_come_one_after_the_other_and_take_no_thread_of_others(

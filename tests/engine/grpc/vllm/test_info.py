@@ -17,7 +17,6 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 from engines import Gate
 from fakes import VOCAB_SIZE, FakeCore
 from ledger_runner import EOS
-from octavo.engine.grpc.request_handler import Rate
 from octavo.engine.grpc.vllm.model_files import read_model_files
 from served import all_idle, eventually
 from vllm_worker import DemoFiles, ask, worker
@@ -129,18 +128,3 @@ def test_the_sampling_a_model_recommends(tmp_path: Path) -> None:
     assert files.temperature == 0.6
     assert json.loads(files.sampling_json) == {"temperature": 0.6, "top_p": 0.9}
     assert (files.bos_token_id, files.pad_token_id, files.architectures) == (5, 0, ())
-
-
-def test_a_rate_ignores_events_before_its_window() -> None:
-    now = 0.0
-    rate = Rate(10.0, clock=lambda: now)
-    assert rate.per_second() == 0.0
-    for moment in (1.0, 1.05, 2.0):
-        now = moment
-        rate.add(10)
-    now = 4.0
-    assert rate.per_second() == 30 / 4
-    now = 11.5
-    assert rate.per_second() == 10 / 10
-    now = 20.0
-    assert rate.per_second() == 0.0
