@@ -34,22 +34,22 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 LONGEST_FIRST = (
     "tests/kernels/cpu/test_pages.py",  # builds the emulated extension, on all cores
+    "tests/engine/executor/vision/test_tokens.py",
+    "tests/engine/executor/adapters/test_tokens.py",
     "tests/engine/executor/parallel/test_ranks.py",
-    "tests/engine/executor/test_mlx_lm_alone.py",
-    "tests/engine/executor/test_speculation_at_random.py",
-    "tests/engine/gguf/test_smollm2.py",
-    "tests/kernels/metal/test_attention.py",
-    "tests/engine/executor/native/test_linear.py",
-    "tests/engine/executor/test_models.py",
-    "tests/kernels/metal/test_latents.py",
     "tests/kernels/cpu/test_attention.py",
+    "tests/engine/executor/native/test_linear.py",
+    "tests/engine/executor/native/test_comparison.py",
+    "tests/engine/speculation/test_draft_model.py",
+    "tests/kernels/metal/test_attention.py",
+    "tests/engine/grpc/test_recurrent.py",
     "tests/kernels/reference/test_attention.py",
+    "tests/engine/http/test_http.py",
     "tests/kernels/cpu/test_native_sampling.py",
-    "tests/kernels/metal/test_pages.py",
-    "tests/kernels/test_latent_attention.py",
-    "tests/engine/executor/load/test_models_loading.py",
+    "tests/engine/executor/adapters/test_layers.py",
     "tests/engine/executor/load/test_models_probe.py",
-    "tests/kernels/metal/test_recurrent.py",
+    "tests/engine/executor/test_models.py",
+    "tests/kernels/metal/test_launch.py",
 )
 """Slow test files, started first so that no worker is idle at the end."""
 
