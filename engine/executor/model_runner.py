@@ -8,9 +8,9 @@ from typing import cast
 import mlx.core as mx
 import numpy as np
 
-from octavo.block_manager import PageCopy, ResidualWindow
+from octavo.block_manager import ResidualWindow
 from octavo.kernels.backends import release_kept_memory
-from octavo.kernels.interface import PagedKVCache, PageStorage, PoolSpec
+from octavo.kernels.interface import PageStorage, PoolSpec
 from octavo.kernels.page_bytes import PageBytes
 
 from ..api.engine_info import EngineInfo
@@ -28,77 +28,6 @@ from .recurrent.state_pool import StatePool
 from .sampling.logit_rows import NumpySampler, Sampler, Target
 from .sampling.sampler import Sampled, SampleState, greedy_samples
 from .vision.encoder import ImageEncoder
-
-
-class StoredPages:
-    def __init__(
-        self,
-        kv_cache: PagedKVCache,
-        states: StatePool | None,
-        info: EngineInfo,
-        *,
-        exact: bool,
-        groups: Sequence[int] | None,
-    ) -> None:
-        self._kv_cache = kv_cache
-        self._states = states
-        self._info = info
-        self._exact = exact
-        groups = range(len(info.groups)) if groups is None else groups
-        self._own = dict(zip(groups, kv_cache.storages, strict=bool(kv_cache.storages)))
-
-    @property
-    def storages(self) -> tuple[PageStorage, ...]:
-        return self._kv_cache.storages
-
-    def copy(self, copies: Sequence[PageCopy]) -> None:
-        for group, pages in self._own.items():
-            if pairs := [(copy.source, copy.target) for copy in copies if copy.group == group]:
-                pages.copy_pages(pairs)
-        behind = len(self._info.groups)
-        if pairs := [(copy.source, copy.target) for copy in copies if copy.group == behind]:
-            assert self._info.states is not None, "the model has no state slots to copy"
-            if self._states is not None:
-                self._states.copy_slots(pairs)
-
-    def read(self, pages: Sequence[int], group: int) -> PageBytes:
-        if (own := self._own.get(group)) is not None:
-            return own.read_pages(pages)
-        if group == len(self._info.groups) and self._states is not None:
-            return self._states.read_slots(pages)
-        return np.empty((len(pages), 0), np.uint8)
-
-    def write(self, pages: Sequence[int], data: PageBytes, group: int) -> None:
-        if (own := self._own.get(group)) is not None:
-            own.write_pages(pages, data)
-        elif group == len(self._info.groups) and self._states is not None:
-            self._states.write_slots(pages, data)
-
-    @functools.cached_property
-    def layout_key(self) -> PageLayoutKey:
-        """Key of the page layout. Hashes the weights on first use."""
-        name = model_fingerprint(self._info.path, weights=self._info.weights, exact=self._exact)
-        return replace(self.shape, model=name)
-
-    @property
-    def shape(self) -> PageLayoutKey:
-        num_pages, page_size = self._info.num_pages, self._info.page_size
-        none = PoolSpec(layers=(), num_pages=num_pages, page_size=page_size, k_format="bf16", v_format="bf16")
-        groups = self._info.groups
-        specs = tuple(self._own[i].spec if i in self._own else none for i in range(len(groups)))
-        windows = [group for group in groups if isinstance(group, ResidualWindow)]
-        return PageLayoutKey("", specs, windows[0].context if windows else "", self._state_kind())
-
-    def _state_kind(self) -> StateKind | None:
-        states = self._states
-        if states is None:
-            return None
-        entries = tuple(
-            (name, tuple(entry.shape), str(entry.dtype).removeprefix("mlx.core."))
-            for name, entry in sorted(states.entries.items())
-        )
-        return StateKind(self._info.page_size, entries, states.snapshot_bytes)
-
 
 LOGIT_BYTES = 64 * 1024**2  # bytes of float32 logits
 GATHER_BYTES = 256 * 1024**2
@@ -127,7 +56,14 @@ class PagedRunner:
         self.images = images
         self._model = model
         self._info = info
-        self._pages = StoredPages(model.kv_cache, model.states, info, exact=exact, groups=groups)
+        self._exact = exact
+        self.storages = model.kv_cache.storages
+        groups = range(len(info.groups)) if groups is None else groups
+        self._stored: dict[int, PageStorage | StatePool] = dict(
+            zip(groups, self.storages, strict=bool(self.storages))
+        )
+        if model.states is not None:
+            self._stored[len(info.groups)] = model.states
         self._gathered_row_bytes = gathered_row_bytes
         self._gives_logits = gives_logits
         self._fused_argmax = fused_argmax
@@ -142,8 +78,9 @@ class PagedRunner:
     def submit(self, batch: Batch, states: Sequence[SampleState], after: Pending | None = None) -> Pending:
         """Submit a step. Raises ValueError for unknown token ids or pages."""
         self._check_tokens(batch)
-        if batch.copies:
-            self._pages.copy(batch.copies)
+        for group, stored in self._stored.items() if batch.copies else ():
+            if pairs := [(copy.source, copy.target) for copy in batch.copies if copy.group == group]:
+                stored.copy_pages(pairs)
         if self._on_device and states and batch.only_samples:
             return self._launch(batch, states, cast("DeviceStep | None", after))
         assert after is None, "this step must be submitted before it is computed"
@@ -239,25 +176,32 @@ class PagedRunner:
             return ()
         return self._sampling.sample(outputs.logits, places, states)
 
-    @property
+    @functools.cached_property
     def page_layout_key(self) -> PageLayoutKey:
-        return self._pages.layout_key
+        """Key of the page layout. Hashes the weights on first use."""
+        name = model_fingerprint(self._info.path, weights=self._info.weights, exact=self._exact)
+        return replace(self.page_shape, model=name)
 
     @property
     def page_shape(self) -> PageLayoutKey:
-        return self._pages.shape
-
-    @property
-    def storages(self) -> tuple[PageStorage, ...]:
-        return self._pages.storages
+        num_pages, page_size = self._info.num_pages, self._info.page_size
+        none = PoolSpec(layers=(), num_pages=num_pages, page_size=page_size, k_format="bf16", v_format="bf16")
+        groups, states = self._info.groups, self._model.states
+        specs = tuple(getattr(self._stored.get(i), "spec", none) for i in range(len(groups)))
+        windows = [group for group in groups if isinstance(group, ResidualWindow)]
+        kind = None if states is None else StateKind(page_size, states.layout, states.snapshot_bytes)
+        return PageLayoutKey("", specs, windows[0].context if windows else "", kind)
 
     def read_pages(self, pages: Sequence[int], group: int) -> PageBytes:
-        return self._pages.read(pages, group)
+        if (stored := self._stored.get(group)) is None:
+            return np.empty((len(pages), 0), np.uint8)
+        return stored.read_pages(pages)
 
     def write_pages(self, pages: Sequence[int], data: PageBytes, group: int) -> None:
-        self._pages.write(pages, data, group)
+        if (stored := self._stored.get(group)) is not None:
+            stored.write_pages(pages, data)
 
     def close(self) -> None:
-        del self._model, self._pages, self.head, self.adapters, self.images
+        del self._model, self._stored, self.storages, self.head, self.adapters, self.images
         mx.clear_cache()
         release_kept_memory(self._info.backend)

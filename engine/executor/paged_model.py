@@ -9,7 +9,7 @@ import numpy as np
 from mlx.nn.layers.base import Module
 
 from octavo.kernels.interface import PagedKVCache
-from octavo.kernels.metadata import Ints, StepRows
+from octavo.kernels.metadata import Ints
 from octavo.kernels.replay import ReplayablePool
 
 from .adapt.cache_adapter import HookError, LayerCache, StepContext
@@ -53,9 +53,8 @@ class PagedModel:
         self._builds: dict[Form, Build] = {}
         self._is_computed = False
         self._model = model
-        self._context = StepContext(kv_cache)
+        self.context = StepContext(kv_cache)
         self._layout = layout
-        self._layer_shims: list[LayerCache] = []
         self._shims = [self._shim(place) for place in layout.caches]
         self.graph_runner: GraphRunner | None = None
         if replay and (pools := self._replayable()):
@@ -74,9 +73,7 @@ class PagedModel:
     def _shim(self, place: CachePlace) -> object:
         match place:
             case AttentionCache(layer):
-                shim = LayerCache(self._context, layer, self._layout.layers[layer])
-                self._layer_shims.append(shim)
-                return shim
+                return LayerCache(self.context, layer, self._layout.layers[layer])
             case StateCache(_, size):
                 assert self._recurrent is not None, "a model with recurrent layers was not prepared"
                 return StateShim(size)
@@ -94,7 +91,7 @@ class PagedModel:
         """
         step = batch.attention
         self.kv_cache.begin_step(step)
-        self._context.begin(step)
+        self.context.begin(step)
         if self._recurrent is not None and self.states is not None:
             self._recurrent.begin(self.states, StateStep(step))
         rows, hidden = wanted.rows, wanted.hidden
@@ -124,19 +121,6 @@ class PagedModel:
     def computes_apart(self) -> bool:
         return self.graph_runner is not None or self.states is not None
 
-    @property
-    def latent_layers(self) -> set[int]:
-        return self._context.latent_layers
-
-    @property
-    def gathers(self) -> bool:
-        return self._context.gathers
-
-    def begin_layer(self, layer: int, step: StepRows) -> LayerCache:
-        self._context.begin(step)
-        self._context.positions, self._context.traced = mx.array(step.positions), False
-        return next(shim for shim in self._layer_shims if shim.layer == layer)
-
     def evaluate(self, out: Sequence[mx.array]) -> None:
         if not self._is_computed:
             states = self.states.pending() if self.states is not None else ()
@@ -150,8 +134,8 @@ class PagedModel:
 
     def _build(self, form: Form, arrays: Sequence[mx.array], traced: bool) -> list[mx.array]:
         given = iter(arrays)
-        token_ids, self._context.positions = next(given), next(given)
-        self._context.traced = traced
+        token_ids, self.context.positions = next(given), next(given)
+        self.context.traced = traced
         rows = next(given) if form.takes_rows else None
         hidden = next(given) if form.hidden else None
         self.row_inputs.arrays = dict(zip(form.inputs, given, strict=True))

@@ -25,6 +25,7 @@ def dense_attention(
     scale: float,
     window: int | None = None,
     keep: int = 0,
+    chunked: bool = False,
     sinks: NDArray[Any] | None = None,
     softcap: float | None = None,
     mask: NDArray[Any] | None = None,
@@ -32,7 +33,8 @@ def dense_attention(
     """Return attention [T, Hq, Dv] of one sequence.
 
     Queries [T, Hq, D] are at ``positions`` [T]; keys [L, Hkv, D] and values [L, Hkv, Dv] have L positions.
-    A query at p sees position j if j <= p and (no window, or j > p - window, or j < keep).
+    A query at p sees position j if j <= p and (no window, or j > p - window, or j < keep). With ``chunked``,
+    it sees only its own chunk of ``window`` positions.
     A ``mask`` [T, 1 or Hq, L] replaces this rule. A row that sees nothing gets zeros.
     """
     group = queries.shape[1] // keys.shape[1]
@@ -43,7 +45,9 @@ def dense_attention(
         logits = softcap * np.tanh(logits / softcap)
     seen, at = np.arange(len(keys)), positions[:, None]
     visible = seen <= at
-    if window is not None:
+    if window is not None and chunked:
+        visible &= seen // window == at // window
+    elif window is not None:
         visible &= (seen > at - window) | (seen < keep)
     if mask is not None:
         rows = mask.swapaxes(0, 1)

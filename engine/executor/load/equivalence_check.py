@@ -117,4 +117,4 @@ def _steps(model: PagedModel, vocab_size: int, steps: range) -> Iterator[Batch]:
 def _begin_states(states: StatePool) -> None:
     data = np.zeros((NUM_ROWS, states.snapshot_bytes), np.uint8)
     data[:, -8:] = FIRST_POSITIONS.astype("<i8")[:, None].view(np.uint8)
-    states.write_slots(ROWS.tolist(), data)
+    states.write_pages(ROWS.tolist(), data)

@@ -89,8 +89,8 @@ def probe(
     if recurrent is not None and paged.states is not None:
         recurrent.settle(paged.states.computed_by)
     return ProbeResult(
-        latents=bool(paged.latent_layers),
-        gathers=paged.gathers,
+        latents=bool(paged.context.latent_layers),
+        gathers=paged.context.gathers,
         selects_rows=selects,
         error=float(np.concatenate(errors).max()),
         limit=reference.worst_limit,
@@ -141,7 +141,7 @@ def _find_wrong(
     backend: AttentionBackend,
     reference: Reference,
 ) -> str | None:
-    if paged.gathers and not backend.takes_masks:
+    if paged.context.gathers and not backend.takes_masks:
         return f"its layers select positions to attend to, for which the {backend.name} backend has no kernel"
     if backend.has_model_ops and not layout.mixers:
         observed = reference.sequences[-1]

@@ -1,4 +1,4 @@
-"""Slots for the recurrent states of sequences.
+"""Slots for the recurrent states of sequences. A slot is a page of one more group.
 
 New states are written by ``commit``. The pool records the number of tokens in each slot and refuses a step
 that begins at another position. So a repeated step cannot advance a state twice.
@@ -53,6 +53,12 @@ class StatePool:
     @property
     def entries(self) -> dict[str, EntrySpec]:
         return {name: EntrySpec(array.shape[1:], array.dtype) for name, array in self._arrays.items()}
+
+    @property
+    def layout(self) -> tuple[tuple[str, tuple[int, ...], str], ...]:
+        """Name, shape and type of each entry, by name."""
+        entries = sorted(self.entries.items())
+        return tuple((name, one.shape, str(one.dtype).removeprefix("mlx.core.")) for name, one in entries)
 
     @property
     def snapshot_bytes(self) -> int:
@@ -197,7 +203,7 @@ class StatePool:
     def nonfinite_rows(self) -> list[int]:
         return sorted(set(self._failed))
 
-    def copy_slots(self, pairs: Sequence[tuple[int, int]]) -> None:
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy slot ``source`` onto slot ``target`` for all pairs. Call it between steps."""
         if pairs:
             sources, targets = zip(*pairs, strict=True)
@@ -218,7 +224,7 @@ class StatePool:
         mx.eval(list(self._arrays.values()))
         self._positions[list(slots)] = positions
 
-    def read_slots(self, slots: Sequence[int]) -> PageBytes:
+    def read_pages(self, slots: Sequence[int]) -> PageBytes:
         """Return copies of whole slots, uint8 [n, ``snapshot_bytes``]. Call it between steps.
 
         A row holds the bytes of every entry by name, then the number of tokens, int64.
@@ -231,8 +237,8 @@ class StatePool:
         positions = self._positions[ids]
         return np.concatenate([*parts, positions.astype("<i8")[:, None].view(np.uint8)], axis=1)
 
-    def write_slots(self, slots: Sequence[int], data: PageBytes) -> None:
-        """Write bytes from ``read_slots`` into these slots. Call it between steps."""
+    def write_pages(self, slots: Sequence[int], data: PageBytes) -> None:
+        """Write bytes from ``read_pages`` into these slots. Call it between steps."""
         positions = np.ascontiguousarray(data[:, -8:]).view("<i8")[:, 0].tolist()
         rows: dict[str, mx.array] = {}
         first = 0

@@ -113,7 +113,7 @@ def test_of_a_warm_prompt_less_than_a_tenth_is_computed(monkeypatch: pytest.Monk
 
 
 def swap_with_last() -> Callable[[StatePool, Sequence[tuple[int, int]]], None]:
-    original, held = StatePool.copy_slots, []
+    original, held = StatePool.copy_pages, []
 
     def copy(pool: StatePool, pairs: Sequence[tuple[int, int]]) -> None:
         original(pool, pairs)
@@ -126,7 +126,7 @@ def swap_with_last() -> Callable[[StatePool, Sequence[tuple[int, int]]], None]:
 
 
 def empty() -> Callable[[StatePool, Sequence[tuple[int, int]]], None]:
-    original = StatePool.copy_slots
+    original = StatePool.copy_pages
 
     def copy(pool: StatePool, pairs: Sequence[tuple[int, int]]) -> None:
         original(pool, pairs)
@@ -143,7 +143,7 @@ def test_wrong_states_are_wrong_answers(
 ) -> None:
     with Asked(max_running=1) as engine:
         warm(engine)
-        monkeypatch.setattr(StatePool, "copy_slots", bug())
+        monkeypatch.setattr(StatePool, "copy_pages", bug())
         wrong = engine.ask()
         assert min(engine.cached) > 0
         assert share_right(wrong) < 0.5 < share_right(alone)

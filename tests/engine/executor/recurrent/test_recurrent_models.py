@@ -140,13 +140,13 @@ def schedule(run: Run, *, swap: bool = False) -> None:
     run.step((2, 1), (1, 1), (0, 1))
     run.open(3, 3, like=0, at=14)
     run.open(4, 4, like=1, at=8)
-    run.states.copy_slots([(0, 3), (6, 4)])
+    run.states.copy_pages([(0, 3), (6, 4)])
     run.step((0, 1), (3, 1), (1, 1), (4, 9), (2, 1))
     run.step((0, 1), (3, 2), (1, 1), (4, 1), (2, 2))
     if swap:
-        mine, other = run.states.read_slots((0, 4)), run.states.read_slots((4, 0))
+        mine, other = run.states.read_pages((0, 4)), run.states.read_pages((4, 0))
         other[:, -8:] = mine[:, -8:]
-        run.states.write_slots((0, 4), other)
+        run.states.write_pages((0, 4), other)
     run.step((0, 1), (1, 1), (4, 1), (3, 1), (2, 1))
 
 

@@ -99,16 +99,16 @@ def drive(driver: Driver) -> Iterator[list[list[float]]]:
     for at in range(5):
         yield driver.step({0: 1})
         yield driver.step({0: 1, 1: 1, 2: 1}, ((1, driver.at[1] + 1, 4),) if at == 1 else ())
-    states.copy_slots([(driver.slots[0], 5)])
+    states.copy_pages([(driver.slots[0], 5)])
     driver.slots[0] = 5
     yield driver.step({0: 1})
     yield driver.step({0: 1, 1: 1, 2: 1})
-    saved = states.read_slots([driver.slots[2]])
+    saved = states.read_pages([driver.slots[2]])
     here = driver.at[2]
     yield driver.step({2: 1})
     again = driver.step({2: 1})
     yield again
-    states.write_slots([6], saved)
+    states.write_pages([6], saved)
     driver.slots[2], driver.at[2] = 6, here
     yield driver.step({2: 1})
     assert driver.step({2: 1}) == again
@@ -131,7 +131,7 @@ def test_a_program_gives_the_bits_of_the_models_code(name: str, dtype: mx.Dtype,
     assert got == wanted
     states = [runner._model.states for runner in (recorded, plain)]
     for slot in (1, 5, 6):
-        a, b = (pool.read_slots([slot]) for pool in states if pool is not None)
+        a, b = (pool.read_pages([slot]) for pool in states if pool is not None)
         assert np.array_equal(a, b), f"slot {slot}"
 
 
