@@ -14,7 +14,7 @@ from .replay import ReplayablePool
 if TYPE_CHECKING:  # for type checkers only, because the control plane reads these specs without MLX
     import mlx.core as mx
 
-    from .recurrent_kernels import RareRecurrence, RecurrentKernels
+    from .recurrent_kernels import RecurrentKernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,11 +236,6 @@ class AttentionBackend(Protocol):
     @property
     def recurrent_kernels(self) -> RecurrentKernels | None:
         """Kernels of recurrent layers; None if MLX's operations compute them."""
-        ...
-
-    @property
-    def rare_recurrence(self) -> RareRecurrence | None:
-        """Kernels of rare recurrences; None if the backend has no such kernels."""
         ...
 
     @property

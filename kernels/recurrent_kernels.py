@@ -6,7 +6,6 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import mlx.core as mx
 
-from .replay import Programs
 from .state_segments import StateSegments
 
 GateKind = Literal["ready", "softplus", "bounded"]
@@ -44,12 +43,6 @@ class SsdParameters:
     highest: float = float("inf")
 
 
-@dataclass(frozen=True, slots=True)
-class StateCapture:
-    programs: Programs
-    bind: Callable[[Sequence[mx.array]], Any]
-
-
 class RecurrentKernels(Protocol):
     """Kernels that compute all segments of a step at once, and write states in place.
 
@@ -77,8 +70,14 @@ class RecurrentKernels(Protocol):
         """Return ``window[0, keep:]``, the rows [T, C] after the first ``keep``."""
         ...
 
-    def state_capture(self) -> StateCapture | None:
-        """Return the means to capture steps as programs; None if the backend has none."""
+    @property
+    def bind(self) -> Callable[[mx.array, mx.array], Any] | None:
+        """Function that makes ``step`` of arrays of segments and checkpoints; None without captured steps."""
+        ...
+
+    @property
+    def recurrence(self) -> RareRecurrence | None:
+        """Kernels of rare recurrences; None if the backend has no such kernels."""
         ...
 
     def takes_gated_delta(self, key_dim: int) -> bool:

@@ -1,7 +1,4 @@
-"""Interface to capture a step of a KV cache as a program and replay it.
-
-Decode steps repeat with equal shapes and new values.
-"""
+"""Interface of pools whose steps can be captured as programs and replayed with new values."""
 
 from __future__ import annotations
 
@@ -12,30 +9,6 @@ from .metadata import Ints
 
 if TYPE_CHECKING:
     import mlx.core as mx
-
-
-class Program(Protocol):
-    @property
-    def outputs(self) -> list[mx.array]: ...
-
-    def run(self, values: Sequence[Ints]) -> None:
-        """Run with new ``values`` of the ``filled`` arrays, in order."""
-        ...
-
-
-class Programs(Protocol):
-    """Captures programs that share memory, so that only one may run at a time."""
-
-    def capture(
-        self, filled: Sequence[mx.array], fixed: Sequence[mx.array], outputs: Sequence[mx.array]
-    ) -> Program:
-        """Capture a program that computes ``outputs``.
-
-        filled   int32 arrays that get new values in each run
-
-        Raises ValueError that names an operation it cannot capture.
-        """
-        ...
 
 
 class ReplayablePool(Protocol):
@@ -59,7 +32,3 @@ class ReplayablePool(Protocol):
     def pending(self) -> list[mx.array]: ...
 
     def bind_pending(self, arrays: Sequence[mx.array]) -> None: ...
-
-    def programs(self) -> Programs:
-        """Return an object that captures the steps of one model as programs."""
-        ...

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
 import numpy as np
@@ -16,12 +16,14 @@ from .adapt.cache_adapter import HookError, LayerCache, StepContext
 from .adapt.output_head import RowSelection
 from .batch import Batch, OutputSelection, RowInput
 from .cache_layout import AttentionCache, CacheLayout, CachePlace, StateCache
-from .capture.graph_runner import Build, GraphRunner
 from .forward_outputs import Form, Outputs, results_of
 from .recurrent.recurrent_layers import ListShim, RecurrentLayers, StateShim
 from .recurrent.segments import StateStep
 from .recurrent.state_pool import StatePool, StateReplay
 from .row_inputs import RowInputs
+
+if TYPE_CHECKING:
+    from .capture.graph_runner import Build, GraphRunner
 
 FIRST_ROW: Ints = np.zeros(1, np.int32)
 ALL_ROWS = OutputSelection()
@@ -58,17 +60,18 @@ class PagedModel:
         self._shims = [self._shim(place) for place in layout.caches]
         self.graph_runner: GraphRunner | None = None
         if replay and (pools := self._replayable()):
+            from .capture.graph_runner import GraphRunner  # imports the native extension
+
             self.graph_runner = GraphRunner(pools)
 
     def _replayable(self) -> list[ReplayablePool]:
         pools = list(self.kv_cache.replayable)
         if self.states is None or (self._layout.layers and not pools):
             return pools
-        recurrences = None if self._recurrent is None else self._recurrent.recurrences
-        if self._recurrent is None or recurrences is None or not self._recurrent.all_native:
+        if self._recurrent is None or not self._recurrent.all_native:
             return []
-        capture = recurrences.kernels.state_capture()
-        return [] if capture is None else [StateReplay(self.states, capture), *pools]
+        bind = self._recurrent.recurrences.kernels.bind
+        return [] if bind is None else [StateReplay(self.states, bind), *pools]
 
     def _shim(self, place: CachePlace) -> object:
         match place:

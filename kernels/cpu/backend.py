@@ -19,12 +19,11 @@ from ..interface import AttendOptions, LayerSpec, PagedKVCache, PageStorage, Poo
 from ..masks import check_mask
 from ..metadata import AttentionMetadata, GroupMetadata, Ints
 from ..page_bytes import PageBytes, check_read, check_write, layer_bytes
-from ..recurrent_kernels import RareRecurrence, RecurrentKernels
+from ..recurrent_kernels import RecurrentKernels
 from ..replay import ReplayablePool
 from ..residual_cache import ResidualCache
 from ..visibility import visible
 from . import recurrent
-from .programs import CpuPrograms
 
 MIN_COLUMNS = 64
 """Smallest width of page tables. Widths grow in steps (64, 256, 1024), padded with zeros that kernels never
@@ -215,9 +214,6 @@ class CpuPool:
             self._layers, self._bound = list(arrays[:-1]), arrays
         self._flags = arrays[-1]
 
-    def programs(self) -> CpuPrograms:
-        return CpuPrograms()
-
     def flags(self) -> list[mx.array]:
         return [] if self._flags is None else [self._flags]
 
@@ -286,10 +282,6 @@ class CpuBackend:
         self._exact = exact
         if threads is not None:
             _ext.set_threads(threads)
-
-    @property
-    def rare_recurrence(self) -> RareRecurrence:
-        return recurrent.recurrence
 
     def create_pool(self, spec: PoolSpec) -> CpuPool:
         return CpuPool(spec, exact=self._exact)

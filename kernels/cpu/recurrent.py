@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from .. import _ext
-from ..recurrent_kernels import READY, DeltaGates, SsdParameters, StateCapture
+from ..recurrent_kernels import READY, DeltaGates, SsdParameters
 from ..state_segments import StateSegments
-from .programs import CpuPrograms
 
 MAX_KEY_DIM = 256
 KEY_DIM_MULTIPLE = 16
@@ -33,6 +32,7 @@ class StateArrays:
 
 
 arrays = StateArrays.of
+bind = StateArrays
 
 
 def zeros(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
@@ -49,10 +49,6 @@ def mark_nonfinite(flags: mx.array, step: StateArrays, y: mx.array) -> mx.array:
 
 def rows_behind(window: mx.array, keep: int) -> mx.array:
     return _ext.rows_behind(window, keep)
-
-
-def state_capture() -> StateCapture:
-    return StateCapture(CpuPrograms(), lambda arrays: StateArrays(*arrays))
 
 
 def takes_gated_delta(key_dim: int) -> bool:

@@ -21,7 +21,6 @@ class MetalBackend:
     name = "metal"
     has_model_ops = False
     takes_masks = False
-    rare_recurrence = None
     compiles_at_launch = True
 
     def __init__(self, library: KernelLibrary | None = None) -> None:

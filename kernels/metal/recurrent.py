@@ -47,6 +47,9 @@ class SegmentArrays:
 
 
 class MetalRecurrences:
+    bind = None
+    recurrence = None
+
     def __init__(self, library: KernelLibrary) -> None:
         self._library = library
         self._kernels: dict[tuple[object, ...], Kernel] = {}
@@ -66,9 +69,6 @@ class MetalRecurrences:
 
     def rows_behind(self, window: mx.array, keep: int) -> mx.array:
         return window[0, keep:]
-
-    def state_capture(self) -> None:
-        return None
 
     def takes_gated_delta(self, key_dim: int) -> bool:
         return takes_width(key_dim)

@@ -291,7 +291,6 @@ class ReferenceBackend:
     takes_masks = True
     writes_in_place = False
     recurrent_kernels = None
-    rare_recurrence = None
     adapter_tables = None
     compiles_at_launch = False
 

@@ -16,8 +16,9 @@ from typing import Any
 
 import mlx.core as mx
 
+from octavo.kernels import _ext
 from octavo.kernels.metadata import Ints
-from octavo.kernels.replay import Programs, ReplayablePool
+from octavo.kernels.replay import ReplayablePool
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class GraphRunner:
         self.strict = False
         self._captured: OrderedDict[object, CapturedStep | EagerStep] = OrderedDict()
         self._last: CapturedStep | EagerStep | None = None
-        self._programs = pools[0].programs()
+        self._arena = _ext.Arena()  # memory of all programs, of which one runs at a time
         self.is_computed = False
         self.num_replayed = 0
 
@@ -54,7 +55,7 @@ class GraphRunner:
 
     def _capture(self, build: Build, values: Sequence[Ints]) -> CapturedStep | EagerStep:
         try:
-            return CapturedStep(self._pools, self._programs, build, values)
+            return CapturedStep(self._pools, self._arena, build, values)
         except CannotCapture as error:
             if self.strict:
                 raise
@@ -98,7 +99,7 @@ def values_unread() -> Iterator[None]:
 
 class CapturedStep:
     def __init__(
-        self, pools: Sequence[ReplayablePool], programs: Programs, build: Build, values: Sequence[Ints]
+        self, pools: Sequence[ReplayablePool], arena: _ext.Arena, build: Build, values: Sequence[Ints]
     ) -> None:
         inputs = [pool.step_inputs() for pool in pools]
         counts = [len(pool.step_values()) for pool in pools]
@@ -117,9 +118,8 @@ class CapturedStep:
             with values_unread():
                 outputs = build(arrays, True)
             pending = [pool.pending() for pool in pools]
-            self._program = programs.capture(
-                filled, fixed, [*(array for written in pending for array in written), *outputs]
-            )
+            made = [*(array for written in pending for array in written), *outputs]
+            self._program = _ext.Program(arena, filled, fixed, made)
         except ValueError as error:
             raise CannotCapture(str(error)) from None
         finally:

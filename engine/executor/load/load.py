@@ -307,12 +307,8 @@ def _plan_states(
 
 
 def _state_pool(states: RecurrentState, result: ProbeResult) -> StatePool:
-    recurrences = None if result.recurrent is None else result.recurrent.recurrences
-    return StatePool(
-        states.num_slots,
-        result.entries,
-        zeros=mx.zeros if recurrences is None else recurrences.kernels.zeros,
-    )
+    zeros = mx.zeros if result.recurrent is None else result.recurrent.recurrences.zeros
+    return StatePool(states.num_slots, result.entries, zeros=zeros)
 
 
 def _as_written(

@@ -54,18 +54,27 @@ class Advance:
 
 
 class Recurrences:
-    def __init__(self, kernels: RecurrentKernels, rare: RareRecurrence | None = None) -> None:
-        self.kernels = kernels
-        self._rare = rare
+    """Without kernels, no function has one."""
+
+    def __init__(self, kernels: RecurrentKernels | None) -> None:
+        self._kernels = kernels
+        self._rare = None if kernels is None else kernels.recurrence
         self._arrays: dict[int, tuple[Module, mx.array]] = {}
-        self._functions: dict[str, Callable[[Arguments], Advance | None]] = {
-            "gated_delta_update": self._gated_delta,
-            "ssm_update": self._ssm,
-        }
-        if rare is not None:
+        self._functions: dict[str, Callable[[Arguments], Advance | None]] = {}
+        if kernels is not None:
+            self._functions = {"gated_delta_update": self._gated_delta, "ssm_update": self._ssm}
+        if self._rare is not None:
             self._functions |= {
-                name: functools.partial(function, rare) for name, function in _RARE_FUNCTIONS.items()
+                name: functools.partial(function, self._rare) for name, function in _RARE_FUNCTIONS.items()
             }
+
+    @property
+    def kernels(self) -> RecurrentKernels:
+        assert self._kernels is not None, "there are no kernels"
+        return self._kernels
+
+    def zeros(self, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+        return mx.zeros(shape, dtype) if self._kernels is None else self._kernels.zeros(shape, dtype)
 
     def function(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Advance | None:
         kernel = self._functions.get(name)
@@ -77,11 +86,16 @@ class Recurrences:
         return kernel(named)
 
     def child(self, module: Module, rows: mx.array) -> Advance | None:
+        if self._kernels is None:
+            return None
         kind = type(module).__name__
         if kind == "RGLRU" and self._rare is not None:
             decay = self._array_of(module, _lru_decay)
             return _rg_lru(self._rare, module, rows.squeeze(0), decay)
         return self.conv(module, rows.squeeze(0)) if kind == "Conv1d" else None
+
+    def conv_behind(self, module: Any, window: mx.array, keep: int) -> Advance | None:
+        return None if self._kernels is None else self.conv(module, self._kernels.rows_behind(window, keep))
 
     def conv(self, module: Any, rows: mx.array) -> Advance | None:
         weight = self._array_of(module, _turned_weight)
@@ -89,7 +103,7 @@ class Recurrences:
 
     def taps(self, rows: mx.array, weight: mx.array, bias: mx.array | None = None) -> Advance | None:
         """Return the kernel call for a causal convolution of rows [T, C] with weights [K, C]."""
-        if rows.dtype not in FLOATS or mx.result_type(rows, weight) != rows.dtype:
+        if self._kernels is None or rows.dtype not in FLOATS or mx.result_type(rows, weight) != rows.dtype:
             return None
 
         def run(pool: mx.array, step: Any) -> tuple[mx.array, mx.array]:
@@ -145,7 +159,7 @@ class Recurrences:
 
 def recurrences_of(backend: AttentionBackend) -> Recurrences | None:
     kernels = backend.recurrent_kernels
-    return None if kernels is None else Recurrences(kernels, backend.rare_recurrence)
+    return None if kernels is None else Recurrences(kernels)
 
 
 def _rows_of(given: Arguments, *names: str) -> list[mx.array]:

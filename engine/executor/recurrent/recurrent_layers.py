@@ -84,7 +84,7 @@ class RecurrentLayers:
 
     def __init__(self, mixers: Sequence[Mixer], recurrences: Recurrences | None = None) -> None:
         self.mixers = tuple(mixers)
-        self.recurrences = recurrences
+        self.recurrences = Recurrences(None) if recurrences is None else recurrences
         self.computed_by: Mapping[str, bool] = {}
         self.all_native = False
         self.compared: dict[str, tuple[mx.array, mx.array]] | None = None

@@ -14,8 +14,8 @@ import numpy as np
 
 from octavo.kernels.metadata import Ints
 from octavo.kernels.page_bytes import PageBytes
-from octavo.kernels.recurrent_kernels import RecurrentKernels, StateCapture
-from octavo.kernels.replay import Programs, ReplayablePool
+from octavo.kernels.recurrent_kernels import RecurrentKernels
+from octavo.kernels.replay import ReplayablePool
 
 from .entries import EntrySpec, bytes_of, fitting, slot_bytes
 from .mixers import MixerError
@@ -282,8 +282,8 @@ NO_CHECKPOINT = (-1, 0)
 
 
 class StateReplay:
-    def __init__(self, pool: StatePool, capture: StateCapture) -> None:
-        self._pool, self._capture = pool, capture
+    def __init__(self, pool: StatePool, bind: Callable[[mx.array, mx.array], Any]) -> None:
+        self._pool, self._bind = pool, bind
         self._of: StateStep | None = None
         self._values: list[Ints] = []
         pool.stays = True
@@ -312,7 +312,7 @@ class StateReplay:
     def bind_inputs(self, arrays: Sequence[mx.array]) -> None:
         segments, checkpoints, flags, *states = arrays
         named = dict(zip(sorted(self._pool.arrays()), states, strict=True))
-        self._pool.bind(self._capture.bind([segments, checkpoints]), flags, named)
+        self._pool.bind(self._bind(segments, checkpoints), flags, named)
 
     def pending(self) -> list[mx.array]:
         flags, advanced = self._pool.advanced()
@@ -324,9 +324,6 @@ class StateReplay:
     def bind_pending(self, arrays: Sequence[mx.array]) -> None:
         flags, *states = arrays
         self._pool.set_advanced(flags, dict(zip(sorted(self._pool.arrays()), states, strict=True)))
-
-    def programs(self) -> Programs:
-        return self._capture.programs
 
 
 def _filled_up(checkpoints: Ints, num_sequences: int) -> Ints:
