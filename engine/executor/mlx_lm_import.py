@@ -11,10 +11,10 @@ import importlib.util
 import resource
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
+
+from .overrides import replaced
 
 PACKAGE = "mlx_lm"
 _ABSENT = ("huggingface_hub", "tokenizer_utils")
@@ -87,23 +87,12 @@ def copy_without(name: str, absent: tuple[str, ...]) -> ModuleType:
     return module
 
 
-@contextmanager
-def _open_files_limit_kept() -> Iterator[None]:
-    """Restore the process's limit of open files, which mlx-lm lowers to 2,048."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    original = resource.setrlimit
-    resource.setrlimit = lambda *_: None
-    try:
-        yield
-    finally:
-        resource.setrlimit = original
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
-
-
 defer(PACKAGE)
-with _open_files_limit_kept():
+_open_files = resource.getrlimit(resource.RLIMIT_NOFILE)  # mlx-lm would lower it to 2,048
+with replaced((resource, "setrlimit", lambda _: lambda *_: None)):
     from mlx_lm.models import base, cache, rope_utils
 
     utils: Any = copy_without(f"{PACKAGE}.utils", _ABSENT)
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == _open_files
 
 __all__ = ["Absent", "base", "cache", "copy_without", "defer", "rope_utils", "utils"]

@@ -7,7 +7,8 @@ import pytest
 
 import tiny_models
 from computed_drafts import every_draft_is_computed as every_draft_is_computed
-from octavo.engine.executor.adapt import install, overrides
+from octavo.engine.executor import overrides
+from octavo.engine.executor.adapt import install
 
 
 @pytest.fixture(scope="module")

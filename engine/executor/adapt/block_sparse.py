@@ -12,8 +12,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..overrides import override
 from .cache_adapter import HookError, LayerCache, PagedKV
-from .overrides import override
 from .sparse_latents import best_positions
 
 PHI3SMALL = "mlx_lm.models.phi3small"

@@ -15,7 +15,6 @@ The scores are never stored, because the kernels read latents and rotary keys fr
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +25,7 @@ from octavo.kernels.interface import AttendOptions, LayerSpec, PagedKVCache
 from octavo.kernels.metadata import StepRows
 
 from ..mlx_lm_import import base
+from ..overrides import rebind
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,9 +242,4 @@ def _latent_attention(
 
 def install_hook() -> None:
     """Patch mlx-lm's attention function. Call it again after loading a model."""
-    base.scaled_dot_product_attention = attention
-    for name, module in list(sys.modules.items()):
-        if name.startswith("mlx_lm.models.") and (
-            getattr(module, "scaled_dot_product_attention", None) is _plain_attention
-        ):
-            module.scaled_dot_product_attention = attention  # type: ignore[attr-defined]
+    rebind("scaled_dot_product_attention", _plain_attention, attention)

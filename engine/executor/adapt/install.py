@@ -8,9 +8,9 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..overrides import override
 from .block_sparse import install_block_sparse
 from .cache_adapter import HookError, LayerCache, PagedKV, attention, install_hook
-from .overrides import override
 from .sparse_latents import install_sparse_latents
 
 GEMMA2 = "mlx_lm.models.gemma2"

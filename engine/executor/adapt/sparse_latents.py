@@ -13,8 +13,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..overrides import override
 from .cache_adapter import HookError, LayerCache
-from .overrides import override
 
 DEEPSEEK_V32 = "mlx_lm.models.deepseek_v32"
 

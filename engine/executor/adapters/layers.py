@@ -14,6 +14,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchGLU, Switch
 
 from ...api.errors import InvalidRequest, ModelLoadError
 from ..adapt.output_head import SelectingHead
+from ..overrides import adapt_module
 from ..row_inputs import RowInputs
 from .files import Factors
 
@@ -159,7 +160,7 @@ def _candidates(model: Module) -> Iterator[tuple[str, Any]]:
     routed = [module for _, module in modules if isinstance(module, _ROUTED)]
     experts = {id(child) for module in routed for child in module.children().values()}
     for module in routed:
-        module.__class__ = _subclass(type(module), _route)
+        adapt_module(module, _route)
     for path, module in modules:
         of_experts = isinstance(module, _SWITCH) and id(module) in experts
         if of_experts or (isinstance(module, _LINEAR) and id(module) not in heads):
@@ -196,19 +197,8 @@ def dequantized(module: Any) -> mx.array:
     )  # fmt: skip
 
 
-_CLASSES: dict[tuple[type, Any], type] = {}
-
-
-def _subclass(kind: Any, make: Any) -> type:
-    if (kind, make) not in _CLASSES:
-        _CLASSES[kind, make] = type(kind.__name__, (kind,), make(kind))
-    return _CLASSES[kind, make]
-
-
 def _adapt(module: Any, path: str, table: Table, rows: RowInputs, kind: Any, **more: object) -> None:
-    for name, value in {"adapters": table, "adapted_path": path, "row_inputs": rows, **more}.items():
-        object.__setattr__(module, name, value)
-    module.__class__ = _subclass(type(module), kind)
+    adapt_module(module, kind, adapters=table, adapted_path=path, row_inputs=rows, **more)
 
 
 def _kind_of(module: Any, *, native: bool) -> Any:

@@ -7,11 +7,12 @@ a step must reach the model through arrays. Models that read a value in Python a
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import mlx.core as mx
@@ -19,6 +20,8 @@ import mlx.core as mx
 from octavo.kernels import _ext
 from octavo.kernels.metadata import Ints
 from octavo.kernels.replay import ReplayablePool
+
+from ..overrides import replaced
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +76,7 @@ class CannotCapture(Exception):
     """A graph has operations that cannot be captured."""
 
 
-@contextmanager
-def values_unread() -> Iterator[None]:
+def values_unread() -> AbstractContextManager[None]:
     capturing = threading.get_ident()
 
     def refuse(name: str, original: Callable[..., object]) -> Callable[..., object]:
@@ -87,14 +89,7 @@ def values_unread() -> Iterator[None]:
 
     readers: list[tuple[Any, str]] = [(mx.array, name) for name in VALUE_READERS]
     readers += [(mx, "eval"), (mx, "async_eval")]
-    originals = [getattr(owner, name) for owner, name in readers]
-    for (owner, name), original in zip(readers, originals, strict=True):
-        setattr(owner, name, refuse(name, original))
-    try:
-        yield
-    finally:
-        for (owner, name), original in zip(readers, originals, strict=True):
-            setattr(owner, name, original)
+    return replaced(*((owner, name, functools.partial(refuse, name)) for owner, name in readers))
 
 
 class CapturedStep:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..cache_layout import CacheLayout
 from ..mlx_lm_import import cache as caches_of_mlx_lm
-from ..recurrent.call_override import override_call
+from ..overrides import overridden
 from .discover import map_leaves
 
 STATE_CHUNK = 3  # tokens per forward, for models with recurrent states
@@ -116,23 +116,15 @@ def _nudging(precision: float, first_key: int) -> Callable[[mx.array], mx.array]
     return nudged
 
 
-@contextmanager
-def _perturbed_layers(model: Module, precision: float, seed: int) -> Iterator[None]:
+def _perturbed_layers(model: Module, precision: float, seed: int) -> AbstractContextManager[None]:
     nudged = _nudging(precision, (seed << 16) + (1 << 15))
-    leaves = {id(module): module for _, module in model.named_modules() if not module.children()}.values()
 
     def call(module: Module, *args: Any, **kwargs: Any) -> Any:
         given = type(module).__bases__[0].__call__(module, *args, **kwargs)
         batched = isinstance(given, mx.array) and given.ndim > 1 and given.shape[0] == 2
         return nudged(given) if batched and mx.issubdtype(given.dtype, mx.floating) else given
 
-    for module in leaves:
-        override_call(module, call)
-    try:
-        yield
-    finally:
-        for module in leaves:
-            object.__setattr__(module, "__class__", type(module).__bases__[0])
+    return overridden((module for _, module in model.named_modules() if not module.children()), call)
 
 
 def _perturbed_caches(model: Module, precision: float, seed: int = 0) -> list[Any]:

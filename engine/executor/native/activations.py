@@ -15,6 +15,8 @@ from mlx import nn
 
 from octavo.kernels import _ext
 
+from ..overrides import rebind
+
 FLOATS = (mx.bfloat16, mx.float16, mx.float32)
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_approx": "gelu_tanh", "gelu_fast_approx": "gelu_sigmoid"}
 """Names of activations in ``mlx.nn`` and in the kernels."""
@@ -27,16 +29,9 @@ def replace_activations() -> dict[str, Any]:
         if (module := sys.modules.get(path)) is not None:
             bound = getattr(module, name)
             ours = bound if hasattr(bound, "original") else wrap(bound)
-            _rebind(name, ours.original, ours)
+            rebind(name, ours.original, ours, mlx_activations, nn)
             done[name] = ours
     return done
-
-
-def _rebind(name: str, original: Any, ours: Any) -> None:
-    for path, module in list(sys.modules.items()):
-        inside = path.startswith("mlx_lm.models.") or module in (mlx_activations, nn)
-        if inside and getattr(module, name, None) is original:
-            setattr(module, name, ours)
 
 
 def _activation(original: Callable[[mx.array], mx.array], kind: str) -> Any:

@@ -22,6 +22,7 @@ from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from ...api.errors import ModelLoadError
+from ..overrides import replaced
 from .rope import NATIVE as ROPES
 
 LIMITS = {mx.float32: 1e-4, mx.float16: 3 * 2.0**-11, mx.bfloat16: 3 * 2.0**-8}
@@ -72,19 +73,14 @@ def recorded(kinds: Iterable[type]) -> Iterator[dict[int, list[Call]]]:
 
         return call
 
-    places = [
-        (kind, method, vars(kind)[method])
+    changes = [
+        (kind, method, functools.partial(recording, kind, method))
         for kind in kinds
         for method in ("__call__", "as_linear")
         if method in vars(kind)
     ]
-    for kind, method, original in places:
-        setattr(kind, method, recording(kind, method, original))
-    try:
+    with replaced(*changes):
         yield calls
-    finally:
-        for kind, method, original in places:
-            setattr(kind, method, original)
 
 
 def _form_of(value: Any) -> Any:

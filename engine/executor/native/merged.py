@@ -7,8 +7,8 @@ outputs.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 
 from octavo.kernels import _ext
 
+from ..overrides import replaced
 from .comparison import Calls
 from .linear import Greedy, NativeLinear, NativeQuantizedLinear
 
@@ -34,7 +35,20 @@ class Observed:
 
 
 def observe(forward: Callable[[], object]) -> Observed:
-    with _calls(_OBSERVED, "__call__") as calls, _calls(_TABLES, "as_linear") as heads:
+    calls: list[tuple[Any, mx.array]] = []
+    heads: list[tuple[Any, mx.array]] = []
+
+    def noting(found: list[tuple[Any, mx.array]], original: Any) -> Any:
+        def call(module: Any, x: mx.array) -> mx.array:
+            found.append((module, copy.copy(x)))
+            y: mx.array = original(module, x)
+            return y
+
+        return call
+
+    layers = [(kind, "__call__", functools.partial(noting, calls)) for kind in _OBSERVED]
+    tables = [(kind, "as_linear", functools.partial(noting, heads)) for kind in _TABLES]
+    with replaced(*layers, *tables):
         forward()
     return Observed(tuple(map(tuple, _shared_inputs(calls))), tuple({id(m): m for m, _ in heads}.values()))
 
@@ -61,28 +75,6 @@ def _alike(a: Any, b: Any) -> bool:
     else:
         settings = [(m["weight"].dtype, m["weight"].shape[1]) for m in (a, b)]
     return bool(settings[0] == settings[1])
-
-
-@contextmanager
-def _calls(kinds: Sequence[Any], name: str) -> Iterator[list[tuple[Any, mx.array]]]:
-    calls: list[tuple[Any, mx.array]] = []
-
-    def recording(original: Any) -> Any:
-        def call(module: Any, x: mx.array) -> mx.array:
-            calls.append((module, copy.copy(x)))
-            y: mx.array = original(module, x)
-            return y
-
-        return call
-
-    originals = [(kind, getattr(kind, name)) for kind in kinds]
-    for kind, original in originals:
-        setattr(kind, name, recording(original))
-    try:
-        yield calls
-    finally:
-        for kind, original in originals:
-            setattr(kind, name, original)
 
 
 class Merged:

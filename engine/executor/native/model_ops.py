@@ -3,8 +3,8 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from octavo.kernels.channel_weights import BITS, Quantized
 
 from ..adapt.output_head import TakeRows
 from ..model_ops import Fusion, Report, parameter_bytes
+from ..overrides import replaced
 from ..sampling.logit_rows import Sampler
 from ..sampling.native_sampling import NativeSampler
 from .activations import originals
@@ -79,37 +80,31 @@ class NativeOps:
     def take_rows(self) -> TakeRows:
         return _ext.compute_rows
 
-    @contextmanager
-    def loading(self) -> Iterator[None]:
+    def loading(self) -> AbstractContextManager[None]:
         """Map weights from their files while the block runs."""
-        original = mx.load
 
-        def load(file: Any, *unusual: Any, **more: Any) -> Any:
-            plain = not unusual and not more and str(file).endswith(".safetensors")
-            mapped = map_safetensors(file) if plain else None
-            return original(file, *unusual, **more) if mapped is None else mapped
+        def mapping(original: Any) -> Any:
+            def load(file: Any, *unusual: Any, **more: Any) -> Any:
+                plain = not unusual and not more and str(file).endswith(".safetensors")
+                mapped = map_safetensors(file) if plain else None
+                return original(file, *unusual, **more) if mapped is None else mapped
 
-        mx.load = load
-        try:
-            yield
-        finally:
-            mx.load = original
+            return load
 
-    @contextmanager
-    def quantizing(self) -> Iterator[None]:
+        return replaced((mx, "load", mapping))
+
+    def quantizing(self) -> AbstractContextManager[None]:
         """Quantize with the native kernel, on all threads, while the block runs."""
-        original = mx.quantize
 
-        def quantize_array(w: Any, *settings: Any, **more: Any) -> Any:
-            if settings in _QUANTIZED_HERE and more == {"mode": "affine"}:
-                return _ext.quantize_weights(w, group_size=settings[0], bits=settings[1])
-            return original(w, *settings, **more)
+        def by_kernel(original: Any) -> Any:
+            def quantize_array(w: Any, *settings: Any, **more: Any) -> Any:
+                if settings in _QUANTIZED_HERE and more == {"mode": "affine"}:
+                    return _ext.quantize_weights(w, group_size=settings[0], bits=settings[1])
+                return original(w, *settings, **more)
 
-        mx.quantize = quantize_array
-        try:
-            yield
-        finally:
-            mx.quantize = original
+            return quantize_array
+
+        return replaced((mx, "quantize", by_kernel))
 
     def quantize_channels(self, kind: str, arrays: Sequence[mx.array], group_size: int) -> Quantized:
         kernel = _ext.quantize_channels if len(arrays) == 1 else _ext.requantize_channels

@@ -6,8 +6,8 @@ Every kind of mlx-lm is a rotation by ``position * inverse_frequency``, with fac
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from mlx.nn.layers.positional_encoding import RoPE
 from mlx_lm.models import rope_utils
 
 from octavo.kernels import _ext
+
+from ..overrides import replaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +96,7 @@ NATIVE: dict[type, Callable[..., Any]] = {
 }
 
 
-@contextmanager
-def computed_in_float32() -> Iterator[None]:
+def computed_in_float32() -> AbstractContextManager[None]:
     """Make MLX's rotary embeddings compute in float32 while the block runs. Angles in bf16 are inexact."""
 
     def wide(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
@@ -104,14 +105,7 @@ def computed_in_float32() -> Iterator[None]:
 
         return call
 
-    plain: list[tuple[Any, Any]] = [(kind, vars(kind)["__call__"]) for kind in NATIVE]
-    for kind, original in plain:
-        setattr(kind, "__call__", wide(original))  # noqa: B010
-    try:
-        yield
-    finally:
-        for kind, original in plain:
-            setattr(kind, "__call__", original)  # noqa: B010
+    return replaced(*((kind, "__call__", wide) for kind in NATIVE))
 
 
 def _plain(dims: int, base: float) -> mx.array:

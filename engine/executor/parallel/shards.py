@@ -6,7 +6,6 @@ adds their outputs. So native kernels and quantization work on each rank.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from ..adapters.layers import RankLayers
 from ..batch import Batch
 from ..cache_layout import CacheLayout
 from ..model_runner import PagedRunner
+from ..overrides import model_modules, replaced
 from ..row_inputs import RowInputs
 from ..sampling.sampler import SampleState
 from .group import RankGroup
@@ -126,25 +126,25 @@ def shard(model: Any, group: Any) -> dict[str, Share]:
 @contextmanager
 def _recorded() -> Iterator[list[tuple[mx.array, Share]]]:
     recorded: list[tuple[mx.array, Share]] = []
-    split = distributed._shard
 
-    def recording(parameters: Any, sharding_predicate: Any, group: Any = None) -> Any:
-        parts, whole = split(parameters, sharding_predicate, group), parameters.get("weight")
-        if isinstance(whole, mx.array) and (how := sharding_predicate("weight", whole)) is not None:
-            axis, segments = how if isinstance(how, tuple) else (how, 1)
-            recorded.append((parts["weight"], Share(axis % whole.ndim == whole.ndim - 1, segments, group)))
-        return parts
+    def recording(split: Any) -> Any:
+        def shard(parameters: Any, sharding_predicate: Any, group: Any = None) -> Any:
+            parts, whole = split(parameters, sharding_predicate, group), parameters.get("weight")
+            if isinstance(whole, mx.array) and (how := sharding_predicate("weight", whole)) is not None:
+                axis, segments = how if isinstance(how, tuple) else (how, 1)
+                share = Share(axis % whole.ndim == whole.ndim - 1, segments, group)
+                recorded.append((parts["weight"], share))
+            return parts
 
-    distributed._shard = recording
-    try:
+        return shard
+
+    with replaced((distributed, "_shard", recording)):
         yield recorded
-    finally:
-        distributed._shard = split
 
 
 def _drop_gradients() -> None:
-    for name, module in list(sys.modules.items()):
-        if name.startswith("mlx_lm.models.") and hasattr(module, "sum_gradients"):
+    for module in model_modules():
+        if hasattr(module, "sum_gradients"):
             module.sum_gradients = _without_gradients  # type: ignore[attr-defined]
 
 

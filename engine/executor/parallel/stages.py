@@ -30,7 +30,7 @@ from ..cache_layout import AttentionCache, CacheLayout, CachePlace
 from ..load.discover import discover_layout
 from ..mlx_lm_import import cache as caches_of_mlx_lm
 from ..model_runner import PagedRunner
-from ..recurrent.call_override import override_call
+from ..overrides import overridden, override_call
 from ..sampling.sampler import SampleState
 from .group import RankGroup
 from .shards import Shard
@@ -94,7 +94,7 @@ class Stage(Shard):
                 if not (self.gives_logits and id(table) in found.tied):
                     width = table(mx.array([0])).shape[-1]
                     _put(model, path, _StandIns(width, self._dtype))
-            _change(layers[own[0]], __call__=self._receiving(type(layers[own[0]])))
+            override_call(layers[own[0]], self._receiving(type(layers[own[0]])))
         if not self.gives_logits:
             for path in found.heads:
                 _put(model, path, None)
@@ -203,18 +203,12 @@ def _observe(model: Any, layout: CacheLayout) -> _Found:
         calls.append((x, y, list(dict(tree_flatten([args, kwargs])).values())))
         return y
 
-    bent = [*layers, *tables.values(), *(outside[path] for path in heads)]
-    for layer in layers:
-        override_call(layer, compute)
-    for table in tables.values():
-        override_call(table, embed, as_linear=as_linear)
-    for path in heads:
-        override_call(outside[path], lambda _, x: x)
-    try:
+    with (
+        overridden(layers, compute),
+        overridden(tables.values(), embed, as_linear=as_linear),
+        overridden((outside[path] for path in heads), lambda _, x: x),
+    ):
         output = model(mx.array([[0, 1]]), cache=caches)
-    finally:
-        for module in bent:
-            object.__setattr__(module, "__class__", type(module).__bases__[0])
     if len(calls) != len(layers) or not _has_nan(calls[0][0]):
         raise ValueError("some are not computed, or the embedding was not found")
     for before, after in itertools.pairwise(calls):
@@ -333,7 +327,7 @@ def _give_caches(model: Any, places: Sequence[int]) -> None:
             return finished.rows
         return logits
 
-    _change(model, __call__=call, make_cache=make_cache)
+    override_call(model, call, make_cache=make_cache)
 
 
 def _kind(cache: Any) -> tuple[Any, ...]:
@@ -343,13 +337,6 @@ def _kind(cache: Any) -> tuple[Any, ...]:
         getattr(cache, "max_size", None),
         getattr(cache, "chunk_size", None),
         *map(_kind, parts),
-    )
-
-
-def _change(module: Any, **methods: Any) -> None:
-    kind = type(module)
-    object.__setattr__(
-        module, "__class__", type(kind.__name__, (kind,), {"__module__": kind.__module__, **methods})
     )
 
 

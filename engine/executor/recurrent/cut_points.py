@@ -7,12 +7,13 @@ combine rows of a sequence. Their calls are the layer's cut points.
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from ..overrides import model_modules
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +75,8 @@ def catching(catcher: Catcher) -> Iterator[None]:
 
 
 def install_cut_points() -> None:
-    for module_name, module in list(sys.modules.items()):
-        if not module_name.startswith("mlx_lm.models.") or module_name in _DEFINING:
-            continue
-        for name in FUNCTIONS:
+    for module in model_modules():
+        for name in FUNCTIONS if module.__name__ not in _DEFINING else ():
             plain = vars(module).get(name)
             if callable(plain) and not hasattr(plain, "plain_of_mlx_lm"):
                 setattr(module, name, _asking(name, plain))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from .call_override import Call
+from ..overrides import Call
 from .cut_points import FUNCTIONS, SCAN, CutPoint
 from .mamba_scan import Inputs, process_rows, selective_scan
 from .mixers import Mixer, MixerError

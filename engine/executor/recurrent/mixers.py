@@ -11,7 +11,7 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.convolution import Conv1d
 
 from ..mlx_lm_import import cache as caches_of_mlx_lm
-from .call_override import traced
+from ..overrides import overridden
 from .cut_points import CHILDREN, METHODS, WHOLE, CutPoint, catching
 from .mamba_scan import INPUTS, Inputs
 
@@ -102,7 +102,14 @@ def record_kv(cache: Any, observed: Observed) -> Any:
 
 
 def watch(model: Module, observed: Observed, forwards: Callable[[], None]) -> None:
-    with traced(model, observed.stack), catching(observed):
+    def call(module: Module, *args: Any, **kwargs: Any) -> Any:
+        observed.stack.append(module)
+        try:
+            return type(module).__bases__[0].__call__(module, *args, **kwargs)
+        finally:
+            observed.stack.pop()
+
+    with overridden(_modules(model), call), catching(observed):
         forwards()
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from mlx.nn.layers.base import Module
 
 from ..mlx_lm_import import cache as caches_of_mlx_lm
-from .call_override import Call, override_call, restore_call
+from ..overrides import Call, override_call, restore_call
 from .cut_points import catching
 from .cuts import Cuts
 from .mixers import Mixer, MixerError
@@ -152,7 +152,7 @@ class RecurrentLayers:
         self._pool = pool
 
     def release(self) -> None:
-        for module in self._overridden:
+        for module in reversed(self._overridden):
             restore_call(module)
         self._overridden = []
 

@@ -18,8 +18,8 @@ from ...api.errors import ModelLoadError
 from ...api.image import ImageRules, PromptImage
 from ...memory.model_files import read_config
 from ..model_ops import ModelOps
+from ..overrides import adapt_module
 from ..row_inputs import RowInputs
-from .adapted import adapt
 from .families import FAMILIES, Floats, tensors_of
 from .portions import Portions, cut, modules_to_cut, record_models, use_linear_patches
 
@@ -46,22 +46,20 @@ def adapt_language(model: Module, config: Mapping[str, Any], rows: RowInputs) ->
             f"a model with images must have one embed_tokens and more than {num_deepstack} layers, got "
             f"{len(embeddings)} and {len(layers)}; serve the model without vision"
         )
-    adapt(embeddings[0], rows, _embedding)
+    adapt_module(embeddings[0], _embedding, image_inputs=rows)
     for path, module in model.named_modules():
         if path.endswith("embed_tokens_per_layer"):
-            adapt(module, rows, _layer_embedding)
+            adapt_module(module, _layer_embedding, image_inputs=rows)
     own = ((index, layer) for index, layer in enumerate(layers[:num_deepstack]) if isinstance(layer, Module))
     for index, layer in own:
-        object.__setattr__(layer, "deepstack_index", index)
-        adapt(layer, rows, _layer)
+        adapt_module(layer, _layer, image_inputs=rows, deepstack_index=index)
     section = rope_settings(config).get("mrope_section")
     if section is None:
         return False
     axes = axes_of_pairs(section, interleaved=bool(rope_settings(config).get("mrope_interleaved")))
     ropes: list[Any] = [module for _, module in model.named_modules() if isinstance(module, _ROPES)]
     for module in ropes:
-        object.__setattr__(module, "axis_of_value", mx.array(axes * 2, mx.int32))
-        adapt(module, rows, _rope)
+        adapt_module(module, _rope, image_inputs=rows, axis_of_value=mx.array(axes * 2, mx.int32))
     return True
 
 

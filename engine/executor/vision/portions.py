@@ -20,7 +20,7 @@ from mlx.utils import tree_flatten
 
 from ..adapt.install import Changed
 from ..model_ops import ImageAttention
-from .adapted import adapt
+from ..overrides import adapt_module
 
 MULTIPLICATIONS = 1 << 28
 _SOFTMAX = 2  # time of a multiplication in attention, relative to linear layers
@@ -150,7 +150,7 @@ def use_linear_patches(model: Module) -> None:
             if "bias" in module:
                 linear.bias = module["bias"]
             module["linear"] = linear
-            adapt(module, None, _patches)
+            adapt_module(module, _patches)
 
 
 def _is_of_patches(conv: Any) -> bool:
@@ -193,8 +193,7 @@ def _num_weights(module: Module) -> int:
 
 
 def cut(module: Module, num_rows: int, results: list[mx.array]) -> None:
-    object.__setattr__(module, "portion_rows", num_rows)
-    adapt(module, results, _by_rows)
+    adapt_module(module, _by_rows, image_inputs=results, portion_rows=num_rows)
 
 
 def _by_rows(kind: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 TABLE = ROOT / "engine" / "executor" / "README.md"
 SOURCES = ("engine/executor", "kernels")
+CHANGES = {"adapt_module", "overridden", "override_call", "rebind", "replaced", "setattr"}
 FOREIGN = {"mlx", "mlx_lm", "resource", "sys", "builtins"}
 
 
@@ -23,7 +24,7 @@ def interventions(tree: ast.AST) -> Iterator[ast.AST]:
             target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
             imported |= {target.id} if isinstance(target, ast.Name) else set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr":
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CHANGES:
             if not (isinstance(node.args[0], ast.Name) and node.args[0].id == "self"):
                 yield node
         elif isinstance(node, ast.Assign):
@@ -78,6 +79,7 @@ def test_the_table_names_every_file_that_changes_something_of_others() -> None:
         "from mlx.nn import Linear\nLinear.__call__ = None",
         "def f(module):\n    module.__class__ = int",
         "def f(owner):\n    setattr(owner, 'x', None)",
+        "def f(owner):\n    return replaced((owner, 'x', None))",
         "import sys\nsys.modules['mlx_lm'] = None",
         "vars(object)['x'] = None",
         "from ..mlx_lm_import import base\nkind = base.Args\nkind.from_dict = None",

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 import tiny_models
 from attention_backends import BACKENDS, TestedBackend
-from octavo.engine.executor.adapt import block_sparse, overrides
+from octavo.engine.executor import overrides
+from octavo.engine.executor.adapt import block_sparse
 from octavo.engine.executor.batch import NO_ROWS, Batch
 from octavo.engine.executor.cache_layout import CacheLayout
 from octavo.engine.executor.load.discover import discover_layout, map_leaves
