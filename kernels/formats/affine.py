@@ -51,9 +51,6 @@ class _Affine(PageFormat):
         rows: Floats = values * pairs[..., :1] + pairs[..., 1:]
         return rows.reshape(*codes.shape[:-1], head_dim)
 
-    def describe(self) -> str:
-        return f"{self.name}: {self.bits}-bit codes, fp16 scale and bias per {GROUP_SIZE} values, no rotation"
-
     def _step_and_bias(self, groups: Floats) -> tuple[Floats, Floats]:
         low, high = groups.min(-1, keepdims=True), groups.max(-1, keepdims=True)
         step = np.maximum((high - low) / np.float32((1 << self.bits) - 1), SMALLEST_STEP)

@@ -50,9 +50,6 @@ class PageFormat(ABC):
     def dequantize(self, codes: Array, scales: Array) -> Floats:
         """Return the float32 values [..., head_dim] of stored codes and scales."""
 
-    @abstractmethod
-    def describe(self) -> str: ...
-
     def rotates(self, head_dim: int) -> bool:
         """Return whether rows are stored after a Hadamard rotation."""
         del head_dim

@@ -50,9 +50,6 @@ class FP4(PageFormat):
         self._check_stored(codes, scales, head_dim)
         return values_of(unpack(codes, 4)) * scales.astype(np.float32)
 
-    def describe(self) -> str:
-        return "fp4: E2M1 codes, fp16 scale per row, Hadamard rotation"
-
 
 def _best_scale(magnitudes: Floats) -> tuple[NDArray[np.float16], NDArray[np.uint8]]:
     absmax = magnitudes.max(-1, keepdims=True)

@@ -73,9 +73,6 @@ class FP5(PageFormat):
         with np.errstate(invalid="ignore"):
             return np.where(nibbles & 8, -values, values) * scale_values(scales[..., :1])
 
-    def describe(self) -> str:
-        return "fp5: E2M2 codes (E2M1 for the first 8 values), E5M3 scale per row, Hadamard rotation"
-
 
 def scale_values(scales: NDArray[np.uint8]) -> Floats:
     """Return float32 values of E5M3 bytes; bytes above 247 are never stored."""

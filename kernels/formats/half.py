@@ -48,9 +48,6 @@ class BF16(_Half):
         self._check_stored(codes, scales, codes.shape[-1])
         return (codes.astype(np.uint32) << 16).view(np.float32)
 
-    def describe(self) -> str:
-        return "bf16: bfloat16 values, no scale, no rotation"
-
 
 @register
 class FP16(_Half):
@@ -65,6 +62,3 @@ class FP16(_Half):
     def dequantize(self, codes: Array, scales: Array) -> Floats:
         self._check_stored(codes, scales, codes.shape[-1])
         return codes.view(np.float16).astype(np.float32)
-
-    def describe(self) -> str:
-        return "fp16: IEEE half-precision values, no scale, no rotation"

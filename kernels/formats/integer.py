@@ -66,9 +66,6 @@ class INT8(_Integer):
     lowest, highest = -127, 127
     scale_factor = np.float32(1 / 127)
 
-    def describe(self) -> str:
-        return "int8: symmetric 8-bit integers, fp16 scale per row, Hadamard rotation"
-
 
 @register
 class INT4(_Integer):
@@ -78,6 +75,3 @@ class INT4(_Integer):
     bits = 4
     lowest, highest = -8, 7
     scale_factor = np.float32(1 / 7)
-
-    def describe(self) -> str:
-        return "int4: symmetric 4-bit integers, fp16 scale per row, Hadamard rotation"

@@ -80,9 +80,6 @@ class MXFP4(_Microscaled):
         values = np.where(scales == 0, np.uint32(1 << 22), scales.astype(np.uint32) << np.uint32(23))
         return np.where(scales == 255, np.float32(np.nan), values.view(np.float32))
 
-    def describe(self) -> str:
-        return "mxfp4: E2M1 codes, E8M0 scale per 32 values, no rotation"
-
 
 @register
 class NVFP4(_Microscaled):
@@ -104,6 +101,3 @@ class NVFP4(_Microscaled):
         normal = (scales.astype(np.uint32) + np.uint32(120 << 3)) << np.uint32(20)
         values = np.where(scales < 8, scales * np.float32(2**-9), normal.view(np.float32))
         return np.where(scales & 127 == 127, np.float32(np.nan), values)
-
-    def describe(self) -> str:
-        return "nvfp4: E2M1 codes, E4M3 scale per 16 values, no rotation"

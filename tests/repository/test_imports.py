@@ -93,7 +93,7 @@ ON_TENSORS = {  # modules of kernels that import MLX: files that may import them
     "octavo.kernels.kv_cache": {"executor"},
     "octavo.kernels.metal": set(),
     "octavo.kernels.reference": set(),
-    "octavo.kernels.verify": {"cli"},
+    "octavo.kernels.verify": {"cli", "executor"},
 }
 
 

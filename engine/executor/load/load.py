@@ -3,7 +3,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -54,26 +53,40 @@ log = logging.getLogger(__name__)
 SCORED_AT_ONCE = 32
 
 
-class ModelPart(Protocol):
-    row_inputs: RowInputs
-    gives_logits: bool
-    groups: Sequence[int] | None
-    layers: RankLayers
-    rank: int
+class WholeModel:
+    """A model in one process. Ranks override what differs for their part."""
 
-    def available(self, usable: Callable[[int], int], weight_bytes: int) -> int: ...
+    is_whole = True
+    row_inputs: RowInputs | None = None
+    gives_logits = True
+    groups: Sequence[int] | None = None
+    layers = RankLayers()
+    rank = 0
 
-    def smallest(self, value: int) -> int: ...
+    def available(self, usable: Callable[[int], int], weight_bytes: int) -> int:
+        return usable(weight_bytes)
+
+    def smallest(self, value: int) -> int:
+        return value
 
     def split(self, model: Module) -> None: ...
 
-    def layouts(self, found: CacheLayout) -> tuple[CacheLayout, CacheLayout]: ...
+    def layouts(self, found: CacheLayout) -> tuple[CacheLayout, CacheLayout]:
+        """Return the layouts of this part and of the whole model."""
+        return found, found
 
-    def slot_bytes(self, own: int) -> int: ...
+    def slot_bytes(self, own: int) -> int:
+        return own
 
     def own(
         self, found: CacheLayout, whole: CacheLayout, size: Sizing, sized: Callable[[CacheLayout], Sizing]
-    ) -> tuple[CacheLayout, Sizing]: ...
+    ) -> tuple[CacheLayout, Sizing]:
+        """Return layout and sizing of this part's pages."""
+        del found, sized
+        return whole, size
+
+
+WHOLE = WholeModel()
 
 
 def load_paged_runner(
@@ -81,7 +94,7 @@ def load_paged_runner(
     *,
     is_draft: bool = False,
     score: ScoreText | None = None,
-    part: ModelPart | None = None,
+    part: WholeModel = WHOLE,
 ) -> PagedRunner:
     path = resolve_model(config.model, config.revision)
     max_model_len = model_length(read_config(path), config.max_model_len, max_kv_size=config.max_kv_size)
@@ -92,10 +105,8 @@ def load_paged_runner(
         rules = read_rules(path, read_config(path), max_pixels=config.max_image_pixels)
     choice = choose_device(config)
     ops = model_ops(choice.backend)
-    loaded = load_model(path, weights=config.weights, ops=ops, change=None if part is None else part.split)
-    probed = layout = discover_layout(loaded.model, loaded.architecture)
-    if part is not None:
-        probed, layout = part.layouts(probed)
+    loaded = load_model(path, weights=config.weights, ops=ops, change=part.split)
+    probed, layout = part.layouts(discover_layout(loaded.model, loaded.architecture))
     windowed = with_windows(layout.layers, sliding_windows(read_config(path)))
     if windowed != layout.layers:
         log.info("%s: mlx-lm ignores the sliding window; the page tables enforce it", config.model)
@@ -120,23 +131,21 @@ def load_paged_runner(
             )  # fmt: skip
         adapter_bytes += padded + (adapter_bytes if has_kernels else 0)
     vision_bytes = 0
-    if rules is not None and (part is None or part.rank == 0):
+    if rules is not None and part.rank == 0:
         num_patches = rules.max_pixels // rules.patch**2
         vision_bytes = config.vision_cache + encoding_bytes(
             read_config(path), num_patches=num_patches, activation_bytes=layout.dtype.size
         )
     other_bytes = adapter_bytes + vision_bytes
     weight_bytes += draft_weight_bytes(config)
-    available = usable_memory(weight_bytes) if part is None else part.available(usable_memory, weight_bytes)
-    available = max(0, available - other_bytes)
+    available = max(0, part.available(usable_memory, weight_bytes) - other_bytes)
     draft_bytes = draft_page_bytes(config, probed)
     if is_draft and layout.slot_bytes:
         config = replace(config, state_memory=draft_state_bytes(config, layout.slot_bytes))
     size, states, num_pages = _rooms(config, layout, max_model_len, available, draft_bytes)
-    if part is not None:
-        num_pages = part.smallest(num_pages)
-        if states is not None:
-            states = replace(states, num_slots=part.smallest(states.num_slots))
+    num_pages = part.smallest(num_pages)
+    if states is not None:
+        states = replace(states, num_slots=part.smallest(states.num_slots))
     ready = make_ready(loaded, probed, choice, exact=config.exact)
     result = ready.result
     log.info("%s: %s", config.model, describe(result))
@@ -152,18 +161,14 @@ def load_paged_runner(
     if settled != config:
         config = settled
         size, states, num_pages = _rooms(config, layout, max_model_len, available, draft_bytes)
-    own, own_size = layout, size
-    if part is not None:
-        own, own_size = part.own(
-            probed, layout, size, lambda own: sizing_of(config, own.layers, max_model_len)
-        )
+    own, own_size = part.own(probed, layout, size, lambda own: sizing_of(config, own.layers, max_model_len))
     bounded_layout = replace(own, layers=without_unreached_windows(own.layers, max_model_len))
     kv_cache = (
         _create_kv_cache(config, choice, bounded_layout, own_size, num_pages)
         if own.layers
         else GroupedKVCache((), ())
     )
-    written = slot_bytes(result.entries) if part is None else part.slot_bytes(slot_bytes(result.entries))
+    written = part.slot_bytes(slot_bytes(result.entries))
     if states is not None and written != states.slot_bytes:
         states = _as_written(config, loaded.architecture, states, written, size)
     pool = None if states is None or not result.entries else _state_pool(states, result)
@@ -175,18 +180,15 @@ def load_paged_runner(
         replay=ready.replays and not config.async_steps,
         recurrent=result.recurrent,
         states=pool,
-        row_inputs=None if part is None else part.row_inputs,
+        row_inputs=part.row_inputs,
     )
-    own_layers = RankLayers() if part is None else part.layers
-    adapters = (
-        None
-        if is_draft
-        else load_adapters(config, loaded.model, model.row_inputs, choice.backend, own_layers)
-    )
+    adapters = None
+    if not is_draft:
+        adapters = load_adapters(config, loaded.model, model.row_inputs, choice.backend, part.layers)
     images = None
     if rules is not None:
         has_axes = adapt_language(loaded.model, read_config(path), model.row_inputs)
-        if part is None or part.rank == 0:
+        if part.rank == 0:
             images = load_encoder(config, path, rules, ops, has_axes=has_axes)
     budget = MemoryBudget(
         weights=ops.weight_bytes(loaded.model),
@@ -226,11 +228,11 @@ def load_paged_runner(
         info,
         gathered_row_bytes=_gathered_row_bytes(own, own_size) if result.gathers else None,
         exact=config.exact,
-        groups=None if part is None else part.groups,
-        gives_logits=part is None or part.gives_logits,
-        fused_argmax=ready.fused_argmax and part is None,
+        groups=part.groups,
+        gives_logits=part.gives_logits,
+        fused_argmax=ready.fused_argmax and part.is_whole,
         sampling=ops.sampler(),
-        on_device=part is None and (not choice.backend.has_model_ops or config.async_steps is True),
+        on_device=part.is_whole and (not choice.backend.has_model_ops or config.async_steps is True),
         feeds=config.async_steps is True or (config.async_steps is None and choice.backend.writes_in_place),
         head=head,
         adapters=adapters,

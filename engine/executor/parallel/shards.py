@@ -6,7 +6,7 @@ adds their outputs. So native kernels and quantization work on each rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,12 +18,11 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
 
 from ...api.errors import InvalidConfig, InvalidRequest
-from ...memory.sizing import Sizing
 from ..adapt.output_head import module_at
 from ..adapters.files import Factors
 from ..adapters.layers import RankLayers
 from ..batch import Batch
-from ..cache_layout import CacheLayout
+from ..load.load import WholeModel
 from ..model_runner import PagedRunner
 from ..overrides import model_modules, replaced
 from ..row_inputs import RowInputs
@@ -176,15 +175,13 @@ def _as_plain(module: Any, group: Any) -> Module | None:
     return plain
 
 
-class Shard:
-    gives_logits = True
-    groups: Sequence[int] | None = None
-    layers = RankLayers()
+class Shard(WholeModel):
+    is_whole = False
 
     def __init__(self, group: RankGroup) -> None:
         self._group = group
         self.rank = group.rank
-        self.row_inputs = RowInputs()
+        self.row_inputs: RowInputs = RowInputs()
 
     def available(self, usable: Callable[[int], int], weight_bytes: int) -> int:
         return usable(weight_bytes * self._group.num_here // self._group.size) // self._group.num_here
@@ -194,18 +191,6 @@ class Shard:
 
     def split(self, model: Any) -> None:
         self.layers = RankLayers(shard(model, self._group.mlx))
-
-    def layouts(self, found: CacheLayout) -> tuple[CacheLayout, CacheLayout]:
-        return found, found
-
-    def slot_bytes(self, own: int) -> int:
-        return own
-
-    def own(
-        self, found: CacheLayout, whole: CacheLayout, size: Sizing, sized: Callable[[CacheLayout], Sizing]
-    ) -> tuple[CacheLayout, Sizing]:
-        del found, sized
-        return whole, size
 
     def receive(self, batch: Batch) -> Batch:
         return batch
