@@ -12,7 +12,6 @@ import mlx.core as mx
 from .cpus import allowed_cpus, available_threads
 from .interface import AttentionBackend
 from .reference.backend import ReferenceBackend
-from .verify.selftest import first_failure
 
 _REQUIREMENT = re.compile(r"mlx(?:\[cpu\])?\s*==\s*([\w.]+)")
 
@@ -38,10 +37,6 @@ def pinned_version(requirements: Iterable[str]) -> str | None:
     match = next(found, None)
     return None if match is None else match.group(1)
 
-
-IN_PLACE_VARIABLE = "OCTAVO_METAL_IN_PLACE"
-"""Environment variable. If it is 0, Metal kernels do not write pages in place. Otherwise they do, if a
-self-test shows that the device allows it."""
 
 ABI_VERSION = 9
 """Version of the native extension's interface; csrc/module.cpp must have the same number."""
@@ -129,24 +124,18 @@ def release_kept_memory(backend_name: str) -> None:
 def _choose_metal(*, asked_for: bool) -> BackendSelection:
     from .metal.backend import MetalBackend
 
-    if (asked := os.environ.get(IN_PLACE_VARIABLE, "1")) not in ("0", "1"):
-        raise ValueError(
-            f"{IN_PLACE_VARIABLE} must be 0 or 1, got {asked!r}; unset it to let a self-test decide"
-        )
     backend = MetalBackend()
-    in_place = f"; {backend.try_in_place()}" if asked == "1" else ""
-    failure = None if asked_for or backend.writes_in_place else first_failure(backend)
-    if failure is None:
-        reason = (
-            "Metal kernels, as requested; `octavo doctor --backend metal` checks them"
-            if asked_for
-            else "Metal kernels, which pass a short self-test on this device"
-        )
-        return BackendSelection(backend, reason + in_place)
+    problem = backend.find_problem()
+    if problem is None:
+        return BackendSelection(backend, "Metal kernels, which pass a short self-test on this device")
+    doctor = "`octavo doctor --backend metal` shows all results"
+    if asked_for:
+        reason = f"Metal kernels, as requested, although they fail their self-test here ({problem}); {doctor}"
+        return BackendSelection(backend, reason)
     return BackendSelection(
         ReferenceBackend(),
-        f"plain MLX operations on the Metal device (slow): the Metal kernels fail their self-test here "
-        f"({failure.name}); `octavo doctor --backend metal` shows all results",
+        "plain MLX operations on the Metal device (slow): the Metal kernels fail their self-test here "
+        f"({problem}); {doctor}",
     )
 
 

@@ -26,7 +26,6 @@ from metal_emulator.tensors import Tensor  # noqa: E402
 from octavo.kernels.interface import AttendOptions, LayerSpec, PoolSpec  # noqa: E402
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata  # noqa: E402
 from octavo.kernels.metal.backend import MetalBackend  # noqa: E402
-from octavo.kernels.metal.in_place import InPlacePool  # noqa: E402
 from octavo.kernels.metal.launch import KernelLibrary  # noqa: E402
 from octavo.kernels.metal.recurrent import MetalRecurrences, SegmentArrays  # noqa: E402
 from octavo.kernels.metal.units import METAL_FORMATS  # noqa: E402
@@ -103,6 +102,7 @@ def run_step(
     spec = PoolSpec(layers=(layer,), num_pages=24, page_size=32, k_format=formats[0], v_format=formats[1])
     pool = MetalBackend(library).create_pool(spec)
     metadata, heads = mixed_step(), layer.num_kv_heads * group
+    pool.copy_pages([(22, 23)])
     pool.begin_step(metadata)
     rows = (metadata.num_tokens, layer.num_kv_heads)
     pool.write(0, mx.zeros((*rows, layer.head_dim), dtype), mx.zeros((*rows, layer.value_dim), dtype))
@@ -130,28 +130,6 @@ def attend_residual(
     cache.begin_step(replace(metadata, groups=metadata.groups * 2))
     rotary = mx.zeros((*heads, layer.value_dim), mx.bfloat16) if latents else None
     cache.attend(0, mx.zeros((*heads, layer.head_dim), mx.bfloat16), AttendOptions(scale=0.1, rotary=rotary))
-
-
-def write_in_place(
-    library: KernelLibrary,
-    formats: tuple[str, str],
-    layer: LayerSpec,
-    dtype: mx.Dtype,
-    *,
-    latents: bool = False,
-) -> None:
-    spec = PoolSpec(layers=(layer,), num_pages=24, page_size=32, k_format=formats[0], v_format=formats[1])
-    pool, metadata = InPlacePool(spec, library), mixed_step()
-    pool.copy_pages([(22, 23)])
-    pool.begin_step(metadata)
-    rows = (metadata.num_tokens, layer.num_kv_heads)
-    pool.write(0, mx.zeros((*rows, layer.head_dim), dtype), mx.zeros((*rows, layer.value_dim), dtype))
-    for step in (metadata, short_step()):
-        pool.begin_step(step)
-        heads = (step.num_tokens, 2 * layer.num_kv_heads)
-        rotary = mx.zeros((*heads, layer.value_dim), dtype) if latents else None
-        options = AttendOptions(scale=0.1, rotary=rotary)
-        pool.attend(0, mx.zeros((*heads, layer.head_dim), dtype), options)
 
 
 def run_recurrences(library: KernelLibrary, dtype: mx.Dtype, *, width: int, height: int) -> None:
@@ -185,7 +163,6 @@ def record_all() -> dict[str, str]:
             continue
         layer, dtype = LayerSpec(num_kv_heads=2, head_dim=head_dim, value_dim=head_dim), next(dtypes)
         run_step(library, formats, layer, group, dtype, options=False)
-        write_in_place(library, formats, layer, dtype)
     for head_dim, formats in itertools.product((64, 128), pairs):
         layer = LayerSpec(num_kv_heads=2, head_dim=head_dim, value_dim=head_dim, window=560, keep=4)
         run_step(library, formats, layer, 4, mx.float16, options=True)
@@ -194,7 +171,6 @@ def record_all() -> dict[str, str]:
     for heads, formats in itertools.product((4, 128), pairs):
         layer = LayerSpec(num_kv_heads=1, head_dim=512, value_dim=64)
         run_step(library, formats, layer, heads, mx.bfloat16, options=heads == 4, latents=True)
-        write_in_place(library, formats, layer, mx.bfloat16, latents=True)
         attend_residual(library, formats, replace(layer, window=560, keep=4), heads, latents=True)
     layer = LayerSpec(num_kv_heads=2, head_dim=192, value_dim=128)
     run_step(library, ("fp4", "fp4"), layer, 4, mx.float16, options=False)

@@ -166,10 +166,10 @@ class EngineConfig:
         "--kv-memory. A request may choose another source.",
     )  # fmt: skip
     async_steps: bool | None = setting(
-        None, "submit the next step to the device before the current one has finished", shown="yes on Metal "
-        "if its self-test of writing pages in place passes, else no", kind="switch", more="Outputs do not "
-        "change. A step still waits if its batch depends on the tokens of the current step. With this option "
-        "the native CPU backend builds a graph for each step instead of replaying captured programs.",
+        None, "submit the next step to the device before the current one has finished", shown="yes on Metal, "
+        "else no", kind="switch", more="Outputs do not change. A step still waits if its batch depends on "
+        "tokens of the current step. With this option the native CPU backend builds a graph for each step "
+        "instead of replaying captured programs.",
     )  # fmt: skip
     prefix_cache: bool = setting(
         True, "reuse pages of earlier requests with the same prefix", shown="yes", kind="switch",

@@ -35,7 +35,7 @@ DELETED = {
     "draft-tokens": "leave it out; the engine chooses up to 8 draft tokens per sequence and step",
     "tenant-share": "leave it out; with several tenants, each may take up to half of the limits",
 }
-_READ_ELSEWHERE = {"OCTAVO_CPU_ISA", "OCTAVO_CPU_THREADS", "OCTAVO_METAL_IN_PLACE"}
+_READ_ELSEWHERE = {"OCTAVO_CPU_ISA", "OCTAVO_CPU_THREADS"}
 _OF_SERVICES = re.compile(
     r"OCTAVO\w*_(SERVICE_(HOST|PORT)\w*=.*|PORT=\w+://.*|PORT_\d+_(TCP|UDP|SCTP)\w*=.*)"
 )

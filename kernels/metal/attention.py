@@ -25,12 +25,12 @@ READ = ((MIN_ELEMENTS,), mx.bool_)
 class StoredPages:
     """Pages of one layer: arrays (codes, scales) or (codes,) of K and of V.
 
-    With in-place writes, ``after`` orders kernels: it is the output of the last kernel on these pages.
+    ``after`` orders kernels: it is the output of the last kernel on these pages.
     """
 
     keys: tuple[mx.array, ...]
     values: tuple[mx.array, ...]
-    after: mx.array | None = None
+    after: mx.array
 
     def inputs(self) -> dict[str, mx.array]:
         names = ("codes", "scales")
@@ -38,7 +38,7 @@ class StoredPages:
             f"{letter}_{name}": array
             for letter, arrays in (("k", self.keys), ("v", self.values))
             for name, array in zip(names, arrays, strict=False)
-        } | ({} if self.after is None else {"after": self.after})
+        } | {"after": self.after}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,18 +81,18 @@ class Partials:
 
     values: mx.array
     stats: mx.array
-    read: mx.array | None
+    read: mx.array
 
 
 @dataclass(frozen=True, slots=True)
 class Attended:
     """Result of attention, ``out`` [T, Hq, Dv].
 
-    With in-place writes, later writes of the pages must wait for ``read``.
+    Later writes of the pages must wait for ``read``.
     """
 
     out: mx.array
-    read: mx.array | None
+    read: mx.array
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,18 +126,14 @@ class _Layer:
     find: Callable[[AttentionConfig, str], Kernel]
     kernels: dict[str, Kernel] = field(default_factory=dict)
 
-    def serves(self, num_heads: int, options: AttendOptions, *, ordered: bool) -> bool:
+    def serves(self, num_heads: int, options: AttendOptions) -> bool:
         mine, config = self.options, self.config
-        return (
-            config.group * config.layer.num_kv_heads == num_heads
-            and config.ordered == ordered
-            and (
-                mine is options
-                or (
-                    mine.scale == options.scale
-                    and mine.softcap == options.softcap
-                    and mine.sinks is options.sinks
-                )
+        return config.group * config.layer.num_kv_heads == num_heads and (
+            mine is options
+            or (
+                mine.scale == options.scale
+                and mine.softcap == options.softcap
+                and mine.sinks is options.sinks
             )
         )
 
@@ -184,8 +180,7 @@ class PagedAttention:
                 f"got {queries.shape}"
             )
         window = None if step.metadata.last is None else spec.window
-        ordered, bounded = pages.after is not None, window is not None
-        of_layer = self._layer(layer, num_heads, options, ordered=ordered, bounded=bounded)
+        of_layer = self._layer(layer, num_heads, options, bounded=window is not None)
         inputs = {
             **of_layer.fixed,
             **pages.inputs(),
@@ -201,22 +196,17 @@ class PagedAttention:
         inputs["decoded"] = queries
         if len(routes.decode.items):
             decoded = self._decode(of_layer, routes, inputs)
-            inputs["decoded"] = decoded.out
-            if decoded.read is not None:
-                inputs["after"] = decoded.read
+            inputs["decoded"], inputs["after"] = decoded.out, decoded.read
         inputs["tiles"] = routes.tiles
         output = ((tokens, num_heads, spec.value_dim), queries.dtype)
         launch = _chunk_launch(of_layer.config, routes.num_tiles, output)
-        out, *read = of_layer.run("chunk", inputs, launch)
-        return Attended(out, _made(read))
+        return Attended(*of_layer.run("chunk", inputs, launch))
 
     def partials(self, layer: int, queries: mx.array, pages: StoredPages, parts: Parts) -> Partials:
         """Compute ``parts``; the results are not normalized, and V is still rotated."""
         options = AttendOptions(scale=parts.scale, softcap=parts.softcap)
-        ordered, bounded = pages.after is not None, parts.seen_since is not None
-        of_layer = self._layer(
-            layer, queries.shape[1], options, ordered=ordered, bounded=bounded, parts=parts
-        )
+        bounded = parts.seen_since is not None
+        of_layer = self._layer(layer, queries.shape[1], options, bounded=bounded, parts=parts)
         inputs = {
             **of_layer.fixed,
             **pages.inputs(),
@@ -224,12 +214,10 @@ class PagedAttention:
             "queries": queries,
         }
         if parts.tiled is None:
-            values, stats, *read = _split(of_layer, inputs | {"items": parts.items}, parts.count)
-            return Partials(values, stats, _made(read))
+            return Partials(*_split(of_layer, inputs | {"items": parts.items}, parts.count))
         config = of_layer.config
         launch = _chunk_launch(config, parts.count, *_part_outputs(config, parts.tiled))
-        values, stats, *read = of_layer.run("split_chunk", inputs | {"tiles": parts.items}, launch)
-        return Partials(values, stats, _made(read))
+        return Partials(*of_layer.run("split_chunk", inputs | {"tiles": parts.items}, launch))
 
     def _decode(self, of_layer: _Layer, routes: _Routes, inputs: dict[str, mx.array]) -> Attended:
         config, dtype = of_layer.config, inputs["queries"].dtype
@@ -238,9 +226,8 @@ class PagedAttention:
         inputs["items"] = routes.items
         if not rows:
             launch = _decode_launch(config, count, ((count, heads, dim), dtype))
-            out, *read = of_layer.run("decode", inputs, launch)
-            return Attended(out, _made(read))
-        partial, stats, *read = _split(of_layer, inputs, count)
+            return Attended(*of_layer.run("decode", inputs, launch))
+        partial, stats, read = _split(of_layer, inputs, count)
         threads = 32 * REDUCE_SIMDGROUPS
         launch = Launch(
             grid=(threads, heads, rows),
@@ -249,7 +236,7 @@ class PagedAttention:
         )
         joined = inputs | {"rows": routes.joins, "partial": partial, "stats": stats}
         (out,) = of_layer.run("reduce", joined, launch)
-        return Attended(out, _made(read))
+        return Attended(out, read)
 
     def _layer(
         self,
@@ -257,13 +244,12 @@ class PagedAttention:
         num_heads: int,
         options: AttendOptions,
         *,
-        ordered: bool,
         bounded: bool,
         parts: Parts | None = None,
     ) -> _Layer:
         key = layer, parts is not None, bounded
         found = self._layers.get(key)
-        if found is not None and found.serves(num_heads, options, ordered=ordered):
+        if found is not None and found.serves(num_heads, options):
             return found
         spec = self._spec.layers[layer]
         config = AttentionConfig(
@@ -275,7 +261,6 @@ class PagedAttention:
             sinks=options.sinks is not None,
             softcap=options.softcap is not None,
             bounded=bounded,
-            ordered=ordered,
         )
         fixed = {"params": device_params(options.scale, options.softcap)}
         if options.sinks is not None:
@@ -321,7 +306,7 @@ def _decode_launch(config: AttentionConfig, count: int, *outputs: tuple[tuple[in
     return Launch(
         grid=(threads * count, config.layer.num_kv_heads, 1),
         threadgroup=(threads, 1, 1),
-        outputs=outputs + (READ,) * config.ordered,
+        outputs=(*outputs, READ),
     )
 
 
@@ -330,17 +315,13 @@ def _chunk_launch(config: AttentionConfig, count: int, *outputs: tuple[tuple[int
     return Launch(
         grid=(threads * count, config.layer.num_kv_heads, 1),
         threadgroup=(threads, 1, 1),
-        outputs=outputs + (READ,) * config.ordered,
+        outputs=(*outputs, READ),
     )
 
 
 def _part_outputs(config: AttentionConfig, count: int) -> tuple[tuple[tuple[int, ...], mx.Dtype], ...]:
     heads = config.layer.num_kv_heads * config.group
     return ((count, heads, config.layer.value_dim), mx.float32), ((count, heads, 4), mx.float32)
-
-
-def _made(read: list[mx.array]) -> mx.array | None:
-    return read[0] if read else None
 
 
 @functools.lru_cache(maxsize=64)

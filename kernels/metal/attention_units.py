@@ -130,9 +130,8 @@ class AttentionConfig(PageReaderConfig):
             ("v_scales", self.value_scales),
             ("sinks", self.sinks),
             ("seen_since", self.bounded),
-            ("after", self.ordered),
         )
-        fixed = ("queries", plan, "positions", "page_table", "params", "k_codes", "v_codes")
+        fixed = ("queries", plan, "positions", "page_table", "params", "k_codes", "v_codes", "after")
         return fixed + tuple(name for name, on in optional if on)
 
     def decode_unit(self, *, split: bool) -> KernelSource:
@@ -170,8 +169,8 @@ class AttentionConfig(PageReaderConfig):
             kernel,
             f"{self._suffix}{'_split' if split else ''}",
             inputs,
-            (("partial", "stats") if split else ("out",)) + (("read",) if self.ordered else ()),
-            {**macros, "SPLIT": int(split), "ORDERED": int(self.ordered)},
+            ("partial", "stats", "read") if split else ("out", "read"),
+            {**macros, "SPLIT": int(split)},
             {"Keys": page_format(self.k_format), "Values": page_format(self.v_format)},
             ("rows", "attention", "tile") if kernel == "chunk" else ("rows", "attention"),
         )

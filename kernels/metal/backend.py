@@ -7,7 +7,7 @@ from ..interface import MakeAdapterTable, PagedKVCache, PoolSpec
 from ..recurrent_kernels import RecurrentKernels
 from ..verify.selftest import first_failure
 from .adapters import MetalAdapterTable, adapter_problem
-from .in_place import InPlacePool, copies_pages, overlaps_steps
+from .in_place_check import in_place_problem
 from .launch import KernelLibrary
 from .pool import MetalPool
 from .recurrent import MetalRecurrences, recurrent_problem
@@ -21,39 +21,28 @@ class MetalBackend:
     name = "metal"
     has_model_ops = False
     takes_masks = False
+    writes_in_place = True
     compiles_at_launch = True
 
     def __init__(self, library: KernelLibrary | None = None) -> None:
         self._library = KernelLibrary() if library is None else library
-        self._writes_in_place = False
-        self._recurrences: MetalRecurrences | None = None
-        self._asked_for_recurrences = False
 
     @property
     def library(self) -> KernelLibrary:
         return self._library
 
-    @property
-    def writes_in_place(self) -> bool:
-        return self._writes_in_place
-
-    @property
+    @cached_property
     def recurrent_kernels(self) -> RecurrentKernels | None:
-        """Recurrent kernels; None if they fail their self-test or the device cannot write states in place."""
-        if not self._writes_in_place:
-            return None
-        if not self._asked_for_recurrences:
-            self._asked_for_recurrences = True
-            problem = recurrent_problem(self._library)
-            if problem is None:
-                self._recurrences = MetalRecurrences(self._library)
-            else:
-                log.warning(
-                    "mlx-lm's operations compute recurrent layers: the Metal kernels fail their self-test on "
-                    "this device (%s)",
-                    problem,
-                )
-        return self._recurrences
+        """Recurrent kernels; None if they fail their self-test."""
+        problem = recurrent_problem(self._library)
+        if problem is None:
+            return MetalRecurrences(self._library)
+        log.warning(
+            "mlx-lm's operations compute recurrent layers: the Metal kernels fail their self-test on this "
+            "device (%s)",
+            problem,
+        )
+        return None
 
     @cached_property
     def adapter_tables(self) -> MakeAdapterTable | None:
@@ -64,8 +53,7 @@ class MetalBackend:
         return None
 
     def create_pool(self, spec: PoolSpec) -> MetalPool:
-        kind = InPlacePool if self._writes_in_place else MetalPool
-        return kind(spec, self._library)
+        return MetalPool(spec, self._library)
 
     def create_residual_pool(self, spec: PoolSpec, residual: PoolSpec) -> PagedKVCache:
         for layer, own in zip(spec.layers, residual.layers, strict=True):
@@ -78,17 +66,7 @@ class MetalBackend:
 
         return MetalResidualCache(self.create_pool(spec), self.create_pool(residual))
 
-    def try_in_place(self) -> str:
-        """Let pools write pages in place if a self-test passes; return one line about the result."""
-        self._writes_in_place = True
+    def find_problem(self) -> str | None:
+        """Run a short self-test on this device; return the name of the first failed check."""
         failure = first_failure(self)
-        if failure is not None:
-            failed = failure.name
-        elif not copies_pages(self._library):
-            failed = "pages are copied"
-        elif not overlaps_steps(self._library):
-            failed = "steps in flight give the same"
-        else:
-            return "pages are written in place"
-        self._writes_in_place = False
-        return f"writing pages in place failed its self-test ({failed})"
+        return in_place_problem(self._library) if failure is None else failure.name

@@ -89,9 +89,10 @@ class LatentConfig(PageReaderConfig):
             ("v_scales", scales[1]),
             ("sinks", self.sinks and not split),
             ("seen_since", self.bounded),
-            ("after", self.ordered),
         )
-        inputs = ("queries", "rotary", "items", "positions", "page_table", "params", "k_codes", "v_codes")
+        inputs = (
+            "queries", "rotary", "items", "positions", "page_table", "params", "k_codes", "v_codes", "after",
+        )  # fmt: skip
         latent_bytes, rotary_bytes = self.tile_bytes(keys)
         row_group = 8 * (layer.head_dim + layer.value_dim + 4) * 4
         macros = self._macros() | {
@@ -103,7 +104,6 @@ class LatentConfig(PageReaderConfig):
             "SHARED_QUADS": max(latent_bytes + rotary_bytes, row_group) // 16,
             "UNUSED": "0xFFFFFFFFu",
             "SPLIT": int(split),
-            "ORDERED": int(self.ordered),
             "KEY_SCALES": "k_scales" if scales[0] else "nullptr",
             "VALUE_SCALES": "v_scales" if scales[1] else "nullptr",
         }
@@ -113,7 +113,7 @@ class LatentConfig(PageReaderConfig):
             "latent",
             f"{self._suffix}{'_split' if split else ''}",
             inputs + tuple(name for name, on in optional if on),
-            (("partial", "stats") if split else ("out",)) + (("read",) if self.ordered else ()),
+            ("partial", "stats", "read") if split else ("out", "read"),
             macros,
             {"Keys": latents, "Values": rotary},
             ("rows", "attention", "tile"),

@@ -152,7 +152,7 @@ class LatentAttention:
         R is the width of latents, P the width of rotary keys.
         """
         step = self._begun()
-        config = self._config(layer, queries, rotary, pages, options, tokens=step.metadata.num_tokens)
+        config = self._config(layer, queries, rotary, options, tokens=step.metadata.num_tokens)
         inputs = self._inputs(queries, rotary, pages, options.scale) | {
             "positions": step.positions,
             "page_table": step.page_table,
@@ -160,10 +160,9 @@ class LatentAttention:
         if options.sinks is not None:
             inputs["sinks"] = per_head("sinks", options.sinks, config.num_heads)
         route = self._route(step, config)
-        plan, outs = route.plan, []
-        read: list[mx.array] = []
+        plan, outs, read = route.plan, [], pages.after
         if plan.parts:
-            partial, stats, *read = self._split(
+            partial, stats, read = self._split(
                 config, inputs | {"items": route.split}, len(plan.split), plan.parts
             )
             joined = inputs | {"rows": route.joins, "partial": partial, "stats": stats}
@@ -175,37 +174,33 @@ class LatentAttention:
             )
             outs += self._library.run(self._unit(config, "reduce"), joined, launch)
         if len(plan.whole):
-            inputs |= {"after": read[0]} if read else {}
+            inputs["after"] = read
             launch = _launch(config, len(plan.whole), ((len(plan.others), *queries.shape[1:]), queries.dtype))
             whole = inputs | {"items": route.whole}
-            out, *read = self._library.run(self._unit(config, "whole"), whole, launch)
+            out, read = self._library.run(self._unit(config, "whole"), whole, launch)
             outs.append(out)
         out = outs[0] if len(outs) == 1 else mx.concatenate(outs)
         out = out if route.order is None else out[route.order]
-        return Attended(out, read[0] if read else None)
+        return Attended(out, read)
 
     def partials(
         self, layer: int, queries: mx.array, rotary: mx.array, pages: StoredPages, parts: Parts
     ) -> Partials:
         """Compute ``parts`` over latents; values are [M, Hq, R]."""
         spec = replace(self._spec.layers[layer], window=None, keep=parts.keep)
-        config = self._configured(
-            spec, queries.shape[1], pages, sinks=False, bounded=parts.seen_since is not None
-        )
+        config = self._configured(spec, queries.shape[1], sinks=False, bounded=parts.seen_since is not None)
         cut = head_tiles if parts.tiled is None else row_tiles
         items = cut(parts.plan, num_heads=config.num_heads, rows=config.rows)
         inputs = self._inputs(queries, rotary, pages, parts.scale) | parts.inputs()
         inputs["items"] = padded(items.ravel())
         count = parts.count if parts.tiled is None else parts.tiled
-        values, stats, *read = self._split(config, inputs, len(items), count)
-        return Partials(values, stats, read[0] if read else None)
+        return Partials(*self._split(config, inputs, len(items), count))
 
     def _config(
         self,
         layer: int,
         queries: mx.array,
         rotary: mx.array,
-        pages: StoredPages,
         options: AttendOptions,
         *,
         tokens: int,
@@ -218,13 +213,12 @@ class LatentAttention:
         wanted = (*queries.shape[:2], spec.value_dim)
         if rotary.shape != wanted:
             raise ValueError(f"rotary queries must be {wanted}, got {rotary.shape}")
-        return self._configured(spec, queries.shape[1], pages, sinks=options.sinks is not None)
+        return self._configured(spec, queries.shape[1], sinks=options.sinks is not None)
 
     def _configured(
         self,
         layer: LayerSpec,
         num_heads: int,
-        pages: StoredPages,
         *,
         sinks: bool,
         bounded: bool = False,
@@ -237,7 +231,6 @@ class LatentAttention:
             v_format=self._spec.v_format,
             sinks=sinks,
             bounded=bounded,
-            ordered=pages.after is not None,
         )
 
     def _inputs(
@@ -289,6 +282,4 @@ class LatentAttention:
 
 def _launch(config: LatentConfig, items: int, *outputs: tuple[tuple[int, ...], mx.Dtype]) -> Launch:
     threads = 32 * config.simdgroups
-    return Launch(
-        grid=(threads * items, 1, 1), threadgroup=(threads, 1, 1), outputs=outputs + (READ,) * config.ordered
-    )
+    return Launch(grid=(threads * items, 1, 1), threadgroup=(threads, 1, 1), outputs=(*outputs, READ))

@@ -15,7 +15,6 @@ class PageReaderConfig:
     sinks: bool
     softcap: bool = False
     bounded: bool = False
-    ordered: bool = False
 
     def tile_bytes(self, keys: int) -> tuple[int, int]:
         layer = self.layer
@@ -26,7 +25,7 @@ class PageReaderConfig:
 
     def name_with(self, heads: str) -> str:
         layer = self.layer
-        options = {"s": self.sinks, "c": self.softcap, "b": self.bounded, "o": self.ordered}
+        options = {"s": self.sinks, "c": self.softcap, "b": self.bounded}
         return (
             f"{self.k_format}_{self.v_format}_{layer.head_dim}_{layer.value_dim}_{heads}_p{self.page_size}"
             f"_w{layer.window or 0}_k{layer.keep}_" + "".join(letter for letter, on in options.items() if on)

@@ -1,29 +1,29 @@
-"""``KVPool`` on Metal kernels.
+"""``KVPool`` on Metal kernels, which write pages in place, without copies of the pool.
 
-A kernel rotates and quantizes rows of K or V. MLX then scatters the results into the pool arrays.
+MLX does not see that a kernel changes its input. So each kernel on a layer's pages takes an output of the
+previous kernel as an input, which keeps the order of launches. A step needs one launch per layer to write.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from ..formats import page_format
 from ..interface import AttendOptions, PoolSpec, refuse_option
 from ..metadata import AttentionMetadata
+from ..page_bytes import PageBytes, check_write, layer_bytes
 from ..reference.backend import ReferencePool
 from .attention import PagedAttention, Partials, Parts, StoredPages
 from .latent_units import MAX_LATENT, may_hold_latents
 from .latents import LatentAttention
-from .launch import KernelLibrary, Launch
-from .units import (
-    MIN_ELEMENTS,
-    NUM_SIMDGROUPS,
-    KernelSource,
-    check_dim,
-    format_source,
-    quantize_unit,
-)
+from .launch import Kernel, KernelLibrary, Launch, padded
+from .page_copies import copy_pages
+from .units import MAX_WRITE_SIMDGROUPS, MIN_ELEMENTS, check_dim, format_source, write_unit
 
 
 class MetalPool(ReferencePool):
@@ -31,21 +31,42 @@ class MetalPool(ReferencePool):
         _check(spec)
         super().__init__(spec)
         self._library = library
-        self._formats = (page_format(spec.k_format), page_format(spec.v_format))
-        self._row_units: dict[tuple[int, int], KernelSource] = {}
         self._attention = PagedAttention(spec, library)
         self._latents = LatentAttention(spec, library)
+        self._last = [mx.array(np.zeros(MIN_ELEMENTS, bool))] * len(spec.layers)
+        self._rows: dict[int, mx.array] = {}
+        self._no_flags: dict[int, mx.array] = {}
+        self._writers: dict[tuple[int, int], Kernel] = {}
 
     def _plan(self, metadata: AttentionMetadata) -> None:
         self._attention.begin_step(metadata)
         self._latents.begin_step(metadata)
+        self._rows = {}
 
     def write(self, layer: int, keys: mx.array, values: mx.array) -> None:
-        self._check_rows(layer, keys, values)
-        tokens = self._step.num_tokens
-        stored = mx.logical_and(self._store(layer, 0, keys), self._store(layer, 1, values))
-        bad = mx.logical_not(stored.reshape(tokens, -1).all(axis=-1))
-        self._unstorable = bad if self._unstorable is None else mx.logical_or(self._unstorable, bad)
+        spec, tokens = self._spec.layers[layer], self._step.num_tokens
+        heads = spec.num_kv_heads
+        for name, rows, dim in (("keys", keys, spec.head_dim), ("values", values, spec.value_dim)):
+            if rows.shape != (tokens, heads, dim):
+                raise ValueError(f"{name} must be {(tokens, heads, dim)}, got {rows.shape}")
+        shown = max(tokens, MIN_ELEMENTS)
+        flagged = self._unstorable
+        if flagged is None:
+            flagged = self._no_flags.setdefault(shown, mx.array(np.zeros(shown, bool)))
+        if heads not in self._rows:
+            self._rows[heads] = padded(self._slot_targets(heads).astype(np.uint32).ravel())
+        inputs = self._pages(layer).inputs() | {
+            "keys": keys,
+            "values": values,
+            "targets": self._rows[heads],
+            "flagged": flagged,
+        }
+        threads = 32 * min(2 * heads, MAX_WRITE_SIMDGROUPS)
+        launch = Launch(
+            grid=(shown * threads, 1, 1), threadgroup=(threads, 1, 1), outputs=(((shown,), mx.bool_),)
+        )
+        (written,) = self._writer(spec.head_dim, spec.value_dim)(inputs, launch)
+        self._last[layer] = self._unstorable = written
         self._dtypes[layer] = (keys.dtype, values.dtype)
 
     def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
@@ -55,16 +76,8 @@ class MetalPool(ReferencePool):
             attended = self._attention.attend(layer, queries, pages, options)
         else:
             attended = self._latents.attend(layer, queries, options.rotary, pages, options)
-        self._was_read(layer, attended.read)
+        self._last[layer] = attended.read
         return attended.out
-
-    def _check_rows(self, layer: int, keys: mx.array, values: mx.array) -> None:
-        spec, tokens = self._spec.layers[layer], self._step.num_tokens
-        for name, rows, dim in (("keys", keys, spec.head_dim), ("values", values, spec.value_dim)):
-            if rows.shape != (tokens, spec.num_kv_heads, dim):
-                raise ValueError(f"{name} must be {(tokens, spec.num_kv_heads, dim)}, got {rows.shape}")
-
-    def _was_read(self, layer: int, read: mx.array | None) -> None: ...
 
     def partials(self, layer: int, queries: mx.array, rotary: mx.array | None, parts: Parts) -> Partials:
         pages = self._pages(layer)
@@ -72,37 +85,65 @@ class MetalPool(ReferencePool):
             partials = self._attention.partials(layer, queries, pages, parts)
         else:
             partials = self._latents.partials(layer, queries, rotary, pages, parts)
-        self._was_read(layer, partials.read)
+        self._last[layer] = partials.read
         return partials
+
+    def pending(self) -> list[mx.array]:
+        return [] if self._unstorable is None else [self._unstorable]
+
+    def flags(self) -> list[mx.array]:
+        if self._unstorable is None:
+            return []
+        tokens = self._step.num_tokens
+        return [self._unstorable if tokens >= MIN_ELEMENTS else self._unstorable[:tokens]]
+
+    def gather_sequences(self, layer: int) -> tuple[mx.array, mx.array]:
+        mx.eval(self._last[layer])
+        dense = super().gather_sequences(layer)
+        mx.eval(dense)  # must happen before the next write
+        return dense
+
+    def read_pages(self, pages: Sequence[int]) -> PageBytes:
+        mx.eval(self._last)
+        return super().read_pages(pages)
+
+    def write_pages(self, pages: Sequence[int], data: PageBytes) -> None:
+        check_write(self._spec, pages, data)
+        mx.eval(self._last)
+        at = np.array(pages, np.int64)
+        for parts, place in zip(self._parts, layer_bytes(self._spec), strict=True):
+            heads = data[:, place.span].reshape(len(pages), place.layer.num_kv_heads, -1)
+            start = 0
+            for array in (array for part in parts for array in part):
+                memory = _memory(array).reshape(self._spec.num_pages, place.layer.num_kv_heads, -1)
+                width = memory.shape[-1] * memory.itemsize
+                memory[at] = np.ascontiguousarray(heads[..., start : start + width]).view(memory.dtype)
+                start += width
+
+    def _copy(self, pairs: list[tuple[int, int]]) -> None:
+        for layer in range(len(self._spec.layers)):
+            parts = self._pages(layer).inputs()
+            after = parts.pop("after")
+            self._last[layer] = copy_pages(self._library, self._spec, layer, parts, after, pairs)
 
     def _pages(self, layer: int) -> StoredPages:
         keys, values = self._parts[layer]
-        return StoredPages(tuple(keys), tuple(values))
+        return StoredPages(tuple(keys), tuple(values), self._last[layer])
 
-    def _store(self, layer: int, part: int, rows: mx.array) -> mx.array:
-        tokens, heads, dim = rows.shape
-        layout = self._codecs[part].layout(dim)
-        launch = rows_launch(tokens * heads, *layout)
-        unit = self._row_unit(part, dim)
-        *encoded, storable = self._library.run(unit, {"rows": rows.reshape(-1, dim)}, launch)
-        for stored, new in zip(self._parts[layer][part], encoded, strict=True):
-            stored[self._targets(heads)] = new.reshape(tokens, heads, -1)
-        return storable
-
-    def _row_unit(self, part: int, dim: int) -> KernelSource:
-        if (part, dim) not in self._row_units:
-            self._row_units[part, dim] = quantize_unit(self._formats[part], dim)
-        return self._row_units[part, dim]
+    def _writer(self, key_dim: int, value_dim: int) -> Kernel:
+        if (key_dim, value_dim) not in self._writers:
+            formats = page_format(self._spec.k_format), page_format(self._spec.v_format)
+            unit = write_unit(*formats, key_dim, value_dim)
+            self._writers[key_dim, value_dim] = self._library.kernel(unit)
+        return self._writers[key_dim, value_dim]
 
 
-def rows_launch(count: int, *layout: tuple[int, mx.Dtype]) -> Launch:
-    threads = 32 * NUM_SIMDGROUPS
-    outputs = tuple(((count, width), dtype) for width, dtype in layout)
-    return Launch(
-        grid=(-(-count // NUM_SIMDGROUPS) * threads, 1, 1),
-        threadgroup=(threads, 1, 1),
-        outputs=(*outputs, ((count,), mx.bool_)),
-    )
+def _memory(array: mx.array) -> NDArray[Any]:
+    plain = array.view({1: mx.uint8, 2: mx.uint16, 4: mx.uint32}[array.dtype.size])
+    mx.eval(plain)
+    memory = np.array(plain, copy=False)
+    assert memory.flags.writeable
+    return memory
 
 
 def _check(spec: PoolSpec) -> None:

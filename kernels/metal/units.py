@@ -16,7 +16,6 @@ import numpy as np
 
 from ..formats import PageFormat, rotation_block
 
-NUM_SIMDGROUPS = 4
 MAX_WRITE_SIMDGROUPS = 16
 """Largest number of simdgroups in a threadgroup that stores the K and V of one token."""
 
@@ -120,19 +119,6 @@ def has_scales(fmt: PageFormat, dim: int) -> bool:
     return fmt.scales_per_row(dim) > 0
 
 
-def quantize_unit(fmt: PageFormat, dim: int) -> KernelSource:
-    parts = ("codes", "scales") if has_scales(fmt, dim) else ("codes",)
-    return make_unit(
-        "quantize",
-        f"{fmt.name}_{dim}",
-        ("rows",),
-        (*parts, "storable"),
-        _row_macros(fmt, dim),
-        {"Format": fmt},
-        ("rows",),
-    )
-
-
 def write_unit(k_format: PageFormat, v_format: PageFormat, key_dim: int, value_dim: int) -> KernelSource:
     parts: list[str] = []
     macros: dict[str, int | str] = {"MAX_SIMDGROUPS": MAX_WRITE_SIMDGROUPS}
@@ -155,17 +141,6 @@ def write_unit(k_format: PageFormat, v_format: PageFormat, key_dim: int, value_d
         {"Keys": k_format, "Values": v_format},
         ("rows",),
     )
-
-
-def _row_macros(fmt: PageFormat, dim: int) -> dict[str, int | str]:
-    return {
-        "DIM": dim,
-        "LANE_DIM": lane_dim(dim),
-        "NUM_SIMDGROUPS": NUM_SIMDGROUPS,
-        "ROTATE": rotates(fmt, dim),
-        "NORM_BITS": norm_bits(dim),
-        "SCALES": "scales" if has_scales(fmt, dim) else "nullptr",
-    }
 
 
 def make_unit(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from ..interface import AttendOptions, LayerSpec, PagedKVCache, PageStorage, PoolSpec
 from ..masks import check_mask
@@ -259,12 +260,13 @@ class ReferencePool:
 
     def _targets(self, num_kv_heads: int) -> mx.array:
         if num_kv_heads not in self._slot_rows:
-            page, offset = np.divmod(
-                self._step.groups[0].slots[:, None].astype(np.int64), self._spec.page_size
-            )
-            rows = (page * num_kv_heads + np.arange(num_kv_heads)) * self._spec.page_size + offset
-            self._slot_rows[num_kv_heads] = mx.array(rows)
+            self._slot_rows[num_kv_heads] = mx.array(self._slot_targets(num_kv_heads))
         return self._slot_rows[num_kv_heads]
+
+    def _slot_targets(self, num_kv_heads: int) -> NDArray[np.int64]:
+        size = self._spec.page_size
+        page, offset = np.divmod(self._step.groups[0].slots[:, None].astype(np.int64), size)
+        return (page * num_kv_heads + np.arange(num_kv_heads)) * size + offset
 
     def _read(self, layer: int, part: int, tables: mx.array) -> mx.array:
         num_kv_heads, page_size = self._spec.layers[layer].num_kv_heads, self._spec.page_size

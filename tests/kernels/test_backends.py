@@ -9,6 +9,7 @@ import pytest
 
 from octavo.kernels import backends
 from octavo.kernels.backends import choose_backend
+from octavo.kernels.metal.backend import MetalBackend
 
 
 @pytest.fixture
@@ -74,8 +75,15 @@ def test_auto_on_a_mac_names_the_failed_self_test() -> None:
 
 
 @pytest.mark.usefixtures("metal")
+def test_metal_by_name_is_used_with_a_warning() -> None:
+    choice = choose_backend("metal")
+    assert choice.backend.name == "metal"
+    assert "as requested, although they fail their self-test here (fp4: [metal_kernel]" in choice.reason
+
+
+@pytest.mark.usefixtures("metal")
 def test_auto_on_a_mac_takes_kernels_that_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends, "first_failure", lambda _: None)
+    monkeypatch.setattr(MetalBackend, "find_problem", lambda _: None)
     choice = choose_backend("auto")
     assert choice.backend.name == "metal"
     assert "self-test" in choice.reason

@@ -16,7 +16,7 @@ FP4 = (
 )
 
 WRITE = (
-    Mutant("rows past the last are quantized", "quantize", "if (row >= uint(rows_shape[0]))", "if (false)"),
+    Mutant("tokens past the last are stored", "write", "if (token >= uint(keys_shape[0]))", "if (false)"),
     Mutant(
         "the rotation's high lanes add", "rows", "other - x[i] : x[i] + other", "other + x[i] : x[i] + other"
     ),

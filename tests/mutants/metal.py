@@ -28,7 +28,7 @@ from metal_backend import Emulator  # noqa: E402
 from metal_cases import EVERYTHING, LONG, LOOPING, TOLERANCES, run_watched, shape  # noqa: E402
 from metal_checks import check_bytes, minimum_bytes, pages_read  # noqa: E402
 from metal_emulator import MetalEmulatorError  # noqa: E402
-from metal_in_place import WritingDevice, check_copies, check_flags  # noqa: E402
+from metal_in_place import check_copies, check_flags  # noqa: E402
 from metal_latents import LATENT_LIMIT, worst_latents  # noqa: E402
 from metal_recurrent import check_recurrence  # noqa: E402
 from metal_residual import watched_cache  # noqa: E402
@@ -84,9 +84,7 @@ def grouped() -> None:
     attend(formats=("affine8", "affine4"))
 
 
-def write_in_place() -> None:
-    for name in ("fp4", "bf16"):
-        check_bytes(name, 64, WritingDevice(ftz=False), limit=300, in_place=True)
+def write_flags() -> None:
     check_flags(3)
 
 
@@ -161,8 +159,7 @@ CHECKS: dict[str, tuple[Callable[[], None], ...]] = {
     "latent": (latents, residual_latents),
     "tile": (everything, plain, wide),
     "rows": (write,),
-    "quantize": (write,),
-    "write": (write_in_place,),
+    "write": (write, write_flags),
     "format_fp4": (everything, write, write_wide),
     "format_fp5": (write_packed, finer, write_wide),
     "format_half": (write, plain),

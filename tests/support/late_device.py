@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_in_place import WritingDevice, memory_of
+from metal_backend import Emulator, memory_of
 
 _PLACEHOLDER = re.compile(r'"out(\d+)_\d+" ->')
 
@@ -34,7 +34,7 @@ class Job:
 
 
 @dataclass
-class LateDevice(WritingDevice):
+class LateDevice(Emulator):
     order_seed: int = 0
     order: list[int] = field(default_factory=list)
     launched: list[str] = field(default_factory=list)

@@ -6,17 +6,14 @@ from numpy.typing import NDArray
 
 from attention_cases import Case
 from format_rows import tricky_rows
-from metal_backend import Emulator
+from metal_backend import PAGES, Emulator
 from metal_cases import visible_rows
 from metal_emulator import Count, Result
 from octavo.kernels import page_format
 from octavo.kernels.interface import LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata, GroupMetadata
-from octavo.kernels.metal.in_place import InPlacePool
 from octavo.kernels.metal.launch import KernelLibrary
 from octavo.kernels.metal.pool import MetalPool
-
-PAGES = ("k_codes", "k_scales", "v_codes", "v_scales")
 
 
 def pages_read(result: Result, *names: str) -> Count:
@@ -55,14 +52,12 @@ def make_pool(
     tokens: int,
     heads: int = 1,
     value_dim: int | None = None,
-    in_place: bool = False,
 ) -> MetalPool:
     layer = LayerSpec(num_kv_heads=heads, head_dim=head_dim, value_dim=value_dim or head_dim)
     spec = PoolSpec(
         layers=(layer,), num_pages=-(-tokens // 16) + 1, page_size=16, k_format=name, v_format=name
     )
-    kind = InPlacePool if in_place else MetalPool
-    return kind(spec, KernelLibrary(emulator.compile))
+    return MetalPool(spec, KernelLibrary(emulator.compile))
 
 
 def one_sequence(slots: NDArray[np.int32], pages: int) -> AttentionMetadata:
@@ -95,7 +90,6 @@ def check_bytes(
     subnormals: bool = True,
     limit: int | None = None,
     value_dim: int | None = None,
-    in_place: bool = False,
 ) -> None:
     fmt = page_format(name)
     rows = np.concatenate(
@@ -104,7 +98,7 @@ def check_bytes(
     rows = rows[np.random.default_rng(0).permutation(len(rows))][:limit]
     rows = np.concatenate([rows, corner_rows(head_dim)])
     values = np.ascontiguousarray(rows[::-1, :value_dim])
-    pool = make_pool(emulator, name, head_dim, tokens=len(rows), value_dim=value_dim, in_place=in_place)
+    pool = make_pool(emulator, name, head_dim, tokens=len(rows), value_dim=value_dim)
     slots = np.random.default_rng(1).permutation(len(rows)).astype(np.int32)
     pool.begin_step(one_sequence(slots, pool.spec.num_pages))
     pool.write(0, mx.array(rows[:, None]), mx.array(values[:, None]))

@@ -8,26 +8,16 @@ from typing import Any
 import pytest
 
 from late_device import LateDevice
-from metal_in_place import WritingDevice
+from metal_backend import Emulator
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.executor.device_step import DeviceStep
 from octavo.engine.executor.load import load
 from octavo.engine.frontend.llm import LLM
 from octavo.kernels.backends import BackendSelection
-from octavo.kernels.metal.backend import MetalBackend
-from octavo.kernels.metal.launch import KernelLibrary
-
-
-def writing_backend(device: WritingDevice) -> MetalBackend:
-    backend = MetalBackend(KernelLibrary(device.compile))
-    backend._writes_in_place = True
-    return backend
 
 
 @contextmanager
-def metal_engine(
-    folder: Path, device: WritingDevice, *, warms_up: bool = False, **settings: Any
-) -> Iterator[LLM]:
+def metal_engine(folder: Path, device: Emulator, *, warms_up: bool = False, **settings: Any) -> Iterator[LLM]:
     small: dict[str, Any] = {"page_size": 16, "num_pages": 40, "max_running": 6, "max_step_tokens": 48}
     with pytest.MonkeyPatch.context() as patch:
         if not warms_up:
@@ -35,7 +25,7 @@ def metal_engine(
         patch.setattr(
             load,
             "choose_device",
-            lambda _: BackendSelection(writing_backend(device), "emulated"),
+            lambda _: BackendSelection(device.backend(), "emulated"),
         )
         if isinstance(device, LateDevice):
             resolve = DeviceStep.resolve

@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from metal_in_place import WritingDevice
+from metal_backend import Emulator
 from octavo.kernels.metal.launch import KernelLibrary
 from octavo.kernels.metal.recurrent import MetalRecurrences
 from octavo.kernels.state_segments import NO_STATE, StateSegments
@@ -17,7 +17,7 @@ RANDOM_BLOCKS = 70
 
 
 def metal_kernels() -> MetalRecurrences:
-    return MetalRecurrences(KernelLibrary(WritingDevice().compile))
+    return MetalRecurrences(KernelLibrary(Emulator().compile))
 
 
 def check_recurrence(cases: Callable[[Any], Iterator[Case]]) -> None:

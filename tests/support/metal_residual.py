@@ -6,8 +6,7 @@ from numpy.typing import NDArray
 
 from attention_backends import poison
 from attention_cases import Case
-from metal_backend import Emulator
-from metal_checks import PAGES
+from metal_backend import PAGES, Emulator
 from octavo.kernels.metal.attention import Partials, Parts
 from octavo.kernels.metal.backend import MetalBackend
 from octavo.kernels.metal.pool import MetalPool

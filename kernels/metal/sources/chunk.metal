@@ -23,11 +23,9 @@ threadgroup float4 shared_quads[SHARED_QUADS];
 threadgroup KeyRow key_rows[2 * KEYS];  // of this tile and of the next
 threadgroup float2 part_products[NUM_PART_PRODUCTS];
 
-#if ORDERED
 if (threadgroup_position_in_grid.x == 0 && threadgroup_position_in_grid.y == 0 && thread_index_in_threadgroup < 8) {
   read[thread_index_in_threadgroup] = true;
 }
-#endif
 #if !SPLIT
 if (threadgroup_position_in_grid.x >= uint(tiles[3])) {  // uniform across the threadgroup
   const uint from = tiles[4 * threadgroup_position_in_grid.x] * NUM_KV_HEADS + threadgroup_position_in_grid.y;

@@ -217,11 +217,9 @@ threadgroup float4 scores[NUM_SIMDGROUPS * HEADS * 8];
 threadgroup float tops[NUM_SIMDGROUPS * HEADS];
 threadgroup float sums[NUM_SIMDGROUPS * HEADS];
 
-#if ORDERED
 if (threadgroup_position_in_grid.x == 0 && threadgroup_position_in_grid.y == 0 && thread_index_in_threadgroup < 8) {
   read[thread_index_in_threadgroup] = true;
 }
-#endif
 const uint lane = thread_index_in_simdgroup, simd_index = simdgroup_index_in_threadgroup;
 const uint slice = simd_index / RANGES, range = simd_index % RANGES;
 const uint item = threadgroup_position_in_grid.x, kv_head = threadgroup_position_in_grid.y;

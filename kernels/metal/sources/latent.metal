@@ -23,11 +23,9 @@ threadgroup float2 part_products[NUM_SIMDGROUPS * KEYS / 8 * 32];
 
 const uint lane = thread_index_in_simdgroup, simd_index = simdgroup_index_in_threadgroup;
 const uint thread_index = thread_index_in_threadgroup;
-#if ORDERED
 if (threadgroup_position_in_grid.x == 0 && thread_index < 8) {
   read[thread_index] = true;
 }
-#endif
 const uint row_group = simd_index / PARTS, part = simd_index % PARTS;
 const device int* const item = items + 8 * threadgroup_position_in_grid.x;
 const uint first_row = uint(item[0]), skipped = uint(item[1]), count = uint(item[2]), sequence = uint(item[3]);

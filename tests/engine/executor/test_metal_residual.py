@@ -7,9 +7,8 @@ import mlx.core as mx
 import pytest
 
 import tiny_models
-from metal_backend import needs_compiler
+from metal_backend import Emulator, needs_compiler
 from metal_engine import metal_engine
-from metal_in_place import WritingDevice
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.frontend.llm import LLM
@@ -43,7 +42,7 @@ def test_answers_are_those_of_the_reference(tmp_path: Path) -> None:
         want = answers(llm)
     with LLM(EngineConfig(model=str(folder), backend="reference", **settings, residual_pages=0)) as llm:
         quantized = answers(llm)
-    device = WritingDevice()
+    device = Emulator()
     with metal_engine(folder, device, **settings) as llm:
         got = answers(llm)
     assert any("_w0_k0_b" in name for name, _ in device.results), "a kernel that is told where windows begin"

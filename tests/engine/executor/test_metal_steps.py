@@ -13,9 +13,8 @@ import pytest
 import tiny_models
 from attention_cases import build_metadata
 from late_device import LateDevice
-from metal_backend import needs_compiler
+from metal_backend import Emulator, needs_compiler
 from metal_engine import metal_engine
-from metal_in_place import WritingDevice
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.executor.adapt.output_head import select_rows
 from octavo.engine.executor.batch import Batch, OutputSelection
@@ -29,8 +28,8 @@ from octavo.kernels.groups import group_layers
 from octavo.kernels.interface import AttendOptions, LayerSpec, PoolSpec
 from octavo.kernels.kv_cache import create_kv_cache
 from octavo.kernels.metal.backend import MetalBackend
-from octavo.kernels.metal.in_place import InPlacePool
 from octavo.kernels.metal.launch import KernelLibrary
+from octavo.kernels.metal.pool import MetalPool
 
 pytestmark = [pytest.mark.parity, pytest.mark.timeout(300)]
 
@@ -82,7 +81,7 @@ def primitives_of(model: PagedModel, lengths: Sequence[int]) -> list[dict[str, A
 
     mx.export_function(found.append, step, mx.array(rows))
     for storage in model.kv_cache.storages:
-        assert isinstance(storage, InPlacePool)
+        assert isinstance(storage, MetalPool)
         storage._last = [mx.array(np.zeros(8, bool))] * len(storage.spec.layers)
     return [entry for entry in found if entry["type"] == "primitive"]
 
@@ -95,7 +94,6 @@ def test_a_layer_of_a_decode_step_takes_two_launches_or_three_and_moves_no_pool(
     tmp_path: Path, architecture: str, lengths: tuple[int, ...], per_layer: int
 ) -> None:
     backend = MetalBackend(KernelLibrary(on_gpu))
-    backend._writes_in_place = True
     folder = tiny_models.make_model(tmp_path, architecture, dtype=mx.bfloat16)
     model = paged_model(folder, architecture, backend)
     layers = sum(len(storage.spec.layers) for storage in model.kv_cache.storages)
@@ -136,7 +134,7 @@ def test_a_layer_of_a_decode_step_takes_two_launches_or_three_and_moves_no_pool(
 def test_mlx_computes_nothing_for_pages_itself(sequences: tuple[tuple[int, int], ...], launches: int) -> None:
     layer = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64)
     spec = PoolSpec(layers=(layer,), num_pages=NUM_PAGES, page_size=16, k_format="fp4", v_format="fp4")
-    pool = InPlacePool(spec, KernelLibrary(on_gpu))
+    pool = MetalPool(spec, KernelLibrary(on_gpu))
     tables = [np.arange((old + new) // 16 + 1, dtype=np.int32) for old, new in sequences]
     options = AttendOptions(scale=0.1, sinks=mx.ones(4, mx.bfloat16))
     found: list[dict[str, Any]] = []
@@ -177,10 +175,10 @@ def test_steps_overlap_by_default_and_change_no_token(
         return take(self, sources)
 
     monkeypatch.setattr(DeviceStep, "take", taking)
-    with metal_engine(folder, WritingDevice(), async_steps=False) as llm:
+    with metal_engine(folder, Emulator(), async_steps=False) as llm:
         expected = answers(llm)
     assert not followed
-    for device in (WritingDevice(), LateDevice()):
+    for device in (Emulator(), LateDevice()):
         with metal_engine(folder, device, warms_up=architecture == "qwen3") as llm:
             assert answers(llm) == expected
         assert len(followed) > 3

@@ -12,7 +12,6 @@ import tiny_models
 from adapter_checks import normal, wide
 from metal_backend import Emulator, needs_compiler
 from metal_engine import metal_engine
-from metal_in_place import WritingDevice
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.frontend.llm import LLM
@@ -137,7 +136,7 @@ def test_an_engine_adds_them_in_two_launches_for_layers_of_one_input(tmp_path: P
 
     with LLM(EngineConfig(model=str(model), backend="reference", **settings)) as llm:
         wanted = answers(llm)
-    device = WritingDevice()
+    device = Emulator()
     with metal_engine(model, device, **settings) as llm:
         device.results.clear()
         found = answers(llm)

@@ -9,11 +9,10 @@ from numpy.typing import NDArray
 
 from attention_cases import build_metadata
 from late_device import LateDevice, read
-from metal_backend import needs_compiler
-from metal_in_place import WritingDevice, memory_of
+from metal_backend import Emulator, memory_of, needs_compiler
 from octavo.kernels.interface import AttendOptions, LayerSpec, PoolSpec
-from octavo.kernels.metal.in_place import InPlacePool
 from octavo.kernels.metal.launch import KernelLibrary
+from octavo.kernels.metal.pool import MetalPool
 
 pytestmark = [pytest.mark.parity, needs_compiler, pytest.mark.timeout(300)]
 
@@ -30,11 +29,11 @@ STEPS = (
 )
 
 
-def addresses(pool: InPlacePool) -> list[int]:
+def addresses(pool: MetalPool) -> list[int]:
     return [memory_of(array).ctypes.data for layer in pool._parts for part in layer for array in part]
 
 
-def launch(pool: InPlacePool, copies: Sequence[tuple[int, int]] = ()) -> list[mx.array]:
+def launch(pool: MetalPool, copies: Sequence[tuple[int, int]] = ()) -> list[mx.array]:
     rng, outs = np.random.default_rng(3), []
     for step in STEPS:
         metadata = build_metadata(step, TABLES[: len(step)], 16)
@@ -52,7 +51,7 @@ def launch(pool: InPlacePool, copies: Sequence[tuple[int, int]] = ()) -> list[mx
     return outs
 
 
-def results(device: WritingDevice, pool_type: type[InPlacePool] = InPlacePool) -> list[NDArray[np.generic]]:
+def results(device: Emulator, pool_type: type[MetalPool] = MetalPool) -> list[NDArray[np.generic]]:
     pool = pool_type(SPEC, KernelLibrary(device.compile))
     before = addresses(pool)
     outs = launch(pool, [(0, 13), (11, 0), (13, 11)])  # swaps the first pages of both sequences
@@ -69,7 +68,7 @@ def equal(some: list[NDArray[np.generic]], others: list[NDArray[np.generic]]) ->
 
 @pytest.fixture(scope="module")
 def expected() -> list[NDArray[np.generic]]:
-    return results(WritingDevice())
+    return results(Emulator())
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -80,7 +79,7 @@ def test_overlapped_steps_equal_steps_one_by_one(seed: int, expected: list[NDArr
     assert device.num_out_of_order > 3, "this device might as well be in order"
 
 
-class ReadsEarly(InPlacePool):
+class ReadsEarly(MetalPool):
     """A bug: attention does not wait for the step's write."""
 
     def write(self, layer: int, keys: mx.array, values: mx.array) -> None:
@@ -89,14 +88,17 @@ class ReadsEarly(InPlacePool):
         self._last[layer] = before
 
 
-class WritesEarly(InPlacePool):
+class WritesEarly(MetalPool):
     """A bug: a write does not wait for the previous step's attention."""
 
-    def _was_read(self, layer: int, read: mx.array | None) -> None:
-        pass
+    def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
+        before = self._last[layer]
+        out = super().attend(layer, queries, options)
+        self._last[layer] = before
+        return out
 
 
-class CopiesEarly(InPlacePool):
+class CopiesEarly(MetalPool):
     """A bug: a copy waits for nothing."""
 
     def _copy(self, pairs: list[tuple[int, int]]) -> None:
@@ -107,9 +109,9 @@ class CopiesEarly(InPlacePool):
 
 @pytest.mark.parametrize("bug", [ReadsEarly, WritesEarly, CopiesEarly])
 def test_a_missing_dependency_gives_other_results(
-    bug: type[InPlacePool], expected: list[NDArray[np.generic]]
+    bug: type[MetalPool], expected: list[NDArray[np.generic]]
 ) -> None:
-    assert equal(results(WritingDevice(), bug), expected), "in the order of launches nobody notices"
+    assert equal(results(Emulator(), bug), expected), "in the order of launches nobody notices"
     found = []
     for seed in range(4):
         device = LateDevice(order_seed=seed)

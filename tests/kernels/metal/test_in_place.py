@@ -11,15 +11,11 @@ import pytest
 from attention_backends import poison
 from attention_cases import Case, build_metadata, run_case, with_table
 from metal_backend import Emulator, needs_compiler
-from metal_cases import EVERYTHING, TOLERANCES
-from metal_checks import check_bytes
+from metal_cases import EVERYTHING
 from metal_emulator import MetalRuntimeError
-from metal_in_place import WritingDevice, check_copies, check_flags
-from octavo.kernels import backends
-from octavo.kernels.backends import choose_backend
+from metal_in_place import check_copies, check_flags
 from octavo.kernels.interface import AttendOptions
 from octavo.kernels.metal.backend import MetalBackend
-from octavo.kernels.metal.in_place import InPlacePool
 from octavo.kernels.metal.launch import KernelLibrary
 from octavo.kernels.metal.pool import MetalPool
 
@@ -62,25 +58,10 @@ def read_only(emulator: Emulator) -> KernelLibrary:
     return KernelLibrary(compile_kernel)
 
 
-@pytest.mark.parametrize("formats", [("fp4", "fp4"), ("bf16", "fp16")], ids="-".join)
-def test_pages_written_in_place_are_attended_to(formats: tuple[str, str]) -> None:
-    device = WritingDevice()
-    backend = MetalBackend(KernelLibrary(device.compile))
-    assert backend.try_in_place() == "pages are written in place"
-    pool = backend.create_pool(EVERYTHING.spec(*formats))
-    assert isinstance(pool, InPlacePool)
-    poison(pool)
-    before = [array.shape for part in pool._parts[0] for array in part]
-    assert run_case(EVERYTHING, pool, dtype=mx.float16).error < TOLERANCES[mx.float16]
-    assert [array.shape for part in pool._parts[0] for array in part] == before
-    assert device.ran("quantize") == []
-    assert len(device.ran("write")) >= 2
-
-
 def test_kernels_on_a_layers_pages_run_in_the_order_of_their_launches() -> None:
     calls: Calls = []
     case = EVERYTHING
-    pool = InPlacePool(case.spec("fp4", "fp4"), recorded_by(WritingDevice(), calls))
+    pool = MetalPool(case.spec("fp4", "fp4"), recorded_by(Emulator(), calls))
     poison(pool)
     run_case(case, pool, dtype=mx.float16)
     writes = [call for call in calls if call[0].startswith("octavo_write_")]
@@ -92,21 +73,13 @@ def test_kernels_on_a_layers_pages_run_in_the_order_of_their_launches() -> None:
     assert all(outputs[-1].dtype == mx.bool_ for _, _, outputs in on_pages), "one kernel, whoever was last"
 
 
-@pytest.mark.parametrize("name", ["fp4", "fp5", "int8", "bf16", "nvfp4", "affine4"])
-def test_rows_are_stored_as_the_format_says(name: str) -> None:
-    check_bytes(name, 64, WritingDevice(), limit=300, subnormals=False, in_place=True)
-
-
 @pytest.mark.parametrize("tokens", [3, 9])
 def test_a_token_with_a_row_that_cannot_be_stored_is_reported_by_whatever_layer(tokens: int) -> None:
     check_flags(tokens)
 
 
-@pytest.mark.parametrize("in_place", [False, True])
-def test_pages_are_copied_and_gathered(in_place: bool) -> None:
-    device = WritingDevice()
-    kind = InPlacePool if in_place else MetalPool
-    pool = kind(TWO_PAGES.spec("fp4", "bf16"), KernelLibrary(device.compile))
+def test_pages_are_copied_and_gathered() -> None:
+    pool = MetalPool(TWO_PAGES.spec("fp4", "bf16"), Emulator().backend().library)
     poison(pool)
     rng = np.random.default_rng(5)
     rows = [mx.array(rng.standard_normal((16, 2, 64)).astype(np.float32)) for _ in "kv"]
@@ -142,7 +115,7 @@ def test_a_copy_moves_the_pages_bytes_once(formats: tuple[str, str], head_dim: i
 
 def test_a_copy_waits_for_writers_and_readers_and_they_for_it() -> None:
     calls: Calls = []
-    pool = InPlacePool(TWO_PAGES.spec("fp4", "fp4"), recorded_by(WritingDevice(), calls))
+    pool = MetalPool(TWO_PAGES.spec("fp4", "fp4"), recorded_by(Emulator(), calls))
     poison(pool)
     rows = mx.ones((16, 2, 64))
     step = build_metadata([(0, 16)], [np.array([0], np.int32)], 16)
@@ -158,26 +131,16 @@ def test_a_copy_waits_for_writers_and_readers_and_they_for_it() -> None:
         assert inputs["after"] is before[-1], name
 
 
-@pytest.mark.parametrize("kind", ["forgets writes", "forgets copies", "refuses"])
-def test_a_device_that_cannot_is_noticed_and_serves_without(kind: str) -> None:
-    forgets = {"forgets writes": ("write",), "forgets copies": ("copy",)}.get(kind)
-    device = Emulator() if forgets is None else WritingDevice(forgets=forgets)
-    library = read_only(device)
-    backend = MetalBackend(library)
-    said = backend.try_in_place()
-    assert said.startswith("writing pages in place failed its self-test (")
-    assert not backend.writes_in_place
-    pool = backend.create_pool(EVERYTHING.spec("fp4", "fp4"))
-    assert type(pool) is MetalPool
-    poison(pool)
-    assert run_case(EVERYTHING, pool, dtype=mx.float16).error < TOLERANCES[mx.float16]
-
-
-def test_it_is_tried_unless_the_environment_says_no(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
-    assert "; writing pages in place failed its self-test (" in choose_backend("metal").reason
-    monkeypatch.setenv(backends.IN_PLACE_VARIABLE, "0")
-    assert "place" not in choose_backend("metal").reason
-    monkeypatch.setenv(backends.IN_PLACE_VARIABLE, "yes")
-    with pytest.raises(ValueError, match="OCTAVO_METAL_IN_PLACE must be 0 or 1, got 'yes'"):
-        choose_backend("metal")
+@pytest.mark.parametrize(
+    ("device", "problem"),
+    [
+        (Emulator(), None),
+        (Emulator(forgets=("write",)), "write, fp4, window, kept positions, sinks, softcap"),
+        (Emulator(forgets=("copy",)), "pages are copied"),
+        (Emulator(refuses=True), "fp4: "),
+    ],
+    ids=["writes", "forgets writes", "forgets copies", "refuses"],
+)
+def test_a_device_that_cannot_write_in_place_is_noticed(device: Emulator, problem: str | None) -> None:
+    found = MetalBackend(read_only(device)).find_problem()
+    assert found is None if problem is None else str(found).startswith(problem)

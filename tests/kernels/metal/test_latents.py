@@ -26,12 +26,9 @@ from latent_cases import (
 from metal_backend import Emulator, needs_compiler
 from metal_checks import check_bytes, pages_read
 from metal_emulator import FAST_MATH
-from metal_in_place import WritingDevice
 from metal_latents import LATENT_LIMIT, run_latents, worst_latents
 from octavo.kernels import page_format
 from octavo.kernels.interface import AttendOptions, LayerSpec, PoolSpec
-from octavo.kernels.metal.in_place import InPlacePool
-from octavo.kernels.metal.launch import KernelLibrary
 from octavo.kernels.metal.units import METAL_FORMATS
 from octavo.kernels.residual_cache import ResidualCache
 
@@ -92,14 +89,6 @@ def test_a_split_row_has_bit_identical_results_in_any_batch() -> None:
     for i, row in ((0, 0), (1, 1)):
         work = [last_step(ALIKE)[i]]
         np.testing.assert_array_equal(ran.data.step(ran.pool, work, mx.float32)[0], ran.got[row])
-
-
-def test_pages_written_in_place_give_bit_identical_results() -> None:
-    device, wanted = WritingDevice(), run_latents(ALIKE, ("fp4", "bf16"))
-    pool = InPlacePool(spec_of(ALIKE, "fp4", "bf16"), KernelLibrary(device.compile))
-    wanted.data.write(pool, history(ALIKE), mx.float32)
-    np.testing.assert_array_equal(wanted.data.step(pool, last_step(ALIKE), mx.float32), wanted.got)
-    assert len(device.ran("latent")) == 2
 
 
 @pytest.mark.parametrize("name", ["mixed", "uneven tiles", "window of pages"])

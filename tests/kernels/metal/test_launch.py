@@ -11,12 +11,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from check_metal import PRELUDE, Recorder, mixed_step, record_all, run_recurrences, run_step
+from check_metal import PRELUDE, Recorder, record_all, run_recurrences, run_step
 from metal_backend import Emulator, needs_compiler
 from metal_emulator import why_unavailable
 from metal_emulator.lint import lint
-from octavo.kernels.interface import LayerSpec, PoolSpec
-from octavo.kernels.metal.in_place import InPlacePool
+from octavo.kernels.interface import LayerSpec
 from octavo.kernels.metal.launch import KernelLibrary, Launch
 from octavo.kernels.metal.units import METAL_FORMATS, KernelSource
 from octavo.kernels.reference.backend import ReferenceBackend
@@ -54,24 +53,7 @@ def test_kernels_use_nothing_that_metal_forbids(name: str) -> None:
     layer = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64, window=560, keep=4)
     run_step(KernelLibrary(linter), (name, name), layer, 3, mx.bfloat16, options=True)
     kinds = {unit.split("_")[1] for unit in linter.findings}
-    assert kinds == {"quantize", "decode", "reduce", "chunk"}
-    assert {unit: found for unit, found in linter.findings.items() if found} == {}
-
-
-@needs_compiler
-@pytest.mark.parametrize("formats", [("fp4", "bf16"), ("int8", "affine4"), ("mxfp4", "nvfp4")])
-def test_in_place_kernels_pass_the_linter(formats: tuple[str, str]) -> None:
-    linter = Linter()
-    layer = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64)
-    pool = InPlacePool(
-        PoolSpec(layers=(layer,), num_pages=24, page_size=32, k_format=formats[0], v_format=formats[1]),
-        KernelLibrary(linter),
-    )
-    pool.begin_step(mixed_step())
-    rows = mx.zeros((11, 2, 64), mx.bfloat16)
-    pool.write(0, rows, rows)
-    pool.copy_pages([(0, 1)])
-    assert {unit.split("_")[1] for unit in linter.findings} == {"write", "copy"}
+    assert kinds == {"copy", "write", "decode", "reduce", "chunk"}
     assert {unit: found for unit, found in linter.findings.items() if found} == {}
 
 
@@ -89,7 +71,7 @@ def test_every_unit_differs_by_name() -> None:
     texts = record_all()
     assert len(texts) > 300
     assert all(text.count("[[kernel]]") == 1 for text in texts.values())
-    for kernel in ("quantize", "write", "copy", "decode", "reduce", "chunk", "delta", "ssd", "conv"):
+    for kernel in ("write", "copy", "decode", "reduce", "chunk", "delta", "ssd", "conv"):
         assert any(f"octavo_{kernel}_" in name for name in texts), f"no {kernel} kernel was dumped"
     library = KernelLibrary(Emulator().compile)
     launch = Launch(grid=(8, 1, 1), threadgroup=(8, 1, 1), outputs=(((8,), mx.float32),))
@@ -134,7 +116,7 @@ def test_mlx_assembles_the_text_that_the_emulator_runs(tmp_path: Path) -> None:
 
     layer = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=128, window=560, keep=4)
     run_step(KernelLibrary(compile_kernel), ("fp4", "bf16"), layer, 2, mx.bfloat16, options=True)
-    assert len(texts) == 6  # two quantize, decode with and without splits, reduce, chunk
+    assert len(texts) == 6  # copy, write, decode with and without splits, reduce, chunk
     assert sorted(PRELUDE + text for text in texts.values()) == sorted(recorder.texts.values())
 
 
@@ -150,7 +132,7 @@ def test_small_inputs_are_refused() -> None:
 def test_a_backend_about_to_be_used_is_tested_first() -> None:
     emulator = Emulator()
     assert first_failure(emulator.backend()) is None
-    assert all(emulator.ran(kernel) for kernel in ("quantize", "decode", "chunk", "reduce"))
+    assert all(emulator.ran(kernel) for kernel in ("write", "decode", "chunk", "reduce"))
 
 
 @needs_compiler

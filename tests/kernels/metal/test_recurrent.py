@@ -13,8 +13,6 @@ from mlx_lm.models import ssm as mlx_lm_ssm
 
 import recurrent_cases
 from metal_backend import Emulator, needs_compiler
-from metal_engine import writing_backend
-from metal_in_place import WritingDevice
 from metal_recurrent import check_blocks, metal_kernels
 from octavo.kernels.metal.launch import KernelLibrary
 from octavo.kernels.metal.recurrent import MetalRecurrences, SegmentArrays
@@ -217,7 +215,7 @@ def test_a_nan_stays_in_its_own_sequence() -> None:
 
 def test_a_decoded_token_moves_its_state_once_in_whole_lines() -> None:
     """A state has 128 x 128 values per head, so 64 KB are read once and written once."""
-    device = WritingDevice()
+    device = Emulator()
     kernels = MetalRecurrences(KernelLibrary(device.compile))
     H, D = 2, 128
     q, k, v = (mx.ones((1, H, D)) / D for _ in range(3))
@@ -257,11 +255,10 @@ def test_arrays_of_wrong_shape_are_refused() -> None:
 def test_a_device_whose_kernels_fail_their_self_test_computes_by_operations(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert writing_backend(WritingDevice()).recurrent_kernels is not None
+    assert Emulator().backend().recurrent_kernels is not None
     assert not caplog.records
-    assert Emulator().backend().recurrent_kernels is None
     for kind, name in (("delta", "delta rule"), ("ssd", "SSD"), ("conv", "convolution")):
         caplog.clear()
-        assert writing_backend(WritingDevice(forgets=(kind,))).recurrent_kernels is None
+        assert Emulator(forgets=(kind,)).backend().recurrent_kernels is None
         (record,) = caplog.records
         assert f"fail their self-test on this device ({name}: states have error" in record.getMessage()

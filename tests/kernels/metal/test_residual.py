@@ -10,7 +10,6 @@ import pytest
 from attention_cases import CASES, Case, build_metadata
 from metal_backend import Emulator, needs_compiler
 from metal_cases import TOLERANCES
-from metal_in_place import WritingDevice
 from metal_residual import watched_cache
 from octavo.kernels.interface import AttendOptions, PagedKVCache
 from residual_cases import residual_spec, run_residual
@@ -28,42 +27,39 @@ def windowed(name: str, page_size: int, window: int, **rest: Any) -> Case:
 
 LONG = windowed("split", 32, 600, keep=3, sinks=True, kv_heads=1, sequences=((1100, 1), (3, 1), (700, 2)))
 WINDOWED = (
-    (windowed("of a page", 8, 5), ("fp4", "fp4"), 1, [0] * 5, False),
-    (windowed("of three pages", 16, 40), ("fp4", "fp4"), 17, [0] * 5, True),
-    (windowed("within the residual one", 32, 40), ("fp4", "fp4"), 33, [0] * 5, False),
+    (windowed("of a page", 8, 5), ("fp4", "fp4"), 1, [0] * 5),
+    (windowed("of three pages", 16, 40), ("fp4", "fp4"), 17, [0] * 5),
+    (windowed("within the residual one", 32, 40), ("fp4", "fp4"), 33, [0] * 5),
     (
         windowed("kept", 16, 41, keep=20, sinks=True, softcap=8.0),
         ("int4", "fp5"),
         5,
         [0, 40, 33, 0, 80],
-        False,
     ),
-    (windowed("kept page", 8, 21, keep=16, group=3), ("fp5", "int4"), 9, [0] * 5, False),
-    (windowed("whole", 16, 40, whole=(2, 8)), ("fp4", "fp4"), 17, [0] * 5, True),
-    (LONG, ("fp4", "fp4"), 33, [0, 0, 701], True),
+    (windowed("kept page", 8, 21, keep=16, group=3), ("fp5", "int4"), 9, [0] * 5),
+    (windowed("whole", 16, 40, whole=(2, 8)), ("fp4", "fp4"), 17, [0] * 5),
+    (LONG, ("fp4", "fp4"), 33, [0, 0, 701]),
 )
 
 
 @pytest.mark.parametrize(
-    ("case", "formats", "window", "keep", "after", "in_place"),
+    ("case", "formats", "window", "keep", "after"),
     [
-        (RAGGED, ("fp4", "fp4"), 1, 0, [0, 31, 16, 24], False),
-        (RAGGED, ("int8", "nvfp4"), 5, 8, [0] * 4, True),
-        (replace(RAGGED, name="whole", whole=(3, 8)), ("fp4", "fp4"), 5, 8, [0] * 4, True),
-        (SPLIT, ("fp4", "fp4"), 33, 32, [0, 0], False),
-        pytest.param(NAMED["softcap"], ("bf16", "int4"), 17, 0, [0, 12, 0], False, marks=pytest.mark.slow),
-        *((case, formats, window, 0, after, in_place) for case, formats, window, after, in_place in WINDOWED),
-        pytest.param(NAMED["dim128"], ("fp4", "fp4"), 1, 16, [0, 9, 0], True, marks=pytest.mark.slow),
+        (RAGGED, ("fp4", "fp4"), 1, 0, [0, 31, 16, 24]),
+        (RAGGED, ("int8", "nvfp4"), 5, 8, [0] * 4),
+        (replace(RAGGED, name="whole", whole=(3, 8)), ("fp4", "fp4"), 5, 8, [0] * 4),
+        (SPLIT, ("fp4", "fp4"), 33, 32, [0, 0]),
+        pytest.param(NAMED["softcap"], ("bf16", "int4"), 17, 0, [0, 12, 0], marks=pytest.mark.slow),
+        *((case, formats, window, 0, after) for case, formats, window, after in WINDOWED),
+        pytest.param(NAMED["dim128"], ("fp4", "fp4"), 1, 16, [0, 9, 0], marks=pytest.mark.slow),
     ],
     ids=lambda value: getattr(value, "name", None),
 )
 def test_rows_read_each_position_from_the_kind_of_page_they_should(
-    case: Case, formats: tuple[str, str], window: int, keep: int, after: list[int], in_place: bool
+    case: Case, formats: tuple[str, str], window: int, keep: int, after: list[int]
 ) -> None:
-    emulator = WritingDevice() if in_place else Emulator()
-    backend = emulator.backend()
-    backend._writes_in_place = in_place
-    cache = watched_cache(emulator, backend, case, formats, window=window, keep=keep)
+    emulator = Emulator()
+    cache = watched_cache(emulator, emulator.backend(), case, formats, window=window, keep=keep)
     got, want = run_residual(case, cache, after)
     np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCES[mx.float32] * np.abs(want).max())
     assert emulator.ran("decode")

@@ -23,7 +23,7 @@ pytestmark = [
 @pytest.mark.parametrize(("dim", "group"), [(128, 1), (128, 4), (128, 8), (64, 8), (256, 2)])
 def test_fp4_kernels_fit_into_registers(dim: int, group: int) -> None:
     found = examine("fp4", dim, group)
-    for kernel in ("decode", "reduce", "quantize", "chunk"):
+    for kernel in ("decode", "reduce", "write", "chunk"):
         assert found[kernel].registers <= MAX_REGISTERS
         assert found[kernel].scratch_bytes == 0, kernel
 
@@ -51,7 +51,7 @@ def test_two_threadgroups_of_a_chunk_fit_into_a_core(name: str, dim: int, group:
 @pytest.mark.parametrize(("name", "heads"), [("fp4", 128), ("fp5", 16), ("bf16", 128), ("int8", 16)])
 def test_latents_fit_into_registers(name: str, heads: int) -> None:
     found = examine(name, 512, heads, latents=True)
-    for kernel in ("latent", "reduce", "quantize"):
+    for kernel in ("latent", "reduce", "write"):
         assert found[kernel].registers <= MAX_REGISTERS
         assert found[kernel].scratch_bytes == 0, kernel
     assert found["latent"].threadgroup_bytes <= 30_000

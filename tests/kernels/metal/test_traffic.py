@@ -4,7 +4,7 @@ import mlx.core as mx
 import pytest
 
 from attention_cases import Case
-from metal_backend import needs_compiler
+from metal_backend import PAGES, needs_compiler
 from metal_cases import case_id, run_watched, shape
 from metal_checks import minimum_bytes, pages_read
 from metal_emulator import Result
@@ -82,6 +82,7 @@ def test_a_chunk_reads_keys_once_per_tile_of_queries(formats: tuple[str, str]) -
 def test_a_write_moves_each_row_once(name: str) -> None:
     case = shape("", 128, 2, 16, kv_heads=2, sequences=((0, 33),))
     _, emulator = run_watched(case, (name, name), mx.float16)
-    for launch in emulator.ran("quantize"):
-        assert launch.traffic.read("rows").bytes == 33 * 2 * 128 * 2
-        assert launch.traffic.written("codes", "scales").bytes == 33 * 2 * page_format(name).row_bytes(128)
+    (launch,) = emulator.ran("write")
+    assert launch.traffic.read("keys", "values").bytes == 2 * 33 * 2 * 128 * 2
+    written = launch.traffic.written(*(part for part in PAGES if part in launch.traffic.writes))
+    assert written.bytes == 2 * 33 * 2 * page_format(name).row_bytes(128)

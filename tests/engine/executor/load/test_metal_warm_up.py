@@ -9,9 +9,8 @@ import pytest
 import recurrent_models
 import tiny_heads
 import tiny_models
-from metal_backend import needs_compiler
+from metal_backend import Emulator, needs_compiler
 from metal_engine import metal_engine
-from metal_in_place import WritingDevice
 from octavo.engine.api.outputs import FinishReason
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.executor.load import load
@@ -21,9 +20,9 @@ pytestmark = [pytest.mark.parity, needs_compiler, pytest.mark.timeout(300)]
 
 
 def compiled_while_serving(
-    folder: Path, *, device: WritingDevice | None = None, warms_up: bool = True, **settings: Any
+    folder: Path, *, device: Emulator | None = None, warms_up: bool = True, **settings: Any
 ) -> set[str]:
-    device = WritingDevice() if device is None else device
+    device = Emulator() if device is None else device
 
     def without_computing(*arguments: Any, **options: Any) -> None:
         device.computes = False
@@ -79,6 +78,6 @@ def test_nothing_is_compiled_for_a_request(
 def test_recurrences_are_compiled_before_requests(tmp_path: Path, architecture: str, kinds: set[str]) -> None:
     folder = recurrent_models.make_folder(tmp_path / "model", architecture, mx.bfloat16)
     settings: dict[str, Any] = {"state_memory": 1 << 20, "residual_pages": 0, "speculate": "ngram"}
-    device = WritingDevice()
+    device = Emulator()
     assert compiled_while_serving(folder, device=device, **settings) == set()
     assert kinds <= kinds_of(device.signatures)

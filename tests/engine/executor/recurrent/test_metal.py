@@ -8,8 +8,7 @@ import pytest
 
 import recurrent_models
 from metal_backend import Emulator, needs_compiler
-from metal_engine import metal_engine, writing_backend
-from metal_in_place import WritingDevice
+from metal_engine import metal_engine
 from octavo.engine import SamplingParams
 from octavo.engine.executor.adapt.output_head import select_rows
 from octavo.engine.executor.load import probe
@@ -40,7 +39,7 @@ def probed(name: str, backend: MetalBackend, folder: Path, dtype: mx.Dtype = mx.
 
 @pytest.mark.parametrize("name", ["qwen3_5", "lfm2"])
 def test_attention_runs_on_kernels_and_recurrences_on_operations(name: str, tmp_path: Path) -> None:
-    emulator = Emulator()
+    emulator = Emulator(forgets=("delta",))
     backend = emulator.backend()
     assert recurrences_of(backend) is None
     result = probed(name, backend, tmp_path / name)
@@ -64,8 +63,8 @@ def test_attention_runs_on_kernels_and_recurrences_on_operations(name: str, tmp_
 )
 def test_recurrences_run_on_kernels(name: str, kinds: set[str], tmp_path: Path) -> None:
     """The model is float32, because MLX has no 16-bit experts on a CPU."""
-    device = WritingDevice()
-    result = probed(name, writing_backend(device), tmp_path / name, mx.float32)
+    device = Emulator()
+    result = probed(name, device.backend(), tmp_path / name, mx.float32)
     assert result.error < 1e-3
     assert result.recurrent is not None
     counts = result.recurrent.count_cut_points()
@@ -75,7 +74,7 @@ def test_recurrences_run_on_kernels(name: str, kinds: set[str], tmp_path: Path) 
 
 def test_one_launch_for_each_recurrence_of_a_step(tmp_path: Path) -> None:
     folder = recurrent_models.make_folder(tmp_path / "model", "qwen3_5", mx.bfloat16)
-    device = WritingDevice()
+    device = Emulator()
     steps: list[Counter[str]] = []
     commit = StatePool.commit
 
@@ -109,7 +108,7 @@ def test_drafts_change_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
         monkeypatch.setattr(MetalRecurrences, "arrays", counting)
         params = SamplingParams(max_tokens=16, seed=3, temperature=30.0, top_k=3, logit_bias=words)
-        with metal_engine(folder, WritingDevice(), state_memory=1 << 20, speculate=drafter) as llm:
+        with metal_engine(folder, Emulator(), state_memory=1 << 20, speculate=drafter) as llm:
             (output,) = llm.generate([prompt], params, progress=False)
         answers[drafter] = output.outputs[0].token_ids
     assert set(answers["off"]) == {1, 2, 3}
@@ -124,7 +123,7 @@ def test_a_prompt_continues_from_a_snapshot(tmp_path: Path) -> None:
     params = SamplingParams(max_tokens=6, ignore_eos=True, logprobs=1)
     answers = []
     for before in ([], [prompt]):
-        with metal_engine(folder, WritingDevice(), state_memory=1 << 20) as llm:
+        with metal_engine(folder, Emulator(), state_memory=1 << 20) as llm:
             for tokens in before:
                 llm.generate([tokens], SamplingParams(max_tokens=1, ignore_eos=True))
             (output,) = llm.generate([longer], params)
