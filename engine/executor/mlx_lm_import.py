@@ -14,6 +14,8 @@ import threading
 from types import ModuleType
 from typing import Any
 
+from mlx.nn.layers.positional_encoding import RoPE
+
 from .overrides import replaced
 
 PACKAGE = "mlx_lm"
@@ -95,4 +97,13 @@ with replaced((resource, "setrlimit", lambda _: lambda *_: None)):
     utils: Any = copy_without(f"{PACKAGE}.utils", _ABSENT)
 assert resource.getrlimit(resource.RLIMIT_NOFILE) == _open_files
 
-__all__ = ["Absent", "base", "cache", "copy_without", "defer", "rope_utils", "utils"]
+ROPES = (
+    RoPE,
+    rope_utils.Llama3RoPE,
+    rope_utils.ProportionalRoPE,
+    rope_utils.SuScaledRoPE,
+    rope_utils.YarnRoPE,
+)
+"""Rotary embeddings whose frequencies are known."""
+
+__all__ = ["ROPES", "Absent", "base", "cache", "copy_without", "defer", "rope_utils", "utils"]

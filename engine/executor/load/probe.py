@@ -26,7 +26,7 @@ from ..recurrent.recurrent_layers import RecurrentLayers
 from ..recurrent.state_pool import StatePool
 from .attention_check import find_mistake
 from .probe_reference import Errors, Reference, evaluated, make_reference, row_errors, with_more_noise
-from .probe_run import ComputedRows, TracedCache, compute_steps, find_dependence, find_dependence_in
+from .probe_run import ComputedRows, TracedCache, compute_steps, find_dependence
 from .probe_steps import probe_cache, probe_pool, step_metadata
 
 MAX_WINDOW = 256  # positions; longer attention windows are not tested
@@ -143,14 +143,11 @@ def _find_wrong(
 ) -> str | None:
     if paged.context.gathers and not backend.takes_masks:
         return f"its layers select positions to attend to, for which the {backend.name} backend has no kernel"
-    if backend.has_model_ops and not layout.mixers:
-        observed = reference.sequences[-1]
-        dependence = find_dependence_in(computed, paged, observed, layout.vocab_size)
-    else:
-        dependence = find_dependence(paged, layout.vocab_size)
-    if dependence is not None:
-        return dependence
-    return find_mistake(paged, layout, [len(tokens) for tokens in reference.sequences])
+    alone = backend.has_model_ops and not layout.mixers
+    dependence = find_dependence(
+        computed, paged, reference.sequences, _steps(layout), layout.vocab_size, alone=alone
+    )
+    return dependence or find_mistake(paged, layout, [len(tokens) for tokens in reference.sequences])
 
 
 def _compare(computed: ComputedRows, reference: Reference, steps: Sequence[tuple[int, ...]]) -> list[Errors]:

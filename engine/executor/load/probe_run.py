@@ -74,39 +74,35 @@ def compute_steps(
     )
 
 
-LENGTH = 7  # tokens of the observed sequence
-COUNTS = (
-    ((2, 4, 3), (1, 1, 1), (1, 2, 3)),
-    ((5, 1, 3), (1, 1, 1), (2, 1, 3)),
-)
-LONGEST = 8  # positions of the longest sequence
-
-
-def find_dependence(paged: PagedModel, vocab_size: int) -> str | None:
-    rng = np.random.default_rng(1)
-    observed = rng.integers(0, vocab_size, LENGTH).tolist()
-    runs = []
-    for index, counts in enumerate(COUNTS):
-        neighbours = [rng.integers(0, vocab_size, LONGEST).tolist() for _ in counts[0][1:]]
-        sequences = [*neighbours, _with_other_end(observed, vocab_size, index)]
-        runs.append(compute_steps(paged, sequences, counts, longest=LONGEST))
-    if (found := _difference(*runs)) is not None:
-        return f"a sequence's results change by {found:.2g} if the batch has other sequences or later tokens"
-    return None
-
-
-def find_dependence_in(
-    computed: ComputedRows, paged: PagedModel, tokens: list[int], vocab_size: int
+def find_dependence(
+    computed: ComputedRows,
+    paged: PagedModel,
+    sequences: list[list[int]],
+    steps: Sequence[tuple[int, ...]],
+    vocab_size: int,
+    *,
+    alone: bool,
 ) -> str | None:
-    sequences = [[], [], _with_other_end(tokens, vocab_size, 1)]
-    alone = compute_steps(paged, sequences, ((0, 0, len(tokens)),), longest=LONGEST)
-    if (found := _difference(computed, alone)) is not None:
-        return f"a sequence's results change by {found:.2g} if it is computed alone and in one chunk"
-    return None
+    """Compute the last sequence again, with another last token, and compare its other rows.
 
-
-def _with_other_end(tokens: list[int], vocab_size: int, by: int) -> list[int]:
-    return [*tokens[:-1], (tokens[-1] + by) % vocab_size]
+    It is computed ``alone`` and in one chunk, or in the same chunks next to other sequences of equal counts.
+    """
+    *others, observed = sequences
+    rest: list[list[int]] = [[] for _ in others]
+    if alone:
+        counts = [(*(0 for _ in others), len(observed))]
+        how = "it is computed alone and in one chunk"
+    else:
+        rng = np.random.default_rng(1)
+        size = len(others)
+        counts = [(*((sum(each[:-1]) + i) // size for i in range(size)), each[-1]) for each in steps]
+        lengths = [sum(column) for column in zip(*counts, strict=True)]
+        rest = [rng.integers(0, vocab_size, length).tolist() for length in lengths[:-1]]
+        how = "the batch has other sequences or later tokens"
+    again = [*rest, [*observed[:-1], (observed[-1] + 1) % vocab_size]]
+    longest = max(map(len, sequences))
+    found = _difference(computed, compute_steps(paged, again, counts, longest=longest))
+    return None if found is None else f"a sequence's results change by {found:.2g} if {how}"
 
 
 def _difference(first: ComputedRows, second: ComputedRows) -> float | None:

@@ -16,19 +16,12 @@ from numpy.typing import NDArray
 
 from ...api.errors import ModelLoadError
 from ...memory.configuration import rope_settings, text_config
-from ..mlx_lm_import import rope_utils
+from ..mlx_lm_import import ROPES, rope_utils
 from .config_check import Readings
 
 TOLERANCE = 1e-3  # relative error
 
 _DEFAULT_BASE = 10000.0  # transformers' default
-_KINDS = (
-    RoPE,
-    rope_utils.SuScaledRoPE,
-    rope_utils.YarnRoPE,
-    rope_utils.Llama3RoPE,
-    rope_utils.ProportionalRoPE,
-)
 _SCALED_HERE = ("linear", "llama3", "yarn")
 _BY_LENGTH = {"proportional": rope_utils.ProportionalRoPE}
 
@@ -56,7 +49,7 @@ def match_rope(model: Module, config: Mapping[str, Any], readings: Readings, ori
     _replace_dynamic(model)
     used = set(flat.get("layer_types") or settings)
     for name, wanted in settings.items():
-        modules = [module for _, module in model.named_modules() if isinstance(module, _KINDS)]
+        modules = [module for _, module in model.named_modules() if isinstance(module, ROPES)]
         theta = wanted.get("rope_theta")
         if not modules or (name and name not in used) or isinstance(theta, list):
             continue

@@ -25,69 +25,59 @@ ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_approx": "gelu_tanh", "gelu
 def replace_activations() -> dict[str, Any]:
     """Replace MLX's and mlx-lm's activations; return the native functions by name."""
     done = {}
-    for path, name, wrap in _OURS:
+    for path, name, compute in _OURS:
         if (module := sys.modules.get(path)) is not None:
             bound = getattr(module, name)
-            ours = bound if hasattr(bound, "original") else wrap(bound)
+            ours = bound if hasattr(bound, "original") else _wrap(bound, compute)
             rebind(name, ours.original, ours, mlx_activations, nn)
             done[name] = ours
     return done
 
 
-def _activation(original: Callable[[mx.array], mx.array], kind: str) -> Any:
-    def activation(x: mx.array) -> mx.array:
-        if isinstance(x, mx.array) and x.ndim > 0 and x.dtype in FLOATS and on_cpu():
-            return _ext.gated(x, None, kind)
-        return original(x)
-
-    activation.original = original  # type: ignore[attr-defined]
-    return activation
+def _activation(kind: str, x: mx.array) -> mx.array | None:
+    return _ext.gated(x, None, kind) if isinstance(x, mx.array) and x.ndim > 0 and x.dtype in FLOATS else None
 
 
-def _swiglu(original: Callable[[mx.array, mx.array], mx.array]) -> Any:
-    def swiglu(gate: mx.array, x: mx.array) -> mx.array:
-        if gate.shape == x.shape and gate.dtype == x.dtype and gate.dtype in FLOATS and on_cpu():
-            return _ext.gated(gate, x, "silu")
-        return original(gate, x)
-
-    swiglu.original = original  # type: ignore[attr-defined]
-    return swiglu
+def _swiglu(gate: mx.array, x: mx.array) -> mx.array | None:
+    fits = gate.shape == x.shape and gate.dtype == x.dtype and gate.dtype in FLOATS
+    return _ext.gated(gate, x, "silu") if fits else None
 
 
-def _precise_swiglu(original: Callable[[mx.array, mx.array, mx.array], mx.array]) -> Any:
-    def precise_swiglu(h: mx.array, gate: mx.array, x: mx.array) -> mx.array:
-        if gate.shape == x.shape and h.dtype == gate.dtype == x.dtype and h.dtype in FLOATS and on_cpu():
-            return _ext.gated(gate, x, "silu")
-        return original(h, gate, x)
-
-    precise_swiglu.original = original  # type: ignore[attr-defined]
-    return precise_swiglu
+def _precise_swiglu(h: mx.array, gate: mx.array, x: mx.array) -> mx.array | None:
+    return _swiglu(gate, x) if h.dtype == gate.dtype else None
 
 
-def _normalize_qk(original: Callable[..., tuple[mx.array, mx.array]]) -> Any:
-    def normalize_qk(q: mx.array, k: mx.array, *, inv_scale: float, eps: float) -> tuple[mx.array, mx.array]:
-        if q.dtype not in FLOATS or k.dtype != q.dtype or not on_cpu():
-            return original(q, k, inv_scale=inv_scale, eps=eps)
-        eps *= inv_scale**2
-        return (
-            _ext.rms_norm(q, _constant(q.shape[-1], inv_scale**2), eps),
-            _ext.rms_norm(k, _constant(k.shape[-1], inv_scale), eps),
-        )
-
-    normalize_qk.original = original  # type: ignore[attr-defined]
-    return normalize_qk
+def _normalize_qk(
+    q: mx.array, k: mx.array, *, inv_scale: float, eps: float
+) -> tuple[mx.array, mx.array] | None:
+    if q.dtype not in FLOATS or k.dtype != q.dtype:
+        return None
+    eps *= inv_scale**2
+    return (
+        _ext.rms_norm(q, _constant(q.shape[-1], inv_scale**2), eps),
+        _ext.rms_norm(k, _constant(k.shape[-1], inv_scale), eps),
+    )
 
 
-_OURS: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
+def _wrap(original: Any, compute: Callable[..., Any]) -> Any:
+    def function(*args: Any, **kwargs: Any) -> Any:
+        found = compute(*args, **kwargs) if on_cpu() else None
+        return original(*args, **kwargs) if found is None else found
+
+    function.original = original  # type: ignore[attr-defined]
+    return function
+
+
+_OURS: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     *(
-        (mlx_activations.__name__, name, functools.partial(_activation, kind=kind))
+        (mlx_activations.__name__, name, functools.partial(_activation, kind))
         for name, kind in ACTIVATIONS.items()
     ),
     ("mlx_lm.models.activations", "swiglu", _swiglu),
     ("mlx_lm.models.activations", "precise_swiglu", _precise_swiglu),
     ("mlx_lm.models.gated_delta", "normalize_qk", _normalize_qk),
 )
-"""Replaced functions: module, name, and a function that wraps the original."""
+"""Replaced functions: module, name, and a native function. It returns None if the original must compute."""
 
 
 @functools.cache

@@ -14,10 +14,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from mlx.nn.layers.positional_encoding import RoPE
-from mlx_lm.models import rope_utils
 
 from octavo.kernels import _ext
 
+from ..mlx_lm_import import ROPES, rope_utils
 from ..overrides import replaced
 
 
@@ -57,22 +57,6 @@ class _Native:
         )
 
 
-class NativeRoPE(_Native, RoPE): ...
-
-
-class NativeLlama3RoPE(_Native, rope_utils.Llama3RoPE): ...
-
-
-class NativeSuScaledRoPE(_Native, rope_utils.SuScaledRoPE): ...
-
-
-class NativeYarnRoPE(_Native, rope_utils.YarnRoPE):  # type: ignore[misc]
-    ...
-
-
-class NativeProportionalRoPE(_Native, rope_utils.ProportionalRoPE): ...
-
-
 def rotation_of(module: Any) -> Rotation:
     kind = type(module)
     if kind is RoPE:
@@ -87,13 +71,7 @@ def rotation_of(module: Any) -> Rotation:
     return Rotation(module.dims, module.traditional, inverse)
 
 
-NATIVE: dict[type, Callable[..., Any]] = {
-    RoPE: NativeRoPE,
-    rope_utils.Llama3RoPE: NativeLlama3RoPE,
-    rope_utils.SuScaledRoPE: NativeSuScaledRoPE,
-    rope_utils.YarnRoPE: NativeYarnRoPE,
-    rope_utils.ProportionalRoPE: NativeProportionalRoPE,
-}
+NATIVE: dict[type, type] = {kind: type(f"Native{kind.__name__}", (_Native, kind), {}) for kind in ROPES}
 
 
 def computed_in_float32() -> AbstractContextManager[None]:

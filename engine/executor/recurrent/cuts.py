@@ -46,7 +46,7 @@ class Cuts:
         return self._if_active(plain, call)
 
     def child(self, name: str, plain: Call, cut: CutPoint) -> Call:
-        def call(module: Module, x: mx.array, _: Any = None) -> Any:
+        def call(module: Module, x: mx.array, cache: Any = None) -> Any:  # noqa: ARG001
             compute = self._grouped(functools.partial(plain, module), cut, (x,), {})
             return self._cut(name, self._layers.recurrences.child(module, x), compute), None
 
@@ -72,7 +72,7 @@ class Cuts:
         def scan(*args: Any) -> Any:
             return self._function(name, "selective_scan", selective_scan, SCAN, args, {})
 
-        def call(module: Any, x: mx.array, *_: Any) -> Any:
+        def call(module: Any, x: mx.array, *_states: Any) -> Any:
             if not A:
                 A.append(-mx.exp(module.A_log))
                 mx.eval(A)
@@ -102,7 +102,7 @@ class Cuts:
     def shift(self, name: str, plain: Call) -> Call:
         weights: dict[mx.Dtype, mx.array] = {}
 
-        def call(module: Module, x: mx.array, _: Any) -> Any:
+        def call(module: Module, x: mx.array, state: Any) -> Any:  # noqa: ARG001
             if x.dtype not in weights:
                 weights[x.dtype] = _each(mx.array([[1.0], [0.0]], x.dtype), x.shape[-1])
 

@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 from mlx.nn.layers.base import Module
-from mlx.nn.layers.positional_encoding import RoPE
 from mlx.utils import tree_flatten
-from mlx_lm.models import rope_utils
 
 from ...api.config import EngineConfig
 from ...api.errors import ModelLoadError
 from ...api.image import ImageRules, PromptImage
 from ...memory.model_files import read_config
+from ..mlx_lm_import import ROPES
 from ..model_ops import ModelOps
 from ..overrides import adapt_module
 from ..row_inputs import RowInputs
@@ -26,13 +25,6 @@ from .portions import Portions, cut, modules_to_cut, record_models, use_linear_p
 IS_IMAGE = "image_rows"  # int32 [T], 1 for image rows
 FEATURES = "image_features"  # float32 [T, D], embeddings of image rows
 DEEPSTACK = "image_deepstack"  # float32 [T, L, D], added to the outputs of the first L layers
-_ROPES = (
-    RoPE,
-    rope_utils.Llama3RoPE,
-    rope_utils.SuScaledRoPE,
-    rope_utils.YarnRoPE,
-    rope_utils.ProportionalRoPE,
-)
 POSITIONS = ("position_t", "position_h", "position_w")  # int32 [T] each, for M-RoPE
 
 
@@ -57,7 +49,7 @@ def adapt_language(model: Module, config: Mapping[str, Any], rows: RowInputs) ->
     if section is None:
         return False
     axes = axes_of_pairs(section, interleaved=bool(rope_settings(config).get("mrope_interleaved")))
-    ropes: list[Any] = [module for _, module in model.named_modules() if isinstance(module, _ROPES)]
+    ropes: list[Any] = [module for _, module in model.named_modules() if isinstance(module, ROPES)]
     for module in ropes:
         adapt_module(module, _rope, image_inputs=rows, axis_of_value=mx.array(axes * 2, mx.int32))
     return True
