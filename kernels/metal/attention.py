@@ -118,13 +118,11 @@ class _Step:
         return self.starts[window]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Layer:
     config: AttentionConfig
     options: AttendOptions
     fixed: dict[str, mx.array]
-    find: Callable[[AttentionConfig, str], Kernel]
-    kernels: dict[str, Kernel] = field(default_factory=dict)
 
     def serves(self, num_heads: int, options: AttendOptions) -> bool:
         mine, config = self.options, self.config
@@ -136,12 +134,6 @@ class _Layer:
                 and mine.sinks is options.sinks
             )
         )
-
-    def run(self, kind: str, inputs: dict[str, mx.array], launch: Launch) -> list[mx.array]:
-        kernel = self.kernels.get(kind)
-        if kernel is None:
-            kernel = self.kernels[kind] = self.find(self.config, kind)
-        return kernel(inputs, launch)
 
 
 _UNITS: dict[str, Callable[[AttentionConfig], KernelSource]] = {
@@ -200,7 +192,7 @@ class PagedAttention:
         inputs["tiles"] = routes.tiles
         output = ((tokens, num_heads, spec.value_dim), queries.dtype)
         launch = _chunk_launch(of_layer.config, routes.num_tiles, output)
-        return Attended(*of_layer.run("chunk", inputs, launch))
+        return Attended(*self._run(of_layer, "chunk", inputs, launch))
 
     def partials(self, layer: int, queries: mx.array, pages: StoredPages, parts: Parts) -> Partials:
         """Compute ``parts``; the results are not normalized, and V is still rotated."""
@@ -214,10 +206,10 @@ class PagedAttention:
             "queries": queries,
         }
         if parts.tiled is None:
-            return Partials(*_split(of_layer, inputs | {"items": parts.items}, parts.count))
+            return Partials(*self._split(of_layer, inputs | {"items": parts.items}, parts.count))
         config = of_layer.config
         launch = _chunk_launch(config, parts.count, *_part_outputs(config, parts.tiled))
-        return Partials(*of_layer.run("split_chunk", inputs | {"tiles": parts.items}, launch))
+        return Partials(*self._run(of_layer, "split_chunk", inputs | {"tiles": parts.items}, launch))
 
     def _decode(self, of_layer: _Layer, routes: _Routes, inputs: dict[str, mx.array]) -> Attended:
         config, dtype = of_layer.config, inputs["queries"].dtype
@@ -226,8 +218,8 @@ class PagedAttention:
         inputs["items"] = routes.items
         if not rows:
             launch = _decode_launch(config, count, ((count, heads, dim), dtype))
-            return Attended(*of_layer.run("decode", inputs, launch))
-        partial, stats, read = _split(of_layer, inputs, count)
+            return Attended(*self._run(of_layer, "decode", inputs, launch))
+        partial, stats, read = self._split(of_layer, inputs, count)
         threads = 32 * REDUCE_SIMDGROUPS
         launch = Launch(
             grid=(threads, heads, rows),
@@ -235,7 +227,7 @@ class PagedAttention:
             outputs=(((rows, heads, dim), dtype),),
         )
         joined = inputs | {"rows": routes.joins, "partial": partial, "stats": stats}
-        (out,) = of_layer.run("reduce", joined, launch)
+        (out,) = self._run(of_layer, "reduce", joined, launch)
         return Attended(out, read)
 
     def _layer(
@@ -266,13 +258,20 @@ class PagedAttention:
         if options.sinks is not None:
             fixed["sinks"] = per_head("sinks", options.sinks, num_heads)
         mx.eval(*fixed.values())
-        made = self._layers[key] = _Layer(config, options, fixed, self._kernel)
+        made = self._layers[key] = _Layer(config, options, fixed)
         return made
 
-    def _kernel(self, config: AttentionConfig, kind: str) -> Kernel:
-        if (config, kind) not in self._kernels:
-            self._kernels[config, kind] = self._library.kernel(_UNITS[kind](config))
-        return self._kernels[config, kind]
+    def _split(self, of_layer: _Layer, inputs: dict[str, mx.array], count: int) -> list[mx.array]:
+        launch = _decode_launch(of_layer.config, count, *_part_outputs(of_layer.config, count))
+        return self._run(of_layer, "split", inputs, launch)
+
+    def _run(
+        self, of_layer: _Layer, kind: str, inputs: dict[str, mx.array], launch: Launch
+    ) -> list[mx.array]:
+        key = of_layer.config, kind
+        if key not in self._kernels:
+            self._kernels[key] = self._library.kernel(_UNITS[kind](of_layer.config))
+        return self._kernels[key](inputs, launch)
 
     def _routes(self, spec: LayerSpec, config: AttentionConfig) -> _Routes:
         step, chunk_tokens = self._begun, config.chunk_tokens
@@ -294,11 +293,6 @@ class PagedAttention:
         if self._step is None:
             raise ValueError("no step has begun; call begin_step first")
         return self._step
-
-
-def _split(of_layer: _Layer, inputs: dict[str, mx.array], count: int) -> list[mx.array]:
-    launch = _decode_launch(of_layer.config, count, *_part_outputs(of_layer.config, count))
-    return of_layer.run("split", inputs, launch)
 
 
 def _decode_launch(config: AttentionConfig, count: int, *outputs: tuple[tuple[int, ...], mx.Dtype]) -> Launch:

@@ -7,12 +7,13 @@ operations join the results of both kinds.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ..interface import AttendOptions, LayerSpec, refuse_option
+from ..interface import AttendOptions, refuse_option
 from ..metadata import AttentionMetadata, Ints
 from ..reference.codecs import hadamard
 from ..residual_cache import ResidualCache
@@ -48,7 +49,7 @@ class _Route:
     runs: tuple[_Run, _Run]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Kind:
     page_table: Ints
     positions: Ints
@@ -65,47 +66,24 @@ class _Kind:
             return (self.positions + DECODE_TILE) // DECODE_TILE
         return np.where(self.live, bounded_tiles(self.positions, self.seen_since, self.keep), 0)
 
+    @cached_property
+    def arrays(self) -> tuple[mx.array, mx.array, mx.array | None]:
+        since = None if self.seen_since is None else padded(self.seen_since)
+        return padded(self.page_table), padded(self.positions), since
 
-@dataclass(frozen=True, slots=True)
-class _Reach:
-    window: int | None
-    residual: int
-    keep: int
 
-    @classmethod
-    def of(cls, layer: LayerSpec, residual: LayerSpec) -> _Reach:
-        assert residual.window is not None
-        return cls(layer.window, residual.window, residual.keep)
+Kinds = tuple[_Kind, _Kind]
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    kinds: tuple[_Kind, _Kind]
-    tables: tuple[_Table, _Table]
+    kinds: Kinds
     routes: dict[int, list[_Route]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
-    positions: mx.array
-    page_table: mx.array
-    seen_since: mx.array | None
-    keep: int
-
-    @classmethod
-    def of(cls, kind: _Kind) -> _Table:
-        since = None if kind.seen_since is None else padded(kind.seen_since)
-        return cls(padded(kind.positions), padded(kind.page_table), since, kind.keep)
-
-
 class MetalResidualCache(ResidualCache[MetalPool]):
-    _steps: dict[_Reach, _Step]
+    _steps: dict[tuple[int | None, int], _Step]
     _order: mx.array | None
-
-    def __init__(self, quantized: MetalPool, residual: MetalPool) -> None:
-        super().__init__(quantized, residual)
-        layers = zip(quantized.spec.layers, residual.spec.layers, strict=True)
-        self._reaches = [_Reach.of(*both) for both in layers]
 
     def begin_step(self, metadata: AttentionMetadata) -> None:
         super().begin_step(metadata)
@@ -114,13 +92,12 @@ class MetalResidualCache(ResidualCache[MetalPool]):
         self._order = None if order is None else mx.array(order)
 
     def _step(self, layer: int) -> _Step:
-        reach = self._reaches[layer]
-        if reach not in self._steps:
+        window, keep = self.quantized.spec.layers[layer].window, self.residual.spec.layers[layer].keep
+        if (window, keep) not in self._steps:
             if self._metadata is None:
                 raise ValueError("no step has begun; call begin_step first")
-            kinds = _kinds(self._metadata, reach)
-            self._steps[reach] = _Step(kinds, (_Table.of(kinds[0]), _Table.of(kinds[1])))
-        return self._steps[reach]
+            self._steps[window, keep] = _Step(_kinds(self._metadata, window, keep))
+        return self._steps[window, keep]
 
     def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
         refuse_option("metal", mask=options.mask)
@@ -134,7 +111,7 @@ class MetalResidualCache(ResidualCache[MetalPool]):
         if tokens not in step.routes:
             assert self._metadata is not None
             step.routes[tokens] = _routes(self._metadata, step.kinds, tokens)
-        outs = [self._attend(layer, queries, step.tables, route, options) for route in step.routes[tokens]]
+        outs = [self._attend(layer, queries, step.kinds, route, options) for route in step.routes[tokens]]
         out = outs[0] if len(outs) == 1 else mx.concatenate(outs)
         return (out if self._order is None else out[self._order]).astype(queries.dtype)
 
@@ -142,7 +119,7 @@ class MetalResidualCache(ResidualCache[MetalPool]):
         self,
         layer: int,
         queries: mx.array,
-        tables: tuple[_Table, _Table],
+        kinds: Kinds,
         route: _Route,
         options: AttendOptions,
     ) -> mx.array:
@@ -154,17 +131,18 @@ class MetalResidualCache(ResidualCache[MetalPool]):
             top = mx.maximum(top, sinks)
         parts = []
         pools = self.quantized, self.residual
-        for pool, run, table in zip(pools, route.runs, tables, strict=True):
+        for pool, run, kind in zip(pools, route.runs, kinds, strict=True):
             if not run.count:
                 continue
+            page_table, positions, seen_since = kind.arrays
             wanted = Parts(
                 items=run.items,
                 plan=run.plan,
                 tiled=run.tiled,
-                positions=table.positions,
-                seen_since=table.seen_since,
-                keep=table.keep,
-                page_table=table.page_table,
+                positions=positions,
+                seen_since=seen_since,
+                keep=kind.keep,
+                page_table=page_table,
                 scale=options.scale,
                 softcap=options.softcap,
             )
@@ -189,21 +167,21 @@ def _exp2(x: mx.array) -> mx.array:
     return mx.exp(x * _LN_2)
 
 
-def _kinds(metadata: AttentionMetadata, reach: _Reach) -> tuple[_Kind, _Kind]:
+def _kinds(metadata: AttentionMetadata, window: int | None, keep: int) -> Kinds:
     size, (positions, sequence) = metadata.page_size, (metadata.positions, metadata.row_sequences)
     pages, shown = metadata.groups
     assert shown.starts is not None
     start = shown.starts // size
-    skipped, kept = np.minimum(start, reach.keep // size), np.minimum(start, -(-reach.keep // size))
+    skipped, kept = np.minimum(start, keep // size), np.minimum(start, -(-keep // size))
     column = np.arange(pages.page_table.shape[1])
     own = np.where(column < kept[:, None], column, column + (start - kept)[:, None])
     own = np.minimum(own, metadata.seen_until[:, None] // size)
     earlier = np.minimum(column + skipped[:, None], np.maximum(start - 1, 0)[:, None])
     seen_since: tuple[Ints | None, Ints | None] = None, None
-    if reach.window is not None:
-        low = window_start(positions, reach.window)
+    if window is not None:
+        low = window_start(positions, window)
         seen_since = (
-            (np.maximum(low, reach.keep) - skipped * size).astype(np.int32),
+            (np.maximum(low, keep) - skipped * size).astype(np.int32),
             (np.maximum(low, start * size) - (start - kept) * size).astype(np.int32),
         )
     return (
@@ -217,7 +195,7 @@ def _kinds(metadata: AttentionMetadata, reach: _Reach) -> tuple[_Kind, _Kind]:
             np.take_along_axis(shown.page_table[sequence], own, axis=1),
             (metadata.seen_until - (start - kept) * size).astype(np.int32),
             seen_since[1],
-            keep=0 if reach.window is None else reach.keep,
+            keep=0 if window is None else keep,
         ),
     )
 
@@ -227,7 +205,7 @@ def _alone_and_chunks(metadata: AttentionMetadata) -> tuple[Ints, Ints]:
     return np.setdiff1d(np.arange(metadata.num_tokens, dtype=np.int32), chunks), chunks
 
 
-def _routes(metadata: AttentionMetadata, kinds: tuple[_Kind, _Kind], tokens: int) -> list[_Route]:
+def _routes(metadata: AttentionMetadata, kinds: Kinds, tokens: int) -> list[_Route]:
     alone, chunks = _alone_and_chunks(metadata)
     quantized, residual = kinds
     sequences, last = metadata.row_sequences.astype(np.int64), quantized.positions

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -83,30 +84,40 @@ def group_sequences(metadata: AttentionMetadata) -> tuple[list[EqualRows], Ints]
     return groups, np.argsort(np.concatenate(order)).astype(np.int32)
 
 
+Kind = tuple[mx.array | None, mx.array, mx.array]
+"""Keys [B, Hkv, L, D] and values [B, Hkv, L, Dv] in one kind of pages, float32, and which positions each row
+reads from them, [B, n, L] (None: all). L may exceed a sequence's length."""
+
+
 def attend_group(
     group: EqualRows,
     queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
+    kinds: Sequence[Kind],
     *,
     spec: LayerSpec,
     options: AttendOptions,
     bias: Bias,
 ) -> mx.array:
-    """Return attention [B * n, Hq, Dv] of scaled queries [B, n, Hq, D] over K and V of their sequences.
-
-    Keys are [B, Hkv, L, D], values [B, Hkv, L, Dv], all float32; L may exceed a sequence's length.
-    """
+    """Return attention [B * n, Hq, Dv] of scaled queries [B, n, Hq, D] over K and V of their sequences."""
     sequences, n, num_heads, _ = queries.shape
-    kv_heads, shared, length = spec.num_kv_heads, num_heads // spec.num_kv_heads, keys.shape[2]
-    # Positions past a sequence's end may hold NaN of other sequences, and 0 * NaN is NaN.
-    live = mx.arange(length) < group.lengths[:, None]
-    values = mx.where(live[:, None, :, None], values, 0.0)
+    kv_heads, shared, length = spec.num_kv_heads, num_heads // spec.num_kv_heads, kinds[0][1].shape[2]
     folded = queries.reshape(sequences, n, kv_heads, shared, -1).transpose(0, 2, 3, 1, 4)
     folded = folded.reshape(sequences, kv_heads, shared * n, -1)
-    logits = (folded @ keys.swapaxes(-1, -2)).reshape(sequences, kv_heads, shared, n, length)
+    logits = mx.zeros((sequences, kv_heads, shared, n, length))
+    for reads, keys, _ in kinds:
+        own = (folded @ keys.swapaxes(-1, -2)).reshape(logits.shape)
+        logits = own if reads is None else mx.where(reads[:, None, None], own, logits)
     weights = attention_weights(logits, group, spec=spec, options=options, bias=bias)
-    out = weights.reshape(sequences, kv_heads, shared * n, length) @ values
+    live = mx.arange(length) < group.lengths[:, None, None]
+    out: mx.array | None = None
+    for reads, _, values in kinds:
+        part = weights if reads is None else mx.where(reads[:, None, None], weights, 0.0)
+        part = part.reshape(sequences, kv_heads, shared * n, length)
+        # Other positions may hold NaN of other sequences, and 0 * NaN is NaN.
+        wanted = mx.logical_and((part != 0).any(axis=2), live)
+        product = part @ mx.where(wanted[..., None], values, 0.0)
+        out = product if out is None else out + product
+    assert out is not None
     out = out.reshape(sequences, kv_heads, shared, n, -1).transpose(0, 3, 1, 2, 4)
     return out.reshape(sequences * n, num_heads, -1)
 

@@ -96,8 +96,7 @@ class ReferencePool:
             attend_group(
                 group,
                 wide[group.rows],
-                self._read(layer, 0, group.tables),
-                self._read(layer, 1, group.tables),
+                [(None, self._read(layer, 0, group.tables), self._read(layer, 1, group.tables))],
                 spec=spec,
                 options=options,
                 bias=bias,
@@ -121,8 +120,8 @@ class ReferencePool:
         for group in self._groups:
             latents = self.rows(layer, 0, group.tables)
             keys = mx.concatenate([latents, self.rows(layer, 1, group.tables)], axis=-1)
-            rows = wide[group.rows]
-            outs.append(attend_group(group, rows, keys, latents, spec=spec, options=options, bias=bias))
+            kinds = [(None, keys, latents)]
+            outs.append(attend_group(group, wide[group.rows], kinds, spec=spec, options=options, bias=bias))
         return mx.concatenate(outs)[self._restore_order].astype(queries.dtype)
 
     def check_latents(self, layer: int, queries: mx.array, options: AttendOptions) -> None:

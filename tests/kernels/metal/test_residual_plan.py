@@ -9,16 +9,18 @@ from hypothesis import strategies as st
 
 from octavo.kernels.metadata import AttentionMetadata
 from octavo.kernels.metal.plan import chunk_rows
-from octavo.kernels.metal.residual import _Kind, _kinds, _Reach, _routes, _Run
+from octavo.kernels.metal.residual import _Kind, _kinds, _routes, _Run
 from octavo.kernels.residual import residual_starts
 
 pytestmark = pytest.mark.parity
 
 TILE = 4  # tokens
+Reach = tuple[int | None, int]
+"""Window of a layer, and the number of first positions that rows read in 16 bits."""
 
 
 @st.composite
-def steps(draw: st.DrawFn) -> tuple[AttentionMetadata, _Reach]:
+def steps(draw: st.DrawFn) -> tuple[AttentionMetadata, Reach]:
     size = draw(st.sampled_from((1, 2, 4, 8)))
     spans = draw(
         st.lists(
@@ -37,7 +39,7 @@ def steps(draw: st.DrawFn) -> tuple[AttentionMetadata, _Reach]:
     first = residual_starts(step.positions, window=residual, page_size=size)
     starts = np.where(step.positions < np.array(after)[step.row_sequences], 0, first).astype(np.int32)
     pages, shown = step.groups
-    return replace(step, groups=(pages, shown._replace(starts=starts))), _Reach(window, residual, keep)
+    return replace(step, groups=(pages, shown._replace(starts=starts))), (window, keep)
 
 
 def read(step: AttentionMetadata, kind: _Kind, row: int, table: int) -> list[int]:
@@ -49,21 +51,22 @@ def read(step: AttentionMetadata, kind: _Kind, row: int, table: int) -> list[int
     return [int(position) for position in pages * size + keys % size]
 
 
-def wanted(step: AttentionMetadata, reach: _Reach, row: int) -> tuple[list[int], list[int]]:
+def wanted(step: AttentionMetadata, reach: Reach, row: int) -> tuple[list[int], list[int]]:
     assert step.groups[1].starts is not None
+    window, keep = reach
     position = step.positions[row : row + 1]
     start = step.groups[1].starts[row]
     keys = np.arange(position[0] + 1)
-    if reach.window is not None:
-        keys = keys[(keys > position[0] - reach.window) | (keys < reach.keep)]
-    whole = (keys >= start) | (keys < reach.keep)
+    if window is not None:
+        keys = keys[(keys > position[0] - window) | (keys < keep)]
+    whole = (keys >= start) | (keys < keep)
     return keys[~whole].tolist(), keys[whole].tolist()
 
 
 @given(steps())
-def test_rows_read_every_position_that_they_see_once(drawn: tuple[AttentionMetadata, _Reach]) -> None:
+def test_rows_read_every_position_that_they_see_once(drawn: tuple[AttentionMetadata, Reach]) -> None:
     step, reach = drawn
-    kinds = _kinds(step, reach)
+    kinds = _kinds(step, *reach)
     for row in range(step.num_tokens):
         got = tuple(read(step, kind, row, row) for kind in kinds)
         assert got == wanted(step, reach, row)
@@ -77,10 +80,10 @@ def test_rows_read_every_position_that_they_see_once(drawn: tuple[AttentionMetad
 
 @given(steps())
 def test_a_tile_reads_one_table_from_its_first_rows_start(
-    drawn: tuple[AttentionMetadata, _Reach],
+    drawn: tuple[AttentionMetadata, Reach],
 ) -> None:
     step, reach = drawn
-    kinds = _kinds(step, reach)
+    kinds = _kinds(step, *reach)
     for route in _routes(step, kinds, TILE):
         is_tiled = np.isin(route.rows, chunk_rows(step)).all()
         for kind, run, which in zip(kinds, route.runs, (0, 1), strict=True):
