@@ -102,14 +102,32 @@ def _residual_spec(spec: PoolSpec, group: LayerGroup, num_pages: int, name: str)
     return replace(spec, layers=layers, num_pages=num_pages, k_format=name, v_format=name)
 
 
-class GroupedKVCache:
+class JoinedCaches:
+    def __init__(self, caches: Sequence[PagedKVCache]) -> None:
+        self._caches = tuple(caches)
+        parts = [cache.replayable for cache in caches]
+        self.replayable: tuple[ReplayablePool, ...] = (
+            tuple(pool for part in parts for pool in part) if all(parts) else ()
+        )
+
+    def pending(self) -> list[mx.array]:
+        return [array for cache in self._caches for array in cache.pending()]
+
+    def flags(self) -> list[mx.array]:
+        return [flags for cache in self._caches for flags in cache.flags()]
+
+    def nonfinite_tokens(self) -> list[int]:
+        return sorted({row for cache in self._caches for row in cache.nonfinite_tokens()})
+
+
+class GroupedKVCache(JoinedCaches):
     """``PagedKVCache`` that joins one cache per group of layers.
 
     ``storages`` has the pages of every group, then the residual pages of every group.
     """
 
     def __init__(self, caches: Sequence[PagedKVCache], groups: Sequence[LayerGroup]) -> None:
-        self._caches = tuple(caches)
+        super().__init__(caches)
         self._chunks = [group.chunk for group in groups]
         self._chunked = {layer for group in groups if group.chunked for layer in group.members}
         kinds = [cache.storages for cache in caches]
@@ -117,10 +135,6 @@ class GroupedKVCache:
             storage for kind in zip(*kinds, strict=True) for storage in kind
         )
         self._parts = [range(index, len(self.storages), len(caches)) for index in range(len(caches))]
-        parts = [cache.replayable for cache in caches]
-        self.replayable: tuple[ReplayablePool, ...] = (
-            tuple(pool for part in parts for pool in part) if all(parts) else ()
-        )
         places = {
             layer: (cache, index)
             for cache, group in zip(caches, groups, strict=True)
@@ -152,12 +166,3 @@ class GroupedKVCache:
             raise ValueError(f"layer {layer} must not attend within chunks to gather its K and V")
         cache, index = self._places[layer]
         return cache.gather(index)
-
-    def pending(self) -> list[mx.array]:
-        return [array for cache in self._caches for array in cache.pending()]
-
-    def flags(self) -> list[mx.array]:
-        return [flags for cache in self._caches for flags in cache.flags()]
-
-    def nonfinite_tokens(self) -> list[int]:
-        return sorted({row for cache in self._caches for row in cache.nonfinite_tokens()})

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import numpy as np
 
 from .interface import KVPool, PageStorage
+from .kv_cache import JoinedCaches
 from .metadata import AttentionMetadata, Ints
-from .replay import ReplayablePool
 from .residual import check_residual, residual_starts
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Pool = TypeVar("Pool", bound=KVPool)
 
 
-class ResidualCache(Generic[Pool]):
+class ResidualCache(JoinedCaches, Generic[Pool]):
     """A pool of quantized pages and a pool of 16-bit residual pages.
 
     The metadata of a step has two groups: quantized pages, then residual pages.
@@ -27,8 +27,7 @@ class ResidualCache(Generic[Pool]):
         self.quantized = quantized
         self.residual = residual
         self.storages: tuple[PageStorage, ...] = (quantized, residual)
-        parts = quantized.replayable, residual.replayable
-        self.replayable: tuple[ReplayablePool, ...] = (*parts[0], *parts[1]) if all(parts) else ()
+        super().__init__((quantized, residual))
         window = residual.spec.layers[0].window
         assert window is not None
         self._window = window
@@ -74,13 +73,3 @@ class ResidualCache(Generic[Pool]):
         starts = self._metadata.groups[1].starts
         assert starts is not None
         return starts
-
-    def pending(self) -> list[mx.array]:
-        return [*self.quantized.pending(), *self.residual.pending()]
-
-    def flags(self) -> list[mx.array]:
-        return [*self.quantized.flags(), *self.residual.flags()]
-
-    def nonfinite_tokens(self) -> list[int]:
-        rows = self.quantized.nonfinite_tokens() + self.residual.nonfinite_tokens()
-        return sorted(set(rows)) if rows else rows

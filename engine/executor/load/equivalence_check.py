@@ -13,8 +13,8 @@ from octavo.kernels.metadata import AttentionMetadata, Ints, StateMetadata
 from ..batch import Batch, OutputSelection
 from ..paged_model import PagedModel
 from ..recurrent.state_pool import StatePool
+from .probe_steps import PAGE_SIZE
 
-PAGE_SIZE = 8
 NUM_ROWS = 3
 NUM_STEPS = 2
 LAST = range(NUM_STEPS - 1, NUM_STEPS)

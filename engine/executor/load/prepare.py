@@ -5,11 +5,8 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import mlx.core as mx
-
 from octavo.kernels.backends import BackendSelection, choose_backend, set_up_device
-from octavo.kernels.interface import AttentionBackend, PoolSpec
-from octavo.kernels.kv_cache import GroupedKVCache
+from octavo.kernels.interface import AttentionBackend
 
 from ...api.config import EngineConfig
 from ...api.errors import InvalidConfig
@@ -20,7 +17,7 @@ from ..model_ops import Fusion, MLXOps, ModelOps
 from ..paged_model import PagedModel
 from ..recurrent.recurrences import recurrences_of
 from ..recurrent.state_pool import StatePool
-from .equivalence_check import NUM_PAGES, NUM_ROWS, PAGE_SIZE, FusionResult, check_fusion
+from .equivalence_check import NUM_PAGES, NUM_ROWS, FusionResult, check_fusion
 from .loader import LoadedModel, materialize
 from .probe import ProbeResult, plain_reference, probe
 from .probe_reference import Reference
@@ -112,21 +109,12 @@ def _checked_fusion(
     selection: RowSelection | None,
     result: ProbeResult,
 ) -> FusionResult:
-    page_format = "bf16" if layout.dtype == mx.bfloat16 else "fp16"
-    spec = PoolSpec(
-        layers=layout.layers,
-        num_pages=NUM_PAGES,
-        page_size=PAGE_SIZE,
-        k_format=page_format,
-        v_format=page_format,
-    )
-
     def create(replay: bool) -> PagedModel:
         recurrent = result.recurrent
         return PagedModel(
             loaded.model,
             layout,
-            probe_cache(choice.backend, spec) if layout.layers else GroupedKVCache((), ()),
+            probe_cache(choice.backend, layout, NUM_PAGES),
             selection=selection,
             replay=replay,
             recurrent=recurrent,

@@ -12,7 +12,6 @@ import numpy as np
 from mlx.nn.layers.base import Module
 
 from octavo.kernels.interface import AttentionBackend
-from octavo.kernels.kv_cache import GroupedKVCache
 
 from ...api.errors import ModelLoadError
 from ..adapt.output_head import RowSelection
@@ -27,7 +26,7 @@ from ..recurrent.state_pool import StatePool
 from .attention_check import find_mistake
 from .probe_reference import Errors, Reference, evaluated, make_reference, row_errors, with_more_noise
 from .probe_run import ComputedRows, TracedCache, compute_steps, find_dependence
-from .probe_steps import probe_cache, probe_pool, step_metadata
+from .probe_steps import num_pages, probe_cache, step_metadata
 
 MAX_WINDOW = 256  # positions; longer attention windows are not tested
 STEPS = ((4, 3, 0), (1, 1, 2), (4, 0, 1), (1, 0, 2))
@@ -123,14 +122,13 @@ def _paged_model(
     reference: Reference,
     recurrent: RecurrentLayers | None,
 ) -> PagedModel:
-    spec = probe_pool(layout, num_sequences=len(reference.sequences), longest=reference.longest)
-    pool = probe_cache(backend, spec) if layout.layers else GroupedKVCache((), ())
+    count = len(reference.sequences)
     return PagedModel(
         model,
         layout,
-        TracedCache(pool),
+        TracedCache(probe_cache(backend, layout, 1 + count * num_pages(reference.longest))),
         recurrent=recurrent,
-        states=None if recurrent is None else StatePool(len(reference.sequences) + 1),
+        states=None if recurrent is None else StatePool(count + 1),
     )
 
 

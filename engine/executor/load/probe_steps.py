@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from octavo.kernels.groups import group_layers
 from octavo.kernels.interface import AttentionBackend, PagedKVCache, PoolSpec
-from octavo.kernels.kv_cache import create_kv_cache
+from octavo.kernels.kv_cache import GroupedKVCache, create_kv_cache
 from octavo.kernels.metadata import AttentionMetadata, StateMetadata
 
 from ..cache_layout import CacheLayout
@@ -28,18 +28,14 @@ def num_pages(length: int) -> int:
     return -(-length // PAGE_SIZE)
 
 
-def probe_pool(layout: CacheLayout, *, num_sequences: int, longest: int) -> PoolSpec:
-    page_format = "bf16" if layout.dtype == mx.bfloat16 else "fp16"
-    return PoolSpec(
-        layers=layout.layers,
-        num_pages=num_sequences * num_pages(longest) + 1,
-        page_size=PAGE_SIZE,
-        k_format=page_format,
-        v_format=page_format,
+def probe_cache(backend: AttentionBackend, layout: CacheLayout, num_pages: int) -> PagedKVCache:
+    """Return a small pool of 16-bit pages for the layers of a model."""
+    name = "bf16" if layout.dtype == mx.bfloat16 else "fp16"
+    spec = PoolSpec(
+        layers=layout.layers, num_pages=num_pages, page_size=PAGE_SIZE, k_format=name, v_format=name
     )
-
-
-def probe_cache(backend: AttentionBackend, spec: PoolSpec) -> PagedKVCache:
+    if not layout.layers:
+        return GroupedKVCache((), ())
     if not any(layer.chunked for layer in spec.layers):
         return backend.create_pool(spec)
     groups = group_layers(spec.layers, sys.maxsize)

@@ -11,12 +11,10 @@ from ..adapters.layers import SLOTS
 from ..batch import Batch
 from ..model_runner import PagedRunner
 from ..sampling.sampler import SampleState
+from .probe_steps import Work
 
 LONG = 140
 """Number of positions for which backends split a row's attention."""
-
-Work = tuple[int, int, int]
-"""Sequence index and range [start, stop) of new positions."""
 
 
 def warm_up(runner: PagedRunner, *, max_step_tokens: int) -> None:

@@ -6,9 +6,8 @@ None if no kernel fits. States have mlx-lm's layout.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -17,10 +16,11 @@ from mlx.nn.layers.base import Module
 from octavo.kernels.interface import AttentionBackend
 from octavo.kernels.recurrent_kernels import (
     DeltaGates,
-    RareRecurrence,
     RecurrentKernels,
     SsdParameters,
 )
+
+from .entries import EntrySpec
 
 Arguments = dict[str, Any]
 
@@ -41,14 +41,8 @@ _NAMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    shape: tuple[int, ...]
-    dtype: mx.Dtype
-
-
-@dataclass(frozen=True, slots=True)
 class Advance:
-    entry: Entry
+    entry: EntrySpec
     run: Callable[[mx.array, Any], tuple[mx.array, mx.array]]
     finish: Callable[[mx.array], mx.array]
 
@@ -58,14 +52,16 @@ class Recurrences:
 
     def __init__(self, kernels: RecurrentKernels | None) -> None:
         self._kernels = kernels
-        self._rare = None if kernels is None else kernels.recurrence
+        self._has_rare = kernels is not None and kernels.recurrence is not None
         self._arrays: dict[int, tuple[Module, mx.array]] = {}
         self._functions: dict[str, Callable[[Arguments], Advance | None]] = {}
         if kernels is not None:
             self._functions = {"gated_delta_update": self._gated_delta, "ssm_update": self._ssm}
-        if self._rare is not None:
+        if self._has_rare:
             self._functions |= {
-                name: functools.partial(function, self._rare) for name, function in _RARE_FUNCTIONS.items()
+                "recurrent_gla": self._gla,
+                "selective_scan": self._selective_scan,
+                "_wkv7": self._wkv7,
             }
 
     @property
@@ -89,9 +85,8 @@ class Recurrences:
         if self._kernels is None:
             return None
         kind = type(module).__name__
-        if kind == "RGLRU" and self._rare is not None:
-            decay = self._array_of(module, _lru_decay)
-            return _rg_lru(self._rare, module, rows.squeeze(0), decay)
+        if kind == "RGLRU" and self._has_rare:
+            return self._rg_lru(module, rows.squeeze(0), self._array_of(module, _lru_decay))
         return self.conv(module, rows.squeeze(0)) if kind == "Conv1d" else None
 
     def conv_behind(self, module: Any, window: mx.array, keep: int) -> Advance | None:
@@ -109,7 +104,7 @@ class Recurrences:
         def run(pool: mx.array, step: Any) -> tuple[mx.array, mx.array]:
             return self.kernels.causal_conv(pool, step, rows, weight, bias)
 
-        return Advance(Entry((weight.shape[0] - 1, weight.shape[1]), rows.dtype), run, lambda y: y[None])
+        return Advance(EntrySpec((weight.shape[0] - 1, weight.shape[1]), rows.dtype), run, lambda y: y[None])
 
     def _array_of(self, module: Module, make: Callable[[Any], mx.array]) -> mx.array:
         known = self._arrays.get(id(module))
@@ -135,7 +130,7 @@ class Recurrences:
             return self.kernels.gated_delta(pool, step, q, k, v, a, b, gates=gates)
 
         state = (*v.shape[1:], k.shape[-1])
-        return Advance(Entry(state, mx.float32), run, lambda y: y[None].astype(q.dtype))
+        return Advance(EntrySpec(state, mx.float32), run, lambda y: y[None].astype(q.dtype))
 
     def _ssm(self, given: Arguments) -> Advance | None:
         x, B, C, dt = _rows_of(given, "hidden_states", "B", "C", "dt")
@@ -154,7 +149,54 @@ class Recurrences:
         def run(pool: mx.array, step: Any) -> tuple[mx.array, mx.array]:
             return self.kernels.ssd(pool, step, x, B, C, dt, parameters=parameters)
 
-        return Advance(Entry((*x.shape[1:], B.shape[-1]), mx.float32), run, lambda y: y[None])
+        return Advance(EntrySpec((*x.shape[1:], B.shape[-1]), mx.float32), run, lambda y: y[None])
+
+    def _rg_lru(self, module: Any, x: mx.array, c: mx.array) -> Advance | None:
+        if x.dtype not in FLOATS or mx.result_type(x, module.input_gate_weight) != x.dtype:
+            return None
+        blocks = x.reshape(x.shape[0], module.num_heads, module.head_dim).swapaxes(0, 1)
+
+        def gate(weight: mx.array, bias: mx.array) -> mx.array:
+            return ((blocks @ weight).swapaxes(0, 1) + bias).reshape(x.shape)
+
+        input_gate = gate(module.input_gate_weight, module.input_gate_bias)
+        a_gate = gate(module.recurrent_gate_weight, module.recurrent_gate_bias)
+        return self._rare("rg_lru", (x.shape[1],), [x, input_gate, a_gate, c])
+
+    def _gla(self, given: Arguments) -> Advance | None:
+        q, k, v = (x.swapaxes(0, 1) for x in _rows_of(given, "q", "k", "v"))
+        decay = given["g"].reshape(-1)
+        if k.shape[-1] % 2 or v.shape[-1] % WIDTH_MULTIPLE or decay.size != q.shape[1]:
+            return None
+        state = (q.shape[1], k.shape[-1], v.shape[-1])
+        found = self._rare("lightning", state, [q, k, v, decay], [given["scale"]])
+        return replace(found, finish=lambda y: y.swapaxes(0, 1)[None].astype(q.dtype))
+
+    def _selective_scan(self, given: Arguments) -> Advance | None:
+        x, d, B, C = _rows_of(given, "x", "d", "B", "C")
+        A, D = given["A"], given["D"]
+        x = x.astype(mx.result_type(x, A))
+        if B.shape[-1] % WIDTH_MULTIPLE or any(r.dtype not in FLOATS for r in (x, d, B, C)):
+            return None
+        return self._rare("selective_scan", (x.shape[1], B.shape[-1]), [x, d, B, C, A, D])
+
+    def _wkv7(self, given: Arguments) -> Advance | None:
+        rows = _rows_of(given, "r", "w", "k", "v", "a", "b")
+        _, heads, size = rows[0].shape
+        if size % WIDTH_MULTIPLE or any(x.dtype not in FLOATS for x in rows):
+            return None
+        return self._rare("wkv7", (heads, size, size), rows)
+
+    def _rare(
+        self, name: str, state: tuple[int, ...], inputs: list[mx.array], options: Sequence[float] = ()
+    ) -> Advance:
+        recurrence = self.kernels.recurrence
+        assert recurrence is not None
+
+        def run(pool: mx.array, step: Any) -> tuple[mx.array, mx.array]:
+            return recurrence(name, pool, step, inputs, options)
+
+        return Advance(EntrySpec(state, mx.float32), run, lambda y: y[None])
 
 
 def recurrences_of(backend: AttentionBackend) -> Recurrences | None:
@@ -172,65 +214,3 @@ def _turned_weight(conv: Any) -> mx.array:
 
 def _lru_decay(module: Any) -> mx.array:
     return -8.0 * mx.logaddexp(module.recurrent_param.astype(mx.float32), 0)
-
-
-def _rg_lru(rare: RareRecurrence, module: Any, x: mx.array, c: mx.array) -> Advance | None:
-    if x.dtype not in FLOATS or mx.result_type(x, module.input_gate_weight) != x.dtype:
-        return None
-    blocks = x.reshape(x.shape[0], module.num_heads, module.head_dim).swapaxes(0, 1)
-
-    def gate(weight: mx.array, bias: mx.array) -> mx.array:
-        return ((blocks @ weight).swapaxes(0, 1) + bias).reshape(x.shape)
-
-    input_gate = gate(module.input_gate_weight, module.input_gate_bias)
-    a_gate = gate(module.recurrent_gate_weight, module.recurrent_gate_bias)
-
-    def run(pool: mx.array, step: Any) -> tuple[mx.array, mx.array]:
-        return rare("rg_lru", pool, step, [x, input_gate, a_gate, c], ())
-
-    return Advance(Entry((x.shape[1],), mx.float32), run, lambda y: y[None])
-
-
-def _gla(rare: RareRecurrence, given: Arguments) -> Advance | None:
-    q, k, v = (x.swapaxes(0, 1) for x in _rows_of(given, "q", "k", "v"))
-    decay = given["g"].reshape(-1)
-    if k.shape[-1] % 2 or v.shape[-1] % WIDTH_MULTIPLE or decay.size != q.shape[1]:
-        return None
-
-    def run(pool: mx.array, step: Any) -> tuple[mx.array, mx.array]:
-        return rare("lightning", pool, step, [q, k, v, decay], [given["scale"]])
-
-    state = (q.shape[1], k.shape[-1], v.shape[-1])
-    return Advance(Entry(state, mx.float32), run, lambda y: y.swapaxes(0, 1)[None].astype(q.dtype))
-
-
-def _selective_scan(rare: RareRecurrence, given: Arguments) -> Advance | None:
-    x, d, B, C = _rows_of(given, "x", "d", "B", "C")
-    A, D = given["A"], given["D"]
-    x = x.astype(mx.result_type(x, A))
-    if B.shape[-1] % WIDTH_MULTIPLE or any(r.dtype not in FLOATS for r in (x, d, B, C)):
-        return None
-
-    def run(pool: mx.array, step: Any) -> tuple[mx.array, mx.array]:
-        return rare("selective_scan", pool, step, [x, d, B, C, A, D], ())
-
-    return Advance(Entry((x.shape[1], B.shape[-1]), mx.float32), run, lambda y: y[None])
-
-
-def _wkv7(rare: RareRecurrence, given: Arguments) -> Advance | None:
-    rows = _rows_of(given, "r", "w", "k", "v", "a", "b")
-    _, heads, size = rows[0].shape
-    if size % WIDTH_MULTIPLE or any(x.dtype not in FLOATS for x in rows):
-        return None
-
-    def run(pool: mx.array, step: Any) -> tuple[mx.array, mx.array]:
-        return rare("wkv7", pool, step, rows, ())
-
-    return Advance(Entry((heads, size, size), mx.float32), run, lambda y: y[None])
-
-
-_RARE_FUNCTIONS: dict[str, Callable[[RareRecurrence, Arguments], Advance | None]] = {
-    "recurrent_gla": _gla,
-    "selective_scan": _selective_scan,
-    "_wkv7": _wkv7,
-}

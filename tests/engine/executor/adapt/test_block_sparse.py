@@ -20,7 +20,7 @@ from octavo.engine.executor.batch import NO_ROWS, Batch
 from octavo.engine.executor.cache_layout import CacheLayout
 from octavo.engine.executor.load.discover import discover_layout, map_leaves
 from octavo.engine.executor.load.loader import load_model
-from octavo.engine.executor.load.probe_steps import probe_cache, probe_pool, step_metadata
+from octavo.engine.executor.load.probe_steps import num_pages, probe_cache, step_metadata
 from octavo.engine.executor.paged_model import PagedModel
 
 pytestmark = pytest.mark.parity
@@ -61,7 +61,7 @@ def paged_logits(
     model: Module, layout: CacheLayout, backend: TestedBackend, sequences: list[list[int]]
 ) -> Floats:
     count = len(sequences)
-    pool = probe_cache(backend.create(), probe_pool(layout, num_sequences=count, longest=LENGTH))
+    pool = probe_cache(backend.create(), layout, 1 + count * num_pages(LENGTH))
     paged = PagedModel(model, layout, pool)
     out = []
     for start, stop in CHUNKS:
