@@ -99,6 +99,8 @@ class _Variant:
     layer: LayerSpec
     sinks: bool = False
     softcap: float | None = None
+    sequences: tuple[tuple[int, int], ...] = _SEQUENCES
+    num_pages: int = 16
 
 
 _VARIANTS = (
@@ -111,6 +113,12 @@ _VARIANTS = (
         sinks=True,
         softcap=5.0,
     ),
+)
+_LONG = _Variant(
+    "635 positions",
+    LayerSpec(num_kv_heads=1, head_dim=64, value_dim=64),
+    sequences=((634, 1),),
+    num_pages=40,
 )
 
 
@@ -126,11 +134,10 @@ def run_selftest(backend: AttentionBackend) -> list[SelfTestResult]:
         except ValueError as refusal:
             results.append(SelfTestResult(f"{name} is refused: {refusal}", 0.0, ok=True))
             continue
-        for variant in _VARIANTS:
+        for variant in (*_VARIANTS, _LONG):
             if not _holds(name, variant.layer):
                 continue
             results += _attempt(f"{name}, {variant.name}", partial(_check, backend, name, variant))
-        results += _attempt(f"{name}, long", partial(_check_long, backend, name))
         if name not in SIXTEEN_BITS:
             results += _attempt(f"{name} with 16-bit pages", partial(_check_residual, backend, name))
         results += _attempt(f"NaN is reported, {name}", partial(_check_nonfinite, backend, name))
@@ -141,7 +148,7 @@ def first_failure(backend: AttentionBackend) -> SelfTestResult | None:
     """Run a few checks that launch every kernel; return the first failure, or None if all pass."""
     for name, check in (
         ("fp4", partial(_check, backend, "fp4", _VARIANTS[-1])),
-        ("bf16, long", partial(_check_long, backend, "bf16")),
+        ("bf16, long", partial(_check, backend, "bf16", _LONG)),
     ):
         for result in _attempt(name, check):
             if not result.ok:
@@ -167,60 +174,35 @@ def _attempt(name: str, check: Callable[[], list[SelfTestResult]]) -> list[SelfT
 
 def _check(backend: AttentionBackend, format_name: str, variant: _Variant) -> list[SelfTestResult]:
     rng = np.random.default_rng(1)
-    pool = backend.create_pool(_pool_spec(format_name, variant.layer))
+    pool = backend.create_pool(_pool_spec(format_name, variant.layer, variant.num_pages))
     truth = OraclePool(pool.spec).layers[0]
     heads = variant.layer.num_kv_heads
     sinks = rng.standard_normal(heads * 2).astype(np.float32) if variant.sinks else None
-    earlier = [(0, old) for old, _ in _SEQUENCES]
-    out, want, read = mx.zeros(0), np.zeros(0), 0.0
-    for sequences in (earlier, _SEQUENCES):
-        metadata = _metadata(sequences)
+    read = 0.0
+    for sequences in (tuple((0, old) for old, _ in variant.sequences), variant.sequences):
+        metadata = _metadata(sequences, variant.num_pages)
         tokens = metadata.num_tokens
-        queries = rng.standard_normal((tokens, heads * 2, variant.layer.head_dim)).astype(np.float32)
         keys, values = (
             rng.standard_normal((tokens, heads, dim)).astype(np.float32)
             for dim in (variant.layer.head_dim, variant.layer.value_dim)
         )
         pool.begin_step(metadata)
         pool.write(0, mx.array(keys), mx.array(values))
-        out = pool.attend(
-            0,
-            mx.array(queries),
-            AttendOptions(
-                scale=0.125, sinks=None if sinks is None else mx.array(sinks), softcap=variant.softcap
-            ),
-        )
-        dense = pool.gather(0)
-        mx.eval(out, *dense, *pool.pending())
+        dense = pool.gather_sequences(0)
+        mx.eval(*dense, *pool.pending())
         truth.write(metadata, keys, values)
-        want = truth.attend(metadata, queries, scale=0.125, sinks=sinks, softcap=variant.softcap)
         read = max(_stored_error(dense, (keys, values), format_name, metadata), read)
+    queries = rng.standard_normal((tokens, heads * 2, variant.layer.head_dim)).astype(np.float32)
+    options = AttendOptions(
+        scale=0.125, sinks=None if sinks is None else mx.array(sinks), softcap=variant.softcap
+    )
+    out = pool.attend(0, mx.array(queries), options)
+    want = truth.attend(metadata, queries, scale=0.125, sinks=sinks, softcap=variant.softcap)
     name = f"{format_name}, {variant.name}"
     return [
         _result(f"write, {name}", read),
         _result(f"attend, {name}", _relative_error(np.array(out), want)),
     ]
-
-
-def _check_long(backend: AttentionBackend, format_name: str) -> list[SelfTestResult]:
-    rng, length = np.random.default_rng(3), 40 * _PAGE_SIZE - 5
-    layer = LayerSpec(num_kv_heads=1, head_dim=64, value_dim=64)
-    pool = backend.create_pool(_pool_spec(format_name, layer, num_pages=40))
-    truth = OraclePool(pool.spec).layers[0]
-    table = rng.permutation(40).astype(np.int32)
-    out, want = mx.zeros(0), np.zeros(0)
-    for first, end in ((0, length - 1), (length - 1, length)):
-        metadata = AttentionMetadata.of([(first, end)], table[None], page_size=_PAGE_SIZE)
-        keys, values = (rng.standard_normal((end - first, 1, 64)).astype(np.float32) for _ in range(2))
-        pool.begin_step(metadata)
-        pool.write(0, mx.array(keys), mx.array(values))
-        truth.write(metadata, keys, values)
-        if end == length:
-            queries = rng.standard_normal((1, 2, 64)).astype(np.float32)
-            out = pool.attend(0, mx.array(queries), AttendOptions(scale=0.125))
-            want = truth.attend(metadata, queries, scale=0.125)
-        mx.eval(out, *pool.pending())
-    return [_result(f"attend, {format_name}, {length} positions", _relative_error(np.array(out), want))]
 
 
 def _check_residual(backend: AttentionBackend, format_name: str) -> list[SelfTestResult]:
@@ -258,9 +240,9 @@ def _stored_error(
 ) -> float:
     fmt, errors = page_format(format_name), []
     for array, written in zip(dense, rows, strict=True):
-        got = np.array(array).swapaxes(1, 2)
+        got = np.array(array)[metadata.row_sequences, :, metadata.positions]
         want = fmt.restore(*fmt.store(written)[:2])
-        errors.append(_relative_error(got[np.arange(metadata.num_tokens), metadata.positions], want))
+        errors.append(_relative_error(got, want))
     return max(errors)
 
 
@@ -283,7 +265,8 @@ def _pool_spec(format_name: str, layer: LayerSpec, num_pages: int = 16) -> PoolS
     )
 
 
-def _metadata(sequences: tuple[tuple[int, int], ...] | list[tuple[int, int]]) -> AttentionMetadata:
+def _metadata(sequences: Sequence[tuple[int, int]], num_pages: int = 16) -> AttentionMetadata:
     members = [(b, old, new) for b, (old, new) in enumerate(sequences) if new]
-    tables = np.array([[4 * b + 3, 4 * b + 2, 4 * b + 1, 4 * b] for b, _, _ in members], np.int32)
+    pages = np.arange(num_pages, dtype=np.int32).reshape(len(sequences), -1)[:, ::-1]
+    tables = pages[[b for b, _, _ in members]]
     return AttentionMetadata.of([(old, old + new) for _, old, new in members], tables, page_size=_PAGE_SIZE)
