@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -175,43 +175,7 @@ class KVPool(PageStorage, PagedKVCache, Protocol):
 
 
 MAX_TABLE_LAYERS = 4
-"""Most layers of an ``AdapterTable``: a kernel of five layers could need more than Metal's 31 buffers."""
-
-
-class AdapterTable(Protocol):
-    """Low-rank adapters (LoRA, DoRA) for layers that read one input x.
-
-    A slot has one adapter's factors ``a`` [rank, inputs] and ``b`` [rank, outputs] for each layer. They
-    change a layer's output y to y + d, where d = ``scale * (x @ a.T) @ b``, or with a gain (DoRA) to ``gain *
-    (y - bias + d) + bias``.
-    """
-
-    def put(
-        self, slot: int, layer: int, a: mx.array, b: mx.array, scale: float, gain: mx.array | None,
-        bias: mx.array | None,
-    ) -> None:  # fmt: skip
-        """Put the factors of one layer into a slot; ``slot`` is at least 1. gain, bias: float32 [outputs]."""
-        ...
-
-    def clear(self, slot: int) -> None: ...
-
-    def add(self, ys: Sequence[mx.array], x: mx.array, slots: mx.array) -> list[mx.array]:
-        """Return ``ys``, the outputs [T, outputs] of the layers for x [T, inputs], changed by the adapters.
-
-        slots   int32 [T], slot of each row's adapter; 0: no adapter
-        """
-        ...
-
-
-class MakeAdapterTable(Protocol):
-    """Creates an empty adapter table; ``outputs`` has the number of outputs of each layer.
-
-    The factors are of ``dtype``, bfloat16 or float32.
-    """
-
-    def __call__(
-        self, inputs: int, outputs: Sequence[int], *, num_slots: int, dtype: mx.Dtype
-    ) -> AdapterTable: ...
+"""Most layers of an adapter table: a kernel of five layers could need more than Metal's 31 buffers."""
 
 
 class AttentionBackend(Protocol):
@@ -239,8 +203,8 @@ class AttentionBackend(Protocol):
         ...
 
     @property
-    def adapter_tables(self) -> MakeAdapterTable | None:
-        """Function that creates adapter tables; None if other operations compute adapters."""
+    def adapter_tables(self) -> Callable[..., Any] | None:
+        """``MetalAdapterTable``; None if other operations compute adapters."""
         ...
 
     @property

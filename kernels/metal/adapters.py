@@ -53,6 +53,14 @@ def expand_unit(outputs: Sequence[int], *, gains: bool) -> KernelSource:
 
 
 class MetalAdapterTable:
+    """Low-rank adapters (LoRA, DoRA) for layers that read one input x.
+
+    A slot has one adapter's factors ``a`` [rank, inputs] and ``b`` [rank, outputs] for each layer. They
+    change a layer's output y to y + d, where d = ``scale * (x @ a.T) @ b``, or with a gain (DoRA) to ``gain *
+    (y - bias + d) + bias``. ``outputs`` has the number of outputs of each layer. Factors are of ``dtype``,
+    bfloat16 or float32.
+    """
+
     def __init__(
         self, library: KernelLibrary, inputs: int, outputs: Sequence[int], *, num_slots: int, dtype: mx.Dtype
     ) -> None:
@@ -66,6 +74,7 @@ class MetalAdapterTable:
         self, slot: int, layer: int, a: mx.array, b: mx.array, scale: float, gain: mx.array | None,
         bias: mx.array | None,
     ) -> None:  # fmt: skip
+        """Put the factors of one layer into a slot; ``slot`` is at least 1. gain, bias: float32 [outputs]."""
         self._factors[slot, layer] = _Factors(a, b, scale, gain, bias)
         self._arrays = None
 
@@ -75,6 +84,10 @@ class MetalAdapterTable:
         self._arrays = None
 
     def add(self, ys: Sequence[mx.array], x: mx.array, slots: mx.array) -> list[mx.array]:
+        """Return ``ys``, the outputs [T, outputs] of the layers for x [T, inputs], changed by the adapters.
+
+        slots   int32 [T], slot of each row's adapter; 0: no adapter
+        """
         if self._arrays is None:
             self._arrays = self._make_arrays()
         num_rows, num_layers = x.shape[0], len(ys)

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import cached_property, partial
 
-from ..interface import MakeAdapterTable, PagedKVCache, PoolSpec
+from ..interface import PagedKVCache, PoolSpec
 from ..recurrent_kernels import RecurrentKernels
 from ..verify.selftest import first_failure
 from .adapters import MetalAdapterTable, adapter_problem
@@ -45,7 +46,7 @@ class MetalBackend:
         return None
 
     @cached_property
-    def adapter_tables(self) -> MakeAdapterTable | None:
+    def adapter_tables(self) -> Callable[..., MetalAdapterTable] | None:
         problem = adapter_problem(self._library)
         if problem is None:
             return partial(MetalAdapterTable, self._library)

@@ -15,7 +15,7 @@ from ..formats import FORMAT_NAMES, page_format
 from ..interface import AttendOptions, AttentionBackend, LayerSpec, PoolSpec
 from ..metadata import AttentionMetadata, GroupMetadata
 from ..residual import SIXTEEN_BITS
-from .oracle import OraclePool, Parts, StoredPart, attend_residual
+from .oracle import OraclePool, attend_residual
 
 
 def attend_over_residual(
@@ -31,7 +31,8 @@ def attend_over_residual(
     pool = backend.create_residual_pool(
         spec, replace(spec, layers=(residual_layer,), k_format="bf16", v_format="bf16")
     )
-    stored = _parts(spec, spec.k_format), _parts(spec, "bf16")
+    layers = OraclePool(spec).layers[0], OraclePool(replace(spec, k_format="bf16", v_format="bf16")).layers[0]
+    stored = (layers[0].keys, layers[0].values), (layers[1].keys, layers[1].values)
     out, want = np.zeros(0, np.float32), np.zeros(0)
     for pages in steps:
         residual = _residual_metadata(pages, spec.num_pages)
@@ -51,21 +52,6 @@ def attend_over_residual(
             pages, residual, stored, queries, layer=layer, residual_layer=residual_layer, scale=0.125
         )
     return out, want
-
-
-def _parts(spec: PoolSpec, name: str) -> Parts:
-    layer = spec.layers[0]
-    keys, values = (
-        StoredPart.empty(
-            name,
-            num_pages=spec.num_pages,
-            num_kv_heads=layer.num_kv_heads,
-            page_size=spec.page_size,
-            dim=layer.head_dim,
-        )
-        for _ in range(2)
-    )
-    return keys, values
 
 
 def _residual_metadata(pages: AttentionMetadata, num_pages: int) -> AttentionMetadata:

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from octavo.kernels.interface import MAX_TABLE_LAYERS, AdapterTable, AttentionBackend
+from octavo.kernels.interface import MAX_TABLE_LAYERS, AttentionBackend
 
 from ...api.config import EngineConfig
 from ...api.engine_info import AdapterInfo
@@ -34,6 +34,7 @@ class NativeTable:
         self._ext, self._dtype, self._experts = _ext, dtype, shapes[0].experts
         outputs = [shape.outputs for shape in shapes]
         self._table = _ext.AdapterTable(shapes[0].inputs, outputs, self._experts, num_slots)
+        self.put, self.clear = self._table.put, self._table.clear
 
     def made(self, factors: Factors, gain: mx.array | None, bias: mx.array | None) -> tuple[Any, int]:
         a, b = factors.a.astype(self._dtype), factors.b.astype(self._dtype)
@@ -41,12 +42,6 @@ class NativeTable:
             a, b, scale=factors.scale, gain=gain, bias=None if gain is None else bias
         )
         return made, made.nbytes
-
-    def put(self, slot: int, part: int, made: Any) -> None:
-        self._table.put(slot, part, made)
-
-    def clear(self, slot: int) -> None:
-        self._table.clear(slot)
 
     def add(self, ys: Sequence[mx.array], x: mx.array, slots: mx.array) -> Sequence[mx.array]:
         (y,) = ys
@@ -58,8 +53,8 @@ class NativeTable:
 
 
 class KernelTable:
-    def __init__(self, table: AdapterTable, dtype: mx.Dtype) -> None:
-        self._table, self._dtype = table, dtype
+    def __init__(self, table: Any, dtype: mx.Dtype) -> None:
+        self._table, self._dtype, self.clear = table, dtype, table.clear
 
     def made(self, factors: Factors, gain: mx.array | None, bias: mx.array | None) -> tuple[Any, int]:
         a, b = (mx.contiguous(each[0].astype(self._dtype)) for each in (factors.a, factors.b))
@@ -70,9 +65,6 @@ class KernelTable:
 
     def put(self, slot: int, part: int, made: Any) -> None:
         self._table.put(slot, part, *made)
-
-    def clear(self, slot: int) -> None:
-        self._table.clear(slot)
 
     def add(self, ys: Sequence[mx.array], x: mx.array, slots: mx.array) -> Sequence[mx.array]:
         flat = x.reshape(-1, x.shape[-1])

@@ -146,30 +146,14 @@ class StatePool:
         self._flags = kernels.mark_nonfinite(self._flags, arrays, y)
         return advance.finish(y)
 
-    def bind(self, segments: Any, flags: mx.array | None, arrays: Mapping[str, mx.array]) -> None:
-        self._bound, self._flags = segments, flags
-        self._arrays = dict(arrays)
-        self._advanced = {}
-
-    def advanced(self) -> tuple[mx.array | None, dict[str, mx.array]]:
-        return self._flags, self._advanced
-
-    def set_advanced(self, flags: mx.array, arrays: Mapping[str, mx.array]) -> None:
-        self._flags, self._advanced = flags, dict(arrays)
-
-    def arrays(self) -> dict[str, mx.array]:
-        return self._arrays
-
     def pending(self) -> list[mx.array]:
-        sums: dict[int, tuple[SegmentGroup, mx.array]] = {}
-        for parts in self._written.values():
-            for group, value in parts:
-                if mx.issubdtype(value.dtype, mx.floating):
-                    total = value.reshape(len(group), -1).astype(mx.float32).sum(axis=1)
-                    before = sums.get(id(group))
-                    sums[id(group)] = (group, total if before is None else before[1] + total)
-        self._sums = list(sums.values())
-        states = [value for parts in self._written.values() for _, value in parts]
+        written = [part for parts in self._written.values() for part in parts]
+        self._sums = [
+            (group, value.reshape(len(group), -1).astype(mx.float32).sum(axis=1))
+            for group, value in written
+            if mx.issubdtype(value.dtype, mx.floating)
+        ]
+        states = [value for _, value in written]
         flags = [] if self._flags is None else [self._flags]
         return [*flags, *states, *self._advanced.values(), *(total for _, total in self._sums)]
 
@@ -282,6 +266,8 @@ NO_CHECKPOINT = (-1, 0)
 
 
 class StateReplay:
+    """``ReplayablePool`` of a state pool, whose ``pending`` serves steps that are not captured."""
+
     def __init__(self, pool: StatePool, bind: Callable[[mx.array, mx.array], Any]) -> None:
         self._pool, self._bind = pool, bind
         self._of: StateStep | None = None
@@ -306,24 +292,25 @@ class StateReplay:
         return self.step_values()
 
     def step_inputs(self) -> list[mx.array]:
-        arrays = self._pool.arrays()
-        return [*map(mx.array, self.step_values()), *(arrays[name] for name in sorted(arrays))]
+        arrays = sorted(self._pool._arrays.items())
+        return [*map(mx.array, self.step_values()), *(array for _, array in arrays)]
 
     def bind_inputs(self, arrays: Sequence[mx.array]) -> None:
-        segments, checkpoints, flags, *states = arrays
-        named = dict(zip(sorted(self._pool.arrays()), states, strict=True))
-        self._pool.bind(self._bind(segments, checkpoints), flags, named)
+        segments, checkpoints, self._pool._flags, *states = arrays
+        self._pool._bound = self._bind(segments, checkpoints)
+        self._pool._arrays = dict(zip(sorted(self._pool._arrays), states, strict=True))
+        self._pool._advanced = {}
 
     def pending(self) -> list[mx.array]:
-        flags, advanced = self._pool.advanced()
-        missing = sorted(set(self._pool.arrays()) - set(advanced))
+        flags, advanced = self._pool._flags, self._pool._advanced
+        missing = sorted(set(self._pool._arrays) - set(advanced))
         if missing or flags is None:
             raise ValueError(f"the states {missing} are not advanced by a kernel")
         return [flags, *(advanced[name] for name in sorted(advanced))]
 
     def bind_pending(self, arrays: Sequence[mx.array]) -> None:
-        flags, *states = arrays
-        self._pool.set_advanced(flags, dict(zip(sorted(self._pool.arrays()), states, strict=True)))
+        self._pool._flags, *states = arrays
+        self._pool._advanced = dict(zip(sorted(self._pool._arrays), states, strict=True))
 
 
 def _filled_up(checkpoints: Ints, num_sequences: int) -> Ints:
