@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .base import Floats
+from .base import Array, Bools, Floats
+from .packing import tree_sum
+
+Candidate = tuple[Array, Floats, Bools]
+"""Scale of each row as it is stored, its value, and whether the row may have it."""
 
 MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 """Values of codes 0..7; codes 8..15 are their negatives."""
@@ -28,6 +32,28 @@ def nearest_index(
         limit = scale * np.float32(edge)
         index += magnitudes >= limit if tie_moves else magnitudes > limit
     return index
+
+
+def best_scale(
+    candidates: Iterable[Candidate],
+    magnitudes: Floats,
+    nearest: Callable[[Floats, Floats], NDArray[np.uint8]] = nearest_index,
+    values: Floats = MAGNITUDES,
+) -> tuple[Array, NDArray[np.uint8]]:
+    """Return each row's candidate of least squared error, the first of equals, and the indices of values."""
+    best: Array = np.zeros(1, np.uint8)
+    error: Floats = np.full(1, np.inf, np.float32)
+    indices = np.zeros(1, np.uint8)
+    with np.errstate(under="ignore", over="ignore"):
+        for stored, scale, usable in candidates:
+            index = nearest(magnitudes, scale)
+            difference = magnitudes - scale * values[index]
+            own = tree_sum(difference * difference)
+            # If a sum overflows to infinity, the first usable candidate must still be taken.
+            better = usable & ((best == 0) | (own < error))
+            best = np.where(better, stored, best.astype(stored.dtype))
+            error, indices = np.where(better, own, error), np.where(better, index, indices)
+    return best, indices
 
 
 def signed_codes(rows: Floats, index: NDArray[np.uint8], scale: Floats) -> NDArray[np.uint8]:

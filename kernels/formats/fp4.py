@@ -5,12 +5,13 @@ Codes and scales are bit-equal on every backend: docs/spec/page-formats.md defin
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
-from numpy.typing import NDArray
 
 from .base import MAX_FP16, Array, Bools, Floats, PageFormat, check_multiple, register
-from .e2m1 import MAGNITUDES, nearest_index, signed_codes, values_of
-from .packing import pack, tree_sum, unpack
+from .e2m1 import Candidate, best_scale, signed_codes, values_of
+from .packing import pack, unpack
 
 SCALE_FACTORS = (np.array([1.0, 0.94, 0.88, 1.08, 1.36]) / 6).astype(np.float32)
 """Candidate scales of a row are its absmax times each of these factors, tried in this order. Factors from
@@ -42,7 +43,7 @@ class FP4(PageFormat):
         storable: Bools = np.asarray(np.isfinite(rows).all(-1))
         rows = np.where(storable[..., None], rows, np.float32(0))
         magnitudes = np.abs(rows)
-        scales, indices = _best_scale(magnitudes)
+        scales, indices = best_scale(_candidates(magnitudes), magnitudes)
         return pack(signed_codes(rows, indices, scales.astype(np.float32)), 4), scales, storable
 
     def dequantize(self, codes: Array, scales: Array) -> Floats:
@@ -51,21 +52,8 @@ class FP4(PageFormat):
         return values_of(unpack(codes, 4)) * scales.astype(np.float32)
 
 
-def _best_scale(magnitudes: Floats) -> tuple[NDArray[np.float16], NDArray[np.uint8]]:
+def _candidates(magnitudes: Floats) -> Iterator[Candidate]:
     absmax = magnitudes.max(-1, keepdims=True)
-    best_scale = np.zeros(absmax.shape, np.float16)
-    best_error = np.full(absmax.shape, np.inf, np.float32)
-    best_index = np.zeros(magnitudes.shape, np.uint8)
     for factor in SCALE_FACTORS:
-        with np.errstate(under="ignore", over="ignore"):
-            half = np.minimum(absmax * factor, MAX_FP16).astype(np.float16)
-            scale = half.astype(np.float32)
-            index = nearest_index(magnitudes, scale)
-            difference = magnitudes - scale * MAGNITUDES[index]
-            error = tree_sum(difference * difference)
-        # If a sum overflows to infinity, the first usable candidate must still be taken.
-        better = (half > 0) & ((best_scale == 0) | (error < best_error))
-        best_scale = np.where(better, half, best_scale)
-        best_error = np.where(better, error, best_error)
-        best_index = np.where(better, index, best_index)
-    return best_scale, best_index
+        half = np.minimum(absmax * factor, MAX_FP16).astype(np.float16)
+        yield half, half.astype(np.float32), half > 0

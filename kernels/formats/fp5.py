@@ -11,12 +11,14 @@ Codes and scales are bit-equal on every backend: docs/spec/page-formats.md defin
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
 from . import e2m1
 from .base import Array, Bools, Floats, PageFormat, check_multiple, register
-from .packing import pack, tree_sum, unpack
+from .packing import pack, unpack
 
 MAGNITUDES = np.array([0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 7], np.float32)
 """Values of E2M2 codes 0..15; even codes have the values of E2M1."""
@@ -56,7 +58,9 @@ class FP5(PageFormat):
     def encode(self, rows: Floats) -> tuple[Array, Array, Bools]:
         storable: Bools = np.asarray(np.isfinite(rows).all(-1))
         rows = np.where(storable[..., None], rows, np.float32(0))
-        scales, indices = _best_scale(np.abs(rows))
+        magnitudes = np.abs(rows)
+        candidates = _candidates(magnitudes)
+        scales, indices = e2m1.best_scale(candidates, magnitudes, _nearest_index, MAGNITUDES)
         codes = e2m1.signed_codes(rows, indices >> np.uint8(1), scale_values(scales))
         low_bits = np.where(scales == 0, np.uint8(0), indices & np.uint8(1))
         planes = np.packbits(low_bits, axis=-1, bitorder="little")
@@ -79,27 +83,13 @@ def scale_values(scales: NDArray[np.uint8]) -> Floats:
     return (scales.astype(np.uint16) << np.uint16(7)).view(np.float16).astype(np.float32)
 
 
-def _best_scale(magnitudes: Floats) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def _candidates(magnitudes: Floats) -> Iterator[e2m1.Candidate]:
     absmax = magnitudes.max(-1, keepdims=True)
-    with np.errstate(under="ignore"):
-        half = np.minimum(absmax * SCALE_FACTOR, MAX_SCALE).astype(np.float16)
+    half = np.minimum(absmax * SCALE_FACTOR, MAX_SCALE).astype(np.float16)
     base = np.maximum(half.view(np.uint16) >> np.uint16(7), 1)
-    best_scale = np.zeros(absmax.shape, np.uint8)
-    best_error = np.full(absmax.shape, np.inf, np.float32)
-    best_index = np.zeros(magnitudes.shape, np.uint8)
     for step in STEPS:
         byte = np.minimum(base + step, 247).astype(np.uint8)
-        scale = scale_values(byte)
-        index = _nearest_index(magnitudes, scale)
-        with np.errstate(over="ignore", under="ignore"):
-            difference = magnitudes - scale * MAGNITUDES[index]
-            error = tree_sum(difference * difference)
-        # If a sum overflows to infinity, the first candidate must still be taken.
-        better = (half > 0) & ((best_scale == 0) | (error < best_error))
-        best_scale = np.where(better, byte, best_scale)
-        best_error = np.where(better, error, best_error)
-        best_index = np.where(better, index, best_index)
-    return best_scale, best_index
+        yield byte, scale_values(byte), half > 0
 
 
 def _nearest_index(magnitudes: Floats, scale: Floats) -> NDArray[np.uint8]:
