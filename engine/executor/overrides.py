@@ -70,13 +70,11 @@ def override_call(module: Module, call: Call, **methods: Call) -> None:
 
 
 def restore_call(module: Module) -> None:
-    """Undo the last ``override_call``."""
     object.__setattr__(module, "__class__", type(module).__bases__[0])
 
 
 @contextmanager
 def overridden(modules: Iterable[Module], call: Call, **methods: Call) -> Iterator[None]:
-    """Override methods of modules while the block runs."""
     different = list({id(module): module for module in modules}.values())
     for module in different:
         override_call(module, call, **methods)

@@ -60,7 +60,7 @@ class PagedModel:
         self._shims = [self._shim(place) for place in layout.caches]
         self.graph_runner: GraphRunner | None = None
         if replay and (pools := self._replayable()):
-            from .capture.graph_runner import GraphRunner  # imports the native extension
+            from .capture.graph_runner import GraphRunner
 
             self.graph_runner = GraphRunner(pools)
 

@@ -16,7 +16,6 @@ _STEPS = 6
 
 
 def in_place_problem(library: KernelLibrary) -> str | None:
-    """Return the name of the first failed check; None if all pass."""
     if not copies_pages(library):
         return "pages are copied"
     return None if overlaps_steps(library) else "steps in flight give the same"

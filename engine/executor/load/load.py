@@ -81,7 +81,6 @@ class WholeModel:
     def own(
         self, found: CacheLayout, whole: CacheLayout, size: Sizing, sized: Callable[[CacheLayout], Sizing]
     ) -> tuple[CacheLayout, Sizing]:
-        """Return layout and sizing of this part's pages."""
         del found, sized
         return whole, size
 

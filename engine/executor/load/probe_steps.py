@@ -29,7 +29,6 @@ def num_pages(length: int) -> int:
 
 
 def probe_cache(backend: AttentionBackend, layout: CacheLayout, num_pages: int) -> PagedKVCache:
-    """Return a small pool of 16-bit pages for the layers of a model."""
     name = "bf16" if layout.dtype == mx.bfloat16 else "fp16"
     spec = PoolSpec(
         layers=layout.layers, num_pages=num_pages, page_size=PAGE_SIZE, k_format=name, v_format=name

@@ -48,8 +48,6 @@ class Advance:
 
 
 class Recurrences:
-    """Without kernels, no function has one."""
-
     def __init__(self, kernels: RecurrentKernels | None) -> None:
         self._kernels = kernels
         self._has_rare = kernels is not None and kernels.recurrence is not None

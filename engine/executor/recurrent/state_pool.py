@@ -56,7 +56,6 @@ class StatePool:
 
     @property
     def layout(self) -> tuple[tuple[str, tuple[int, ...], str], ...]:
-        """Name, shape and type of each entry, by name."""
         entries = sorted(self.entries.items())
         return tuple((name, one.shape, str(one.dtype).removeprefix("mlx.core.")) for name, one in entries)
 
