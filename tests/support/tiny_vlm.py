@@ -1,6 +1,6 @@
 """Tiny random vision-language models of mlx-vlm, as folders, and images for them.
 
-``tokens_of_mlx_vlm`` runs mlx-vlm in a new process."""
+``mlx_vlm`` runs mlx-vlm in a process of its own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import io
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -348,23 +350,37 @@ class Answer:
     margins: list[float]
 
 
-def tokens_of_mlx_vlm(model: Path, work: list[Asked], count: int) -> list[Answer]:
-    """Return greedy tokens from mlx-vlm's processor and ``generate_step``, in a process without Octavo."""
-    files = {part: model / f"{index}.png" for index, part in enumerate(_pictures(work))}
-    for data, file in files.items():
-        file.write_bytes(data)
-    jobs = [
-        [{"text": part} if isinstance(part, str) else {"image": str(files[part])} for part in asked.parts]
-        for asked in work
-    ]
-    (model / "jobs.json").write_text(json.dumps({"model": str(model), "count": count, "jobs": jobs}))
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__)), str(model / "jobs.json")],
-        stdout=subprocess.PIPE,
-        check=True,
-        text=True,
-    )
-    return [Answer(**each) for each in json.loads(done.stdout.splitlines()[-1])]
+Ask = Callable[[Path, list[Asked], int], list[Answer]]
+
+
+@contextmanager
+def mlx_vlm() -> Iterator[Ask]:
+    """Yield a function that returns greedy tokens of mlx-vlm's processor and ``generate_step``.
+
+    One process without Octavo answers for all models."""
+    command = [sys.executable, str(Path(__file__))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        asked, lines = process.stdin, process.stdout
+
+        def ask(model: Path, work: list[Asked], count: int) -> list[Answer]:
+            files = {part: model / f"{index}.png" for index, part in enumerate(_pictures(work))}
+            for data, file in files.items():
+                file.write_bytes(data)
+            jobs = [
+                [
+                    {"text": part} if isinstance(part, str) else {"image": str(files[part])}
+                    for part in each.parts
+                ]
+                for each in work
+            ]
+            print(json.dumps({"model": str(model), "count": count, "jobs": jobs}), file=asked, flush=True)
+            answers = next(line for line in lines if line.startswith('[{"tokens"'))
+            return [Answer(**each) for each in json.loads(answers)]
+
+        yield ask
+        asked.close()
 
 
 def _see_images_whole(ids: npt.NDArray[np.integer]) -> None:
@@ -387,14 +403,12 @@ def _pictures(work: list[Asked]) -> list[bytes]:
     return list({part: None for asked in work for part in asked.parts if isinstance(part, bytes)})
 
 
-def _main() -> None:
-    mx.set_default_device(mx.cpu)
+def _answers(asked: dict[str, Any]) -> list[dict[str, Any]]:
     import jinja2
     from mlx_vlm.generate.ar import generate_step
     from mlx_vlm.utils import load_model, load_processor
     from PIL import Image
 
-    asked = json.loads(Path(sys.argv[1]).read_text())
     model = load_model(Path(asked["model"]))
     processor = load_processor(asked["model"], False)
     source = json.loads((Path(asked["model"]) / "tokenizer_config.json").read_text())["chat_template"]
@@ -430,8 +444,10 @@ def _main() -> None:
             if len(tokens) == asked["count"]:
                 break
         answers.append({"tokens": tokens, "margins": margins})
-    print(json.dumps(answers))
+    return answers
 
 
 if __name__ == "__main__":
-    _main()
+    mx.set_default_device(mx.cpu)
+    for line in sys.stdin:
+        print(json.dumps(_answers(json.loads(line))), flush=True)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -55,12 +56,18 @@ class Case:
         return replace(plain, **changes)
 
 
+@pytest.fixture(scope="module")
+def ask() -> Iterator[tiny_vlm.Ask]:
+    with tiny_vlm.mlx_vlm() as ask:
+        yield ask
+
+
 @pytest.fixture(scope="module", params=list(tiny_vlm.CONFIGS))
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return make_case(request.param, tmp_path_factory.mktemp("vlm"))
+def case(request: pytest.FixtureRequest, ask: tiny_vlm.Ask, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return make_case(ask, request.param, tmp_path_factory.mktemp("vlm"))
 
 
-def make_case(name: str, folder: Path, *, dtype: mx.Dtype = mx.float32) -> Case:
+def make_case(ask: tiny_vlm.Ask, name: str, folder: Path, *, dtype: mx.Dtype = mx.float32) -> Case:
     side = tiny_vlm.SIDE[name]
     model = tiny_vlm.make_vlm(folder / name, name, dtype=dtype, language=mx.float32)
     wide, square, other = (
@@ -75,7 +82,7 @@ def make_case(name: str, folder: Path, *, dtype: mx.Dtype = mx.float32) -> Case:
         Asked((wide, wide, other, "zzz")),
         Asked(("w", wide, "or that")),  # Gemma's image ends in the page where the text differs
     ]
-    return Case(model, work, tiny_vlm.tokens_of_mlx_vlm(model, work, COUNT))
+    return Case(model, work, ask(model, work, COUNT))
 
 
 def generate(llm: LLM, work: list[Asked], params: SamplingParams = GREEDY) -> list[Any]:
@@ -153,8 +160,10 @@ def test_a_mixed_batch_has_the_tokens_of_mlx_vlm(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", tiny_vlm.CONFIGS)
-def test_vision_parts_in_bfloat16_give_the_tokens_of_mlx_vlm(name: str, tmp_path: Path) -> None:
-    case = make_case(name, tmp_path, dtype=mx.bfloat16)
+def test_vision_parts_in_bfloat16_give_the_tokens_of_mlx_vlm(
+    ask: tiny_vlm.Ask, name: str, tmp_path: Path
+) -> None:
+    case = make_case(ask, name, tmp_path, dtype=mx.bfloat16)
     with LLM(case.config()) as llm:
         outputs = generate(llm, case.work)
     assert check(outputs, case.wanted, tie=TIE_BF16) > 2 * COUNT
