@@ -1,6 +1,6 @@
 """Block manager: gives each sequence its pages; see README.md."""
 
-from .digests import Hasher, sha256_chain
+from .digests import sha256_chain
 from .events import EventLog, EventsLost, PageEvent
 from .manager import BlockManager
 from .miss_reasons import Miss
@@ -27,7 +27,6 @@ __all__ = [
     "EventsLost",
     "FullAttention",
     "GroupPageTable",
-    "Hasher",
     "KVGroupSpec",
     "MediaSpan",
     "Miss",

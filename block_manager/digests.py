@@ -16,31 +16,15 @@ TOKEN_BYTES = 4
 _PLACE = struct.Struct("<ii")
 NO_MEDIA: tuple[MediaSpan, ...] = ()
 
-Hasher = abc.Callable[[Digest, bytes, int], list[Digest]]
-"""Function ``hasher(parent, packed, page_bytes)`` that returns the digests of consecutive pages. Each digest
-depends on its parent's and on its page's tokens. One call hashes a run of pages, because a call costs more
-than hashing.
-
-A digest identifies the contents: pages are found by digest alone, and tokens are not compared again. So two
-prefixes must never share a digest. SHA-256 would take 2**128 tries, even for an attacker who chooses the
-prompts. With a short or non-cryptographic hash, an attacker could read pages of other users. Hashers with
-digests below ``MIN_DIGEST_BYTES`` are therefore rejected."""
-
-MIN_DIGEST_BYTES = 32
-
-
-def check_strength(hasher: Hasher) -> None:
-    """Raise ValueError if the hasher's digests are too short to be collision-free."""
-    (digest,) = hasher(root(b""), bytes(TOKEN_BYTES), TOKEN_BYTES)
-    if len(digest) < MIN_DIGEST_BYTES:
-        raise ValueError(
-            f"the hasher's digests must have at least {MIN_DIGEST_BYTES} bytes, got {len(digest)}: tokens "
-            "are not compared, so two prefixes with the same digest would share their K/V; use SHA-256"
-        )
+DIGEST_BYTES = 32
 
 
 def sha256_chain(parent: Digest, packed: bytes, page_bytes: int) -> list[Digest]:
-    """Return one digest per page: ``SHA-256(previous digest || tokens of the page)``."""
+    """Return one digest per page: ``SHA-256(previous digest || tokens of the page)``.
+
+    Pages are found by digest alone, and tokens are not compared again. So two prefixes must never share a
+    digest, even if an attacker chooses the prompts.
+    """
     sha256, digests = hashlib.sha256, []
     digest: bytes = parent
     if len(packed) == page_bytes:
@@ -101,23 +85,22 @@ def extend_chain(
     *,
     salt: bytes,
     page_size: int,
-    hasher: Hasher,
     media: abc.Sequence[MediaSpan] = NO_MEDIA,
 ) -> None:
     """Append missing digests until ``digests`` covers the first ``num_pages`` pages."""
     known = len(digests)
     if any(span.stop > known * page_size for span in media):
         for contents in page_contents(tokens, known, num_pages, page_size=page_size, media=media):
-            digests += hasher(digests[-1] if digests else root(salt), contents, len(contents))
+            digests += sha256_chain(digests[-1] if digests else root(salt), contents, len(contents))
     elif known < num_pages:
         packed = pack(tokens[known * page_size : num_pages * page_size])
-        digests += hasher(digests[-1] if known else root(salt), packed, page_size * TOKEN_BYTES)
+        digests += sha256_chain(digests[-1] if known else root(salt), packed, page_size * TOKEN_BYTES)
         assert len(digests) == num_pages, f"{len(digests)} digests for {num_pages} pages"
 
 
 def media_in(contents: bytes, page_size: int) -> list[MediaSpan]:
     """Return the images in a page. Their starts are relative to the page."""
-    found = struct.iter_unpack(f"<{MIN_DIGEST_BYTES}sii", contents[page_size * TOKEN_BYTES :])
+    found = struct.iter_unpack(f"<{DIGEST_BYTES}sii", contents[page_size * TOKEN_BYTES :])
     return [MediaSpan(start, length, digest) for digest, start, length in found]
 
 

@@ -4,7 +4,7 @@ import time
 from collections import abc
 
 from .cache_group import CacheGroup, Fill
-from .digests import NO_MEDIA, Hasher, check_strength, extend_chain, page_contents, sha256_chain
+from .digests import NO_MEDIA, extend_chain, page_contents
 from .events import EventLog
 from .invariants import check_ref_counts
 from .kv_group import KVGroup, page_ids
@@ -39,7 +39,6 @@ class BlockManager:
         groups: int | abc.Sequence[KVGroupSpec],
         page_size: int,
         *,
-        hasher: Hasher = sha256_chain,
         prefix_cache: bool = True,
         policy: str = DEFAULT_POLICY,
         max_pinned: int = 0,
@@ -57,14 +56,11 @@ class BlockManager:
                 f"max_pinned must be at least 0 and less than the {smallest} pages of the pool, got "
                 f"{max_pinned}; sequences need pages, too"
             )
-        if prefix_cache:
-            check_strength(hasher)
         self.page_size = page_size
         self.prefix_cache = prefix_cache
         self.policy = policy
         self.max_pinned = max_pinned
         self.max_chunk = max_chunk
-        self._hasher = hasher
         self._groups = tuple(
             KVGroup(index, spec, page_size, policy=make_policy(policy, spec.num_pages), clock=clock)
             for index, spec in enumerate(specs)
@@ -473,7 +469,7 @@ class BlockManager:
         media: tuple[MediaSpan, ...],
     ) -> None:
         size = self.page_size
-        extend_chain(digests, tokens, num_pages, salt=salt, page_size=size, hasher=self._hasher, media=media)
+        extend_chain(digests, tokens, num_pages, salt=salt, page_size=size, media=media)
 
     def _contents(
         self, tokens: abc.Sequence[int], first: int, last: int, media: tuple[MediaSpan, ...]

@@ -11,6 +11,7 @@ If a slot is no bigger than a page, every page gets a snapshot.
 from __future__ import annotations
 
 from collections import OrderedDict, abc
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from .hit_statistics import AGES, NUM_AGES, AgeHistogram, HitStatistics, kind_of
@@ -49,25 +50,20 @@ SHARED = 2  # a snapshot with more hits than this counts as shared by several co
 TAIL, BRANCH, CONTINUED = range(3)
 
 
+@dataclass(slots=True, eq=False)
 class _Record:
-    __slots__ = (
-        "age", "is_awaited", "is_branch", "is_demoted", "num_hits", "num_new", "num_pages",
-        "released_at", "seen", "serial", "slot", "turns",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.num_pages = 0
-        self.turns = 0
-        self.num_new = 0
-        self.is_branch = False
-        self.is_demoted = False
-        self.num_hits = 0
-        self.slot: PageId | None = None
-        self.seen: AgeHistogram | None = None
-        self.is_awaited = False
-        self.released_at = 0
-        self.age = 0
-        self.serial = 0
+    num_pages: int = 0
+    turns: int = 0
+    num_new: int = 0
+    is_branch: bool = False
+    is_demoted: bool = False
+    num_hits: int = 0
+    slot: PageId | None = None
+    seen: AgeHistogram | None = None
+    is_awaited: bool = False
+    released_at: int = 0
+    age: int = 0
+    serial: int = 0
 
     @property
     def kind(self) -> int:

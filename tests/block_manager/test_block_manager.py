@@ -14,6 +14,7 @@ from octavo.block_manager import (
     PageTable,
     sha256_chain,
 )
+from octavo.block_manager import digests as digests_module
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]  # two full pages of 4 tokens, and two more tokens
 
@@ -35,11 +36,12 @@ def test_a_new_prompt_gets_pages_in_order() -> None:
     assert (blocks.num_held, blocks.num_idle_cached, blocks.num_idle_empty) == (3, 0, 5)
 
 
-def test_without_the_cache_nothing_is_found_and_nothing_is_hashed() -> None:
+def test_without_the_cache_nothing_is_found_and_nothing_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_hashing(_parent: Digest, _packed: bytes, _page_bytes: int) -> list[Digest]:
         raise AssertionError("hashed")
 
-    blocks = BlockManager(8, 4, prefix_cache=False, hasher=no_hashing)
+    monkeypatch.setattr(digests_module, "sha256_chain", no_hashing)
+    blocks = BlockManager(8, 4, prefix_cache=False)
     blocks.close(written(blocks, PROMPT))
     assert blocks.open(PROMPT).num_written == 0
     assert blocks.num_idle_cached == 0
@@ -130,7 +132,7 @@ def test_rollback_into_a_published_page_continues_on_a_copy() -> None:
     assert list(blocks.open([1, 2, 3, 4, 5, 6, 70, 80, 90]).pages) == [0, 2]
 
 
-def test_known_digests_are_not_computed_again() -> None:
+def test_known_digests_are_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[int] = []
 
     def counting(parent: Digest, packed: bytes, page_bytes: int) -> list[Digest]:
@@ -138,8 +140,8 @@ def test_known_digests_are_not_computed_again() -> None:
         hashed.append(len(digests))
         return digests
 
-    blocks = BlockManager(8, 4, hasher=counting)
-    hashed.clear()
+    monkeypatch.setattr(digests_module, "sha256_chain", counting)
+    blocks = BlockManager(8, 4)
     table = written(blocks, PROMPT)
     assert sum(hashed) == 2
     for length in range(11, 17):
