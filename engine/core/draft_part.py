@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from octavo.scheduler import Scheduler, SchedulerOutput
 
 from ..api.outputs import FinishReason
-from ..speculation.draft_tables import BatchDrafter, ModelDrafts
+from ..speculation.draft_tables import Average, BatchDrafter, DraftRequest, DraftState
+from ..speculation.drafter import ModelDrafter
 from ..speculation.drafting import Speculation
 from .request import Request, Sample
 from .step_parts import PartResults, PartRows, StepPart
@@ -23,8 +24,11 @@ class DraftPart(StepPart):
     ) -> None:
         self.speculation = speculation
         self.model = model
-        self.model_drafts = ModelDrafts(model, clock)
+        self.draft_states: dict[Sample, DraftState] = {}
         self._scheduler = scheduler
+        self._clock = clock
+        self._drafting_s = 0.0
+        self._step_s = Average()
         self._drafting: set[Sample] = set()
         self._to_notify: list[Sample] = []
 
@@ -44,7 +48,9 @@ class DraftPart(StepPart):
             sample.drafting = drafting
             if drafting is not None:
                 self._drafting.add(sample)
-                self.model_drafts.begin(sample)
+                if drafting.by_model is not None:
+                    assert self.model is not None
+                    self.draft_states[sample] = self.model.begin(sample.sequence)
 
     def rows(self, step: SchedulerOutput) -> PartRows | None:
         hidden = None if self.model is None else self.model.rows_of(step)
@@ -68,11 +74,29 @@ class DraftPart(StepPart):
         self._to_notify.clear()
         if drafting := [sample for sample in unfinished if sample.drafting is not None]:
             times = self._scheduler.draft_times
-            self.model_drafts.draft(unfinished, times.cost)
+            if self.model is not None:
+                began = self._clock()
+                self._draft_by_model(self.model, unfinished, times.cost(len(unfinished)))
+                self._drafting_s = self._clock() - began
             self.speculation.allocate(drafting, len(unfinished), times)
 
+    def _draft_by_model(self, model: BatchDrafter, unfinished: Sequence[Sample], cost: float) -> None:
+        if step_s := self._step_s.value:
+            cost += model.round_s.value / step_s / len(unfinished)
+        requests: list[DraftRequest] = []
+        drafters: list[ModelDrafter] = []
+        for sample in unfinished:
+            if sample.drafting is not None and (drafter := sample.drafting.by_model) is not None:
+                tokens, others = sample.sequence.tokens, len(unfinished) - 1
+                count = sample.drafting.num_model_drafts(tokens, sample.tokens_left, cost=cost, others=others)
+                requests.append(DraftRequest(self.draft_states[sample], tokens, sample.state, count))
+                drafters.append(drafter)
+        for drafter, drafts in zip(drafters, model.draft(requests), strict=True):
+            drafter.drafts = drafts
+
     def end(self, sample: Sample) -> None:
-        self.model_drafts.end(sample)
+        if self.model is not None and (draft_state := self.draft_states.pop(sample, None)) is not None:
+            self.model.close(draft_state)
         if sample in self._drafting:
             self._drafting.discard(sample)
             if sample.finish_reason is not FinishReason.ERROR:
@@ -80,7 +104,8 @@ class DraftPart(StepPart):
 
     def observe(self, step: SchedulerOutput, seconds: float) -> None:
         if self.model is not None:
-            seconds = self.model_drafts.without_drafting(seconds)
+            seconds, self._drafting_s = seconds - self._drafting_s, 0.0
+            self._step_s.add(seconds)
         self._scheduler.observe(step, seconds)
 
     def close(self) -> None:

@@ -34,8 +34,6 @@ class EngineRates:
 class AcceptanceRates:
     """Acceptance rates of one sample, initialized from the engine's rates."""
 
-    __slots__ = ("_accepted", "_engine", "_first", "_rates", "_seen")
-
     def __init__(self, engine: EngineRates | None = None) -> None:
         self._engine = engine or EngineRates()
         self._first = list(self._engine.rates)

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +13,6 @@ from octavo.scheduler import SchedulerOutput
 from octavo.scheduler import Sequence as Served
 
 from ..executor.sampling.sampler import SampleState
-from .drafter import ModelDrafter
-from .drafting import Drafting
 
 States = npt.NDArray[np.float32]
 
@@ -101,64 +98,3 @@ class BatchDrafter(ABC):
             if victim is draft_state:
                 return False
         return True
-
-
-class DraftingSample(Protocol):
-    drafting: Drafting | None
-
-    @property
-    def sequence(self) -> Served: ...
-
-    @property
-    def state(self) -> SampleState: ...
-
-    @property
-    def tokens_left(self) -> int: ...
-
-
-class ModelDrafts:
-    def __init__(self, model: BatchDrafter | None, clock: Callable[[], float]) -> None:
-        self._model = model
-        self._clock = clock
-        self._draft_states: dict[DraftingSample, DraftState] = {}
-        self._drafting_s = 0.0
-        self._step_s = Average()
-
-    def __len__(self) -> int:
-        return len(self._draft_states)
-
-    def begin(self, sample: DraftingSample) -> None:
-        if sample.drafting is not None and sample.drafting.by_model is not None:
-            assert self._model is not None
-            self._draft_states[sample] = self._model.begin(sample.sequence)
-
-    def end(self, sample: DraftingSample) -> None:
-        if self._model is not None and (draft_state := self._draft_states.pop(sample, None)) is not None:
-            self._model.close(draft_state)
-
-    def draft(self, unfinished: Sequence[DraftingSample], draft_cost: Callable[[int], float]) -> None:
-        if self._model is None:
-            return
-        began = self._clock()
-        requests: list[DraftRequest] = []
-        drafters: list[ModelDrafter] = []
-        others = len(unfinished) - 1
-        for sample in unfinished:
-            if sample.drafting is None or (drafter := sample.drafting.by_model) is None:
-                continue
-            if not requests:
-                cost = draft_cost(len(unfinished))
-                if step_s := self._step_s.value:
-                    cost += self._model.round_s.value / step_s / len(unfinished)
-            tokens = sample.sequence.tokens
-            count = sample.drafting.num_model_drafts(tokens, sample.tokens_left, cost=cost, others=others)
-            requests.append(DraftRequest(self._draft_states[sample], tokens, sample.state, count))
-            drafters.append(drafter)
-        for drafter, drafts in zip(drafters, self._model.draft(requests), strict=True):
-            drafter.drafts = drafts
-        self._drafting_s = self._clock() - began
-
-    def without_drafting(self, seconds: float) -> float:
-        seconds, self._drafting_s = seconds - self._drafting_s, 0.0
-        self._step_s.add(seconds)
-        return seconds

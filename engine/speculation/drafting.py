@@ -6,6 +6,8 @@ import heapq
 from collections.abc import Hashable, Sequence
 from typing import Literal, Protocol
 
+from octavo.scheduler import Sequence as Served
+
 from ..api.config import MAX_DRAFTS
 from ..api.sampling_params import Speculate
 from .acceptance_rates import FORCED, MODEL, AcceptanceRates, EngineRates
@@ -28,17 +30,6 @@ class Grammar(Protocol):
 
 
 class Drafting:
-    __slots__ = (
-        "_acceptance",
-        "_drafter",
-        "_grammar",
-        "_last",
-        "_max_drafts",
-        "_num_prompt",
-        "_num_tokens",
-        "_recent",
-    )
-
     def __init__(
         self,
         drafter: Drafter,
@@ -122,16 +113,11 @@ Ratios = Sequence[tuple[int, float]]
 """Ascending pairs (number of drafts, relative step time)."""
 
 
-class Drafted(Protocol):
-    tokens: list[int]
-    drafts: tuple[int, ...]
-
-
 class Drafts(Protocol):
     drafting: Drafting | None
 
     @property
-    def sequence(self) -> Drafted: ...
+    def sequence(self) -> Served: ...
 
     @property
     def tokens_left(self) -> int: ...
@@ -149,7 +135,6 @@ class Speculation:
         self._acceptance = EngineRates()
         self._steps_since_trial = 0
         self._try_every = _TRY_EVERY
-        self._bounds: dict[int, tuple[Ratios, float]] = {}
 
     def begin(
         self,
@@ -188,8 +173,8 @@ class Speculation:
     def allocate(self, drafting: Sequence[Drafts], plain: int, times: StepTimes) -> None:
         self._steps_since_trial += 1
         ratios = times.ratios(plain)
-        may_gain = self._steps_since_trial >= self._try_every or self._bound(plain, ratios) < 1
-        found: list[tuple[Drafted, Drafting]] = []
+        may_gain = self._steps_since_trial >= self._try_every or min_acceptance(plain, ratios) < 1
+        found: list[tuple[Served, Drafting]] = []
         best = 0.0
         for sample in drafting:
             sequence, looker = sample.sequence, sample.drafting
@@ -204,10 +189,10 @@ class Speculation:
             self._allocate(found, best, plain, ratios)
 
     def _allocate(
-        self, found: list[tuple[Drafted, Drafting]], best: float, plain: int, ratios: Ratios
+        self, found: list[tuple[Served, Drafting]], best: float, plain: int, ratios: Ratios
     ) -> None:
         tries = self._steps_since_trial >= self._try_every
-        if not tries and best < self._bound(plain, ratios):
+        if not tries and best < min_acceptance(plain, ratios):
             return
         proposals = [drafting.rated_drafts() for _, drafting in found]
         acceptances = [rates for _, rates in proposals]
@@ -223,12 +208,6 @@ class Speculation:
         for (sequence, _), (drafts, _), count in zip(found, proposals, counts, strict=True):
             if count:
                 sequence.drafts = drafts[:count]
-
-    def _bound(self, plain: int, times: Ratios) -> float:
-        known = self._bounds.get(plain)
-        if known is None or known[0] is not times:
-            known = self._bounds[plain] = times, min_acceptance(plain, times)
-        return known[1]
 
 
 MIN_GAIN = 1.08

@@ -1,7 +1,7 @@
 """Index of n-grams in a text, for drafts from text.
 
-Short texts are searched with ``bytearray.rfind``. Longer texts get a hash table of n-gram positions.
-Hashes may collide, so callers compare the matches. The index takes at most 20 bytes per token.
+A hash table has the positions of n-grams. Hashes may collide, so callers compare the matches. The index takes
+at most 20 bytes per token.
 """
 
 from __future__ import annotations
@@ -16,14 +16,10 @@ from numpy.typing import NDArray
 NGRAM = 3
 """Tokens per n-gram."""
 
-SEARCHED = 4096
-"""Tokens: longer texts get an index."""
-
 _FACTORS = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)
 _FOLD = 17
 _MIN_SIZE = 256
 _Ids = TypeVar("_Ids", int, NDArray[np.int64])
-_BYTES = array("i").itemsize
 _BULK = 64  # number of tokens above which NumPy is faster
 
 
@@ -95,44 +91,23 @@ class NgramIndex:
 
 
 class TextIndex:
+    """Index of a prompt, which several samples may share, and of the output after it."""
+
     def __init__(self, prompt: NgramIndex | None = None, num_prompt: int = 0) -> None:
-        self._prompt = prompt
+        self._prompt = NgramIndex() if prompt is None else prompt
         self._num_prompt = num_prompt
-        self._text = bytearray()
-        self._own: NgramIndex | None = None
+        self._output = NgramIndex(num_prompt)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        if len(tokens) <= SEARCHED:
-            self._text += array("i", tokens[len(self._text) // _BYTES :])
-            return
-        if self._own is None:
-            self._text, self._own = bytearray(), NgramIndex(self._num_prompt)
-            if self._prompt is not None and len(self._prompt) < self._num_prompt:
-                self._prompt.extend(tokens[: self._num_prompt])
-        self._own.extend(tokens)
+        if len(self._prompt) < self._num_prompt:
+            self._prompt.extend(tokens[: self._num_prompt])
+        self._output.extend(tokens)
 
     def places(self, tokens: Sequence[int], limit: int) -> list[int]:
-        if self._own is None:
-            return self._found(limit)
-        ends = self._own.places(tokens, limit)
-        if self._prompt is not None and len(ends) < limit and NGRAM <= self._num_prompt < len(tokens):
+        """Return candidate positions of the last n-gram, latest first."""
+        ends = self._output.places(tokens, limit)
+        if len(ends) < limit and NGRAM <= self._num_prompt < len(tokens):
             ends += self._prompt.places_of(tokens[-NGRAM:], limit - len(ends))
-        return ends
-
-    def _found(self, limit: int) -> list[int]:
-        text, size = self._text, NGRAM * _BYTES
-        ends: list[int] = []
-        if len(text) < size:
-            return ends
-        ngram, stop = text[-size:], len(text) - _BYTES
-        for _ in range(2 * limit):
-            if len(ends) == limit or (at := text.rfind(ngram, 0, stop)) < 0:
-                break
-            if at % _BYTES:
-                stop = at + size - 1
-            else:
-                ends.append(at // _BYTES + NGRAM - 1)
-                stop = at + size - _BYTES
         return ends
 
 

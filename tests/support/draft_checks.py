@@ -59,7 +59,7 @@ class Cores:
         blocks = self.core.drafts.model.blocks
         blocks.check()
         assert blocks.num_held == 0
-        assert not self.core.drafts.model_drafts
+        assert not self.core.drafts.draft_states
 
 
 def random_prompts(rng: random.Random, count: int) -> list[list[int]]:

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.engine.speculation import ngram_index
 from octavo.engine.speculation.drafter import Proposal
 from octavo.engine.speculation.drafting import Speculation
 from octavo.engine.speculation.ngram_index import NGRAM, NgramIndex, TextIndex
@@ -88,8 +86,7 @@ def test_recent_outputs_are_bounded_and_the_latest_stay() -> None:
     assert recent.tokens[-1] != BETWEEN, "what is too short is not kept"
 
 
-def test_samples_of_a_request_index_their_long_prompt_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ngram_index, "SEARCHED", 499)
+def test_samples_of_a_request_index_their_prompt_once() -> None:
     prompt = NgramIndex()
     tokens = [i * 7919 % 1009 for i in range(500)]
     samples = [TextIndex(prompt, len(tokens)) for _ in range(3)]
@@ -102,4 +99,4 @@ def test_samples_of_a_request_index_their_long_prompt_once(monkeypatch: pytest.M
         ends = [end for end in index.places(text, 9) if text[end - 2 : end + 1] == text[-3:]]
         assert ends == [504, 103], "in what it said itself, then in the prompt"
     assert len(prompt) == 500
-    assert all(index._own is not None and len(index._own) == 12 for index in samples)
+    assert all(len(index._output) == 12 for index in samples)
