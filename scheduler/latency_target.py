@@ -177,14 +177,11 @@ class LatencyTargets(Resource):
             return None
         return min((own for each in sequences if (own := each.latency.target_itl) is not None), default=None)
 
-    def may_admit(self, sequence: Sequence | None = None) -> bool:
-        return self.has_time(sequence)
-
     def hold(self, sequence: Sequence) -> Admission:
-        return Admission.ADMITTED if self.has_time(sequence) else Admission.STOP
+        return Admission.ADMITTED if self.may_admit(sequence) else Admission.STOP
 
-    def has_time(self, sequence: Sequence | None = None) -> bool:
-        """Whether the latency target leaves time for one more decoding sequence.
+    def may_admit(self, sequence: Sequence | None = None) -> bool:
+        """Return whether the latency target leaves time for one more decoding sequence.
 
         ``MIN_RUNNING`` sequences may always run.
         """

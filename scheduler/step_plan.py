@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from octavo.block_manager import BlockManager
 
@@ -10,27 +11,17 @@ from .step_cost import shape_of
 from .types import Lookup, ScheduledChunk, SchedulerOutput, Sequence, StepShape
 
 
+@dataclass(slots=True)
 class StepPlan:
-    __slots__ = (
-        "budget",
-        "chunks",
-        "has_drafts",
-        "is_decode_only",
-        "lookups",
-        "num_decodes",
-        "preempted",
-        "shape",
-        "work",
-    )
-    budget: TokenBudget
-
-    def __init__(self) -> None:
-        self.work: list[ScheduledChunk] = []
-        self.preempted: list[Sequence] = []
-        self.lookups: list[Lookup] = []
-        self.chunks: list[Sequence] = []
-        self.is_decode_only, self.has_drafts, self.num_decodes = True, False, 0
-        self.shape: StepShape | None = None
+    work: list[ScheduledChunk] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+    lookups: list[Lookup] = field(default_factory=list)
+    chunks: list[Sequence] = field(default_factory=list)
+    num_decodes: int = 0
+    is_decode_only: bool = True
+    has_drafts: bool = False
+    shape: StepShape | None = None
+    budget: TokenBudget = field(init=False)
 
     def add_chunk(self, sequence: Sequence, granted: int, wanted: int) -> ScheduledChunk:
         start = sequence.num_written

@@ -50,11 +50,13 @@ class AdapterLoad(NamedTuple):
 
 
 NO_TENANTS: Mapping[str, TenantLoad] = MappingProxyType({})
-NO_PROMPTS: Mapping[int, int | None] = MappingProxyType({})
 
 
 class Gauges(NamedTuple):
-    """Gauges of the engine after a step. ``tenants`` may be a second old."""
+    """Gauges of the engine after a step. ``tenants`` may be a second old.
+
+    begun   numbers of the requests whose prompts have begun
+    """
 
     num_running: int = 0
     num_waiting: int = 0
@@ -67,7 +69,7 @@ class Gauges(NamedTuple):
     swap: SwapCounts | None = None
     tenants: Mapping[str, TenantLoad] = NO_TENANTS
     pages_pinned: int = 0
-    prompts_left: Mapping[int, int | None] = NO_PROMPTS
+    begun: frozenset[int] = frozenset()
     adapters: AdapterLoad | None = None
     media_waits: int = 0
 

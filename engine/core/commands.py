@@ -153,7 +153,7 @@ def unpin_prefix(core: CommandTarget, name: str, shown: str) -> int:
 @command
 def flush_cache(core: CommandTarget) -> int:
     """Discard every cached page that is not in use; return the number of discarded pages."""
-    return core.cache.flush()
+    return core.cache.blocks.flush()
 
 
 @command
@@ -174,7 +174,7 @@ def unsubscribe_events(core: CommandTarget) -> None:
 def page_events_since(core: CommandTarget, number: int, limit: int) -> list[PageEvent]:
     """Return at most ``limit`` events, starting at ``number``. Raises EventsGone if an event is gone."""
     try:
-        return core.cache.events(number, limit)
+        return core.cache.blocks.events.since(number, limit)
     except EventsLost as error:
         raise EventsGone(str(error)) from error
 

@@ -44,21 +44,16 @@ class GrammarCompiler(Protocol):
 class EngineClient(Protocol):
     """Engine that sends messages to a ``Listener``. All methods are thread-safe and return at once.
 
+    ``info``, ``tokenizer``, ``capacity`` and ``grammars`` exist once the engine is ready.
+
     capacity      positions that the page pool has for one sequence
     step_seconds  seconds that the current step has taken
     """
 
-    @property
-    def info(self) -> EngineInfo: ...
-
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-
-    @property
-    def capacity(self) -> int: ...
-
-    @property
-    def grammars(self) -> GrammarCompiler: ...
+    info: EngineInfo
+    tokenizer: Tokenizer
+    capacity: int
+    grammars: GrammarCompiler
 
     @property
     def gauges(self) -> Gauges: ...

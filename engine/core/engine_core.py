@@ -7,7 +7,6 @@ from typing import NamedTuple
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Scheduler, SchedulerOutput
 
-from ..api.engine_info import EngineInfo
 from ..api.stats import Observer
 from ..executor.base import ModelRunner, Pending
 from ..executor.batch import Batch, build_batch
@@ -58,7 +57,7 @@ class EngineCore:
         overlaps: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.tokenizer = tokenizer
+        self.info, self.tokenizer, self.capacity = runner.info, tokenizer, blocks.capacity
         self.cache = PrefixCacheInspector(blocks)
         self.transfer = transfer
         self.passed: Callable[[str], None] = lambda _: None
@@ -81,14 +80,6 @@ class EngineCore:
         self._gauge_source = gauge_source or GaugeSource(blocks, scheduler, clock=clock)
         self.gauges = self._gauge_source.measure()
         self._step_began: float | None = None
-
-    @property
-    def info(self) -> EngineInfo:
-        return self._runner.info
-
-    @property
-    def capacity(self) -> int:
-        return self._blocks.capacity
 
     @property
     def has_work(self) -> bool:
@@ -143,7 +134,7 @@ class EngineCore:
             for lookup in step.lookups:
                 self.cache.record(self._live.by_sequence[lookup.sequence].request.request_id, lookup)
             self._live.note_started(step, now)
-            self.gauges = self.gauges._replace(prompts_left=self._live.progress.measure())
+            self.gauges = self.gauges._replace(begun=self._live.begun.numbers())
         return step
 
     def _run_parts(self) -> float:
@@ -210,8 +201,8 @@ class EngineCore:
         return updates
 
     def measure(self) -> None:
-        left = self._live.progress.measure()
-        self.gauges = self._gauge_source.measure(pages_pinned=self.cache.num_pinned, prompts_left=left)
+        begun = self._live.begun.numbers()
+        self.gauges = self._gauge_source.measure(pages_pinned=self.cache.num_pinned, begun=begun)
 
     def finish(self) -> list[Update]:
         """Abort all remaining requests; return the last updates."""

@@ -30,7 +30,7 @@ from ..api.stats import Gauges, Observer, StepRecord
 from ..api.structured_output import StructuredOutput
 from ..tokenizer.tokenizer import Tokenizer, load_tokenizer
 from .commands import AnswerT, Command
-from .engine_client import Listener
+from .engine_client import GrammarCompiler, Listener
 from .engine_thread import EngineThread
 
 logger = logging.getLogger(__name__)
@@ -39,32 +39,12 @@ JOIN_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Ready:
-    info: EngineInfo
-    capacity: int
-    gauges: Gauges
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    number: int
-    value: Any = None
-    error: BaseException | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class _Call:
+    """A method to call in the other process; its answer, if any, has the same number."""
+
     method: str
     arguments: tuple[Any, ...] = ()
     number: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    error: BaseException | None
-
-
-class _CacheChanged: ...
 
 
 def _pickled(message: object) -> bytes:
@@ -99,6 +79,10 @@ class _Pipe:
 
 
 class EngineProcess:
+    info: EngineInfo
+    tokenizer: Tokenizer
+    capacity: int
+
     def __init__(self, config: EngineConfig, listener: Listener, observer: Observer | None = None) -> None:
         self._config = config
         self._listener = listener
@@ -108,8 +92,7 @@ class EngineProcess:
         self._lock = threading.Lock()
         self._heard_at = time.monotonic()
         self._has_ended = False
-        self._ready: _Ready | None = None
-        self._tokenizer: Tokenizer | None = None
+        self.grammars: GrammarCompiler = self
         self._pipe: _Pipe | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._reader = threading.Thread(target=self._read, name="octavo-engine-pipe", daemon=True)
@@ -126,25 +109,6 @@ class EngineProcess:
         self._pipe = _Pipe(Connection(ours.detach()))
         self._pipe.send(self._config)
         self._reader.start()
-
-    @property
-    def info(self) -> EngineInfo:
-        assert self._ready is not None, "the engine is not ready"
-        return self._ready.info
-
-    @property
-    def capacity(self) -> int:
-        assert self._ready is not None, "the engine is not ready"
-        return self._ready.capacity
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        assert self._tokenizer is not None, "the engine is not ready"
-        return self._tokenizer
-
-    @property
-    def grammars(self) -> EngineProcess:
-        return self
 
     @property
     def step_seconds(self) -> float:
@@ -209,54 +173,52 @@ class EngineProcess:
         return answer
 
     def _read(self) -> None:
-        ended: _Ended | None = None
+        error: BaseException | None
         assert self._pipe is not None
-        while ended is None:
-            try:
-                ended = self._handle(self._pipe.receive())
-            except (EOFError, OSError):
-                ended = _Ended(EngineDead("the engine's process ended unexpectedly; see its log messages"))
-            except Exception as error:  # an error must not end this thread unnoticed
-                logger.exception("the engine's process sent a message that cannot be read")
-                ended = _Ended(error)
+        try:
+            while (call := self._pipe.receive()).method != "ended":
+                self._handle(call.method, *call.arguments)
+            (error,) = call.arguments
+        except (EOFError, OSError):
+            error = EngineDead("the engine's process ended unexpectedly; see its log messages")
+        except Exception as caught:  # an error must not end this thread unnoticed
+            logger.exception("the engine's process sent a message that cannot be read")
+            error = caught
         with self._lock:
             self._has_ended, answers, self._answers = True, self._answers, {}
-        self._listener.ended(ended.error)
+        self._listener.ended(error)
         for answer in answers.values():
             if answer.set_running_or_notify_cancel():
                 answer.set_exception(EngineStopping("the engine ended before it could answer"))
 
-    def _handle(self, message: object) -> _Ended | None:
-        match message:
-            case _Ready():
+    def _handle(self, method: str, *arguments: Any) -> None:
+        match method:
+            case "ready":
+                self.info, self.capacity, self.gauges = arguments
                 config = self._config
-                self._tokenizer = load_tokenizer(
-                    message.info.path,
+                self.tokenizer = load_tokenizer(
+                    self.info.path,
                     config.chat_template,
                     reasoning_parser=config.reasoning_parser,
                     tool_call_parser=config.tool_call_parser,
                 )
-                self._ready, self.gauges = message, message.gauges
                 self._listener.ready()
-            case StepRecord():
-                self.gauges, self._heard_at = message.gauges, time.monotonic()
+            case "step":
+                (record,) = arguments
+                self.gauges, self._heard_at = record.gauges, time.monotonic()
                 if self._observer is not None:
-                    self._observer.step(message)
-            case list():
-                self._listener.outputs(message)
-            case _CacheChanged():
-                self._listener.cache_changed()
-            case _Answer():
+                    self._observer.step(record)
+            case "answer":
+                number, value, error = arguments
                 with self._lock:
-                    answer = self._answers.pop(message.number, None)
+                    answer = self._answers.pop(number, None)
                 if answer is not None and answer.set_running_or_notify_cancel():
-                    if message.error is not None:
-                        answer.set_exception(message.error)
+                    if error is not None:
+                        answer.set_exception(error)
                     else:
-                        answer.set_result(message.value)
-            case _Ended():
-                return message
-        return None
+                        answer.set_result(value)
+            case _:
+                getattr(self._listener, method)(*arguments)
 
 
 class _Child:
@@ -266,21 +228,24 @@ class _Child:
         self.thread: EngineThread
 
     def ready(self) -> None:
-        self._pipe.send(_Ready(self.thread.info, self.thread.capacity, self.thread.gauges))
+        self._tell("ready", self.thread.info, self.thread.capacity, self.thread.gauges)
 
     def outputs(self, outputs: list[EngineOutput]) -> None:
-        self._pipe.send(outputs)
+        self._tell("outputs", outputs)
 
     def cache_changed(self) -> None:
-        self._pipe.send(_CacheChanged())
+        self._tell("cache_changed")
 
     def ended(self, error: BaseException | None) -> None:
-        self._pipe.send(_Ended(_portable(error)))
+        self._tell("ended", _portable(error))
 
     def step(self, record: StepRecord) -> None:
-        self._pipe.send(record)
+        self._tell("step", record)
 
     def rejected(self, reason: str) -> None: ...
+
+    def _tell(self, method: str, *arguments: object) -> None:
+        self._pipe.send(_Call(method, arguments))
 
     def serve(self) -> None:
         while True:
@@ -324,7 +289,7 @@ class _Child:
             return
         error = outcome.exception()
         value = None if error is not None else outcome.result()
-        self._pipe.send(_Answer(number, value, _portable(error)))
+        self._tell("answer", number, value, _portable(error))
 
 
 def _portable(error: BaseException | None) -> BaseException | None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import queue
 import sys
@@ -8,7 +9,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 from ..api.engine_info import EngineInfo
@@ -28,25 +28,6 @@ EXIT_TIMEOUT_S = 10.0
 COMMANDS_PER_STEP = 16
 
 
-@dataclass(frozen=True, slots=True)
-class _Add:
-    request: EngineRequest
-
-
-@dataclass(frozen=True, slots=True)
-class _Abort:
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Wake: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Stop:
-    pass
-
-
 class _PendingCommand:
     def __init__(self, command: Command[Any]) -> None:
         self.command = command
@@ -60,11 +41,16 @@ class _PendingCommand:
 class EngineThread:
     """An ``EngineClient`` that runs the core on one thread."""
 
+    info: EngineInfo
+    tokenizer: Tokenizer
+    capacity: int
+    grammars: GrammarCompiler
+
     def __init__(self, make_core: Callable[[], EngineCore], listener: Listener) -> None:
         self._make_core = make_core
         self._core: EngineCore | None = None
         self._listener = listener
-        self._inbox: queue.SimpleQueue[_Add | _Abort | _Wake | _Stop] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Callable[[EngineCore], None] | None] = queue.SimpleQueue()
         self._commands: deque[_PendingCommand] = deque()
         self._has_ended = threading.Event()
         self._open: dict[int, Request] = {}
@@ -72,29 +58,8 @@ class EngineThread:
         self._thread = threading.Thread(target=self._main, name="octavo-engine", daemon=True)
 
     @property
-    def core(self) -> EngineCore:
-        assert self._core is not None, "the engine is not ready"
-        return self._core
-
-    @property
-    def info(self) -> EngineInfo:
-        return self.core.info
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.core.tokenizer
-
-    @property
-    def capacity(self) -> int:
-        return self.core.capacity
-
-    @property
-    def grammars(self) -> GrammarCompiler:
-        return self.core.builder.grammars
-
-    @property
     def gauges(self) -> Gauges:
-        return self.core.gauges
+        return self._core.gauges if self._core is not None else Gauges()
 
     @property
     def step_seconds(self) -> float:
@@ -105,10 +70,10 @@ class EngineThread:
         atexit.register(self._stop_at_exit)
 
     def add(self, request: EngineRequest) -> None:
-        self._inbox.put(_Add(request))
+        self._inbox.put(functools.partial(self._add, request))
 
     def abort(self, number: int) -> None:
-        self._inbox.put(_Abort(number))
+        self._inbox.put(functools.partial(self._abort, number))
 
     def run_command(self, command: Command[AnswerT]) -> Future[AnswerT]:
         pending = _PendingCommand(command)
@@ -120,10 +85,10 @@ class EngineThread:
         return pending.answer
 
     def wake(self) -> None:
-        self._inbox.put(_Wake())
+        self._inbox.put(lambda _: None)
 
     def stop(self) -> None:
-        self._inbox.put(_Stop())
+        self._inbox.put(None)
 
     def join(self) -> None:
         self._thread.join()
@@ -139,7 +104,8 @@ class EngineThread:
         try:
             core = self._make_core()
             core.on_update(self.wake)
-            self._core = core
+            self._core, self.info, self.tokenizer = core, core.info, core.tokenizer
+            self.capacity, self.grammars = core.capacity, core.builder.grammars
             self._listener.ready()
             self._loop(core)
         except BaseException as caught:  # nothing may end this thread silently
@@ -178,14 +144,9 @@ class EngineThread:
                 note = self._inbox.get(block=not (core.has_work or self._commands))
             except queue.Empty:
                 return True
-            match note:
-                case _Add(added):
-                    self._add(core, added)
-                case _Abort(number):
-                    if (request := self._open.get(number)) is not None:
-                        core.abort(request)
-                case _Stop():
-                    return False
+            if note is None:
+                return False
+            note(core)
 
     def _execute_commands(self, core: EngineCore, parts: CommandTarget) -> None:
         if self._commands:
@@ -201,7 +162,7 @@ class EngineThread:
                 return
             pending.refuse()
 
-    def _add(self, core: EngineCore, request: EngineRequest) -> None:
+    def _add(self, request: EngineRequest, core: EngineCore) -> None:
         try:
             built = core.builder.build(request)
             core.add(built)
@@ -212,6 +173,10 @@ class EngineThread:
             )
         else:
             self._open[request.number] = built
+
+    def _abort(self, number: int, core: EngineCore) -> None:
+        if (request := self._open.get(number)) is not None:
+            core.abort(request)
 
 
 def _answer(pending: _PendingCommand, core: EngineCore, parts: CommandTarget) -> None:

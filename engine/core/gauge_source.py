@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Scheduler
 
-from ..api.stats import NO_PROMPTS, AdapterLoad, Gauges, TenantLoad
+from ..api.stats import AdapterLoad, Gauges, TenantLoad
 from ..api.store_counters import StoreCounts, SwapCounts
 
 MEASURED_EVERY_S = 1.0
@@ -49,9 +49,7 @@ class GaugeSource:
         self._adapter_load, self._media_waits = adapter_load, media_waits
         self._tenants = TenantLoads(scheduler, clock)
 
-    def measure(
-        self, *, pages_pinned: int = 0, prompts_left: Mapping[int, int | None] = NO_PROMPTS
-    ) -> Gauges:
+    def measure(self, *, pages_pinned: int = 0, begun: frozenset[int] = frozenset()) -> Gauges:
         scheduler, blocks = self._scheduler, self._blocks
         held, idle_cached, idle_empty = blocks.counts
         return Gauges(
@@ -66,7 +64,7 @@ class GaugeSource:
             swap=self._swap_counts() if self._swap_counts is not None else None,
             tenants=self._tenants.measure(),
             pages_pinned=pages_pinned,
-            prompts_left=prompts_left,
+            begun=begun,
             adapters=self._adapter_load() if self._adapter_load is not None else None,
             media_waits=self._media_waits(),
         )

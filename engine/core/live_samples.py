@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from octavo.scheduler import SampleResult, Scheduler, SchedulerOutput, Sequence
 
@@ -14,39 +14,30 @@ from .step_parts import StepParts
 from .step_stats import StepStats
 
 
-class PromptProgress:
+class BegunRequests:
+    """Numbers of the requests whose prompts have begun; ``numbers`` has an ended request once more."""
+
     def __init__(self) -> None:
-        self._begun: dict[Request, None] = {}
-        self._in_prompt: dict[Request, None] = {}
-        self._ended: list[Request] = []
-        self._changed = False
-        self._left: Mapping[int, int | None] = {}
+        self._begun: set[int] = set()
+        self._ended: set[int] = set()
+        self._numbers: frozenset[int] | None = frozenset()
 
-    def begin(self, request: Request) -> None:
-        self._begun[request] = self._in_prompt[request] = None
+    def begin(self, number: int) -> None:
+        self._begun.add(number)
+        self._numbers = None
 
-    def end(self, request: Request) -> None:
-        if request in self._begun:
-            self._ended.append(request)
+    def end(self, number: int) -> None:
+        self._ended.add(number)
+        self._numbers = None
 
-    def measure(self) -> Mapping[int, int | None]:
-        if self._in_prompt or self._ended or self._changed:
-            self._left = {request.number: self._left_of(request) for request in self._begun}
-            self._changed = bool(self._ended)
-            for request in self._ended:
-                self._begun.pop(request, None)
-                self._in_prompt.pop(request, None)
+    def numbers(self) -> frozenset[int]:
+        if self._numbers is None:
+            numbers = frozenset(self._begun)
+            self._numbers = None if self._ended else numbers
+            self._begun -= self._ended
             self._ended.clear()
-        return self._left
-
-    def _left_of(self, request: Request) -> int | None:
-        if request not in self._in_prompt:
-            return 0
-        if request.first_token_at is not None:
-            del self._in_prompt[request]
-            return 0
-        table = request.samples[0].sequence.table
-        return None if table is None else max(0, request.num_prompt - table.num_written)
+            return numbers
+        return self._numbers
 
 
 logger = logging.getLogger(__name__)
@@ -62,7 +53,7 @@ class LiveSamples:
     ) -> None:
         self.by_sequence: dict[Sequence, Sample] = {}
         self.updates: list[Update] = []
-        self.progress = PromptProgress()
+        self.begun = BegunRequests()
         self._ended: list[str] = []
         self._scheduler = scheduler
         self._parts = parts
@@ -114,7 +105,7 @@ class LiveSamples:
                 request = self.by_sequence[item.sequence].request
                 if request.started_at is None:
                     self._stats.started(request, now)
-                    self.progress.begin(request)
+                    self.begun.begin(request.number)
 
     def accept(self, sequences: SampledSequences, output: RunOutput) -> list[SampleResult]:
         now = self._clock()
@@ -198,7 +189,7 @@ class LiveSamples:
             if (reason := request.finish_reason) is not None:
                 self._stats.ended(request, reason, self._clock())
                 self._ended.append(request.request_id)
-                self.progress.end(request)
+                self.begun.end(request.number)
 
 
 def _advance(sample: Sample, sampled: Sampled) -> Delta:

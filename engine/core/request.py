@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from octavo.scheduler import LatencyGoal, Sequence
 
@@ -19,9 +19,6 @@ from ..speculation.drafting import Drafting
 from ..structured_output.compiler import ConstraintCompiler, GrammarDesk
 from ..structured_output.reasoning_gate import AnyConstraint, ReasoningMarks
 from ..tokenizer.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from ..tokenizer.tokenizer import Tokenizer
 
 
 class Request:
@@ -132,19 +129,6 @@ class Request:
 
 class Sample:
     """Output of a request: a sequence and its text."""
-
-    __slots__ = (
-        "_detokenizer",
-        "_stops",
-        "drafting",
-        "finish_reason",
-        "index",
-        "last_token_at",
-        "num_tokens",
-        "request",
-        "sequence",
-        "state",
-    )
 
     def __init__(
         self, request: Request, index: int, sequence: Sequence, state: SampleState, tokenizer: Tokenizer

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 
 from ..api import config as settings
 from ..api.config import EngineConfig
@@ -16,7 +16,7 @@ from ..api.errors import (
     RequestTooLong,
 )
 from ..api.output_collector import prompt_logprobs_bytes
-from ..api.stats import NO_PROMPTS, Gauges
+from ..api.stats import Gauges
 from ..api.tenant import Tenant
 
 MAX_UNREAD_BYTES = 64 * 1024**2  # bytes; above this limit, new requests are refused
@@ -160,7 +160,7 @@ class RequestLimiter:
         abort: Callable[[EngineRequest], None],
     ) -> None:
         self._timers.pop(request, None)
-        if request.number not in self._gauges().prompts_left:
+        if request.number not in self._gauges().begun:
             abort(request)
             fail(
                 QueueTimeout(
@@ -239,7 +239,7 @@ class TenantShares:
 class WaitingPrompts:
     def __init__(self, gauges: Callable[[], Gauges]) -> None:
         self._gauges = gauges
-        self._begun: Mapping[int, int | None] = NO_PROMPTS
+        self._begun: frozenset[int] = frozenset()
         self._waiting: dict[int, EngineRequest] = {}
         self._num_tokens: Counter[str] = Counter()
 
@@ -264,8 +264,8 @@ class WaitingPrompts:
         return self._num_tokens[tenant]
 
     def _update(self) -> None:
-        begun = self._gauges().prompts_left
+        begun = self._gauges().begun
         if begun is not self._begun:
             self._begun = begun
-            for number in self._waiting.keys() & begun.keys():
+            for number in self._waiting.keys() & begun:
                 self.forget(number)

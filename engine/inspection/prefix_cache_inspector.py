@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from octavo.block_manager import BlockManager, MediaSpan, PageEvent, Pins
+from octavo.block_manager import BlockManager, MediaSpan, Pins
 from octavo.block_manager.pins import MAX_NAMES, PinLimit
 from octavo.scheduler import Lookup
 
@@ -130,9 +130,6 @@ class PrefixCacheInspector:
     def pins(self, owner: str | None = None) -> dict[str, int]:
         return self._pins.kept(owner)
 
-    def flush(self) -> int:
-        return self.blocks.flush()
-
     def watch(self, *, tokens: bool = False) -> int:
         self.is_watched = True
         if tokens:
@@ -144,7 +141,3 @@ class PrefixCacheInspector:
             return False
         self._announced = self.blocks.events.next_number
         return True
-
-    def events(self, number: int, limit: int) -> list[PageEvent]:
-        """Return at most ``limit`` events, starting at ``number``. Raises EventsLost if an event is gone."""
-        return self.blocks.events.since(number, limit)

@@ -54,8 +54,6 @@ class FairQueue(WaitingQueue):
         self._since_short = SHORT_STEPS
         self._is_short = False
         self._unsettled: dict[Sequence, None] = {}
-        self._prompt_cost: dict[str, float] = {}
-        self._output_cost: dict[str, float] = {}
 
     def service_of(self, tenant: str, priority: int = 0) -> float:
         self._settle()
@@ -136,22 +134,12 @@ class FairQueue(WaitingQueue):
             return
         sequence.history.num_charged = stop
         prompt = min(stop, num_prompt) - min(start, num_prompt)
-        cost = (stop - start - prompt) * self._cost(self._output_cost, tenant)
-        if prompt:
-            cost += prompt * self._cost(self._prompt_cost, tenant)
+        cost = (stop - start - prompt) * OUTPUT_COST + prompt * PROMPT_COST
         service = self._class(sequence.priority).service
-        service[tenant] = service.get(tenant, 0.0) + cost
-
-    def _cost(self, known: dict[str, float], tenant: str) -> float:
-        if tenant not in known:
-            if len(known) >= MAX_COUNTERS:
-                known.clear()
-            unit = PROMPT_COST if known is self._prompt_cost else OUTPUT_COST
-            known[tenant] = unit / self._weights.get(tenant, 1.0)
-        return known[tenant]
+        service[tenant] = service.get(tenant, 0.0) + cost / self._weights.get(tenant, 1.0)
 
     def _remaining_cost(self, sequence: Sequence) -> float:
-        return sequence.backlog * self._cost(self._prompt_cost, sequence.tenant)
+        return sequence.backlog * PROMPT_COST / self._weights.get(sequence.tenant, 1.0)
 
     def _service(self, sequence: Sequence) -> float:
         return self.service_of(sequence.tenant, sequence.priority)

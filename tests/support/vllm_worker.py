@@ -30,7 +30,7 @@ class DemoFiles(FakeCore):
     def __call__(self, config: EngineConfig, observer: Observer | None = None) -> EngineCore:
         core = super().__call__(config, observer)
         assert self.runner is not None
-        self.runner.info = replace(self.runner.info, path=DEMO)
+        core.info = self.runner.info = replace(self.runner.info, path=DEMO)
         return core
 
 

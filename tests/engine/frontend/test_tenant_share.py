@@ -96,7 +96,7 @@ async def test_a_tenant_has_its_share_of_the_tokens_that_wait(monkeypatch: pytes
         senders = Senders(engine)
         await senders.send(BOB, [9])
         (begun,) = engine._open.streams()
-        await until(lambda: begun.request.number in engine.gauges().prompts_left)
+        await until(lambda: begun.request.number in engine.gauges().begun)
         await senders.send(ALICE, [1] * 30)
         with pytest.raises(Overloaded, match=r"30 prompt tokens of this .* and the 30 .* exceed 50"):
             await senders.send(ALICE, [1] * 30)
@@ -155,7 +155,7 @@ def test_waiting_tokens_are_counted_until_the_first_step_or_the_end() -> None:
     for request in requests:
         waiting.add(request)
     assert (waiting.num_tokens, waiting.num_tokens_of("a"), waiting.num_tokens_of("c")) == (12, 7, 0)
-    gauges = Gauges(prompts_left={requests[0].number: 3})
+    gauges = Gauges(begun=frozenset({requests[0].number}))
     assert (waiting.num_tokens, waiting.num_tokens_of("a")) == (9, 4)
     gauges = Gauges()
     for request in requests[:2]:

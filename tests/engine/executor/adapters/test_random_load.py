@@ -43,7 +43,7 @@ async def test_every_output_is_that_of_the_request_alone(model: Path) -> None:
     engine = AsyncEngine(config)
     await engine.start()
     client = engine._client
-    core = client.core  # type: ignore[union-attr]
+    core = client._core  # type: ignore[union-attr]
     adapters = core._runner.adapters
     num_cancelled = num_refused = 0
 
