@@ -1,6 +1,6 @@
 """Scheduler: decides which sequence computes which tokens in each step."""
 
-from .connector import KVConnector, NoConnector
+from .connector import KVConnector
 from .limits import Limits, SequenceTooLong
 from .resources import Admission, Resource
 from .scheduler import Scheduler
@@ -12,7 +12,6 @@ __all__ = [
     "LatencyGoal",
     "Limits",
     "Lookup",
-    "NoConnector",
     "Resource",
     "SampleResult",
     "ScheduledChunk",

@@ -8,7 +8,7 @@ from octavo.block_manager import BlockManager
 
 from .admitter import Admitter
 from .budget import TokenBudget
-from .connector import KVConnector, NoConnector
+from .connector import KVConnector
 from .draft_times import DraftTimes, draft_rows, drop_rejected, plan_drafts
 from .latency_target import LatencyTargets
 from .limits import Limits, SequenceTooLong
@@ -58,7 +58,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.paused: abc.Set[Sequence] = frozenset()  # running sequences that get no token in the next steps
         self.prompt_pace = PromptPace()
-        self._connector = connector or NoConnector()
+        self._connector = connector or KVConnector()
         self._has_deadlines = False
         self._deadlines = Deadlines(blocks)
         self._draft_times: DraftTimes | None = None

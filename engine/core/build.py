@@ -27,10 +27,11 @@ from ..executor.base import ModelRunner
 from ..executor.draft_config import draft_config
 from ..executor.load import load_runner, model_folder
 from ..executor.parallel import load_ranks
-from ..kv_store.disk_tier import DiskTier
 from ..kv_store.folder import ShardFolder
-from ..kv_store.host_tier import HostTier
+from ..kv_store.host_memory import HostMemory
+from ..kv_store.page_store import PageStore
 from ..kv_store.remote import RemoteShards
+from ..kv_store.shard_store import ShardStore
 from ..kv_store.transfer import PageTransfer
 from ..speculation.draft_model import DraftModel
 from ..speculation.draft_tables import BatchDrafter
@@ -152,10 +153,11 @@ def assemble(
     transfer = PageTransfer(runner, blocks, remember=config.save_dir is not None)
     if config.cache_dir is not None or config.save_dir is not None or config.remote_cache is not None:
         _ = runner.page_layout_key
-    disk = _disk_tier(config, runner, blocks, transfer)
-    swap = None
+    host = None
     if config.swap_memory:
-        swap = HostTier(runner, blocks, transfer, max_bytes=config.swap_memory, behind=disk, clock=clock)
+        host = HostMemory(runner, blocks, max_bytes=config.swap_memory, clock=clock)
+    shards = _shard_store(config, runner, blocks)
+    store = PageStore(blocks, transfer, host=host, shards=shards, clock=clock)
     adapters = None if runner.adapters is None else AdapterPart(runner.adapters, config.max_loras)
     images = None
     if runner.images is not None:
@@ -163,7 +165,7 @@ def assemble(
     scheduler = Scheduler(
         blocks,
         limits,
-        swap or disk,
+        store,
         waiting=waiting_queue(config, blocks),
         resources=tuple(part for part in (adapters, images) if part is not None),
     )
@@ -179,8 +181,7 @@ def assemble(
         gauge_source=GaugeSource(
             blocks,
             scheduler,
-            store_counts=disk.counts if disk is not None else None,
-            swap_counts=(lambda: swap.counts) if swap is not None else None,
+            store=store,
             adapter_load=adapters.usage if adapters is not None else None,
             media_waits=images.num_waiting if images is not None else lambda: 0,
             clock=clock,
@@ -215,11 +216,9 @@ def _target_itl(config: EngineConfig) -> float | Literal["auto"] | None:
     return "auto" if config.target_itl == "auto" else config.target_itl / 1e3
 
 
-def _disk_tier(
-    config: EngineConfig, runner: ModelRunner, blocks: BlockManager, transfer: PageTransfer
-) -> DiskTier | None:
+def _shard_store(config: EngineConfig, runner: ModelRunner, blocks: BlockManager) -> ShardStore | None:
     if config.remote_cache is not None:
-        return DiskTier(RemoteShards(config.remote_cache, runner.page_layout_key), runner, blocks, transfer)
+        return ShardStore(RemoteShards(config.remote_cache, runner.page_layout_key), runner, blocks)
     if config.cache_dir is None:
         return None
     try:
@@ -227,7 +226,7 @@ def _disk_tier(
         folder = ShardFolder(config.cache_dir, runner.page_layout_key, max_bytes=max_bytes)
     except OSError as error:
         raise _unusable("cache_dir", config.cache_dir, error) from error
-    return DiskTier(folder, runner, blocks, transfer)
+    return ShardStore(folder, runner, blocks)
 
 
 def _make_folder(name: str, folder: Path) -> None:

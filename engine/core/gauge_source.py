@@ -7,7 +7,7 @@ from octavo.block_manager import BlockManager
 from octavo.scheduler import Scheduler
 
 from ..api.stats import AdapterLoad, Gauges, TenantLoad
-from ..api.store_counters import StoreCounts, SwapCounts
+from ..kv_store.page_store import PageStore
 
 MEASURED_EVERY_S = 1.0
 
@@ -37,15 +37,15 @@ class GaugeSource:
         blocks: BlockManager,
         scheduler: Scheduler,
         *,
-        store_counts: Callable[[], StoreCounts] | None = None,
-        swap_counts: Callable[[], SwapCounts] | None = None,
+        store: PageStore | None = None,
         adapter_load: Callable[[], AdapterLoad] | None = None,
         media_waits: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._blocks = blocks
         self._scheduler = scheduler
-        self._store_counts, self._swap_counts = store_counts, swap_counts
+        self._shards = None if store is None else store.shards
+        self._host = None if store is None else store.host
         self._adapter_load, self._media_waits = adapter_load, media_waits
         self._tenants = TenantLoads(scheduler, clock)
 
@@ -60,8 +60,8 @@ class GaugeSource:
             pages_idle_empty=idle_empty,
             residual=blocks.residual_counts,
             states=blocks.state_counts,
-            store=self._store_counts() if self._store_counts is not None else None,
-            swap=self._swap_counts() if self._swap_counts is not None else None,
+            store=self._shards.counts() if self._shards is not None else None,
+            swap=self._host.counts() if self._host is not None else None,
             tenants=self._tenants.measure(),
             pages_pinned=pages_pinned,
             begun=begun,

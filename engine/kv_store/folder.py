@@ -41,7 +41,6 @@ class ShardIndex:
         self._parts: dict[_Part, set[str]] = {}
         self._others: list[Path] = []
         self._read_ns: dict[_Part, int] = {}
-        self._changes: dict[tuple[Path, str], bool] = {}
         self._to_recheck: set[tuple[Path, str]] = set()
 
     def has(self, name: str, group: int) -> bool:
@@ -55,13 +54,11 @@ class ShardIndex:
         folder = self._own[group]
         with self._lock:
             self._parts.setdefault((folder, name[:2]), set()).add(name)
-            self._changes[folder, name] = True
             self._to_recheck.discard((folder, name))
 
     def discard(self, name: str, folder: Path) -> None:
         with self._lock:
             self._parts.get((folder, name[:2]), set()).discard(name)
-            self._changes[folder, name] = False
             self._to_recheck.discard((folder, name))
 
     def recheck(self, names: Sequence[str], group: int) -> None:
@@ -72,8 +69,6 @@ class ShardIndex:
 
     def refresh(self) -> None:
         """Read the folders that have changed. May be slow."""
-        with self._lock:
-            self._changes.clear()
         kinds = [path for path in _folders(self._root) if KIND.fullmatch(path.name)]
         for kind in kinds:
             for part in _folders(kind):
@@ -89,12 +84,9 @@ class ShardIndex:
         if self._read_ns.get(part) == changed_ns:
             return
         is_settled = time.time_ns() - changed_ns > SETTLED_NS
-        names = {match[1] for entry in entries(folder) if (match := SHARD.fullmatch(entry.name))}
-        with self._lock:
-            for (where, name), added in self._changes.items():
-                if where == kind and name[:2] == folder.name:
-                    (names.add if added else names.discard)(name)
-            self._parts[part] = names
+        with self._lock:  # so that no shard is added or removed meanwhile
+            found = entries(folder)
+            self._parts[part] = {match[1] for each in found if (match := SHARD.fullmatch(each.name))}
         if is_settled:
             self._read_ns[part] = changed_ns
 

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.block_manager import BlockManager, Digest, KVGroupSpec, MediaSpan, RecurrentState
+from octavo.block_manager import BlockManager, Digest
 from octavo.block_manager.digests import root
 from octavo.kernels.page_bytes import PageBytes
 from octavo.scheduler import Sequence as Served
@@ -21,58 +21,42 @@ class FetchedPage:
     data: PageBytes
 
 
-Parts = Sequence[KVGroupSpec | RecurrentState]
-"""Specifications as in ``BlockManager.parts``."""
-
-
 class PrefetchJob:
-    """Pages of one prompt to be read from disk.
+    """Pages of one prompt that a medium reads.
 
     With ``asks``, the remote cache is asked first which of them it has. ``token_s`` is the seconds to compute
     a token, if known: slower reads are left out.
     """
 
-    def __init__(
-        self,
-        tokens: list[int],
-        digests: list[Digest],
-        *,
-        root: Digest,
-        known: Sequence[Sequence[bool]],
-        found: int,
-        needed: Callable[[int, int], Iterable[int]],
-        media: tuple[MediaSpan, ...] = (),
-        token_s: float | None = None,
-    ) -> None:
-        self.tokens = tokens
-        self.token_s, self.asks = token_s, False
+    def __init__(self, sequence: Served, blocks: BlockManager, token_s: float | None = None) -> None:
+        tokens, salt, media = sequence.tokens, sequence.salt, sequence.media
+        self.tokens = list(tokens)
         self.media = media
-        self.digests = digests
-        self.root = root
+        self.digests = list(blocks.page_digests(tokens, sequence.digests, salt=salt, media=media))
+        self.root = root(salt)
         self.pages: deque[FetchedPage] = deque()
         self.ended = False
-        self.known = [list(group) for group in known]
-        self._found = found
-        self._needed = needed
-        self._there: list[list[bool | None]] = [[True if k else None for k in group] for group in known]
+        self.token_s, self.asks = token_s, False
+        self.known = [
+            [blocks.find(digest, group) is not None for digest in self.digests]
+            for group in range(len(blocks.parts))
+        ]
+        self._blocks = blocks
+        self._found = blocks.num_findable(self.digests)
+        self._there: list[list[bool | None]] = [[True if k else None for k in group] for group in self.known]
 
-    @classmethod
-    def of(cls, sequence: Served, blocks: BlockManager, token_s: float | None = None) -> PrefetchJob:
-        tokens, salt, media = sequence.tokens, sequence.salt, sequence.media
-        digests = blocks.page_digests(tokens, sequence.digests, salt=salt, media=media)
-        return cls(
-            list(tokens),
-            list(digests),
-            media=media,
-            token_s=token_s,
-            root=root(salt),
-            known=[
-                [blocks.find(digest, group) is not None for digest in digests]
-                for group in range(len(blocks.parts))
-            ],
-            found=blocks.num_findable(digests),
-            needed=lambda group, end: blocks.needed_pages(end, group=group),
-        )
+    @property
+    def missing(self) -> list[Digest]:
+        """Return the pages after those that the pool has."""
+        return self.digests[self._found :]
+
+    def take(self, num_bytes: int) -> list[FetchedPage]:
+        """Return the next pages, up to about ``num_bytes``."""
+        taken: list[FetchedPage] = []
+        while self.pages and num_bytes > 0:
+            taken.append(self.pages.popleft())
+            num_bytes -= taken[-1].data.nbytes
+        return taken
 
     def parent(self, index: int) -> Digest:
         return self.digests[index - 1] if index else self.root
@@ -83,22 +67,30 @@ class PrefetchJob:
     def absent(self, group: int, index: int) -> None:
         self._there[group][index] = False
 
-    def plan(self, groups: Parts, has: Callable[[Digest, int], bool]) -> list[tuple[int, int]]:
-        end = self._reachable(groups, has)
+    def plan(self, has: Callable[[Digest, int], bool]) -> list[tuple[int, int]]:
+        end = self._reachable(has)
         if end <= self._found:
             return []
         return [
             (number, index)
-            for number in range(len(groups))
-            for index in sorted(self._needed(number, end))
+            for number in range(len(self.known))
+            for index in sorted(self._blocks.needed_pages(end, group=number))
             if not self.known[number][index]
         ]
 
-    def gain(self, groups: Parts, has: Callable[[Digest, int], bool]) -> int:
-        return max(0, self._reachable(groups, has) - self._found)
+    def gain(self, has: Callable[[Digest, int], bool]) -> int:
+        return max(0, self._reachable(has) - self._found)
 
-    def _reachable(self, groups: Parts, has: Callable[[Digest, int], bool]) -> int:
-        end = len(self.digests)
+    def is_quicker(self, has: Callable[[Digest, int], bool], page_bytes: Sequence[int], rate: Rate) -> bool:
+        """Whether reading the pages is expected to be faster than computing them."""
+        if self.token_s is None:
+            return True
+        num_bytes = sum(page_bytes[group] for group, _ in self.plan(has))
+        gained = self.gain(has) * self._blocks.page_size
+        return gained > 0 and rate.is_within(num_bytes, gained * self.token_s)
+
+    def _reachable(self, has: Callable[[Digest, int], bool]) -> int:
+        groups, end = self._blocks.parts, len(self.digests)
         for number, group in enumerate(groups):
             if group.needs_every_page:
                 end = next((i for i in range(end) if not self._is_there(number, i, has)), end)
@@ -108,7 +100,7 @@ class PrefetchJob:
                     index
                     for number, group in enumerate(groups)
                     if not group.needs_every_page
-                    for index in self._needed(number, end)
+                    for index in self._blocks.needed_pages(end, group=number)
                     if not self._is_there(number, index, has)
                 ),
                 None,

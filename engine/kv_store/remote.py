@@ -156,4 +156,4 @@ class RemoteShards:
 
 
 Shards = ShardFolder | RemoteShards
-"""Storage of a ``DiskTier``."""
+"""Storage of a ``ShardStore``."""

@@ -11,8 +11,9 @@ import numpy as np
 
 from octavo.block_manager import BlockManager
 from octavo.engine.api.store_counters import SwapCounts
-from octavo.engine.kv_store.host_tier import HostTier
+from octavo.engine.kv_store.host_memory import HostMemory
 from octavo.engine.kv_store.page_runs import PageLayoutKey
+from octavo.engine.kv_store.page_store import PageStore
 from octavo.engine.kv_store.transfer import PageTransfer
 from octavo.kernels.page_bytes import PageBytes
 from octavo.scheduler import LatencyGoal, Limits, SampleResult, Scheduler, SchedulerOutput, Sequence, Status
@@ -45,13 +46,10 @@ class SimulatedPages:
 class SimulatedSwap:
     def __init__(self, blocks: BlockManager, num_pages: int, page_s: float) -> None:
         self._pages = SimulatedPages(page_s)
-        self.tier = HostTier(
-            self._pages,
-            blocks,
-            PageTransfer(self._pages, blocks),
-            max_bytes=num_pages * PAGE_BYTES,
-            clock=self.copied_s,
-        )
+        max_bytes, clock = num_pages * PAGE_BYTES, self.copied_s
+        self.host = HostMemory(self._pages, blocks, max_bytes=max_bytes, clock=clock)
+        transfer = PageTransfer(self._pages, blocks)
+        self.store = PageStore(blocks, transfer, host=self.host, clock=clock)
 
     def copied_s(self) -> float:
         return self._pages.copied_s
@@ -198,7 +196,7 @@ def simulate(
 
     target_ttft_s   target of every request for the first token, in seconds
     """
-    scheduler = Scheduler(blocks, limits, swap.tier if swap is not None else None, waiting=queue)
+    scheduler = Scheduler(blocks, limits, swap.store if swap is not None else None, waiting=queue)
     served: dict[Sequence, Served] = {}
     gap, now, index, hits, computed = _Gap(), 0.0, 0, 0, 0
     course: list[Moment] = []
@@ -238,7 +236,7 @@ def simulate(
         gap.note({s.arrival.tenant for s in served.values() if s.sequence.status is Status.WAITING})
         oldest = min((s.arrival.at_s for s in served.values() if s.first_at is None), default=now)
         course.append(Moment(now, gap.current, now - oldest, scheduler.num_preemptions))
-    counts = swap.tier.counts if swap is not None else SwapCounts()
+    counts = swap.host.counts() if swap is not None else SwapCounts()
     return Outcome(
         list(served.values()), now, scheduler.num_preemptions, hits,
         sum(len(each.prompt) for each in arrivals), gap.largest, computed, counts.num_out, counts.num_in,

@@ -73,7 +73,10 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/kernels/test_state_segments.py",
         "tests/engine/executor/recurrent/test_recurrent_models.py",
     ),
-    "engine/kv_store/host_tier.py": ("tests/scheduler/test_swap.py", "tests/engine/kv_store/test_windows.py"),
+    "engine/kv_store/host_memory.py": (
+        "tests/scheduler/test_swap.py",
+        "tests/engine/kv_store/test_windows.py",
+    ),
     "engine/tokenizer/detokenizer.py": ("tests/engine/tokenizer",),
     "kernels/residual.py": ("tests/kernels/test_residual_attention.py",),
 }

@@ -34,7 +34,7 @@ LIGHT = (
     "octavo.engine.grpc.vllm.service",
     "octavo.engine.http.server",
     "octavo.engine.inspection.prefix_cache_inspector",
-    "octavo.engine.kv_store.disk_tier",
+    "octavo.engine.kv_store.page_store",
     "octavo.engine.memory.malloc",
     "octavo.engine.memory.model_files",
     "octavo.engine.memory.planner",

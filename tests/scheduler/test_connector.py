@@ -28,8 +28,8 @@ Store = dict[Digest, PageBytes]
 
 
 @dataclass
-class HostMemory:
-    """A ``KVConnector`` that stores pages in a dictionary, which several engines can share."""
+class HostMemory(KVConnector):
+    """Stores pages in a dictionary, which several engines can share."""
 
     blocks: BlockManager
     transfer: PageTransfer
@@ -47,9 +47,9 @@ class HostMemory:
     def on_update(self, wake: Callable[[], None]) -> None:
         self.wake = wake
 
-    saves_steps = True
-
-    def offload(self, sequence: Sequence, token_s: float | None) -> None: ...
+    @property
+    def saves_steps(self) -> bool:
+        return True
 
     def start_load(self, sequence: Sequence, /, *, token_s: float | None = None) -> bool:  # noqa: ARG002
         digests = self.blocks.page_digests(sequence.tokens, sequence.digests, salt=sequence.salt)
@@ -94,9 +94,8 @@ class Engine:
         blocks = BlockManager(num_pages, config.page_size, max_chunk=config.max_step_tokens)
         transfer = PageTransfer(runner, blocks)
         self.connector = HostMemory(blocks, transfer, runner, store, delay)
-        connector: KVConnector = self.connector  # mypy checks the protocol here
         limits = Limits(config.max_step_tokens, config.max_running)
-        self.scheduler = Scheduler(blocks, limits, connector)
+        self.scheduler = Scheduler(blocks, limits, self.connector)
         self.blocks = blocks
         self.core = EngineCore(runner, byte_tokenizer(), blocks, self.scheduler, transfer=transfer)
         self._input = admission_of(self.core)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager, Digest
-from octavo.scheduler import Limits, NoConnector, SampleResult, Scheduler, Sequence, Status
+from octavo.scheduler import KVConnector, Limits, SampleResult, Scheduler, Sequence, Status
 from waiting_queues import QUEUES
 
 pytestmark = pytest.mark.property
@@ -60,7 +60,7 @@ crowds = st.builds(
 )
 
 
-class Store(NoConnector):
+class Store(KVConnector):
     def __init__(self, blocks: BlockManager) -> None:
         self._blocks = blocks
         self._kept: set[Digest] = set()
@@ -68,7 +68,7 @@ class Store(NoConnector):
         self._steps = 0
 
     @property
-    def has_updates(self) -> bool:  # type: ignore[override]
+    def has_updates(self) -> bool:
         return bool(self._waiting)
 
     def offload(self, sequence: Sequence, token_s: float | None) -> None:  # noqa: ARG002

@@ -17,7 +17,7 @@ from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.core.request import Request
 from octavo.engine.kv_store.prefetch import Rate
-from octavo.scheduler import Limits, NoConnector, SampleResult, Scheduler, SchedulerOutput, Sequence, Status
+from octavo.scheduler import KVConnector, Limits, SampleResult, Scheduler, SchedulerOutput, Sequence, Status
 from oracle import alone
 from swapping import wait_for_disk
 
@@ -135,22 +135,22 @@ def test_no_step_is_planned_while_all_wait_for_a_loading_one() -> None:
         if request is not back:
             harness.core.abort(request)
     harness.add(prompt(9, 4), MANY)
-    scheduler._connector._returns, kept = {}, scheduler._connector._returns  # type: ignore[attr-defined]
+    scheduler._connector._jobs, kept = {}, scheduler._connector._jobs  # type: ignore[attr-defined]
     assert not scheduler.has_work
     assert scheduler.plan() is None
-    scheduler._connector._returns = kept  # type: ignore[attr-defined]
+    scheduler._connector._jobs = kept  # type: ignore[attr-defined]
     assert scheduler.has_work
     harness.run_to_the_end()
     assert harness.result(back) == alone(back.samples[0].sequence.tokens[:20], MANY)
 
 
-class Promises(NoConnector):
+class Promises(KVConnector):
     def __init__(self) -> None:
         self.num_asked = 0
         self._asking: list[Sequence] = []
 
     @property
-    def has_updates(self) -> bool:  # type: ignore[override]
+    def has_updates(self) -> bool:
         return bool(self._asking)
 
     def start_load(self, sequence: Sequence, /, *, token_s: float | None = None) -> bool:

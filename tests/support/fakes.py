@@ -20,8 +20,9 @@ from octavo.engine.api.stats import Observer, StepRecord
 from octavo.engine.core.build import assemble
 from octavo.engine.core.engine_core import EngineCore
 from octavo.engine.executor.base import Adapters
-from octavo.engine.kv_store.disk_tier import DiskTier
 from octavo.engine.kv_store.folder import ShardFolder
+from octavo.engine.kv_store.page_store import PageStore
+from octavo.engine.kv_store.shard_store import ShardStore
 from octavo.engine.tokenizer.chat_template import ChatTemplate
 from octavo.engine.tokenizer.tokenizer import Tokenizer
 
@@ -141,14 +142,15 @@ class FakeCore:
         return self.core
 
 
-def disk_tier(core: EngineCore) -> DiskTier:
+def shard_store(core: EngineCore) -> ShardStore:
     connector = core._scheduler._connector
-    assert isinstance(connector, DiskTier)
-    return connector
+    assert isinstance(connector, PageStore)
+    assert connector.shards is not None
+    return connector.shards
 
 
 def shard_folder(core: EngineCore) -> ShardFolder:
-    folder = disk_tier(core)._folder
+    folder = shard_store(core).folder
     assert isinstance(folder, ShardFolder)
     return folder
 

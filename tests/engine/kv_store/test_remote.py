@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fakes import FakeCore, disk_tier, small_config
+from fakes import FakeCore, shard_store, small_config
 from octavo.engine import LLM, EngineConfig, SamplingParams
 from octavo.engine.api.config import EngineConfig as Config
 from octavo.engine.api.errors import InvalidConfig
@@ -51,7 +51,7 @@ def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
 
 def shards_of(core: FakeCore) -> RemoteShards:
     assert core.core is not None
-    shards = disk_tier(core.core)._folder
+    shards = shard_store(core.core).folder
     assert isinstance(shards, RemoteShards)
     return shards
 

@@ -14,7 +14,7 @@ from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.api.outputs import RequestOutput
 from octavo.engine.api.store_counters import StoreCounts
-from octavo.engine.kv_store import disk_tier as disk_tier_module
+from octavo.engine.kv_store import shard_store as shard_store_module
 from octavo.engine.kv_store.folder import ShardFolder
 from octavo.engine.kv_store.page_runs import PageRun
 
@@ -169,7 +169,7 @@ def test_a_disk_that_is_too_slow_costs_pages_and_not_steps(
         return put(self, digest, run, group)
 
     monkeypatch.setattr(ShardFolder, "put", held)
-    monkeypatch.setattr(disk_tier_module, "QUEUE_BYTES", 5 * PAGE_SIZE * 16)
+    monkeypatch.setattr(shard_store_module, "QUEUE_BYTES", 5 * PAGE_SIZE * 16)
     core = FakeCore()
     with LLM(small_config(cache_dir=tmp_path), core_factory=core) as llm:
         llm.generate([PROMPT], FOUR_TOKENS, progress=False)

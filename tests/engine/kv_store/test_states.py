@@ -28,9 +28,9 @@ from octavo.engine.core.engine_core import EngineCore
 from octavo.engine.core.snapshots import load, save_all
 from octavo.engine.kv_store.page_files import read_run, write_run
 from octavo.engine.kv_store.page_runs import PageLayoutKey, PagePart, PageRun, StateKind, segments
-from octavo.engine.kv_store.prefetch import PrefetchJob
 from octavo.kernels.interface import PoolSpec
 from oracle import alone
+from swapping import prefetch_job
 
 PROMPT = [number % 250 for number in range(101)]
 PARAMS = SamplingParams(max_tokens=14, ignore_eos=True)
@@ -151,15 +151,8 @@ def test_a_load_ends_at_a_saved_state(data: st.DataObject) -> None:
     def reach(have: list[list[bool]]) -> int:
         return next(n for n in range(num_pages, -1, -1) if n == 0 or (all(have[0][:n]) and have[1][n - 1]))
 
-    fetch = PrefetchJob(
-        [],
-        digests,
-        root=root(b""),
-        known=known,
-        found=reach(known),
-        needed=lambda group, end: blocks.needed_pages(end, group=group),
-    )
-    plan = fetch.plan(blocks.parts, lambda digest, group: disk[group][digests.index(digest)])
+    fetch = prefetch_job(blocks, digests, known, reach(known))
+    plan = fetch.plan(lambda digest, group: disk[group][digests.index(digest)])
     end = reach([[k or d for k, d in zip(*pair, strict=True)] for pair in zip(known, disk, strict=True)])
     wanted = {(0, i) for i in range(end) if not known[0][i]} | {(1, i) for i in {end - 1} if not known[1][i]}
     assert set(plan) == (wanted if end > reach(known) else set())
