@@ -132,9 +132,6 @@ class BlockManager:
         """Return the number of idle pages of each group, then of idle recurrent slots, if any."""
         return tuple([group.pool.num_idle for group in self._all])
 
-    def idle_for_pages(self) -> tuple[int, ...]:
-        return tuple([group.pool.num_idle for group in self._groups])
-
     def growth(self, table: PageTable, num_tokens: int) -> tuple[int, ...]:
         """Return, for each group, how many more pages a table needs for ``num_tokens`` positions."""
         goal = -(-num_tokens // self.page_size)

@@ -28,7 +28,7 @@ def has_headroom(sequence: Sequence, running: Iterable[Sequence], blocks: BlockM
     if times == 0 or len(members) == 1:
         return True
     most = (1 << min(times, MAX_COUNTED_PREEMPTIONS)) - 1
-    idle = list(blocks.idle_for_pages())
+    idle = list(blocks.idle_pages()[: len(blocks.groups)])
     for member in members:
         for group, pages in enumerate(_growth(member, blocks, most)):
             idle[group] -= pages

@@ -46,9 +46,6 @@ class AdapterPart(StepPart, Resource):
                 "when they have ended"
             )
 
-    def infos(self) -> tuple[AdapterInfo, ...]:
-        return self._adapters.infos()
-
     def usage(self) -> AdapterLoad:
         running = tuple(self._running)
         waiting = tuple(name for name, count in self.samples.items() if count > self._running.get(name, 0))

@@ -22,7 +22,7 @@ from ..inspection.lookup_history import LookupRecord
 from ..inspection.prefix_cache_inspector import CacheTotals, Pinned, PrefixCacheInspector
 from ..inspection.reused_prefixes import ReusedPrefix
 from ..kv_store.page_runs import PageLayoutKey, PagePart
-from ..kv_store.transfer import CachedPrefix, Inserted, PageTransfer
+from ..kv_store.transfer import CachedPrefix, PageTransfer
 from .adapter_part import AdapterPart
 
 AnswerT = TypeVar("AnswerT")
@@ -219,8 +219,11 @@ def insert_pages(
     first: int,
     group: int,
     media: tuple[MediaSpan, ...] = (),
-) -> Inserted:
-    """Cache pages ``first``, ``first + 1``, ... of a sequence in one group of layers."""
+) -> int | None:
+    """Cache pages ``first``, ``first + 1``, ... of a sequence in one group of layers.
+
+    Return the number of pages that were not cached yet; None if the pages do not fit.
+    """
     return core.transfer.insert(tokens, pages, salt, first=first, group=group, media=media)
 
 

@@ -169,9 +169,10 @@ def _insert(
             inserted = run_command(
                 commands.insert_pages(known_tokens, some, run.salt or b"", at, segment.group, prefix.media)
             )
-            skipped += inserted.num_skipped
-            if segment.group == 0:
-                new, known = new + inserted.num_new, known + inserted.num_known
+            if inserted is None:
+                skipped += len(some)
+            elif segment.group == 0:
+                new, known = new + inserted, known + len(some) - inserted
     skipped += num_states
     return LoadedPages(
         total.num_pages + new,

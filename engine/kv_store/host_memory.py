@@ -11,12 +11,11 @@ from octavo.scheduler import Sequence
 from ..api.errors import InvalidConfig
 from ..api.store_counters import SwapCounts
 from ..memory.budget import available_memory, format_size
-from .medium import Medium
 from .prefetch import FetchedPage, PrefetchJob, Rate
 from .transfer import PageAccess
 
 
-class HostMemory(Medium):
+class HostMemory:
     """Copies of pages in host memory, found by digest. The least recently used are evicted."""
 
     def __init__(
@@ -47,6 +46,8 @@ class HostMemory(Medium):
     def counts(self) -> SwapCounts:
         return SwapCounts(num_out=self._num_out, num_in=self._num_in, num_bytes=self._num_bytes)
 
+    def used(self, digests: abc.Sequence[Digest]) -> None: ...
+
     def _has(self, digest: Digest, group: int) -> bool:
         return (digest, group) in self._pages
 
@@ -58,6 +59,11 @@ class HostMemory(Medium):
             job.pages.append(FetchedPage(group, index, self._pages[job.digests[index], group]))
         job.ended = True
         return True
+
+    def take(self, job: PrefetchJob, num_bytes: int) -> list[FetchedPage]:
+        return job.take(num_bytes)
+
+    def cancel(self, job: PrefetchJob) -> None: ...
 
     def loaded(self, num_new: int, num_bytes: int, seconds: float) -> None:
         self._num_in += num_new

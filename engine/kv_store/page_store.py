@@ -7,7 +7,6 @@ from octavo.block_manager import BlockManager
 from octavo.scheduler import KVConnector, SchedulerOutput, Sequence
 
 from .host_memory import HostMemory
-from .medium import Medium
 from .prefetch import PrefetchJob, adopt
 from .shard_store import ShardStore
 from .transfer import PageTransfer
@@ -31,11 +30,11 @@ class PageStore(KVConnector):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.host, self.shards = host, shards
-        self._media: list[Medium] = [medium for medium in (host, shards) if medium is not None]
+        self._media = [medium for medium in (host, shards) if medium is not None]
         self._blocks = blocks
         self._transfer = transfer
         self._clock = clock
-        self._jobs: dict[Sequence, tuple[PrefetchJob, Medium]] = {}
+        self._jobs: dict[Sequence, tuple[PrefetchJob, HostMemory | ShardStore]] = {}
 
     @property
     def saves_steps(self) -> bool:

@@ -122,7 +122,7 @@ def adopt(
     num_new = 0
     for run in _runs(pages):
         group, first = run[0].group, run[0].index
-        inserted = transfer.insert(
+        new = transfer.insert(
             fetch.tokens,
             np.stack([page.data for page in run]),
             salt,
@@ -131,9 +131,9 @@ def adopt(
             digests=fetch.digests[: first + len(run)],
             media=fetch.media,
         )
-        num_new += inserted.num_new
-        if inserted.num_skipped:
+        if new is None:
             return num_new, False
+        num_new += new
     return num_new, True
 
 

@@ -8,7 +8,6 @@ from octavo.block_manager.digests import root
 from octavo.scheduler import SchedulerOutput, Sequence, Status
 
 from ..api.store_counters import StoreCounters, StoreCounts
-from .medium import Medium
 from .page_runs import PagePart, PageRun
 from .prefetch import FetchedPage, PrefetchJob
 from .reader import ShardReader
@@ -20,7 +19,7 @@ QUEUE_BYTES = 256 * 1024**2  # bytes: limit of queued writes, and of prefetched 
 CLOSE_S = 10.0  # seconds to write queued pages at the end
 
 
-class ShardStore(Medium):
+class ShardStore:
     """Pages in a folder on disk or in a remote cache."""
 
     def __init__(self, folder: Shards, access: PageAccess, blocks: BlockManager) -> None:

@@ -23,13 +23,6 @@ class PageAccess(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Inserted:
-    num_new: int
-    num_known: int
-    num_skipped: int
-
-
-@dataclass(frozen=True, slots=True)
 class CachedPrefix:
     """Longest cached prefix of a sequence. Its pages may be evicted."""
 
@@ -43,10 +36,6 @@ class PageTransfer:
         self._blocks = blocks
         if remember:
             blocks.keep_tokens()
-
-    @property
-    def page_size(self) -> int:
-        return self._blocks.page_size
 
     @property
     def kind(self) -> PageLayoutKey:
@@ -92,20 +81,19 @@ class PageTransfer:
         group: int = 0,
         digests: list[Digest] | None = None,
         media: tuple[MediaSpan, ...] = (),
-    ) -> Inserted:
-        """Insert pages ``first``, ``first + 1``, ... of a sequence into the cache: all or none."""
-        blocks, count = self._blocks, len(pages)
-        end = first + count
-        tokens = tokens[: end * blocks.page_size]
+    ) -> int | None:
+        """Insert pages ``first``, ``first + 1``, ... of a sequence into the cache.
+
+        Return the number of pages that were not cached yet; None, without an insertion, if they do not fit.
+        """
+        blocks = self._blocks
+        tokens = tokens[: (first + len(pages)) * blocks.page_size]
         named = blocks.page_digests([*tokens, 0], [] if digests is None else digests, salt=salt, media=media)
 
         def fill(indices: list[int], targets: list[PageId]) -> None:
             self._access.write_pages(targets, pages[[index - first for index in indices]], group)
 
-        new = blocks.insert(tokens, named, first, fill, group=group, salt=salt, media=media)
-        if new is None:
-            return Inserted(0, 0, count)
-        return Inserted(new, count - new, 0)
+        return blocks.insert(tokens, named, first, fill, group=group, salt=salt, media=media)
 
     def list_pages(self) -> dict[Digest, PageContents]:
         return self._blocks.page_index.cached_pages()
