@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 
 from octavo.block_manager import BlockManager, PageTable
 
 from .budget import TokenBudget
-from .types import ScheduledChunk, SchedulerOutput, Sequence
+from .types import ScheduledChunk, SchedulerOutput
 
 NUM_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Numbers of drafts that a step may have in total. They are few, because the first step with a new number of
@@ -20,12 +21,10 @@ _PRIOR = 2.0
 _OUTLIER = 0.7
 
 
+@dataclass(slots=True)
 class _Mean:
-    __slots__ = ("count", "value")
-
-    def __init__(self, value: float = 0.0) -> None:
-        self.value = value
-        self.count = 0
+    value: float = 0.0
+    count: int = 0
 
     def add(self, value: float, *, prior: float = 0.0) -> None:
         self.count += 1
@@ -35,11 +34,11 @@ class _Mean:
         self.value += max(_LEARNING, 1 / (self.count + prior)) * error
 
 
+@dataclass(slots=True)
 class _BatchTimes:
-    def __init__(self, share: float) -> None:
-        self.without_drafts = _Mean()
-        self.share = _Mean(share)
-        self.cells: dict[int, _Mean] = {}
+    share: _Mean
+    without_drafts: _Mean = field(default_factory=_Mean)
+    cells: dict[int, _Mean] = field(default_factory=dict)
 
 
 class DraftTimes:
@@ -59,7 +58,7 @@ class DraftTimes:
             return
         known = self._known.get(num_sequences)
         if known is None:
-            known = self._known[num_sequences] = _BatchTimes(self.cost(num_sequences))
+            known = self._known[num_sequences] = _BatchTimes(_Mean(self.cost(num_sequences)))
             self._ratios.clear()
         if not num_drafts:
             known.without_drafts.add(math.log(seconds))
@@ -99,11 +98,8 @@ class DraftTimes:
             return max(0.0, known.share.value)
         if not num_sequences or not self._known:
             return UNKNOWN_COST / max(1, num_sequences)
-        nearest = self._nearest(num_sequences)
+        nearest = min(self._known, key=lambda number: abs(math.log(number / num_sequences)))
         return self.cost(nearest) * nearest / num_sequences
-
-    def _nearest(self, num_sequences: int) -> int:
-        return min(self._known, key=lambda number: abs(math.log(number / num_sequences)))
 
 
 def plan_drafts(work: list[ScheduledChunk], budget: TokenBudget, blocks: BlockManager) -> bool:
@@ -119,7 +115,8 @@ def plan_drafts(work: list[ScheduledChunk], budget: TokenBudget, blocks: BlockMa
     for number, index in enumerate(places):
         left = budget.left if slots is None else min(budget.left, slots - sum(granted))
         sequence, share = work[index].sequence, -(-left // (len(places) - number))
-        wanted = min(len(sequence.drafts), _tokens_left(sequence) - 1, share)
+        tokens_left = sequence.max_length - len(sequence.tokens)
+        wanted = min(len(sequence.drafts), tokens_left - 1, share)
         granted.append(budget.grant_drafts(sequence, wanted))
         budget.spend_drafts(sequence, granted[-1])
     for index, wanted in zip(places, _trimmed(granted), strict=True):
@@ -149,10 +146,6 @@ def drop_rejected(table: PageTable, blocks: BlockManager) -> None:
 
 def _decodes(item: ScheduledChunk) -> bool:
     return item.samples and item.stop - item.start == 1 and not item.parallel_samples
-
-
-def _tokens_left(sequence: Sequence) -> int:
-    return sequence.max_length - len(sequence.tokens)
 
 
 def _reserve(item: ScheduledChunk, wanted: int, blocks: BlockManager) -> int:

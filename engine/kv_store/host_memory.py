@@ -16,7 +16,10 @@ from .transfer import PageAccess
 
 
 class HostMemory:
-    """Copies of pages in host memory, found by digest. The least recently used are evicted."""
+    """Copies of pages in host memory, found by digest. The least recently used are evicted.
+
+    Pages that a job loads are kept until then, even beyond ``max_bytes``.
+    """
 
     def __init__(
         self,
