@@ -53,10 +53,7 @@ NO_TENANTS: Mapping[str, TenantLoad] = MappingProxyType({})
 
 
 class Gauges(NamedTuple):
-    """Gauges of the engine after a step. ``tenants`` may be a second old.
-
-    begun   numbers of the requests whose prompts have begun
-    """
+    """Gauges after a step. ``tenants`` may be a second old; ``begun`` are numbers of requests."""
 
     num_running: int = 0
     num_waiting: int = 0

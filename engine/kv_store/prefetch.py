@@ -47,7 +47,6 @@ class PrefetchJob:
 
     @property
     def missing(self) -> list[Digest]:
-        """Return the pages after those that the pool has."""
         return self.digests[self._found :]
 
     def take(self, num_bytes: int) -> list[FetchedPage]:

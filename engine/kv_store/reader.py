@@ -52,7 +52,6 @@ class ShardReader:
         self._watch.start()
 
     def is_quicker(self, fetch: PrefetchJob) -> bool:
-        """Whether reading a prompt's pages is expected to be faster than computing them."""
         return fetch.is_quicker(self._folder.has, self._folder.kind.part_bytes, self._rate)
 
     def start(self, fetch: PrefetchJob) -> None:
