@@ -224,10 +224,7 @@ class AttentionBackend(Protocol):
         ...
 
 
-def refuse_option(backend: str, **given: object) -> None:
-    """Raise ValueError if an unsupported option is not None."""
-    for name, value in given.items():
-        if value is not None:
-            raise ValueError(
-                f"the {backend} backend has no attention kernel with {name}; use --backend reference"
-            )
+def refuse_mask(backend: str, mask: object) -> None:
+    """Raise ValueError if a mask is given."""
+    if mask is not None:
+        raise ValueError(f"the {backend} backend has no attention kernel with mask; use --backend reference")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -105,12 +106,18 @@ class _Routes:
 
 
 @dataclass(slots=True)
-class _Step:
+class MetalStep:
+    """Arrays of a step that its layers share."""
+
     metadata: AttentionMetadata
     positions: mx.array
     page_table: mx.array
-    routes: dict[tuple[int | None, int, int], _Routes] = field(default_factory=dict)
+    routes: dict[tuple[int | None, ...], Any] = field(default_factory=dict)
     starts: dict[int, mx.array] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, metadata: AttentionMetadata) -> MetalStep:
+        return cls(metadata, padded(metadata.seen_until), padded(metadata.only_group().page_table))
 
     def since(self, window: int) -> mx.array:
         if window not in self.starts:
@@ -149,22 +156,19 @@ class PagedAttention:
     def __init__(self, spec: PoolSpec, library: KernelLibrary) -> None:
         self._spec = spec
         self._library = library
-        self._step: _Step | None = None
         self._layers: dict[tuple[int, bool, bool], _Layer] = {}
         self._kernels: dict[tuple[AttentionConfig, str], Kernel] = {}
 
-    def begin_step(self, metadata: AttentionMetadata) -> None:
-        self._step = _Step(metadata, padded(metadata.seen_until), padded(metadata.only_group().page_table))
-
     def attend(
         self,
+        step: MetalStep,
         layer: int,
         queries: mx.array,
         pages: StoredPages,
         options: AttendOptions,
     ) -> Attended:
         """Return attention [T, Hq, Dv] of queries [T, Hq, D], in their dtype; masks are not supported."""
-        step, spec = self._begun, self._spec.layers[layer]
+        spec = self._spec.layers[layer]
         tokens, num_heads = step.metadata.num_tokens, queries.shape[1]
         if queries.shape != (tokens, num_heads, spec.head_dim) or num_heads % spec.num_kv_heads:
             raise ValueError(
@@ -182,7 +186,7 @@ class PagedAttention:
         }
         if window is not None:
             inputs["seen_since"] = step.since(window)
-        routes = self._routes(spec, of_layer.config)
+        routes = self._routes(step, spec, of_layer.config)
         if not routes.num_tiles:
             return self._decode(of_layer, routes, inputs)
         inputs["decoded"] = queries
@@ -273,8 +277,8 @@ class PagedAttention:
             self._kernels[key] = self._library.kernel(_UNITS[kind](of_layer.config))
         return self._kernels[key](inputs, launch)
 
-    def _routes(self, spec: LayerSpec, config: AttentionConfig) -> _Routes:
-        step, chunk_tokens = self._begun, config.chunk_tokens
+    def _routes(self, step: MetalStep, spec: LayerSpec, config: AttentionConfig) -> _Routes:
+        chunk_tokens = config.chunk_tokens
         key = (spec.window, spec.keep, chunk_tokens)
         if key not in step.routes:
             decode = plan_decode(step.metadata, spec.window, spec.keep)
@@ -286,13 +290,8 @@ class PagedAttention:
                 joins=padded(decode.joins.ravel()),
                 tiles=padded(tiles.ravel()),
             )
-        return step.routes[key]
-
-    @property
-    def _begun(self) -> _Step:
-        if self._step is None:
-            raise ValueError("no step has begun; call begin_step first")
-        return self._step
+        routes: _Routes = step.routes[key]
+        return routes
 
 
 def _decode_launch(config: AttentionConfig, count: int, *outputs: tuple[tuple[int, ...], mx.Dtype]) -> Launch:

@@ -6,14 +6,14 @@ kernel joins their results.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
 
 from ..interface import AttendOptions, LayerSpec, PoolSpec
 from ..metadata import AttentionMetadata, Ints
-from .attention import READ, Attended, Partials, Parts, StoredPages, device_params, per_head
+from .attention import READ, Attended, MetalStep, Partials, Parts, StoredPages, device_params, per_head
 from .attention_units import REDUCE_SIMDGROUPS
 from .latent_units import LatentConfig
 from .launch import KernelLibrary, Launch, padded
@@ -125,33 +125,25 @@ class _Route:
     order: mx.array | None
 
 
-@dataclass(slots=True)
-class _Step:
-    metadata: AttentionMetadata
-    positions: mx.array
-    page_table: mx.array
-    routes: dict[tuple[int | None, int, int, int], _Route] = field(default_factory=dict)
-
-
 class LatentAttention:
     def __init__(self, spec: PoolSpec, library: KernelLibrary) -> None:
         self._spec = spec
         self._library = library
-        self._metadata: AttentionMetadata | None = None
-        self._step: _Step | None = None
         self._units: dict[tuple[LatentConfig, str], KernelSource] = {}
 
-    def begin_step(self, metadata: AttentionMetadata) -> None:
-        self._metadata, self._step = metadata, None
-
     def attend(
-        self, layer: int, queries: mx.array, rotary: mx.array, pages: StoredPages, options: AttendOptions
+        self,
+        step: MetalStep,
+        layer: int,
+        queries: mx.array,
+        rotary: mx.array,
+        pages: StoredPages,
+        options: AttendOptions,
     ) -> Attended:
         """Return attention [T, Hq, R] of queries [T, Hq, R] and rotary queries [T, Hq, P].
 
         R is the width of latents, P the width of rotary keys.
         """
-        step = self._begun()
         config = self._config(layer, queries, rotary, options, tokens=step.metadata.num_tokens)
         inputs = self._inputs(queries, rotary, pages, options.scale) | {
             "positions": step.positions,
@@ -256,7 +248,7 @@ class LatentAttention:
             )
         return self._units[config, kind]
 
-    def _route(self, step: _Step, config: LatentConfig) -> _Route:
+    def _route(self, step: MetalStep, config: LatentConfig) -> _Route:
         layer = config.layer
         key = (layer.window, layer.keep, config.num_heads, config.rows)
         if key not in step.routes:
@@ -269,15 +261,8 @@ class LatentAttention:
                 padded(plan.joins.ravel()),
                 None if order is None else mx.array(order),
             )
-        return step.routes[key]
-
-    def _begun(self) -> _Step:
-        if self._metadata is None:
-            raise ValueError("no step has begun; call begin_step first")
-        if self._step is None:
-            table = self._metadata.only_group().page_table
-            self._step = _Step(self._metadata, padded(self._metadata.positions), padded(table))
-        return self._step
+        route: _Route = step.routes[key]
+        return route
 
 
 def _launch(config: LatentConfig, items: int, *outputs: tuple[tuple[int, ...], mx.Dtype]) -> Launch:

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..formats import page_format
-from ..interface import AttendOptions, PoolSpec, refuse_option
+from ..interface import AttendOptions, PoolSpec, refuse_mask
 from ..metadata import AttentionMetadata
 from ..page_bytes import PageBytes, check_write, layer_bytes
 from ..reference.backend import ReferencePool
-from .attention import PagedAttention, Partials, Parts, StoredPages
+from .attention import MetalStep, PagedAttention, Partials, Parts, StoredPages
 from .latent_units import MAX_LATENT, may_hold_latents
 from .latents import LatentAttention
 from .launch import Kernel, KernelLibrary, Launch, padded
@@ -34,13 +34,13 @@ class MetalPool(ReferencePool):
         self._attention = PagedAttention(spec, library)
         self._latents = LatentAttention(spec, library)
         self._last = [mx.array(np.zeros(MIN_ELEMENTS, bool))] * len(spec.layers)
+        self._metal_step: MetalStep | None = None
         self._rows: dict[int, mx.array] = {}
         self._no_flags: dict[int, mx.array] = {}
         self._writers: dict[tuple[int, int], Kernel] = {}
 
     def _plan(self, metadata: AttentionMetadata) -> None:
-        self._attention.begin_step(metadata)
-        self._latents.begin_step(metadata)
+        self._metal_step = MetalStep.of(metadata)
         self._rows = {}
 
     def write(self, layer: int, keys: mx.array, values: mx.array) -> None:
@@ -70,12 +70,14 @@ class MetalPool(ReferencePool):
         self._dtypes[layer] = (keys.dtype, values.dtype)
 
     def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
-        refuse_option("metal", mask=options.mask)
-        pages = self._pages(layer)
+        refuse_mask("metal", options.mask)
+        if self._metal_step is None:
+            raise ValueError("no step has begun; call begin_step first")
+        step, pages = self._metal_step, self._pages(layer)
         if options.rotary is None:
-            attended = self._attention.attend(layer, queries, pages, options)
+            attended = self._attention.attend(step, layer, queries, pages, options)
         else:
-            attended = self._latents.attend(layer, queries, options.rotary, pages, options)
+            attended = self._latents.attend(step, layer, queries, options.rotary, pages, options)
         self._last[layer] = attended.read
         return attended.out
 

@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ..interface import AttendOptions, refuse_option
+from ..interface import AttendOptions, refuse_mask
 from ..metadata import AttentionMetadata, Ints
 from ..reference.codecs import hadamard
 from ..residual_cache import ResidualCache
@@ -100,7 +100,7 @@ class MetalResidualCache(ResidualCache[MetalPool]):
         return self._steps[window, keep]
 
     def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
-        refuse_option("metal", mask=options.mask)
+        refuse_mask("metal", options.mask)
         if options.rotary is not None:
             self.quantized.check_latents(layer, queries, options)
         self.quantized.check_queries(layer, queries, options)

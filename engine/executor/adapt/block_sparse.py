@@ -75,9 +75,9 @@ def _chosen(plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
 
 def _attend_chosen(layer: Any, x: mx.array, shim: LayerCache, index: LayerCache) -> mx.array:
-    queries = _heads(layer.q_proj(x), layer.num_attention_heads)
-    keys = _heads(layer.k_proj(x), layer.num_key_value_heads)
-    values = _heads(layer.v_proj(x), layer.num_key_value_heads)
+    queries = heads_of(layer.q_proj(x), layer.num_attention_heads)
+    keys = heads_of(layer.k_proj(x), layer.num_key_value_heads)
+    values = heads_of(layer.v_proj(x), layer.num_key_value_heads)
     if layer.use_qk_norm:
         queries, keys = layer.q_norm(queries), layer.k_norm(keys)
     queries = layer.rope(queries, offset=shim.offset)
@@ -131,5 +131,5 @@ def best_blocks(
     return mx.logical_and(wide, seen)
 
 
-def _heads(x: mx.array, count: int) -> mx.array:
+def heads_of(x: mx.array, count: int) -> mx.array:
     return x.reshape(*x.shape[:2], count, -1).transpose(0, 2, 1, 3)

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..overrides import override
-from .block_sparse import install_block_sparse
+from .block_sparse import heads_of, install_block_sparse
 from .cache_adapter import HookError, LayerCache, PagedKV, attention, install_hook
 from .sparse_latents import install_sparse_latents
 
@@ -48,16 +48,12 @@ def _attend_paged(layer: Any, x: mx.array, mask: mx.array | None, cache: LayerCa
     if mask is not None:
         raise HookError("the model gives attention a mask of its own")
     queries, keys, values = layer.q_proj(x), layer.k_proj(x), layer.v_proj(x)
-    queries = layer.rope(_heads(queries, layer.n_heads), offset=cache.offset)
-    keys = layer.rope(_heads(keys, layer.n_kv_heads), offset=cache.offset)
-    cache.update_and_fetch(keys, _heads(values, layer.n_kv_heads))
+    queries = layer.rope(heads_of(queries, layer.n_heads), offset=cache.offset)
+    keys = layer.rope(heads_of(keys, layer.n_kv_heads), offset=cache.offset)
+    cache.update_and_fetch(keys, heads_of(values, layer.n_kv_heads))
     out = cache.attend(queries.squeeze(2), scale=layer.scale, softcap=layer.attn_logit_softcapping)
     projected: mx.array = layer.o_proj(out.reshape(*x.shape[:2], -1))
     return projected
-
-
-def _heads(x: mx.array, count: int) -> mx.array:
-    return x.reshape(*x.shape[:2], count, -1).transpose(0, 2, 1, 3)
 
 
 class Changed:
