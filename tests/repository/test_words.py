@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import io
 import re
 import subprocess
@@ -33,18 +34,17 @@ def python_files(folders: tuple[str, ...] = PRODUCT) -> Iterator[Path]:
                 yield path
 
 
-def docstrings(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = ast.get_docstring(node)
-            if text:
-                yield text
+@functools.cache
+def docstrings(path: Path) -> list[str]:
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return [text for node in nodes if isinstance(node, kinds) and (text := ast.get_docstring(node))]
 
 
-def comments(path: Path) -> Iterator[str]:
-    for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.string
+@functools.cache
+def comments(path: Path) -> list[str]:
+    tokens = tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
+    return [token.string for token in tokens if token.type == tokenize.COMMENT]
 
 
 def prose(path: Path) -> str:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, SampleResult, Scheduler, SchedulerOutput, Sequence, Status
-from octavo.scheduler.preemption import lost_work
 
 PAGE_SIZE = 4
 
@@ -30,17 +29,6 @@ def test_the_sequence_that_loses_least_is_preempted() -> None:
     for name, length in (("old", 4), ("short", 4), ("long", 18)):
         s.add(Sequence(name, [ord(name[0])] * length, 30))
     assert until_preempted(s) == ["short"], "though it is not the youngest"
-
-
-def test_shared_pages_are_not_lost() -> None:
-    s = Scheduler(BlockManager(12, PAGE_SIZE), Limits(64, 8))
-    s.add(Sequence("old", [1] * 17, 30))
-    advance(s)
-    s.add(Sequence("shares", [1] * 16 + [2], 30))
-    s.add(Sequence("alone", [3] * 6, 30))
-    advance(s)
-    costs = {each.sequence_id: lost_work(each, s.blocks) for each in s._queues.running}
-    assert costs == {"old": 2, "shares": 1, "alone": 6}
 
 
 def test_smaller_priorities_keep_their_pages_though_others_lose_more() -> None:

@@ -95,20 +95,6 @@ def test_only_proposed_drafts_prevent_overlap() -> None:
     harness.assert_idle()
 
 
-def test_arrivals_are_admitted_after_the_step_in_flight() -> None:
-    harness = overlapping()
-    first = harness.add(b"first", SamplingParams(max_tokens=30, ignore_eos=True))
-    harness.step()
-    second = harness.add(b"second", PLAIN)
-    harness.step()
-    harness.step()
-    assert harness.deltas[second], "it has its first token"
-    harness.run()
-    assert harness.result(first) == alone(list(b"first"), SamplingParams(max_tokens=30, ignore_eos=True))
-    assert harness.result(second) == alone(list(b"second"), PLAIN)
-    harness.assert_idle()
-
-
 @pytest.mark.parametrize(
     ("params", "ends_every"),
     [(SamplingParams(max_tokens=40), 3), (SamplingParams(max_tokens=40, stop=("a", "\n")), 0)],
@@ -155,13 +141,3 @@ def test_settling_ends_the_step_in_flight_and_keeps_its_news() -> None:
     harness.core.settle()
     harness.run()
     assert harness.result(request) == alone(list(b"asks"), PLAIN)
-
-
-def test_finishing_resolves_the_step_in_flight() -> None:
-    harness = overlapping()
-    harness.add(b"never ends", PLAIN)
-    for _ in range(3):
-        harness.step()
-    updates = harness.core.finish()
-    assert [update.delta.finish_reason for update in updates] == [None, FinishReason.ABORT]
-    assert harness.core._blocks.num_held == 0

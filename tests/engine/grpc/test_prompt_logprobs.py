@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 
 import pytest
 
 from fakes import FakeCore, small_config
 from octavo.engine.api.outputs import Delta, PromptLogprobs
 from octavo.engine.api.sampling_params import SamplingParams
-from octavo.engine.core.request import Request
-from served import eventually, served
+from served import served
 from vllm_worker import PROMPT, by_index, worker
 
 pytestmark = pytest.mark.server
@@ -48,18 +46,6 @@ async def test_prompt_logprobs_come_once_with_the_first_delta() -> None:
 def _check(found: PromptLogprobs | None, prompt: list[int]) -> None:
     assert found is not None
     assert [found.first_id, *(entry.token_id for entry in found.rest)] == prompt
-
-
-async def test_an_idle_engine_keeps_no_request_that_was_scored() -> None:
-    def num_kept() -> int:
-        gc.collect()
-        return sum(isinstance(each, Request) for each in gc.get_objects())
-
-    before = num_kept()
-    async with served() as its:
-        params = SamplingParams(max_tokens=1, prompt_logprobs=2)
-        assert [delta async for delta in its.client.generate(PROMPT, params)]
-        await eventually(lambda: num_kept() <= before, "the request is freed")
 
 
 async def test_a_crowded_pool_changes_nothing() -> None:

@@ -73,16 +73,3 @@ async def test_messages_carry_all_tokens_of_a_step_with_their_log_probabilities(
     ours = [entry.logprob for delta in deltas for entry in delta.logprobs]
     theirs = [each for chunk in chunks for each in chunk.output_logprobs.token_logprobs]
     assert theirs == np.array(ours, np.float32).tolist(), "one protocol has float64, the other float32"
-
-
-async def test_a_request_may_ask_for_drafts_or_against_them(tmp_path: Path) -> None:
-    folder = tiny_models.make_model(tmp_path / "qwen3", "qwen3")
-    said = []
-    for usual, own in (("off", "ngram"), ("ngram", "off")):
-        params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True, speculate=own)  # type: ignore[arg-type]
-        async with serving(folder, usual) as (client, _, steps):
-            said.append(
-                [token async for delta in client.generate(PROMPT, params) for token in delta.token_ids]
-            )
-            assert (steps.num_accepted > 0) is (own == "ngram")
-    assert said[0] == said[1]

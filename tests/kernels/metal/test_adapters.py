@@ -116,6 +116,7 @@ def test_kernels_that_fail_their_self_test_are_not_used(caplog: pytest.LogCaptur
     )
 
 
+@pytest.mark.slow
 def test_an_engine_adds_them_in_two_launches_for_layers_of_one_input(tmp_path: Path) -> None:
     """A layer has four inputs: one for q, k and v, one for o, one for gate and up, one for down."""
     model = tiny_models.make_model(tmp_path / "model", "qwen3", dtype=mx.float32)

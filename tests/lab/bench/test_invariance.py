@@ -111,6 +111,7 @@ def test_recurrent_architectures(architecture: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("every_draft_is_computed")
+@pytest.mark.slow
 def test_drafts_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SampleState, "after", lambda self, _tokens: self)
     wrong = invariance.compare(EngineConfig(), num_mates=0)[0]

@@ -43,6 +43,7 @@ def test_deadlines_keep_goodput_under_overload() -> None:
     assert within["tokens_per_s"] > 0.98 * without["tokens_per_s"]
 
 
+@pytest.mark.slow
 def test_targets_keep_the_goodput_of_rates_at_which_fixed_chunks_are_late() -> None:
     parser = argparse.ArgumentParser()
     bench.add_arguments(parser)
