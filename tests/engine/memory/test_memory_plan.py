@@ -108,14 +108,6 @@ def test_a_bounded_cache_needs_the_same_pages_however_long_the_sequence(tmp_path
         planned(path, max_kv_size=50_000)
 
 
-def test_fp4_holds_almost_four_times_the_tokens_of_bf16(tmp_path: Path) -> None:
-    path = folder(tmp_path, **QWEN)
-    rows = planned(path, residual={"residual_pages": 0})["formats"]
-    assert rows["fp4"]["tokens"] / rows["bf16"]["tokens"] >= 3.8
-    rows = planned(path)["formats"]
-    assert rows["fp4"]["tokens"] / rows["bf16"]["tokens"] >= 3.3, "with two residual pages"
-
-
 def test_formats_that_cannot_hold_the_rows_are_named(tmp_path: Path) -> None:
     result = planned(folder(tmp_path, **QWEN), head_dim=80)
     assert sorted(result["refused"]) == ["affine4", "affine8", "mxfp4"]
