@@ -33,7 +33,7 @@ def core(adapters: FakeAdapters) -> Iterator[EngineCore]:
 
 def add(core: EngineCore, name: str | None, *, length: int = 3, max_tokens: int = 4, n: int = 1) -> Request:
     assert core.adapters is not None
-    variant = next((info.variant for info in core.adapters.infos() if info.name == name), b"")
+    variant = next((info.variant for info in core.adapters._adapters.infos() if info.name == name), b"")
     request = core.builder.build(
         EngineRequest(
             request_id=f"{name}",

@@ -184,7 +184,7 @@ def test_a_load_drops_no_captured_step(dense: Case) -> None:
     with LLM(dense.config(lora_modules=(), lora_memory=1 << 24)) as llm:
         llm.load_adapter("one", dense.adapters["one"])
         generate(llm, [(PROMPTS[0], "one")])
-        runner = llm._thread._core._runner._model.graph_runner  # type: ignore[attr-defined]
+        runner = llm._thread._core._runner._model.graph_runner  # type: ignore[union-attr]
         captured = set(runner._captured)
         llm.load_adapter("two", dense.adapters["two"])
         generate(llm, [(PROMPTS[0], "two")])
