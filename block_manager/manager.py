@@ -108,21 +108,9 @@ class BlockManager:
         return self._pool.counts
 
     @property
-    def num_held(self) -> int:
-        return self._pool.num_pages - self._pool.num_idle
-
-    @property
     def num_idle(self) -> int:
         """Number of pages that can be allocated: empty pages and idle cached pages."""
         return self._pool.num_idle
-
-    @property
-    def num_idle_cached(self) -> int:
-        return self._pool.num_idle_cached
-
-    @property
-    def num_idle_empty(self) -> int:
-        return self._pool.num_idle_empty
 
     @property
     def num_evicted(self) -> int:

@@ -77,7 +77,7 @@ def replay(
     seconds = time.perf_counter() - began
     gc.unfreeze()
     holding.release_all()
-    peak = blocks.num_pages - blocks.num_idle_empty
+    peak = blocks.num_pages - blocks.counts.idle_empty
     return Replayed(len(requests), skipped, prompt_pages, hit_pages, blocks.num_evicted, peak, seconds)
 
 

@@ -33,7 +33,7 @@ def test_a_new_prompt_gets_pages_in_order() -> None:
     assert [slot_of(table, position) for position in (0, 3, 4, 9)] == [0, 3, 4, 9]
     assert table.capacity == 12
     assert len(table.digests) == 2
-    assert (blocks.num_held, blocks.num_idle_cached, blocks.num_idle_empty) == (3, 0, 5)
+    assert (blocks.counts.held, blocks.counts.idle_cached, blocks.counts.idle_empty) == (3, 0, 5)
 
 
 def test_without_the_cache_nothing_is_found_and_nothing_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +44,7 @@ def test_without_the_cache_nothing_is_found_and_nothing_is_hashed(monkeypatch: p
     blocks = BlockManager(8, 4, prefix_cache=False)
     blocks.close(written(blocks, PROMPT))
     assert blocks.open(PROMPT).num_written == 0
-    assert blocks.num_idle_cached == 0
+    assert blocks.counts.idle_cached == 0
 
 
 def test_empty_then_least_recently_used_pages_are_reused() -> None:
@@ -100,9 +100,9 @@ def test_a_copy_holds_both_pages_until_it_is_done() -> None:
     (copy,) = blocks.take_copies()
     blocks.close(table)
     blocks.close(fork)
-    assert blocks.num_held == 2
+    assert blocks.counts.held == 2
     blocks.copied([copy])
-    assert blocks.num_held == 0
+    assert blocks.counts.held == 0
 
 
 def test_a_copy_that_no_step_has_taken_ends_with_its_table() -> None:
@@ -112,7 +112,7 @@ def test_a_copy_that_no_step_has_taken_ends_with_its_table() -> None:
     assert fork is not None
     blocks.close(fork)
     assert not blocks.has_copies
-    assert blocks.num_held == 1
+    assert blocks.counts.held == 1
     blocks.check()
 
 
@@ -178,7 +178,7 @@ def test_flushing_forgets_idle_pages_and_no_others() -> None:
     held = written(blocks, PROMPT)
     blocks.close(written(blocks, [7] * 8))
     assert blocks.flush() == 2
-    assert blocks.num_idle_cached == blocks.num_evicted == 0
+    assert blocks.counts.idle_cached == blocks.num_evicted == 0
     assert blocks.open([7] * 8).num_written == 0
     assert blocks.open(PROMPT).pages == held.pages[:2]
     blocks.check()

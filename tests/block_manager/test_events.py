@@ -34,7 +34,7 @@ def test_events_tell_which_pages_are_cached(prompts: list[list[int]], num_pages:
                 assert set(event.digests) <= known
                 known -= set(event.digests)
         assert set(digests) <= known
-        assert len(known) == blocks.num_idle_cached
+        assert len(known) == blocks.counts.idle_cached
 
 
 @given(

@@ -197,7 +197,7 @@ class Machine(RuleBasedStateMachine):
         for table in self.tokens:
             self.blocks.close(table)
         self.blocks.check()
-        assert self.blocks.num_held == 0
+        assert self.blocks.counts.held == 0
         assert self.blocks.idle_pages() == tuple(group.num_pages for group in self.groups)
 
 

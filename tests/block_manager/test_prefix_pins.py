@@ -29,9 +29,9 @@ def test_more_than_may_be_pinned_is_refused_and_changes_nothing() -> None:
     assert pins.pin("one", [1] * 8) == 8
     assert pins.pin("other", [1, 1, 1, 1, 2, 2, 2, 2]) == 8, "they share their first page"
     assert pins.pin("third", [3] * 8) is None
-    assert (pins.num_pages, blocks.num_held) == (3, 3)
+    assert (pins.num_pages, blocks.counts.held) == (3, 3)
     assert pins.pin("one", [3] * 4) == 4, "a name is pinned anew"
-    assert (pins.num_pages, blocks.num_held) == (3, 3)
+    assert (pins.num_pages, blocks.counts.held) == (3, 3)
 
 
 def test_an_owners_pins_stay_within_its_limit_whatever_room_others_leave() -> None:
@@ -51,7 +51,7 @@ def test_an_owners_pins_stay_within_its_limit_whatever_room_others_leave() -> No
     assert (pins.num_pages_of("alice/"), pins.num_pages_of("bob/"), pins.num_pages) == (3, 1, 3)
     for name in ("alice/1", "alice/2", "bob/3"):
         assert pins.unpin(name)
-    assert blocks.num_held == pins.num_pages == 0
+    assert blocks.counts.held == pins.num_pages == 0
     blocks.check()
 
 
@@ -74,10 +74,10 @@ def test_all_requests_are_served_at_the_pin_limit(prompts: list[tuple[int, int]]
         pins.pin(str(step.num_tokens), step.work[0].sequence.tokens)
         blocks.check()
         assert pins.num_pages <= max_pinned
-    assert blocks.num_held == pins.num_pages
+    assert blocks.counts.held == pins.num_pages
     for name in pins.kept():
         assert pins.unpin(name)
-    assert blocks.num_held == 0
+    assert blocks.counts.held == 0
 
 
 @pytest.mark.parametrize("max_pinned", [-1, 8])

@@ -124,13 +124,13 @@ def test_pages_stay_as_long_as_a_snapshot_lies_after_them() -> None:
     blocks = BlockManager(64, PAGE_SIZE, states=states)
     common = list(range(1, 9))
     serve(blocks, [*common, *range(20, 30)])
-    assert blocks.num_idle_cached == 4, "no state stands in the page that is not full"
+    assert blocks.counts.idle_cached == 4, "no state stands in the page that is not full"
     serve(blocks, [*common, *range(30, 40)])
     serve(blocks, [*common, *range(40, 50)])
     serve(blocks, [*common, *range(50, 60)])
     counts = blocks.state_counts
     assert counts is not None
-    assert (counts.idle_cached, blocks.num_idle_cached) == (2, 4), "the junction, and the last tail"
+    assert (counts.idle_cached, blocks.counts.idle_cached) == (2, 4), "the junction, and the last tail"
     for last, is_cached in ((20, False), (30, False), (40, False), (50, True)):
         digests = blocks.page_digests([*common, *range(last, last + 10)], [])
         assert [blocks.find(digest) is not None for digest in digests] == [True, True, *[is_cached] * 2]
@@ -142,11 +142,11 @@ def test_an_evicted_page_takes_its_snapshot_along() -> None:
     serve(blocks, list(range(1, 18)))
     counts = blocks.state_counts
     assert counts is not None
-    assert counts.idle_cached == blocks.num_idle_cached == 4
+    assert counts.idle_cached == blocks.counts.idle_cached == 4
     serve(blocks, list(range(31, 44)))
     counts = blocks.state_counts
     assert counts is not None
-    assert counts.idle_cached == blocks.num_idle_cached == 5
+    assert counts.idle_cached == blocks.counts.idle_cached == 5
     assert serve(blocks, list(range(1, 18))) == 8, "the tail's pages went first"
 
 
@@ -166,9 +166,9 @@ def test_without_a_slot_a_table_gets_no_pages_either() -> None:
     blocks = manager(1)
     first, second = blocks.open([1, 2, 3]), blocks.open([4, 5, 6])
     assert blocks.reserve(first, 3)
-    held = blocks.num_held
+    held = blocks.counts.held
     assert not blocks.reserve(second, 3)
-    assert blocks.num_held == held
+    assert blocks.counts.held == held
     assert blocks.fork(first) is None
     blocks.close(first)
     assert blocks.reserve(second, 3)

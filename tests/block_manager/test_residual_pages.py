@@ -41,7 +41,7 @@ def test_only_the_page_being_written_has_a_residual_page() -> None:
     for length in range(1, 22):
         write(blocks, table, PROMPT[:length])
         assert num_residual(blocks) == (1 if length % 4 else 0), "a full page has none"
-    assert blocks.num_held == 6
+    assert blocks.counts.held == 6
 
 
 def test_kept_and_recent_pages_have_residual_pages() -> None:

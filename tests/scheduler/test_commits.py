@@ -36,7 +36,7 @@ def serve(states: RecurrentState | None, steps: list[list[SampleResult]], *, by_
         scheduler.commit(step, results[: len(step.work)])
         blocks.check()
         seen.append([(each.status, list(each.tokens), each.num_written) for each in sequences])
-        seen.append((blocks.idle_pages(), [blocks.num_idle_cached, blocks.num_idle_empty]))
+        seen.append((blocks.idle_pages(), [blocks.counts.idle_cached, blocks.counts.idle_empty]))
     return seen
 
 

@@ -168,7 +168,7 @@ def test_one_that_waits_for_pages_is_aborted_like_any_other(n: int) -> None:
     assert not engine.scheduler.has_work
     engine.step()
     assert engine.ended == {request: FinishReason.ABORT}
-    assert engine.scheduler.num_waiting == engine.blocks.num_held == 0
+    assert engine.scheduler.num_waiting == engine.blocks.counts.held == 0
 
 
 @given(
@@ -198,4 +198,4 @@ def test_bad_pages_from_the_store_never_change_outputs(
             assert engine.ended[request] is FinishReason.ABORT
         else:
             assert engine.tokens[request] == alone(prompt, FOUR_TOKENS).token_ids
-    assert engine.blocks.num_held == 0
+    assert engine.blocks.counts.held == 0

@@ -124,7 +124,7 @@ def test_the_source_of_a_copy_outlives_its_writer() -> None:
     written = {page for w in step.work if w.sequence.table for page in w.sequence.table.pages}
     assert copy.source not in written - set(b.table.pages if b.table else [])
     commit(s, step, *[12] * len(step.sampled()))
-    assert s.blocks.num_held == 2
+    assert s.blocks.counts.held == 2
 
 
 def test_pages_of_a_failed_row_are_not_shared() -> None:
@@ -133,7 +133,7 @@ def test_pages_of_a_failed_row_are_not_shared() -> None:
     s.add(a)
     commit(s, plan(s), 10, None, 12)
     assert [m.status for m in (a, b, c)] == [Status.WAITING, Status.FINISHED, Status.WAITING]
-    assert (s.blocks.num_held, s.blocks.num_idle_cached) == (0, 0)
+    assert (s.blocks.counts.held, s.blocks.counts.idle_cached) == (0, 0)
     step = plan(s)
     assert [(w.sequence, w.start, w.stop) for w in step.work] == [(a, 0, 7)], "c waits for a's page"
     s.commit(step, [SampleResult(13)])

@@ -170,7 +170,7 @@ def test_no_hold_and_no_page_is_lost_under_random_load(queue: str, seed: int) ->
     assert all(each.status is Status.FINISHED for each in everyone), "a sequence waits for ever"
     assert num_preempted, "pages were never short"
     assert not +slots.holders
-    assert scheduler.blocks.num_held == 0
+    assert scheduler.blocks.counts.held == 0
 
 
 class Media(Resource):

@@ -46,7 +46,7 @@ def test_a_prompt_is_computed_in_chunks_and_then_token_by_token() -> None:
     assert shape(advance(s)) == [("a", 10, 11, True)]
     assert sequence.status is Status.FINISHED
     assert s.plan() is None
-    assert s.blocks.num_held == 0
+    assert s.blocks.counts.held == 0
 
 
 def test_decodes_then_chunks_then_arrivals_share_one_budget() -> None:
@@ -180,7 +180,7 @@ def test_abort_frees_pages_at_once(in_flight: bool) -> None:
     step = plan(s) if in_flight else None
     s.abort(gone)
     s.abort(gone)
-    assert s.blocks.num_held == 1
+    assert s.blocks.counts.held == 1
     if step is not None:
         s.commit(step, [SampleResult(8), SampleResult(9)])
         assert stays.tokens[-1] == 9

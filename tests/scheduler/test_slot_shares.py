@@ -92,7 +92,7 @@ def test_the_first_token_of_another_tenant_takes_at_most_two_steps(queue: str, n
     assert load.steps_to_first_token(alice) <= 2, "alone it is one"
     load.finish()
     assert all(len(each.tokens) == each.max_length for each in (*mallory, alice))
-    assert load.scheduler.blocks.num_held == 0
+    assert load.scheduler.blocks.counts.held == 0
 
 
 @every_queue

@@ -58,7 +58,7 @@ class Cores:
         assert self.core.drafts.model is not None
         blocks = self.core.drafts.model.blocks
         blocks.check()
-        assert blocks.num_held == 0
+        assert blocks.counts.held == 0
         assert not self.core.drafts.draft_states
 
 
@@ -146,11 +146,11 @@ def serve_and_cancel(config: EngineConfig) -> int:
                 core.add(waiting.pop(0))
             core.step()
             core.drafts.model.blocks.check()
-            most_held = max(most_held, core.drafts.model.blocks.num_held)
+            most_held = max(most_held, core.drafts.model.blocks.counts.held)
             if rng.random() < 0.2:
                 core.abort(rng.choice(requests[1:]))
         cores.check()
-        assert core._blocks.num_held == 0
+        assert core._blocks.counts.held == 0
     finally:
         core.close()
     return most_held

@@ -70,7 +70,7 @@ class Served:
         while self._step() or len(self.sequences) < len(self.workload.requests):
             assert self.num_steps < MAX_STEPS, "no end in sight"
         self.blocks.check()
-        assert self.blocks.num_held == 0, "pages leaked"
+        assert self.blocks.counts.held == 0, "pages leaked"
         slots = () if self.workload.states is None else (self.workload.states.num_slots,)
         assert self.blocks.idle_pages() == (*(group.num_pages for group in self.workload.groups), *slots)
         assert all(sequence.status is Status.FINISHED for sequence in self.everyone)

@@ -34,7 +34,7 @@ def serve(core: EngineCore, work: list[tuple[list[int], SamplingParams]]) -> lis
         for request, delta in core.step():
             found[request][delta.index].append(delta)
     core._blocks.check()
-    assert core._blocks.num_held == 0
+    assert core._blocks.counts.held == 0
     return list(found.values())
 
 

@@ -119,9 +119,9 @@ def test_a_request_that_is_aborted_with_a_step_in_flight_leaves_nothing() -> Non
     for _ in range(4):
         harness.step()
     assert harness.core._in_flight is not None
-    held = harness.core._blocks.num_held
+    held = harness.core._blocks.counts.held
     harness.core.abort(gone)
-    assert harness.core._blocks.num_held < held
+    assert harness.core._blocks.counts.held < held
     harness.core._blocks.check()
     harness.run()
     assert harness.result(gone).finish_reason is FinishReason.ABORT

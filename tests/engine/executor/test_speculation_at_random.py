@@ -136,7 +136,7 @@ def check_round(folder: Path, draft: Path, backend: str, seed: int) -> dict[str,
         assert core.drafts.model is not None
         for blocks in (core._blocks, core.drafts.model.blocks):
             blocks.check()
-            assert blocks.num_held == 0
+            assert blocks.counts.held == 0
         counts["requests"] = len(work)
         counts["preempted"] = core._scheduler.num_preemptions
     finally:

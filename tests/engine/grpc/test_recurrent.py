@@ -43,7 +43,7 @@ class RealCore:
         blocks.check()
         counts = blocks.state_counts
         assert counts is not None
-        assert (blocks.num_held, counts.held) == (0, 0)
+        assert (blocks.counts.held, counts.held) == (0, 0)
 
 
 @pytest.fixture(scope="module", params=["qwen3_next", "lfm2", pytest.param("rwkv7", marks=pytest.mark.slow)])

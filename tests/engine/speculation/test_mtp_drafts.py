@@ -90,7 +90,7 @@ def test_after_a_gap_the_head_starts_again() -> None:
     engine.draft(1)
     assert engine.head.take() == [(0, 31, 30), (1, 32, 31)]
     engine.drafts.close(engine.guesses)
-    assert engine.drafts.blocks.num_held == 0
+    assert engine.drafts.blocks.counts.held == 0
 
 
 def test_a_sample_whose_pages_were_taken_starts_again() -> None:
