@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import tempfile
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
+from dataclasses import replace
 from typing import Any
 
 try:
@@ -13,6 +16,7 @@ try:
     from dynamo.common.backend.publisher import ComponentSnapshot, ZmqSource
     from dynamo.common.backend.run import run
     from dynamo.common.backend.worker import WorkerConfig
+    from dynamo.common.constants import DisaggregationMode
     from dynamo.llm.exceptions import EngineShutdown, InvalidArgument
 except ImportError as error:
     raise ImportError(
@@ -20,7 +24,7 @@ except ImportError as error:
     ) from error
 
 from octavo.engine.api.config import EngineConfig
-from octavo.engine.api.errors import EngineDead, RequestFailed
+from octavo.engine.api.errors import EngineDead, InvalidConfig, RequestFailed
 from octavo.engine.api.outputs import Delta, FinishReason
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.api.stats import Observer, StepRecord
@@ -32,6 +36,7 @@ from octavo.engine.arguments.options import (
     set_up_logging,
 )
 from octavo.engine.arguments.usage import Parser, seconds
+from octavo.engine.core import commands
 from octavo.engine.frontend.async_engine import AsyncEngine
 from octavo.engine.grpc.page_events import PageEventHub
 from octavo.engine.grpc.vllm.model_files import read_model_files
@@ -48,6 +53,9 @@ OPTIONS = {
 }
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "n")
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+MODES = ("agg", "prefill", "decode")
+POLL_S = 0.005  # seconds between looks at the pages that are being written
+WRITTEN_S = 5.0  # seconds that a prefill worker waits for them
 WHOLE = "max_tokens:"  # annotation of a request: its max_tokens before Dynamo reduced it
 
 
@@ -88,7 +96,12 @@ class Load(Observer):
 
 
 class OctavoWorker(dynamo.LLMEngine):
-    def __init__(self, config: EngineConfig, drain_timeout: float) -> None:
+    def __init__(self, config: EngineConfig, drain_timeout: float, mode: DisaggregationMode) -> None:
+        if mode is not DisaggregationMode.AGGREGATED and config.remote_cache is None:
+            raise InvalidConfig(
+                f"disaggregation_mode must be agg without remote_cache, got {mode.value}; give --remote-cache"
+            )
+        self._is_prefill = mode is DisaggregationMode.PREFILL
         self._load = Load()
         self._engine = AsyncEngine(config, observer=self._load)
         self._drain_timeout = drain_timeout
@@ -105,6 +118,8 @@ class OctavoWorker(dynamo.LLMEngine):
             group.add_argument(
                 option, default=os.environ.get(variable, default), help=f"Dynamo's option ({variable})"
             )
+        work = "work of this worker: prompts, output, or both (agg)"
+        group.add_argument("--disaggregation-mode", choices=MODES, default="agg", help=work)
         drain = "time allowed for running requests to finish after SIGTERM"
         group.add_argument("--drain-timeout", type=seconds, metavar="SECONDS", default=30.0, help=drain)
         add_log_level_argument(parser, "info")
@@ -113,8 +128,10 @@ class OctavoWorker(dynamo.LLMEngine):
         set_up_logging(args)
         config = engine_config(args)
         path = resolve_model(config.model, config.revision)
-        return cls(config, args.drain_timeout), WorkerConfig(
-            component="octavo",
+        mode = DisaggregationMode(args.disaggregation_mode)
+        return cls(config, args.drain_timeout, mode), WorkerConfig(
+            component="prefill" if mode is DisaggregationMode.PREFILL else "octavo",
+            disaggregation_mode=mode,
             model_name=str(path),
             served_model_name=(config.served_model_name or (served_name(config.model),))[0],
             namespace=args.namespace,
@@ -150,16 +167,31 @@ class OctavoWorker(dynamo.LLMEngine):
         salt = (request.get("routing") or {}).get("cache_salt") or ""
         try:
             params = params_of(request, self._defaults)
+            if self._is_prefill:
+                params = replace(params, max_tokens=1, min_tokens=0, num_output_tokens=0, n=1)
             earlier = params.num_output_tokens
             async for delta in self._engine.generate(
                 list(request["token_ids"]), params, request_id=context.id(), salt=salt.encode()
             ):
                 num_generated[delta.index] += len(delta.token_ids)
-                yield chunk_of(delta, earlier, earlier * params.n + num_generated.total())
+                chunk = chunk_of(delta, earlier, earlier * params.n + num_generated.total())
+                if self._is_prefill and delta.finish_reason is not None:
+                    await self._pages_written(request["token_ids"], salt.encode())
+                    chunk["disaggregated_params"] = {"remote_cache": True}
+                yield chunk
         except ValueError as error:
             raise InvalidArgument(str(error)) from error
         except EngineDead as error:
             raise EngineShutdown(str(error)) from error
+
+    async def _pages_written(self, token_ids: list[int], salt: bytes) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WRITTEN_S):
+                while await self._engine.run_command(commands.count_unwritten_pages(token_ids, salt)):
+                    await asyncio.sleep(POLL_S)
+
+    async def is_quiescent(self) -> bool:
+        return True
 
     async def abort(self, context: Any) -> None:
         await self._engine.abort(context.id())

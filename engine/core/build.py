@@ -189,6 +189,7 @@ def assemble(
         observer=observer,
         adapters=adapters,
         images=images,
+        shards=shards,
         overlaps=config.async_steps is not False,
         clock=clock,
     )

@@ -7,7 +7,7 @@ A command delays the next step, so it must be short.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
@@ -22,6 +22,7 @@ from ..inspection.lookup_history import LookupRecord
 from ..inspection.prefix_cache_inspector import CacheTotals, Pinned, PrefixCacheInspector
 from ..inspection.reused_prefixes import ReusedPrefix
 from ..kv_store.page_runs import PageLayoutKey, PagePart
+from ..kv_store.shard_store import ShardStore
 from ..kv_store.transfer import CachedPrefix, PageTransfer
 from .adapter_part import AdapterPart
 
@@ -35,6 +36,7 @@ class CommandTarget:
     cache: PrefixCacheInspector
     transfer: PageTransfer
     adapters: AdapterPart | None = None
+    shards: ShardStore | None = None
 
 
 class Command(NamedTuple, Generic[AnswerT_co]):
@@ -239,6 +241,12 @@ def _adapters(core: CommandTarget) -> AdapterPart:
             "the engine must have memory for adapters, got none; start it with --lora-dir or --lora-memory"
         )
     return core.adapters
+
+
+@command
+def count_unwritten_pages(core: CommandTarget, token_ids: Sequence[int], salt: bytes = b"") -> int:
+    """Return how many pages of a prompt still wait to be written to the page store."""
+    return 0 if core.shards is None else core.shards.num_unwritten(token_ids, salt)
 
 
 @command

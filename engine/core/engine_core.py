@@ -11,6 +11,7 @@ from ..api.stats import Observer
 from ..executor.base import ModelRunner, Pending
 from ..executor.batch import Batch, build_batch
 from ..inspection.prefix_cache_inspector import PrefixCacheInspector
+from ..kv_store.shard_store import ShardStore
 from ..kv_store.transfer import PageTransfer
 from ..speculation.drafting import Speculation
 from ..tokenizer.tokenizer import Tokenizer
@@ -54,6 +55,7 @@ class EngineCore:
         parts: tuple[StepPart, ...] = (),
         adapters: AdapterPart | None = None,
         images: ImagePart | None = None,
+        shards: ShardStore | None = None,
         overlaps: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -66,6 +68,7 @@ class EngineCore:
         self._scheduler = scheduler
         self.builder = RequestBuilder(runner.info, tokenizer, runner.adapters)
         self.adapters = adapters
+        self.shards = shards
         self._stats = StepStats(observer)
         if images is not None:
             images.on_encoded, images.on_hit = self._stats.encoded, self._stats.hit_image

@@ -42,6 +42,10 @@ class ShardStore:
     def used(self, digests: abc.Sequence[Digest]) -> None:
         self._writer.used(digests)
 
+    def num_unwritten(self, token_ids: abc.Sequence[int], salt: bytes) -> int:
+        digests, groups = self._blocks.page_digests(token_ids, [], salt=salt), range(len(self._page_bytes))
+        return sum(self._writer.is_queued(digest, group) for digest in digests for group in groups)
+
     def start(self, job: PrefetchJob) -> bool:
         if self.reader.is_stuck:
             return False

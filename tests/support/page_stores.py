@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,12 @@ class StoreServer:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
             return True
         return False
+
+    def wait(self) -> None:
+        end = time.monotonic() + 60
+        while not self.responds():
+            assert time.monotonic() < end, f"{self.scheme} does not respond"
+            time.sleep(0.01)
 
     def pause(self) -> None:
         self._signal(signal.SIGSTOP)

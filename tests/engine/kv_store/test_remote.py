@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,12 +8,15 @@ from pathlib import Path
 import pytest
 
 from fakes import FakeCore, shard_store, small_config
+from octavo.block_manager import Digest
 from octavo.engine import LLM, EngineConfig, SamplingParams
 from octavo.engine.api.config import EngineConfig as Config
 from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.api.outputs import RequestOutput
 from octavo.engine.api.store_counters import StoreCounts
 from octavo.engine.cli.serve import _tenant_salts
+from octavo.engine.core import commands
+from octavo.engine.kv_store.page_runs import PageRun
 from octavo.engine.kv_store.remote import RemoteShards
 from page_stores import MooncakeMaster, RedisServer, StoreServer
 
@@ -32,7 +36,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreServ
     server = request.param(tmp_path)
     try:
         server.start()
-        until(server.responds)
+        server.wait()
         yield server
     finally:
         server.close()
@@ -43,7 +47,7 @@ def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
     server = RedisServer(tmp_path)
     try:
         server.start()
-        until(server.responds)
+        server.wait()
         yield server
     finally:
         server.close()
@@ -160,6 +164,26 @@ def test_evicted_pages_are_computed(server: StoreServer) -> None:
     assert again.outputs[0].token_ids == cold.outputs[0].token_ids
 
 
+def test_pages_that_wait_to_be_written_are_counted(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core, gate = FakeCore(), threading.Event()
+    with LLM(small_config(remote_cache=redis_server.url), core_factory=core) as llm:
+        put = RemoteShards.put
+
+        def late(shards: RemoteShards, digest: Digest, run: PageRun, group: int = 0) -> int:
+            gate.wait(60)
+            return put(shards, digest, run, group)
+
+        monkeypatch.setattr(RemoteShards, "put", late)
+        llm.generate([PROMPT], FOUR_TOKENS, progress=False)
+        assert llm._run_command(commands.count_unwritten_pages(PROMPT)) == 25
+        assert llm._run_command(commands.count_unwritten_pages(PROMPT, b"salt")) == 0
+        gate.set()
+        until(lambda: llm._run_command(commands.count_unwritten_pages(PROMPT)) == 0)
+        assert len(stored(redis_server, keys(core))) == 25
+
+
 def test_a_dead_server_costs_only_the_cache(server: StoreServer, caplog: pytest.LogCaptureFixture) -> None:
     config = small_config(remote_cache=server.url)
     cold, _ = generate(config)
@@ -171,7 +195,7 @@ def test_a_dead_server_costs_only_the_cache(server: StoreServer, caplog: pytest.
         assert core.core is not None
         until(lambda: shards_of(core).is_down)
         server.start()
-        until(server.responds)
+        server.wait()
         until(lambda: not shards_of(core).is_down)
         llm.generate([PROMPT[60:]], FOUR_TOKENS, progress=False)
         core.core._blocks.check()

@@ -21,6 +21,7 @@ from octavo.engine.client.server_process import ServerProcess
 from octavo.engine.executor.adapters.files import Factors
 from octavo.engine.executor.parallel.group import _free_ports
 from octavo.engine.executor.parallel.shards import Share
+from page_stores import RedisServer
 from served import collect, eventually
 from tiny_models import make_model
 
@@ -126,6 +127,30 @@ def test_stored_pages_are_found_by_the_same_ranks_only(tmp_path: Path, kind: str
     assert one["found"] == cold["found"]
     assert "with other attention windows or ranks" in one["refused"]
     for each in (cold, warm, damaged, loaded):
+        assert each["tokens"] == one["tokens"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["tensor_parallel", "pipeline_parallel"])
+def test_pages_in_a_remote_cache_are_found_by_the_same_ranks_only(tmp_path: Path, kind: str) -> None:
+    model, server = ranked.tiny(tmp_path / "m", "qwen3"), RedisServer(tmp_path)
+    try:
+        server.start()
+        server.wait()
+        settings: dict[str, Any] = {"remote_cache": server.url, kind: 2}
+        cold, warm = [ranked.in_ranks(model, **settings) for _ in range(2)]
+        for key in (keys := [key for key in server.client.keys("octavo:*") if b"written" not in key]):
+            data = server.client.get(key)
+            server.client.set(key, data[:-1] + bytes([data[-1] ^ 1]))  # a byte of rank 1
+        damaged = ranked.in_ranks(model, **settings)
+        one = ranked.answers(model, remote_cache=server.url)
+    finally:
+        server.close()
+    assert cold["found"] == one["found"] == [0, 0, 0, 0, 0]
+    assert warm["found"][3] == 64
+    assert len(keys) > 8
+    assert damaged["dropped"]["altered"] > 0
+    for each in (cold, warm, damaged):
         assert each["tokens"] == one["tokens"]
 
 
