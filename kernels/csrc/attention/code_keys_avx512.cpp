@@ -287,12 +287,15 @@ void score(const PageLayout& layout, const Tile& tile, const void* memory, int n
   __m512i* const panel = static_cast<__m512i*>(scratch);
   const int dim = layout.k.dim;
   const Queries<Code> queries(const_cast<void*>(memory), dim, num_rows);
-  switch (num_rows) {
-    case 1: return score_directly<Code, 1>(layout, tile, queries, scores);
-    case 2: return score_directly<Code, 2>(layout, tile, queries, scores);
-    case 3: return score_directly<Code, 3>(layout, tile, queries, scores);
-    case kDirectRows: return score_directly<Code, kDirectRows>(layout, tile, queries, scores);
-    default: break;
+  // Queries of two bytes over pages of 4 or 5 bits are exact calls, whose few rows have no code of their own.
+  if constexpr (Code::kParts == 1 || Code::kBits == 8) {
+    switch (num_rows) {
+      case 1: return score_directly<Code, 1>(layout, tile, queries, scores);
+      case 2: return score_directly<Code, 2>(layout, tile, queries, scores);
+      case 3: return score_directly<Code, 3>(layout, tile, queries, scores);
+      case kDirectRows: return score_directly<Code, kDirectRows>(layout, tile, queries, scores);
+      default: break;
+    }
   }
   load_keys<Code>(layout, tile, panel);
   if constexpr (Code::kGroup > 0) {

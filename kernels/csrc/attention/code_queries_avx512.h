@@ -109,31 +109,40 @@ OCTAVO_INLINE void fix_query(const Queries<Code>& queries, int r, int dim, const
                      in_panel_order<Code>(_mm512_cvtepi32_epi8(_mm512_load_si512(fixed + d))));
 }
 
+constexpr int kQueryRows = 8;  // most rows that are loaded together
+
+// Loads and rotates rows [first, first + count) of an item, `stride` floats apart, and pads them with zeros
+// to whole vectors. Not inlined, because that would be once for each Code.
+[[gnu::noinline]] void load_rows(const AttendArgs& args, const AttendItem& item, int first, int count,
+                                 int stride, float* rows) {
+  const RowFormat& format = args.layout.k;
+  const int group = group_size(args), num_rows = item.num_tokens * group, dim = format.dim;
+  for (int i = 0; i < count; ++i, rows += stride) {
+    const int r = first + i;
+    if (const int next = r + kRowsAhead; next < num_rows && args.queries.dim_stride == 1)
+      prefetch_row(args.queries.data, args.queries.type,
+                   (item.first_token + next / group) * args.queries.row_stride +
+                       (item.kv_head * group + next % group) * args.queries.head_stride,
+                   dim);
+    load_row(args.queries, item.first_token + r / group, item.kv_head * group + r % group, dim, rows);
+    if (format.rotated) hadamard(rows, dim);
+    std::fill(rows + dim, rows + stride, 0.0f);
+  }
+}
+
 // Rotates and converts several rows alternately, because the steps for one row depend on each other.
 template <class Code>
 void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) {
-  constexpr int kMostRows = 8, kFloats = 2 * (kMaxDim + 16);
-  const RowFormat& format = args.layout.k;
-  const int group = group_size(args), num_rows = item.num_tokens * group, dim = format.dim;
-  const int stride = dim + 16, together = std::min(kMostRows, kFloats / stride);
+  constexpr int kFloats = 2 * (kMaxDim + 16);
+  const int num_rows = item.num_tokens * group_size(args), dim = args.layout.k.dim;
+  const int stride = dim + 16, together = std::min(kQueryRows, kFloats / stride);
   const Queries<Code> queries(memory, dim, num_rows);
   alignas(64) float rows[kFloats];
-  float largest[kMostRows];
+  float largest[kQueryRows];
   for (int first = 0; first < num_rows; first += together) {
     const int count = std::min(together, num_rows - first);
-    for (int i = 0; i < count; ++i) {
-      const int r = first + i;
-      float* const row = rows + i * stride;
-      if (const int next = r + kRowsAhead; next < num_rows && args.queries.dim_stride == 1)
-        prefetch_row(args.queries.data, args.queries.type,
-                     (item.first_token + next / group) * args.queries.row_stride +
-                         (item.kv_head * group + next % group) * args.queries.head_stride,
-                     dim);
-      load_row(args.queries, item.first_token + r / group, item.kv_head * group + r % group, dim, row);
-      if (format.rotated) hadamard(row, dim);
-      std::fill(row + dim, row + stride, 0.0f);
-      largest[i] = Code::kGroup > 0 ? 0.0f : largest_of(row, dim);
-    }
+    load_rows(args, item, first, count, stride, rows);
+    for (int i = 0; i < count; ++i) largest[i] = Code::kGroup > 0 ? 0.0f : largest_of(rows + i * stride, dim);
     for (int i = 0; i < count; ++i) fix_query(queries, first + i, dim, rows + i * stride, largest[i]);
   }
 }

@@ -62,12 +62,6 @@ const AttentionKernels& attention_kernels() {
   return generic::attention_kernels;
 }
 
-std::string shape_text(const mx::Shape& shape) {
-  std::string text = "(";
-  for (size_t i = 0; i < shape.size(); ++i) text += (i > 0 ? ", " : "") + std::to_string(shape[i]);
-  return text + ")";
-}
-
 PageLayout make_layout(int64_t num_pages, int num_heads, int page_size, const std::string& k_format,
                        int k_dim, const std::string& v_format, int v_dim) {
   require(num_pages >= 1, [&] { return "num_pages must be at least 1, got " + std::to_string(num_pages); });
@@ -127,8 +121,8 @@ void add_per_head(std::vector<mx::array>& inputs, const char* name, const std::o
                   int num_query_heads, mx::Stream stream) {
   if (!values) return;
   require(values->shape() == mx::Shape{num_query_heads}, [&] {
-    return std::string(name) + " must be (" + std::to_string(num_query_heads) +
-           ",), one per query head, got " + shape_text(values->shape());
+    return std::string(name) + " must be [" + std::to_string(num_query_heads) +
+           "], one per query head, got " + shape_text(values->shape());
   });
   inputs.push_back(mx::contiguous(mx::astype(*values, mx::float32, stream), false, stream));
 }

@@ -2,25 +2,13 @@
 #pragma once
 
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "attention/attention.h"
-#include "mlx/mlx.h"
+#include "program/primitive.h"
 
 namespace octavo {
-
-namespace mx = mlx::core;
-
-std::string shape_text(const mx::Shape& shape);
-
-// Throws std::invalid_argument (ValueError in Python) with `message()` unless `holds`. The text is built only
-// on failure, because these checks run for every layer of every step.
-template <class Message>
-inline void require(bool holds, Message message) {
-  if (!holds) throw std::invalid_argument(message());
-}
 
 // Returns the layout of a layer's pool; `k_format` and `v_format` are names of octavo.kernels.formats.
 // Throws std::invalid_argument for a format, dimension or page size that the kernels do not support.

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "ops/views.h"
 #include "program/primitive.h"
 #include "runtime/dispatch.h"
 #include "runtime/threads.h"
@@ -89,15 +90,6 @@ void take_over(const mx::array& y, mx::array& output, Encoder& encoder) {
   encoder.dispatch([from = plain.data<char>(), to = output.data<char>(), bytes = output.nbytes()] {
     std::memcpy(to, from, bytes);
   });
-}
-
-std::size_t row_offset(const mx::array& x, std::size_t row) {
-  std::size_t offset = 0;
-  for (int dim = static_cast<int>(x.ndim()) - 2; dim >= 0; --dim) {
-    offset += row % x.shape(dim) * x.strides(dim);
-    row /= x.shape(dim);
-  }
-  return offset;
 }
 
 class AddAdapters : public CpuPrimitive {

@@ -85,7 +85,7 @@ __attribute__((noinline)) void multiply_factored(const int8_t* x, const int32_t*
   });
 }
 
-// Multiplies all row tiles, at most kFewTiles, by a panel of 4-bit codes, one block at a time.
+// Multiplies at most kFewTiles row tiles, of two rows or more, by a panel of 4-bit codes, block by block.
 void multiply_few(const LinearCall& call, const ChannelRows& x, const RowTiles& tiles, int panel) {
   const PackedShape& shape = call.weight->shape;
   const uint8_t *block = call.weight->panel(panel), *factors = call.weight->factors(panel);
@@ -96,7 +96,7 @@ void multiply_few(const LinearCall& call, const ChannelRows& x, const RowTiles& 
     const int32_t* const x_sums = x.sums + static_cast<std::size_t>(g) * call.rows;
     for (int tile = 0; tile < tiles.count; ++tile) {
       const int row = tiles.first(tile);
-      with_rows<kTileRows>(tiles.size(tile), [&](auto count) {
+      with_rows<kTileRows, 2>(tiles.size(tile), [&](auto count) {
         fetch.for_tile(tile, [&](auto lines, const uint8_t* next) {
           multiply_factored<decltype(count)::value, decltype(lines)::value>(
               x.at(g, row), x_sums + row, shape.group, block, factors, next, sums + row * kPanel);

@@ -98,7 +98,8 @@ inline void store_rows(const Added& added, int count, int width, float* sums, Fl
                        int64_t stride) {
   for (int m = 0; m < count; ++m, sums += kPanel) {
     added.add_to(sums, type, m, width);
-    store_floats(y, type, m * stride, width, sums);
+    if (type == Float::bf16) store_bf16(sums, width, static_cast<bf16_t*>(y) + m * stride);  // inlined
+    else store_floats(y, type, m * stride, width, sums);
   }
 }
 

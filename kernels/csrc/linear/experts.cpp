@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "linear/kernels.h"
+#include "ops/views.h"
 #include "program/primitive.h"
 #include "runtime/threads.h"
 
@@ -10,15 +11,6 @@ namespace octavo {
 namespace {
 
 constexpr int kScratchSlot = 3;  // thread_scratch slot; the linear kernels use others
-
-std::size_t row_offset(const mx::array& x, std::size_t row) {
-  std::size_t offset = 0;
-  for (int dim = static_cast<int>(x.ndim()) - 2; dim >= 0; --dim) {
-    offset += row % x.shape(dim) * x.strides(dim);
-    row /= x.shape(dim);
-  }
-  return offset;
-}
 
 // Rows sorted by expert: expert e has order[starts[e]] to order[starts[e + 1] - 1], ascending.
 struct Groups {

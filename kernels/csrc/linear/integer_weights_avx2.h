@@ -13,6 +13,7 @@ namespace {
 template <int kCodeBits, bool kE2m1 = false>
 struct Format {
   static constexpr bool kAffine = !kE2m1;
+  static constexpr bool kDirect = kCodeBits == 4 || kCodeBits == 8;  // else bytes are unpacked first
   static constexpr bool kWide = kCodeBits > 4;    // 16-bit lanes hold sums of only two products
   static constexpr bool kPairs = kCodeBits == 8;  // activations must be rounded with `pairs`
   static constexpr int kLow = kCodeBits >= 4 && kCodeBits < 8 ? 4 : kCodeBits == 3 ? 2 : kCodeBits;
@@ -76,33 +77,25 @@ struct Eight {
   __m256 scale, bias;
 };
 
-// Loads parameters of outputs [at, at + 8), of type kType if affine. For E2M1, scales are halved, because F
+// Loads parameters of outputs [at, at + 8), of this type if affine. For E2M1, scales are halved, because F
 // loads codes as twice their values.
-template <class F, Float kType>
-inline __attribute__((always_inline)) Eight load_parameters_of_eight(const uint8_t* from, bool e8m0, int at) {
+template <class F>
+inline __attribute__((always_inline)) Eight load_parameters_of_eight(const uint8_t* from, Float type,
+                                                                     bool e8m0, int at) {
   if constexpr (!F::kAffine)
     return {_mm256_mul_ps(_mm256_set1_ps(0.5f), load_eight_fp4(from, e8m0, at)), _mm256_setzero_ps()};
   const __m256 middle = _mm256_set1_ps(static_cast<float>(F::kMiddle));
-  const __m256 scale = load_eight(from, kType, at);
-  return {scale, _mm256_fmadd_ps(middle, scale, load_eight(from, kType, kPanel + at))};
-}
-
-template <class F, Float kType>
-inline void load_all_parameters(const uint8_t* from, bool e8m0, Parameters& out) {
-  for (int n = 0; n < kPanel; n += 8) {
-    const Eight eight = load_parameters_of_eight<F, kType>(from, e8m0, n);
-    _mm256_store_ps(out.scale + n, eight.scale);
-    _mm256_store_ps(out.bias + n, eight.bias);
-  }
+  const __m256 scale = load_eight(from, type, at);
+  return {scale, _mm256_fmadd_ps(middle, scale, load_eight(from, type, kPanel + at))};
 }
 
 template <class F>
 inline void load_parameters(const PackedShape& shape, const uint8_t* from, Parameters& out) {
-  const bool e8m0 = shape.kind == WeightKind::mxfp4;
-  switch (shape.scale_type) {
-    case Float::bf16: return load_all_parameters<F, Float::bf16>(from, e8m0, out);
-    case Float::f16: return load_all_parameters<F, Float::f16>(from, e8m0, out);
-    case Float::f32: return load_all_parameters<F, Float::f32>(from, e8m0, out);
+  for (int n = 0; n < kPanel; n += 8) {
+    const Eight eight =
+        load_parameters_of_eight<F>(from, shape.scale_type, shape.kind == WeightKind::mxfp4, n);
+    _mm256_store_ps(out.scale + n, eight.scale);
+    _mm256_store_ps(out.bias + n, eight.bias);
   }
 }
 

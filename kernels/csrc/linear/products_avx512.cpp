@@ -91,19 +91,19 @@ void load_parameters(const PackedShape& shape, const uint8_t* from, Parameters& 
   }
 }
 
-// Adds products of R rows and one block, with codes of kBits bits, to sums[R][64]. Each step prefetches
-// kLines lines of `ahead`.
-template <bool kAffine, int kMiddle, int kBits, int R, int kLines>
-__attribute__((noinline)) void multiply_block(const GroupRows& x, const int32_t* x_sums, int block,
-                                              const uint8_t* words, const uint8_t* ahead,
+// Adds products of R rows and one block, with codes of kBits bits (with kCentered, less `middle`), to
+// sums[R][64]. Each step prefetches kLines lines of `ahead`.
+template <bool kAffine, bool kCentered, int kBits, int R, int kLines>
+__attribute__((noinline)) void multiply_block(const GroupRows& x, const int32_t* x_sums, uint32_t middle,
+                                              int block, const uint8_t* words, const uint8_t* ahead,
                                               const Parameters& parameters, float* sums) {
   for (int m = 0; m < R; ++m) prefetch(reinterpret_cast<const uint8_t*>(x.next + m * block));
   Sums<R> dots;
   unrolled<R>([&](auto m) __attribute__((always_inline)) {
     // The product may wrap in a row with non-finite values, whose results are NaN anyway.
-    const uint32_t middle = kMiddle == 0 ? 0u : 0u - uint32_t{kMiddle} * static_cast<uint32_t>(x_sums[m]);
+    const uint32_t start = kCentered ? 0u - middle * static_cast<uint32_t>(x_sums[m]) : 0u;
     unrolled<4>([&](auto c) __attribute__((always_inline)) {
-      dots.at[m][c] = _mm512_set1_epi32(static_cast<int32_t>(middle));
+      dots.at[m][c] = _mm512_set1_epi32(static_cast<int32_t>(start));
     });
   });
   add_group<R, kBits, kLines>(x.codes, block, block, words, ahead, dots);
@@ -122,7 +122,7 @@ __attribute__((noinline)) void multiply_block(const GroupRows& x, const int32_t*
   });
 }
 
-// Multiplies row tiles [first_tile, last_tile) by a panel, block by block.
+// Multiplies row tiles [first_tile, last_tile), of at least two rows each, by a panel, block by block.
 template <class F>
 void multiply_tiles(const LinearCall& call, const Int8Rows& x, const RowTiles& tiles, int block, int panel,
                     int first_tile, int last_tile) {
@@ -152,11 +152,11 @@ void multiply_tiles(const LinearCall& call, const Int8Rows& x, const RowTiles& t
       const int8_t* const codes = x.codes + i * block;
       const GroupRows in{codes, codes + static_cast<std::size_t>(call.rows) * block, x.scales + i,
                          x.code_sums + i};
-      with_rows<kTileRows>(tiles.size(tile), [&](auto count) {
+      with_rows<kTileRows, 2>(tiles.size(tile), [&](auto count) {
         fetch.for_tile(tile - first_tile, [&](auto lines, const uint8_t* next) {
           const auto multiply = [&](auto bits, const uint8_t* words) {
-            multiply_block<F::kAffine, F::kMiddle, decltype(bits)::value, decltype(count)::value,
-                           decltype(lines)::value>(in, x.sums + i, block, words, next, parameters,
+            multiply_block<F::kAffine, F::kMiddle != 0, decltype(bits)::value, decltype(count)::value,
+                           decltype(lines)::value>(in, x.sums + i, F::kMiddle, block, words, next, parameters,
                                                    sums + (row - first) * kPanel);
           };
           if (unpacked) multiply(std::integral_constant<int, 8>(), bytes);

@@ -5,12 +5,13 @@
 //
 //   y = sum over blocks of  a s (q . xq)  +  a b sum(xq)
 //
-// VPMADDUBSW multiplies and adds two inputs at a time in 16 bits. For codes of 1 to 4 bits and E2M1, sums
-// stay in 16 bits. These sums start at -c sum(xq), where c is the middle of the codes, and may wrap in
+// VPMADDUBSW multiplies and adds two inputs at a time in 16 bits. For codes of 4 bits and E2M1, sums stay in
+// 16 bits. These sums start at -c sum(xq), where c is the middle of the codes, and may wrap in
 // between. They end as (q - c) . xq, which fits (64 inputs of 4 bits: 32 * 8 * 127 per half). E2M1 values are
-// looked up as 2 value + 12. For codes of 5, 6 and 8 bits, each sum of two products is widened at once. With
-// 8 bits such a sum fits, because the scale also limits the sum of two activations to 128 (255 * 128 < 2^15).
-// Every integer sum is exact, so only the order of blocks matters, and it is fixed for any number of rows.
+// looked up as 2 value + 12. Codes of 1, 2, 3, 5 and 6 bits are first unpacked to bytes. Of bytes, each sum
+// of two products is widened at once. With 8 bits such a sum fits, because the scale also limits the sum of
+// two activations to 128 (255 * 128 < 2^15). Every integer sum is exact, so only the order of blocks matters,
+// and it is fixed for any number of rows.
 //
 // Rounding changes an activation by at most a / 2, hence
 //   |error| <= sum over blocks of  max|x| / 254 * sum|w|,
@@ -91,7 +92,8 @@ inline __attribute__((always_inline)) Sums<R, C> dot_block(const int32_t* x, con
                                                            int quads) {
   Sums<R, C> sums;
   unrolled<R>([&](auto m) __attribute__((always_inline)) {
-    const __m256i start = F::kWide ? _mm256_setzero_si256() : _mm256_set1_epi32(starts[m]);
+    __m256i start = _mm256_set1_epi32(starts[m]);
+    if constexpr (F::kWide) start = _mm256_madd_epi16(start, _mm256_set1_epi16(1));
     unrolled<C>([&](auto c) __attribute__((always_inline)) { sums.at[m][c] = start; });
   });
   for (int first = 0; first < quads; first += F::kQuads) {
@@ -146,6 +148,21 @@ __attribute__((noinline)) void multiply_block(const BlockView& block, const int3
   }
 }
 
+// Unpacks a block of codes to bytes [block / 4][64 outputs][4], the codes of Format<8>.
+template <class F>
+void unpack(const uint8_t* low, const uint8_t* high, int block, uint8_t* to) {
+  for (int quads = block / 4; quads > 0; quads -= F::kQuads, to += F::kQuads * 256) {
+    unrolled<F::kQuads>([&](auto quad) __attribute__((always_inline)) {
+      for (int at = 0; at < 256; at += 32)
+        _mm256_store_si256(reinterpret_cast<__m256i*>(to + quad * 256 + at),
+                           F::load(low + at, high + at, quad));
+    });
+    for (int at = 0; at < F::kQuads * F::kLow / 8 * 256; at += 64) fetch_weights<true>(low + kAhead + at);
+    low += F::kQuads * F::kLow / 8 * 256;
+    high += F::kQuads * F::kHigh / 8 * 256;
+  }
+}
+
 template <class F>
 void run_item(const LinearCall& call, const Rows& x, const RowTiles& tiles, int block, int panel,
               int first_tile, int last_tile) {
@@ -156,21 +173,26 @@ void run_item(const LinearCall& call, const Rows& x, const RowTiles& tiles, int 
   const std::size_t high_plane = PackedShape::plane_bytes(shape.group, F::kLow);
   const std::size_t row_words = static_cast<std::size_t>(shape.inputs) / 4;
   Parameters parameters;
+  alignas(32) uint8_t bytes[F::kDirect ? 1 : kMaxBlock * kPanel];
   for (int b = 0; b < x.blocks; ++b) {
     const int k = b * block;
     const uint8_t* group = call.weight->panel(panel) + shape.block_bytes() * (k / shape.group);
     const int inside = k % shape.group;
     if (inside == 0) load_parameters<F>(shape, group + shape.code_bytes(), parameters);
-    const BlockView view{group + PackedShape::plane_bytes(inside, F::kLow),
-                         group + high_plane + PackedShape::plane_bytes(inside, F::kHigh), &parameters,
-                         block / 4};
+    BlockView view{group + PackedShape::plane_bytes(inside, F::kLow),
+                   group + high_plane + PackedShape::plane_bytes(inside, F::kHigh), &parameters, block / 4};
+    if constexpr (!F::kDirect) {
+      unpack<F>(view.low, view.high, block, bytes);
+      view.low = bytes;
+    }
     for (int tile = first_tile; tile < last_tile; ++tile) {
       const int row = tiles.first(tile), size = tiles.size(tile);
       const std::size_t at = static_cast<std::size_t>(row) * x.blocks + static_cast<std::size_t>(b) * size;
       const int32_t* codes = x.codes + row * row_words + static_cast<std::size_t>(k / 4) * size;
       with_rows<kTileRows>(size, [&](auto count) {
-        multiply_block<F, decltype(count)::value>(view, codes, x.scales + at, x.sums + at, x.starts + at,
-                                                  sums + (row - first) * kPanel);
+        using Codes = std::conditional_t<F::kDirect, F, Format<8>>;
+        multiply_block<Codes, decltype(count)::value>(view, codes, x.scales + at, x.sums + at, x.starts + at,
+                                                      sums + (row - first) * kPanel);
       });
     }
   }
@@ -186,7 +208,7 @@ inline __attribute__((always_inline)) void multiply_row(const BlockView& block, 
   constexpr int C = kPanel / 8;
   const Sums<1, C> dots = dot_block<F, 1, C>(x, start, block.low, block.high, block.quads);
   unrolled<C>([&](auto c) __attribute__((always_inline)) {
-    const Eight eight = load_parameters_of_eight<F, kType>(parameters, e8m0, 8 * c);
+    const Eight eight = load_parameters_of_eight<F>(parameters, kType, e8m0, 8 * c);
     const __m256 product = _mm256_mul_ps(_mm256_cvtepi32_ps(dots.at[0][c]), eight.scale);
     __m256 sum = _mm256_fmadd_ps(product, _mm256_set1_ps(x_scale), _mm256_load_ps(sums + 8 * c));
     if constexpr (F::kAffine) sum = _mm256_fmadd_ps(eight.bias, _mm256_set1_ps(x_sum), sum);
@@ -216,16 +238,16 @@ void run_row(const LinearCall& call, const Rows& x, int block, int panel) {
 
 template <class F>
 void run_rows(const LinearCall& call, const Rows& x, const RowTiles& tiles, int block) {
-  if (call.rows > 1)
-    return for_items(call, tiles, kItemTiles, [&](int panel, int first_tile, int last_tile) {
-      run_item<F>(call, x, tiles, block, panel, first_tile, last_tile);
-    });
-  for_items(call, tiles, 1, [&](int panel, int, int) {
-    switch (call.weight->shape.scale_type) {
-      case Float::bf16: return run_row<F, Float::bf16>(call, x, block, panel);
-      case Float::f16: return run_row<F, Float::f16>(call, x, block, panel);
-      case Float::f32: return run_row<F, Float::f32>(call, x, block, panel);
-    }
+  const Float type = F::kAffine ? call.weight->shape.scale_type : Float::bf16;
+  if constexpr (F::kDirect)
+    if (call.rows == 1 && type != Float::f32)  // 16-bit activations have scales of 16 bits
+      return for_items(call, tiles, 1, [&](int panel, int, int) {
+        if constexpr (F::kAffine)
+          if (type == Float::f16) return run_row<F, Float::f16>(call, x, block, panel);
+        run_row<F, Float::bf16>(call, x, block, panel);
+      });
+  for_items(call, tiles, kItemTiles, [&](int panel, int first_tile, int last_tile) {
+    run_item<F>(call, x, tiles, block, panel, first_tile, last_tile);
   });
 }
 

@@ -144,4 +144,13 @@ std::optional<int64_t> row_stride(const mx::Shape& shape, const mx::Strides& str
   return rows == 1 ? shape.back() : stride;
 }
 
+std::size_t row_offset(const mx::array& x, std::size_t row) {
+  std::size_t offset = 0;
+  for (int dim = static_cast<int>(x.ndim()) - 2; dim >= 0; --dim) {
+    offset += row % x.shape(dim) * x.strides(dim);
+    row /= x.shape(dim);
+  }
+  return offset;
+}
+
 }  // namespace octavo

@@ -40,4 +40,7 @@ mx::array rows_behind(const mx::array& x, int count);
 // distances.
 std::optional<int64_t> row_stride(const mx::Shape& shape, const mx::Strides& strides);
 
+// Returns where row number `row` of x begins, in elements. Rows lie along the last axis.
+std::size_t row_offset(const mx::array& x, std::size_t row);
+
 }  // namespace octavo

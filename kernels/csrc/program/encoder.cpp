@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "mlx/backend/cpu/encoder.h"
 #include "program/step_memory.h"
 
 namespace octavo {
@@ -88,6 +89,20 @@ double KernelTime::seconds() { return static_cast<double>(kernel_nanoseconds.loa
 void allocate(mx::array& output) {
   if (Capture* const capture = Capture::current()) capture->arena->allocate(output);
   else allocate_for_step(output);
+}
+
+void Encoder::dispatch(std::function<void()> task) {
+  if (Capture* const capture = Capture::current()) capture->tasks.push_back(std::move(task));
+  else
+    mx::cpu::get_command_encoder(stream_).dispatch([task = std::move(task)] {
+      const KernelTime timed;
+      task();
+    });
+}
+
+void Encoder::add_temporary(mx::array array) {
+  if (Capture* const capture = Capture::current()) capture->temporaries.push_back(std::move(array));
+  else mx::cpu::get_command_encoder(stream_).add_temporary(std::move(array));
 }
 
 }  // namespace octavo

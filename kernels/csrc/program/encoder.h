@@ -7,10 +7,8 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <utility>
 #include <vector>
 
-#include "mlx/backend/cpu/encoder.h"
 #include "mlx/mlx.h"
 #include "runtime/lines.h"
 
@@ -95,21 +93,10 @@ class Encoder {
  public:
   explicit Encoder(mx::Stream stream) : stream_(stream) {}
 
-  template <class Task>
-  void dispatch(Task&& task) {
-    if (Capture* const capture = Capture::current()) capture->tasks.emplace_back(std::forward<Task>(task));
-    else
-      mx::cpu::get_command_encoder(stream_).dispatch([task = std::forward<Task>(task)]() mutable {
-        const KernelTime timed;
-        task();
-      });
-  }
+  void dispatch(std::function<void()> task);
 
   // Keeps an array alive until the dispatched work is done.
-  void add_temporary(mx::array array) {
-    if (Capture* const capture = Capture::current()) capture->temporaries.push_back(std::move(array));
-    else mx::cpu::get_command_encoder(stream_).add_temporary(std::move(array));
-  }
+  void add_temporary(mx::array array);
 
  private:
   mx::Stream stream_;

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <string>
 
+#include "mlx/backend/cpu/encoder.h"
 #include "program/primitive.h"
 
 namespace octavo {
@@ -24,22 +25,8 @@ struct Target {
 };
 
 void copy_to(const Target& target, const mx::array& from) {
-  const char* const data = from.data<char>();
-  if (from.flags().row_contiguous) {
-    std::memcpy(target.memory, data, from.nbytes());
-    return;
-  }
-  const auto copy = [&](auto kind) {
-    using T = decltype(kind);
-    T* to = reinterpret_cast<T*>(target.memory);
-    copy_strided(reinterpret_cast<const T*>(data), from.shape(), from.strides(), 0, to);
-  };
-  switch (from.itemsize()) {
-    case 1: return copy(uint8_t{});
-    case 2: return copy(uint16_t{});
-    case 4: return copy(uint32_t{});
-    default: return copy(uint64_t{});
-  }
+  if (from.flags().row_contiguous) std::memcpy(target.memory, from.data<char>(), from.nbytes());
+  else copy_strided(from.data<char>(), from.shape(), from.strides(), from.itemsize(), target.memory);
 }
 
 // Evaluation of one primitive of MLX in each run.

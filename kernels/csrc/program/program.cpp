@@ -5,6 +5,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "ops/views.h"
 #include "program/captured_ops.h"
 #include "program/mlx_tasks.h"
 #include "program/primitive.h"
@@ -13,10 +14,6 @@ namespace octavo {
 namespace {
 
 using Ids = std::unordered_set<std::uintptr_t>;
-
-bool is_pending(const mx::array& x) {
-  return x.status() == mx::array::Status::unscheduled && x.has_primitive();
-}
 
 // Returns the arrays that must be computed for the outputs: one per primitive, inputs before their readers.
 std::vector<mx::array> in_order(const std::vector<mx::array>& outputs) {

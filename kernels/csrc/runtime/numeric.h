@@ -91,8 +91,10 @@ inline float fp4_scale(bool e8m0, uint32_t bits) {
   return as_float((bits & 0x80) << 24 | as_bits(as_float((bits & 0x7f) << 20) * 0x1p120f));
 }
 
-// Loads `count` values of `type`, from element `offset` of `source`, as float32.
-inline void load_floats(const void* source, Float type, std::size_t offset, int count, float* out) {
+// Loads `count` values of `type`, from element `offset` of `source`, as float32. Not inlined, because
+// copies of these loops in every caller would take a tenth of the build.
+[[gnu::noinline]] inline void load_floats(const void* source, Float type, std::size_t offset, int count,
+                                          float* out) {
   if (type == Float::f32) {
     std::memcpy(out, static_cast<const float*>(source) + offset, sizeof(float) * count);
   } else if (type == Float::bf16) {
@@ -125,7 +127,8 @@ inline void store_bf16(const float* values, int count, bf16_t* to) {
   for (; i < count; ++i) to[i] = float_to_bf16(values[i]);
 }
 
-inline void store_floats(void* target, Float type, std::size_t offset, int count, const float* values) {
+[[gnu::noinline]] inline void store_floats(void* target, Float type, std::size_t offset, int count,
+                                           const float* values) {
   if (type == Float::f32) {
     std::memcpy(static_cast<float*>(target) + offset, values, sizeof(float) * count);
   } else if (type == Float::bf16) {

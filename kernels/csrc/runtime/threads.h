@@ -8,7 +8,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <type_traits>
 
 namespace octavo {
@@ -43,7 +42,7 @@ inline void parallel_for(int items, Body&& body) {
   using Plain = std::remove_reference_t<Body>;
   run_parallel(
       items, [](void* context, int item) { (*static_cast<Plain*>(context))(item); },
-      const_cast<void*>(static_cast<const void*>(std::addressof(body))));
+      const_cast<void*>(static_cast<const void*>(&body)));
 }
 
 }  // namespace

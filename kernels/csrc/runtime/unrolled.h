@@ -16,11 +16,11 @@ inline __attribute__((always_inline)) void unrolled(Body&& body) {
   }(std::make_integer_sequence<int, count>());
 }
 
-// Calls body(integral constant of `count`) for 1 <= count <= most <= 6.
-template <int most, class Body>
+// Calls body(integral constant of `count`) for least <= count <= most <= 6.
+template <int most, int least = 1, class Body>
 inline void with_rows(int count, Body&& body) {
-  if constexpr (most > 1) {
-    if (count < most) return with_rows<most - 1>(count, body);
+  if constexpr (most > least) {
+    if (count < most) return with_rows<most - 1, least>(count, body);
   }
   body(std::integral_constant<int, most>());
 }

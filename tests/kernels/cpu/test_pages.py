@@ -153,9 +153,9 @@ def test_wrong_rows_are_refused_by_name_and_shape() -> None:
     pool.begin_step(write_step(np.arange(3, dtype=np.int32), 16))
     good_keys, good_values = mx.zeros((3, 2, 64)), mx.zeros((3, 2, 32))
     for keys, values, words in (
-        (mx.zeros((3, 1, 64)), good_values, r"keys.*\(3, 1, 64\)"),
-        (good_keys, good_keys, r"values.*\(3, 2, 64\)"),
-        (mx.zeros((4, 2, 64)), mx.zeros((4, 2, 32)), r"slots.*\(4\)"),
+        (mx.zeros((3, 1, 64)), good_values, r"keys.*\[3, 1, 64\]"),
+        (good_keys, good_keys, r"values.*\[3, 2, 64\]"),
+        (mx.zeros((4, 2, 64)), mx.zeros((4, 2, 32)), r"slots.*\[4\]"),
         (mx.zeros((3, 2, 64), mx.int32), good_values, "keys.*float"),
     ):
         with pytest.raises(ValueError, match=words):
