@@ -15,7 +15,6 @@ from .setting_types import split_pair
 AUTO = "auto"
 CHOSEN_FROM = (
     "fp4",
-    "nvfp4",
     "fp5/fp4",
     "int8/fp4",
     "int8",

@@ -46,12 +46,11 @@ BYTES = tuple(
         "test_every_instruction_set_equals_truth[avx2]",
     )
 )
-GROUPS = (
+CODES = (
     *(
         f"tests/kernels/cpu/test_attention.py::{name}"
         for name in (
             "test_every_instruction_set_equals_truth[avx512]",
-            "test_a_large_dim_of_a_query_leaves_those_far_from_it_their_steps",
             "test_rounding_weights_to_bytes_loses_no_mass",
             "test_long_contexts_equal_truth",
         )
@@ -89,7 +88,7 @@ SUITES = (
     (in_native.INDICES, INDICES),
     (in_native.MAPPED, MAPPED),
     (in_native_attention.ATTENTION, BYTES),
-    (in_native_attention.GROUPS, GROUPS),
+    (in_native_attention.CODES, CODES),
     (in_native.STORES, STORES),
     (in_native.LINEAR, LINEAR),
     (in_native.CHANNELS, CHANNELS),

@@ -24,36 +24,15 @@ ATTENTION = (
         "to[i] = mask >> i & 1 ? to[i] : 0.0f;",
         "to[i] = mask >> i & 1 ? to[i] : to[i] + 0.0f;",
     ),
-    # 8-bit products in attention over groups
-    bug(
-        "groups of keys have each other's scales",
-        "0x0706030205040100",
-        "0x0706050403020100",
-    ),
-    bug(
-        "both stretches of a tile have the first one's weights",
-        "_mm256_loadu_ps(from + kStretch + i)",
-        "_mm256_loadu_ps(from + i)",
-    ),
 )
 
-GROUPS = (
-    # 8-bit products in attention over groups, AVX-512
-    bug(
-        "a query's dims share the factor of its largest",
-        "largest = largest_of(row + first, in_step);",
-        "largest = largest_of(row, dim);",
-    ),
+CODES = (
+    # products of codes at AVX-512
     bug(
         "queries do not fit a byte",
-        "factor = with_zeros(largest / float(queries.kLargest));",
-        "factor = 0.5f * with_zeros(largest / float(queries.kLargest));",
-    ),
-    bug(
-        "rounding errors of a group's weights are lost",
-        "fixed[quad] = _mm512_sub_epi32(rounded, before);",
-        "fixed[quad] = _mm512_cvtps_epi32(_mm512_mul_ps(scaled[b][quad], to_fixed));",
+        "largest > 1e-30f ? float(queries.kLargest) / largest",
+        "largest > 1e-30f ? 2 * float(queries.kLargest) / largest",
     ),
 )
 
-MUTANTS = (*ATTENTION, *GROUPS)
+MUTANTS = (*ATTENTION, *CODES)

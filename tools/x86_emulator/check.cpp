@@ -226,9 +226,6 @@ void shuffles() {
   const Bytes as_signed = Bytes::from(_mm512_packs_epi16(narrow, _mm512_set1_epi32(0x00c8ffff)));
   EXPECT(as_signed.at[0] == 127 && as_signed.at[1] == 128 && as_signed.at[7] == 7 && as_signed.at[8] == 255 &&
          as_signed.at[9] == 127 && as_signed.at[16] == 8);
-  const Bytes as_unsigned = Bytes::from(_mm512_packus_epi16(narrow, _mm512_set1_epi32(0x00c8ffff)));
-  EXPECT(as_unsigned.at[0] == 255 && as_unsigned.at[1] == 0 && as_unsigned.at[8] == 0 && as_unsigned.at[9] == 200 &&
-         as_unsigned.at[55] == 31);
   const Bytes index = Bytes::of([](int i) { return i % 3 == 0 ? 0x80 | i : 0x10 | (15 - i % 16); });
   const Bytes looked_up = Bytes::from(_mm512_shuffle_epi8(a, index));
   EXPECT(looked_up.at[0] == 0 && looked_up.at[1] == 14 && looked_up.at[17] == 30 && looked_up.at[62] == 49);
@@ -255,30 +252,15 @@ void shuffles() {
   EXPECT(taken[0] == 15 && taken[1] == 0 && taken[2] == 3 && taken[3] == 0);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(taken), _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes + 1)));
   EXPECT(taken[0] == 1 && taken[15] == 16);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(taken), _mm_unpacklo_epi8(sixteen, order));
-  EXPECT(taken[0] == 0 && taken[1] == 15 && taken[2] == 1 && taken[3] == 0x80 && taken[14] == 7);
   _mm_storel_epi64(reinterpret_cast<__m128i*>(taken), _mm_loadl_epi64(reinterpret_cast<const __m128i*>(small)));
-  EXPECT(taken[0] == 15 && taken[2] == 3 && taken[14] == 7);
+  EXPECT(taken[0] == 15 && taken[2] == 3 && taken[14] == 15);
   const __m128i codes = _mm_setr_epi8(-1, 2, -128, 127, 0x35, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, -15);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(taken), _mm_set1_epi8(9));
-  EXPECT(taken[0] == 9 && taken[15] == 9);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(taken), _mm_unpackhi_epi64(codes, codes));
-  EXPECT(taken[0] == 8 && taken[7] == 0xf1 && taken[8] == 8);
   float eight[8];
   _mm256_storeu_ps(eight, _mm256_add_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)),
                                                       _mm256_set1_ps(0.5f)), _mm256_set1_ps(1)));
   EXPECT(eight[0] == 0.5f && eight[1] == 2 && eight[2] == -63 && eight[3] == 64.5f && eight[7] == 4.5f);
   _mm256_storeu_ps(eight, _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(codes)));
   EXPECT(eight[0] == 255 && eight[2] == 128 && eight[3] == 127);
-  const float four[4] = {1, 2, 3, 4};
-  const __m512 quads = _mm512_broadcast_f32x4(_mm_loadu_ps(four));
-  EXPECT(Floats::from(quads).at[0] == 1 && Floats::from(quads).at[15] == 4);
-  const __m512 tens = _mm512_broadcast_f32x4(_mm_setr_ps(10, 20, 30, 40));
-  EXPECT(Floats::from(_mm512_permute_ps(tens, 0x4e)).at[4] == 30 &&
-         Floats::from(_mm512_permute_ps(tens, 0xb1)).at[15] == 30);
-  const __m512 counted = Floats::of([](int i) { return i; });
-  const Floats shuffled = Floats::from(_mm512_shuffle_f32x4(counted, tens, 0xd8));
-  EXPECT(shuffled.at[0] == 0 && shuffled.at[4] == 8 && shuffled.at[8] == 10 && shuffled.at[15] == 40);
   alignas(64) Floats aligned;
   _mm512_store_ps(aligned.at, _mm512_load_ps(Floats::of([](int i) { return i; }).at));
   EXPECT(aligned.at[15] == 15);

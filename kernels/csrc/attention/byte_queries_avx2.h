@@ -1,5 +1,4 @@
-// Queries in fixed point for integer products, relative to the largest element of a row or of each
-// kFactorDims dims.
+// Queries in fixed point for integer products, relative to the largest element of a row.
 #pragma once
 
 #include <algorithm>
@@ -41,17 +40,6 @@ inline float fix_query(const AttendArgs& args, const AttendItem& item, int r, in
   alignas(64) float row[kMaxDim];
   load_query(args, item, r, row);
   return fix_elements(row, args.layout.k.dim, limit, fixed);
-}
-
-constexpr int kFactorDims = 16;
-
-// Scales a row to bytes, relative to the largest of each kFactorDims dims; `factors` turn bytes into floats.
-inline void fix_query_in_parts(const AttendArgs& args, const AttendItem& item, int r, int32_t* fixed,
-                               float* factors) {
-  alignas(64) float row[kMaxDim];
-  load_query(args, item, r, row);
-  for (int d = 0; d < args.layout.k.dim; d += kFactorDims)
-    *factors++ = fix_elements(row + d, kFactorDims, kLargestByte, fixed + d) * (1.0f / kLargestByte);
 }
 
 // Packs 32 integers as bytes.

@@ -1,8 +1,9 @@
 // Rows of V as bytes. Bytes of two positions alternate, because a 16-bit lane of VPMADDUBSW adds two
 // products.
 //
-//   A chunk of 64 dims is four vectors. Lane i of vector j is dim 2 b + j % 2, where b is the byte that
-//   `Code::arranged` puts at i / 8 * 16 + j / 2 * 8 + i % 8.
+//   A chunk of 64 dims is four vectors. Lane i of vector j is dim 2 b + j % 2, where b = i / 8 * 16 + j / 2 *
+//   8
+//   + i % 8.
 #pragma once
 
 #include "attention/bytes_avx2.h"
@@ -38,7 +39,7 @@ struct Rows {
   // Expands vectors 2 * half and 2 * half + 1 of the pair.
   __attribute__((always_inline)) void expand(const Lookup<Code>& lookup, int half, __m256i* to) const {
     lookup.expand(
-        interleave(Code::arranged(load256(codes)), Code::arranged(load256(codes + stride())), half),
+        interleave(load256(codes), load256(codes + stride()), half),
         interleave(plane_bytes<Code>(planes, dim), plane_bytes<Code>(planes + plane_stride, dim), half),
         to[0], to[1]);
   }
@@ -83,12 +84,8 @@ OCTAVO_INLINE void add_sums(__m256i sums, __m256 factor, float* accumulators) {
 }
 
 // Copies a chunk of an accumulator, [4 vectors][even lanes, odd lanes], to the order of dims. In each 128
-// bits, lanes 2 i and 2 i + 1 of two vectors hold four consecutive dims. `Code` decides whether the next four
-// dims are in lanes 2 i + 2 or 2 i + 4.
-template <class Code>
-void to_natural(int dim, const float* accumulator, float* row) {
-  constexpr int kBeside = Code::byte_at(2) == 2 ? 1 : 2;
-  static_assert(Code::byte_at(2 * kBeside) == 2);
+// bits, lanes 2 i and 2 i + 1 of two vectors hold four consecutive dims.
+inline void to_natural(int dim, const float* accumulator, float* row) {
   for (; dim > 0; dim -= kChunk, row += kChunk)
     for (int half = 0; half < 2; ++half, accumulator += 32) {
       __m256d pairs[4];  // dims 2 i and 2 i + 1 as one lane: 0 2, 4 6, 1 3, 5 7
@@ -107,10 +104,9 @@ void to_natural(int dim, const float* accumulator, float* row) {
       }
 #pragma GCC unroll 2
       for (int i = 0; i < 2; ++i) {
-        const int at = i * (3 - kBeside), place = 8 * half + 2 * at;
-        const __m256 a = four[at], b = four[at + kBeside];
-        _mm256_storeu_ps(row + 2 * Code::byte_at(place), _mm256_permute2f128_ps(a, b, 0x20));
-        _mm256_storeu_ps(row + 2 * Code::byte_at(16 + place), _mm256_permute2f128_ps(a, b, 0x31));
+        float* const to = row + 16 * half + 8 * i;
+        _mm256_storeu_ps(to, _mm256_permute2f128_ps(four[2 * i], four[2 * i + 1], 0x20));
+        _mm256_storeu_ps(to + 32, _mm256_permute2f128_ps(four[2 * i], four[2 * i + 1], 0x31));
       }
     }
 }

@@ -1,7 +1,6 @@
 // Key sides for pages of codes (attention/codes_avx512.h).
 //
 //   K panel  [dim / 4][64 positions][4]  unsigned: the codes' integers, plus kOffset
-//            then, for codes with group scales, [groups][4 blocks] scales
 #include <algorithm>
 #include <type_traits>
 
@@ -13,10 +12,7 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-template <class Code>
-size_t key_panel_bytes(int dim) {
-  return size_t(dim) * kTileTokens + (Code::kGroup > 0 ? size_t(num_steps<Code>(dim)) * kBlocks * 64 : 0);
-}
+size_t key_panel_bytes(int dim) { return size_t(dim) * kTileTokens; }
 
 template <class Code>
 using KeyLookup =
@@ -64,7 +60,7 @@ OCTAVO_INLINE void expand_column(const KeyLookup<Code>& lookup, __m512i codes, c
 template <class Code>
 void load_keys(const PageLayout& layout, const Tile& tile, __m512i* panel) {
   const KeyLookup<Code> lookup;
-  const int dim = layout.k.dim, num_words = dim * Code::kBits / 32, groups = num_steps<Code>(dim);
+  const int num_words = layout.k.dim * Code::kBits / 32;
   for (int b = 0; b < kBlocks; ++b) {
     const Tile::Block &block = tile.blocks[b], &next = tile.next[b];
     if (block.base == nullptr) continue;
@@ -76,10 +72,6 @@ void load_keys(const PageLayout& layout, const Tile& tile, __m512i* panel) {
     }
     __m512i planes[kMaxDim / 32];
     load_key_planes<Code>(of_rows, layout.k.scale_bytes, planes);
-    if constexpr (Code::kGroup > 0) {
-      __m512* const scales = reinterpret_cast<__m512*>(panel + size_t(dim) * kBlocks / 4) + b;
-      load_group_scales(of_rows, layout.k.scale_bytes, groups, tile.mask(b), scales, kBlocks);
-    }
     for (int word = 0; word < num_words; word += 16) {
       __m512i columns[16];
       load_columns_of_codes(codes, layout.k.row_bytes, word, num_words, columns);
@@ -170,57 +162,12 @@ void score_tiled(const Queries<Code>& queries, int num_rows, int dim, const __m5
   }
 }
 
-// Adds a group's scaled products to `total`. The integer products have started from their initial value.
-OCTAVO_INLINE void add_step(__m512i products, float factor, __m512 scales, __m512& total) {
-  const __m512 product = _mm512_fmadd_ps(_mm512_castsi512_ps(products), _mm512_set1_ps(factor),
-                                         _mm512_set1_ps(-kMagic * factor));
-  total = _mm512_fmadd_ps(product, scales, total);
-}
-
-// Scores rows for codes with one scale per group of dims.
-template <class Code, int kRows>
-OCTAVO_INLINE void score_groups(const Queries<Code>& queries, int first, int dim, const __m512i* panel,
-                                float* scores) {
-  constexpr int kQuads = Code::kGroup / 4;
-  const int steps = num_steps<Code>(dim);
-  const __m512* scales = reinterpret_cast<const __m512*>(panel + size_t(dim) * kBlocks / 4);
-  const int8_t* from = queries.bytes + size_t(first) * dim;
-  __m512 total[kRows][kBlocks];
-#pragma GCC unroll 3
-  for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 4
-    for (int b = 0; b < kBlocks; ++b) total[r][b] = _mm512_setzero_ps();
-#pragma GCC unroll 1
-  for (int step = 0; step < steps;
-       ++step, from += Code::kGroup, panel += kQuads * kBlocks, scales += kBlocks) {
-    __m512i sums[kRows][kBlocks], none[kRows][kBlocks];
-#pragma GCC unroll 3
-    for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 4
-      for (int b = 0; b < kBlocks; ++b)
-        sums[r][b] = _mm512_set1_epi32(queries.sums[size_t(first + r) * steps + step]);
-    add_quads<Code, kRows>(from, dim, panel, kQuads, sums, none);
-#pragma GCC unroll 3
-    for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 4
-      for (int b = 0; b < kBlocks; ++b)
-        add_step(sums[r][b], queries.factors[size_t(first + r) * steps + step], scales[b], total[r][b]);
-  }
-#pragma GCC unroll 3
-  for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 4
-    for (int b = 0; b < kBlocks; ++b)
-      _mm512_storeu_ps(scores + size_t(first + r) * kTileTokens + 16 * b, total[r][b]);
-}
-
 // Scores a few rows while transposing K, without storing its panel. Results are bit-identical either way.
 template <class Code, int kRows>
 void score_directly(const PageLayout& layout, const Tile& tile, const Queries<Code>& queries, float* scores) {
-  constexpr int kStepWords = Code::kGroup * Code::kBits / 32;
   const KeyLookup<Code> lookup;
-  const int dim = layout.k.dim, num_words = dim * Code::kBits / 32, groups = num_steps<Code>(dim);
+  const int dim = layout.k.dim, num_words = dim * Code::kBits / 32;
   __m512i planes[kMaxDim / 32];
-  __m512 scales[Code::kGroup > 0 ? kMaxDim / std::max(1, Code::kGroup) : 1];
   for (int b = 0; b < kBlocks; ++b) {
     const Tile::Block &block = tile.blocks[b], &next = tile.next[b];
     if (block.base == nullptr) continue;
@@ -229,13 +176,10 @@ void score_directly(const PageLayout& layout, const Tile& tile, const Queries<Co
     const Ahead ahead(layout, tile, b + 2 * kBlocks);
     if (next.base != nullptr) prefetch(k_scale(layout, next.base, next.offset), 16 * layout.k.scale_bytes);
     load_key_planes<Code>(of_rows, layout.k.scale_bytes, planes);
-    if constexpr (Code::kGroup > 0)
-      load_group_scales(of_rows, layout.k.scale_bytes, groups, tile.mask(b), scales, 1);
-    else scales[0] = load_row_scales<Code>(of_rows, layout.k.scale_bytes, tile.mask(b));
+    const __m512 scales = load_row_scales<Code>(of_rows, layout.k.scale_bytes, tile.mask(b));
     __m512i high[kRows], low[kRows];
-    __m512 total[kRows];
 #pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) high[r] = low[r] = _mm512_setzero_si512(), total[r] = _mm512_setzero_ps();
+    for (int r = 0; r < kRows; ++r) high[r] = low[r] = _mm512_setzero_si512();
     for (int word = 0; word < num_words; word += 16) {
       __m512i columns[16];
       load_columns_of_codes(codes, layout.k.row_bytes, word, num_words, columns);
@@ -254,29 +198,14 @@ void score_directly(const PageLayout& layout, const Tile& tile, const Queries<Co
             if constexpr (Code::kParts == 2)
               add_dots(low[r], vectors[v], broadcast4(from + r * 2 * dim + dim));
           }
-        if constexpr (Code::kGroup > 0) {
-          if ((i + 1) % kStepWords != 0) continue;
-          const int step = (word + i) / kStepWords;
-#pragma GCC unroll 4
-          for (int r = 0; r < kRows; ++r) {
-            const int at = r * groups + step;
-            add_step(_mm512_add_epi32(high[r], _mm512_set1_epi32(queries.sums[at])), queries.factors[at],
-                     scales[step], total[r]);
-            high[r] = _mm512_setzero_si512();
-          }
-        }
       }
     }
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
-      float* const to = scores + r * kTileTokens + 16 * b;
-      if constexpr (Code::kGroup > 0) {
-        _mm512_storeu_ps(to, total[r]);
-      } else {
-        const __m512 factor = _mm512_set1_ps(queries.factors[r]);
-        const __m512i offset = _mm512_set1_epi32(int32_t(uint32_t(queries.sums[r]) * Code::kOffset));
-        store_scores(_mm512_sub_epi32(join_parts<Code>(high[r], low[r]), offset), factor, scales[0], to);
-      }
+      const __m512 factor = _mm512_set1_ps(queries.factors[r]);
+      const __m512i offset = _mm512_set1_epi32(int32_t(uint32_t(queries.sums[r]) * Code::kOffset));
+      store_scores(_mm512_sub_epi32(join_parts<Code>(high[r], low[r]), offset), factor, scales,
+                   scores + r * kTileTokens + 16 * b);
     }
   }
 }
@@ -284,7 +213,6 @@ void score_directly(const PageLayout& layout, const Tile& tile, const Queries<Co
 template <class Code>
 void score(const PageLayout& layout, const Tile& tile, const void* memory, int num_rows, void* scratch,
            float* scores) {
-  __m512i* const panel = static_cast<__m512i*>(scratch);
   const int dim = layout.k.dim;
   const Queries<Code> queries(const_cast<void*>(memory), dim, num_rows);
   // Queries of two bytes over pages of 4 or 5 bits are exact calls, whose few rows have no code of their own.
@@ -297,24 +225,20 @@ void score(const PageLayout& layout, const Tile& tile, const void* memory, int n
       default: break;
     }
   }
+  __m512i* const panel = static_cast<__m512i*>(scratch);
   load_keys<Code>(layout, tile, panel);
-  if constexpr (Code::kGroup > 0) {
-    for_row_blocks(num_rows,
-                   [&]<int kRows>(int row) { score_groups<Code, kRows>(queries, row, dim, panel, scores); });
-  } else {
-    __m512 scales[kBlocks];
-    for (int b = 0; b < kBlocks; ++b) {
-      const Tile::Block& block = tile.blocks[b];
-      scales[b] = block.base == nullptr ? _mm512_setzero_ps()
-                                        : load_row_scales<Code>(k_scale(layout, block.base, block.offset),
-                                                                layout.k.scale_bytes, tile.mask(b));
-    }
-    if (takes_tiles<Code>(num_rows) && dim % 64 == 0)
-      return score_tiled<Code>(queries, num_rows, dim, panel, scales, scores);
-    for_row_blocks(num_rows, [&]<int kRows>(int row) {
-      score_rows<Code, kRows>(queries, row, dim, panel, scales, scores);
-    });
+  __m512 scales[kBlocks];
+  for (int b = 0; b < kBlocks; ++b) {
+    const Tile::Block& block = tile.blocks[b];
+    scales[b] = block.base == nullptr ? _mm512_setzero_ps()
+                                      : load_row_scales<Code>(k_scale(layout, block.base, block.offset),
+                                                              layout.k.scale_bytes, tile.mask(b));
   }
+  if (takes_tiles<Code>(num_rows) && dim % 64 == 0)
+    return score_tiled<Code>(queries, num_rows, dim, panel, scales, scores);
+  for_row_blocks(num_rows, [&]<int kRows>(int row) {
+    score_rows<Code, kRows>(queries, row, dim, panel, scales, scores);
+  });
 }
 
 // Most dims of int8 rows whose products, with the offset, add up to less than 2^31.
@@ -323,7 +247,7 @@ static_assert(int64_t(Queries<Int8>::kLargest) * 127 * kMostInt8Dims <= INT32_MA
 static_assert(int64_t(Queries<Fp5>::kLargest) * Fp5::kOffset * kMaxDim <= INT32_MAX);
 
 template <class Code>
-constexpr KeySide sides = {query_bytes<Code>, key_panel_bytes<Code>, load_queries<Code>, score<Code>};
+constexpr KeySide sides = {query_bytes<Code>, key_panel_bytes, load_queries<Code>, score<Code>};
 
 }  // namespace
 
@@ -335,7 +259,6 @@ const KeySide* code_keys(const AttendArgs& args) {
     case CodeType::fp5: return bytes ? &sides<InBytes<Fp5>> : &sides<Fp5>;
     case CodeType::int4: return bytes ? &sides<InBytes<Int4>> : &sides<Int4>;
     case CodeType::int8: return format.dim <= kMostInt8Dims ? &sides<Int8> : nullptr;
-    case CodeType::nvfp4: return bytes ? &sides<Nvfp4> : nullptr;
     default: return nullptr;
   }
 }

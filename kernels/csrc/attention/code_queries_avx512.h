@@ -1,5 +1,5 @@
 // Queries for pages of codes (attention/codes_avx512.h) in fixed point, relative to the largest element of
-// their row, or of their group of dims.
+// their row.
 #pragma once
 
 #include <algorithm>
@@ -11,23 +11,8 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// Returns a row's number of factors: one per group if codes have group scales, else one. Rows with group
-// scales are not rotated, so with one factor a large dim would leave few of a byte's steps for all others.
-template <class Code>
-OCTAVO_INLINE int num_steps(int dim) {
-  return Code::kGroup > 0 ? dim / Code::kGroup : 1;
-}
-
-// For |n| < 2^22, the float kMagic + n has the bits of kMagic plus the integer n. So integer sums that start
-// from kMagicBits can be read as floats without a conversion. Such a float is multiplied by the factor, and
-// kMagic times the factor is subtracted. Both products are exact, because factors end with kFactorZeros zero
-// bits.
-constexpr float kMagic = 0x1.8p23f;
-constexpr int32_t kMagicBits = 0x4b400000, kFactorZeros = 8;
-static_assert(kNvGroup * 127 * 2 * Fp4::kOffset < 1 << 22);
-
-// Each row has `dim` high bytes and, if kParts is 2, `dim` low bytes. Then come factors, and sums that
-// correct for kOffset. For codes with groups, integer products start from these sums.
+// Each row has `dim` high bytes and, if kParts is 2, `dim` low bytes. Then come a factor per row, and a sum
+// that corrects for kOffset.
 template <class Code>
 struct Queries {
   static constexpr int kLargest = Code::kParts == 2 ? 127 * 256 + 127 : 127;  // the (high) bytes are signed
@@ -38,12 +23,12 @@ struct Queries {
   Queries(void* memory, int dim, int num_rows)
       : bytes(static_cast<int8_t*>(memory)),
         factors(reinterpret_cast<float*>(bytes + round_up64(size_t(num_rows) * Code::kParts * dim + 16))),
-        sums(reinterpret_cast<int32_t*>(factors + size_t(num_rows) * num_steps<Code>(dim))) {}
+        sums(reinterpret_cast<int32_t*>(factors + num_rows)) {}
 };
 
 template <class Code>
 size_t query_bytes(int dim, int num_rows) {
-  return round_up64(size_t(num_rows) * Code::kParts * dim + 16) + size_t(num_rows) * 8 * num_steps<Code>(dim);
+  return round_up64(size_t(num_rows) * Code::kParts * dim + 16) + size_t(num_rows) * 8;
 }
 
 // Returns the largest magnitude of a row, which is padded with zeros to whole vectors; NaNs are ignored.
@@ -51,16 +36,6 @@ OCTAVO_INLINE float largest_of(const float* row, int dim) {
   __m512 top = _mm512_setzero_ps();
   for (int d = 0; d < dim; d += 16) top = _mm512_max_ps(_mm512_abs_ps(_mm512_loadu_ps(row + d)), top);
   return _mm512_reduce_max_ps(top);
-}
-
-// Rounds a positive float up to one whose last kFactorZeros bits are zero.
-OCTAVO_INLINE float with_zeros(float factor) {
-  constexpr uint32_t kEnd = (1u << kFactorZeros) - 1;
-  uint32_t bits;
-  std::memcpy(&bits, &factor, 4);
-  bits = (bits + kEnd) & ~kEnd;
-  std::memcpy(&factor, &bits, 4);
-  return factor;
 }
 
 // Orders dims like the panel, which has a word's low nibbles before its high ones: 0 2 4 6, then 1 3 5 7.
@@ -74,36 +49,22 @@ OCTAVO_INLINE __m128i in_panel_order(__m128i bytes) {
 // Converts a row of floats, padded with zeros to whole vectors; `largest` is its largest magnitude.
 template <class Code>
 OCTAVO_INLINE void fix_query(const Queries<Code>& queries, int r, int dim, const float* row, float largest) {
-  const int steps = num_steps<Code>(dim), in_step = dim / steps;
   alignas(64) int32_t fixed[Code::kParts == 2 ? kMaxDim + 16 : 16];
-  float* const factors = queries.factors + size_t(r) * steps;
   int8_t* const high = queries.bytes + size_t(r) * Code::kParts * dim;
-  for (int step = 0; step < steps; ++step) {
-    const int first = step * in_step, end = first + in_step;
-    float factor = largest / float(queries.kLargest) * (1.0f / Code::kScale);
-    float steps_of_one = float(queries.kLargest) / largest;
-    if constexpr (Code::kGroup > 0) {
-      largest = largest_of(row + first, in_step);
-      factor = with_zeros(largest / float(queries.kLargest));
-      steps_of_one = 1 / factor;
+  const __m512 to_fixed = _mm512_set1_ps(largest > 1e-30f ? float(queries.kLargest) / largest : 0.0f);
+  __m512i sums = _mm512_setzero_si512();
+  for (int d = 0; d < dim; d += 16) {
+    const __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(row + d), to_fixed));
+    __m512i upper = rounded;
+    if constexpr (Code::kParts == 2) {
+      upper = _mm512_srai_epi32(_mm512_add_epi32(rounded, _mm512_set1_epi32(128)), 8);
+      _mm512_store_si512(fixed + d, rounded);
     }
-    const __m512 to_fixed = _mm512_set1_ps(largest > 1e-30f ? steps_of_one : 0.0f);
-    __m512i sums = _mm512_setzero_si512();
-    for (int d = first; d < end; d += 16) {
-      const __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(row + d), to_fixed));
-      __m512i upper = rounded;
-      if constexpr (Code::kParts == 2) {
-        upper = _mm512_srai_epi32(_mm512_add_epi32(rounded, _mm512_set1_epi32(128)), 8);
-        _mm512_store_si512(fixed + d, rounded);
-      }
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(high + d),
-                       in_panel_order<Code>(_mm512_cvtepi32_epi8(upper)));
-      sums = _mm512_add_epi32(sums, rounded);
-    }
-    const int32_t sum = _mm512_reduce_add_epi32(sums);
-    queries.sums[size_t(r) * steps + step] = Code::kGroup > 0 ? kMagicBits - sum * Code::kOffset : sum;
-    factors[step] = factor;
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(high + d), in_panel_order<Code>(_mm512_cvtepi32_epi8(upper)));
+    sums = _mm512_add_epi32(sums, rounded);
   }
+  queries.sums[r] = _mm512_reduce_add_epi32(sums);
+  queries.factors[r] = largest / float(queries.kLargest) * (1.0f / Code::kScale);
   for (int d = 0; Code::kParts == 2 && d < dim; d += 16)  // low bytes last, over the padding of high bytes
     _mm_storeu_si128(reinterpret_cast<__m128i*>(high + dim + d),
                      in_panel_order<Code>(_mm512_cvtepi32_epi8(_mm512_load_si512(fixed + d))));
@@ -142,7 +103,7 @@ void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) 
   for (int first = 0; first < num_rows; first += together) {
     const int count = std::min(together, num_rows - first);
     load_rows(args, item, first, count, stride, rows);
-    for (int i = 0; i < count; ++i) largest[i] = Code::kGroup > 0 ? 0.0f : largest_of(rows + i * stride, dim);
+    for (int i = 0; i < count; ++i) largest[i] = largest_of(rows + i * stride, dim);
     for (int i = 0; i < count; ++i) fix_query(queries, first + i, dim, rows + i * stride, largest[i]);
   }
 }

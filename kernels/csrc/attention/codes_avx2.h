@@ -29,14 +29,8 @@ OCTAVO_INLINE void load_halves(const uint8_t* from, uint32_t mask, float (&to)[1
   for (int i = 0; i < 16; ++i) to[i] = mask >> i & 1 ? to[i] : 0.0f;
 }
 
-// Codes whose bytes keep memory order in a chunk of V.
-struct InOrder {
-  OCTAVO_INLINE __m256i arranged(__m256i codes) { return codes; }
-  static constexpr int byte_at(int place) { return place; }
-};
-
 // A value times kScale is an integer up to kLargestValue, plus added(code) if its bit in the plane is set.
-struct Nibble : InOrder {
+struct Nibble {
   static constexpr bool kPlanes = false;
   static constexpr int added(int) { return 0; }
   static uint64_t plane(const uint8_t*, int) { return 0; }
@@ -52,7 +46,7 @@ struct Int4 : Nibble {
   static constexpr int kScale = 1, kLargestValue = 8;
   static constexpr int value(int code) { return (code ^ 8) - 8; }
 };
-struct Fp5 : InOrder {
+struct Fp5 {
   static constexpr bool kPlanes = true;
   static constexpr int kScale = 4, kLargestValue = 28;
   static constexpr int value(int code) { return int(kScale * kE2M1[code]); }

@@ -3,8 +3,7 @@
 //
 // Queries and softmax weights become 16-bit fixed point in two bytes, and vpdpbusd multiplies each byte.
 // Their rounding error, 2^-16 of the largest element, is far below bf16's. For 16-bit queries over pages of 4
-// or 5 bits one byte suffices unless results must be exact, because the pages' own error is larger. Exact
-// calls over nvfp4 use floats.
+// or 5 bits one byte suffices unless results must be exact, because the pages' own error is larger.
 #pragma once
 
 #include <cstring>
@@ -26,10 +25,9 @@ bool takes_tiles(int num_rows) {
 }
 
 // A code's value is its integer divided by kScale. For K, kOffset is added to make integers unsigned; its
-// contribution to a product is subtracted at the end. kGroup: number of values that share a scale, 0 for the
-// whole row.
+// contribution to a product is subtracted at the end.
 struct Nibble {
-  static constexpr int kBits = 4, kGroup = 0;
+  static constexpr int kBits = 4;
   static constexpr int kParts = 2;  // bytes per element of a query, and per weight
   static constexpr bool kPlanes = false;
 };
@@ -50,9 +48,6 @@ struct Fp5 : Nibble {
     const int exponent = code >> 1 & 3, half = exponent < 2 ? 1 : 1 << (exponent - 1);
     return value(code) + (code & 8 ? -half : half);
   }
-};
-struct Nvfp4 : Fp4 {
-  static constexpr int kGroup = kNvGroup, kParts = 1;
 };
 struct Int8 : Nibble {
   static constexpr int kBits = 8, kScale = 1, kOffset = 128;
@@ -146,27 +141,6 @@ OCTAVO_INLINE void load_columns(const uint8_t* from, int64_t stride, __m512i* to
         std::memcpy(words + t, from + t * stride + at, size_t(stride - at < 4 ? stride - at : 4));
       *to = _mm512_load_si512(words);
     }
-  }
-}
-
-// Returns byte `byte` of each lane's word.
-OCTAVO_INLINE __m512i byte_of(__m512i words, int byte) {
-  return _mm512_and_si512(_mm512_srli_epi32(words, unsigned(8 * byte)), _mm512_set1_epi32(255));
-}
-
-OCTAVO_INLINE __m512 hide(__m512 x, __mmask16 visible) {
-  return _mm512_castsi512_ps(_mm512_maskz_mov_epi32(visible, _mm512_castps_si512(x)));
-}
-
-// Loads the group scales of 16 rows: E4M3 bytes become factors of the codes' integers; 0 for invisible rows.
-OCTAVO_INLINE void load_group_scales(const uint8_t* from, int64_t stride, int groups, __mmask16 visible,
-                                     __m512* scales, int step) {
-  __m512i columns[kMaxDim / kNvGroup / 4];
-  load_columns(from, stride, columns);
-  const __m512 unit = _mm512_set1_ps(0x1p120f / Nvfp4::kScale);
-  for (int g = 0; g < groups; ++g) {
-    const __m512i bits = _mm512_slli_epi32(byte_of(columns[g / 4], g % 4), 20);
-    scales[g * step] = hide(_mm512_mul_ps(_mm512_castsi512_ps(bits), unit), visible);
   }
 }
 

@@ -41,7 +41,7 @@ OCTAVO_INLINE void score_rows(const Queries& queries, int first, int any_dim, co
                               const uint8_t* ahead, const float (&scales)[16], float* scores) {
   constexpr int kKeys = kSums / kRows, kWords = kChunk / 16;
   const int dim = kDim > 0 ? kDim : any_dim, chunks = dim / kChunk;
-  const __m256 factors = spread_rows<kRows>(queries.factors + first, 1);
+  const __m256 factors = spread_rows<kRows>(queries.factors + first);
   float* const scores_of_rows = scores + size_t(first) * kTileTokens;
   for (int key = 0; key < 16; key += kKeys) {
     __m256 sums[kSums];

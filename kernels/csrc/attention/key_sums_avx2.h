@@ -25,11 +25,11 @@ OCTAVO_INLINE __m256 reduce(const __m256 (&sums)[kSums]) {
                        _mm256_permute2f128_ps(four[0], four[1], 0x31));
 }
 
-// Loads one number per row into the lanes of all keys; rows are `stride` apart.
+// Loads one number per row into the lanes of all keys.
 template <int kRows>
-OCTAVO_INLINE __m256 spread_rows(const float* of_rows, int stride) {
+OCTAVO_INLINE __m256 spread_rows(const float* of_rows) {
   float all[kSums];
-  for (int i = 0; i < kSums; ++i) all[i] = of_rows[i * kRows / kSums * stride];
+  for (int i = 0; i < kSums; ++i) all[i] = of_rows[i * kRows / kSums];
   return _mm256_loadu_ps(all);
 }
 

@@ -8,7 +8,6 @@ const KeySide* special_key_side(const AttendArgs& args) {
   const RowFormat& format = args.layout.k;
   if (format.dim % kChunk != 0 || !by_bytes(args)) return nullptr;
   if (const KeySide* side = byte_keys(format.codes)) return side;
-  if (const KeySide* side = group_keys(format.codes)) return side;
   return int8_keys(format.codes);
 }
 
@@ -16,7 +15,6 @@ const ValueSide* special_value_side(const AttendArgs& args) {
   const RowFormat& format = args.layout.v;
   if (format.dim % kChunk != 0 || !by_bytes(args)) return nullptr;
   if (const ValueSide* side = byte_values(format.codes)) return side;
-  if (const ValueSide* side = group_values(format.codes)) return side;
   return int8_values(format.codes);
 }
 

@@ -9,10 +9,6 @@ namespace octavo::OCTAVO_ISA {
 const KeySide* byte_keys(CodeType codes);
 const ValueSide* byte_values(CodeType codes);
 
-// Return the sides for nvfp4 in 8-bit fixed point with group scales; null for other codes.
-const KeySide* group_keys(CodeType codes);
-const ValueSide* group_values(CodeType codes);
-
 // Return the sides for int8 in 16-bit fixed point; null for other codes.
 const KeySide* int8_keys(CodeType codes);
 const ValueSide* int8_values(CodeType codes);

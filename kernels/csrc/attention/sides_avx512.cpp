@@ -12,8 +12,7 @@ const KeySide* special_key_side(const AttendArgs& args) {
 const ValueSide* special_value_side(const AttendArgs& args) {
   if (const ValueSide* side = tiled_values(args)) return side;
   if (args.layout.v.codes == CodeType::bf16) return args.queries.type == Float::bf16 ? &bf16_values : nullptr;
-  if (const ValueSide* side = code_values(args)) return side;
-  return group_values(args);
+  return code_values(args);
 }
 
 }  // namespace octavo::OCTAVO_ISA

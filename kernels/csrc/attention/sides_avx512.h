@@ -20,9 +20,6 @@ const ValueSide* tiled_values(const AttendArgs& args);
 const KeySide* code_keys(const AttendArgs& args);
 const ValueSide* code_values(const AttendArgs& args);
 
-// Returns the value side for nvfp4, which has a scale per group of dims; null for other formats.
-const ValueSide* group_values(const AttendArgs& args);
-
 namespace {
 
 // Calls body<n>(first_row) until all rows are done, with n = 2 or 1 rows, whose sums fit into registers.

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.parity
 TOLERANCE = {mx.float32: 1e-4, mx.float16: 2e-3, mx.bfloat16: 1e-2}
 
 # With these page formats, 16-bit rows may be computed in 8-bit fixed point.
-BYTES = {"fp4", "fp5", "int4", "nvfp4"}
+BYTES = {"fp4", "fp5", "int4"}
 BYTES_TOLERANCE = 2e-2
 
 
@@ -192,7 +192,7 @@ def test_logits_that_grow_from_tile_to_tile(level: str) -> None:
     run_at_level(level, GROWING_AT_LEVEL)
 
 
-@pytest.mark.parametrize("name", ["fp4", "fp5", "nvfp4"])
+@pytest.mark.parametrize("name", ["fp4", "fp5", "int4"])
 @pytest.mark.parametrize("logit", [2.0, 5.5, 6.0, 7.0, 9.0])
 def test_rounding_weights_to_bytes_loses_no_mass(name: str, logit: float) -> None:
     """One position outweighs all others, but the others together still change the output."""
@@ -202,16 +202,6 @@ def test_rounding_weights_to_bytes_loses_no_mass(name: str, logit: float) -> Non
     got = float(attend_once(name, (queries, keys, values), scale=1.0).mean())
     want = float(attend_once(name, (queries, keys, values), exact=True, scale=1.0).mean())
     assert abs(got - want) < 0.04
-
-
-def test_a_large_dim_of_a_query_leaves_those_far_from_it_their_steps() -> None:
-    rng = np.random.default_rng(5)
-    shapes = ((5, 2, 128), (200, 1, 128), (200, 1, 128))
-    queries, keys, values = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
-    queries[..., 3], keys[..., :16] = 120, 0
-    want = attend_once("nvfp4", (queries, keys, values), exact=True)
-    got = attend_once("nvfp4", (queries, keys, values))
-    assert np.abs(got - want).max() < 0.1 * np.abs(want).max()
 
 
 @pytest.mark.parametrize("count", [1, 5, 40])

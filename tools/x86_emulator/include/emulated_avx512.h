@@ -329,7 +329,6 @@ OCTAVO_EMULATED __m512i octavo_pack(__m512i a, __m512i b) {
 }
 OCTAVO_EMULATED __m512i _mm512_packs_epi32(__m512i a, __m512i b) { return octavo_pack<int32_t, int16_t>(a, b); }
 OCTAVO_EMULATED __m512i _mm512_packs_epi16(__m512i a, __m512i b) { return octavo_pack<int16_t, int8_t>(a, b); }
-OCTAVO_EMULATED __m512i _mm512_packus_epi16(__m512i a, __m512i b) { return octavo_pack<int16_t, uint8_t>(a, b); }
 
 // VPSHUFB: each byte of the index looks up its own 128 bits; a byte with its top bit set gives zero.
 OCTAVO_EMULATED __m512i _mm512_shuffle_epi8(__m512i a, __m512i index) {
@@ -350,23 +349,14 @@ OCTAVO_EMULATED __m128i _mm_shuffle_epi8(__m128i a, __m128i index) {
   for (int i = 0; i < 16; ++i) to[i] = at[i] < 0 ? int8_t(0) : from[at[i] & 15];
   return x86_emulator::read<__m128i>(to);
 }
-OCTAVO_EMULATED __m128i _mm_unpacklo_epi8(__m128i a, __m128i b) {
-  int8_t x[16], y[16], to[16];
-  std::memcpy(x, &a, 16);
-  std::memcpy(y, &b, 16);
-  for (int i = 0; i < 16; ++i) to[i] = i % 2 == 0 ? x[i / 2] : y[i / 2];
-  return x86_emulator::read<__m128i>(to);
-}
 
 // Rows of codes as floats, with 128 and 256 bits.
-OCTAVO_EMULATED __m128i _mm_set1_epi8(char value) { return (__m128i)(x86_emulator::Lanes128<char>{} + value); }
 template <class... Values>
 OCTAVO_EMULATED __m128i _mm_setr_epi8(Values... values) {
   static_assert(sizeof...(values) == 16);
   const int8_t bytes[16] = {int8_t(values)...};
   return x86_emulator::read<__m128i>(bytes);
 }
-OCTAVO_EMULATED __m128i _mm_unpackhi_epi64(__m128i a, __m128i b) { return __m128i{a[1], b[1]}; }
 template <class Byte>
 OCTAVO_EMULATED __m256i octavo_widened(__m128i a) {
   Byte from[16];
@@ -425,20 +415,6 @@ OCTAVO_EMULATED __m512i _mm512_shuffle_i32x4(__m512i a, __m512i b, int select) {
     to[2 * lane + 1] = from[2 * at + 1];
   }
   return to;
-}
-OCTAVO_EMULATED __m512 _mm512_shuffle_f32x4(__m512 a, __m512 b, int select) {
-  return (__m512)_mm512_shuffle_i32x4((__m512i)a, (__m512i)b, select);
-}
-// VPERMILPS: within each 128 bits, two bits of `select` choose each value.
-OCTAVO_EMULATED __m512 _mm512_permute_ps(__m512 a, int select) {
-  __m512 to;
-  for (int i = 0; i < 16; ++i) to[i] = a[i / 4 * 4 + (select >> (2 * (i % 4)) & 3)];
-  return to;
-}
-OCTAVO_EMULATED __m128 _mm_loadu_ps(const void* from) { return x86_emulator::read<__m128>(from); }
-OCTAVO_EMULATED __m128 _mm_setr_ps(float a, float b, float c, float d) { return __m128{a, b, c, d}; }
-OCTAVO_EMULATED __m512 _mm512_broadcast_f32x4(__m128 value) {
-  return (__m512)_mm512_broadcast_i32x4((__m128i)value);
 }
 
 // The CPU's own control word, which affects the emulated operations, too.

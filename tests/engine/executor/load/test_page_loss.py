@@ -60,8 +60,8 @@ def test_divergence_is_that_of_two_distributions() -> None:
     ("lossy", "refused", "chosen"),
     [
         ((), (), "fp4"),
-        (("fp4", "nvfp4"), (), "fp5/fp4"),
-        (("fp4",), ("nvfp4", "fp5/fp4"), "int8/fp4"),
+        (("fp4",), (), "fp5/fp4"),
+        (("fp4",), ("fp5/fp4",), "int8/fp4"),
         (CHOSEN_FROM, (), "bf16"),
     ],
 )
