@@ -4,23 +4,25 @@ import asyncio
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 
+from ..api.embedding import check_dimensions, finished
 from ..api.engine_info import AdapterInfo
 from ..api.errors import (
     EngineStopping,
     Forbidden,
     InvalidRequest,
     NotConfigured,
+    RequestFailed,
     RequestTooLong,
     SlowReader,
 )
-from ..api.outputs import Delta
+from ..api.outputs import Delta, FinishReason
 from ..api.prompt import Prompt
-from ..api.sampling_params import SamplingParams
+from ..api.sampling_params import Pooling, SamplingParams
 from ..api.tenant import TENANT_SHARE, Tenant
 from ..frontend.text_executor import TextExecutor
 from .interface import Caller, Engine, Writable
@@ -28,6 +30,7 @@ from .page_events import PageEventHub
 from .security import Security
 
 MessageT = TypeVar("MessageT")
+ResultT = TypeVar("ResultT")
 Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
 
 MAX_TEXT_CALLS = 256  # Tokenize and Detokenize calls that run or wait
@@ -125,6 +128,34 @@ class RequestHandler:
                     yield replace(delta, request_id=request_id) if tenant else delta
         finally:
             del self._active[name]
+
+    async def whole(self, prompt: Prompt, params: SamplingParams, **asked: Any) -> Delta:
+        """Return the output of a request with one sample; ``asked`` are arguments of ``generate``. Raises
+        RequestFailed or EngineStopping."""
+        async with aclosing(self.generate(prompt, params, final_only=True, **asked)) as deltas:
+            async for delta in deltas:
+                if delta.finish_reason is FinishReason.ERROR:
+                    raise RequestFailed(delta.error or "computing this request failed")
+                if delta.finish_reason is not FinishReason.ABORT:
+                    return delta
+        raise EngineStopping("the request was ended before its output was complete; send it again")
+
+    async def embed(
+        self,
+        prompt: Prompt,
+        *,
+        pooling: Pooling = "last",
+        dimensions: int | None = None,
+        normalize: bool = True,
+        **asked: Any,
+    ) -> tuple[list[float], Delta]:
+        """Return the embedding of a prompt, and the output that has its token counts."""
+        check_dimensions(dimensions)
+        params = SamplingParams(max_tokens=1, ignore_eos=True, pooling=pooling)
+        delta = await self.whole(prompt, params, **asked)
+        if delta.embedding is None:
+            raise RequestFailed("the request ended without an embedding; send the request again")
+        return finished(delta.embedding, dimensions=dimensions, normalize=normalize), delta
 
     async def message_of(self, delta: Delta, make: Callable[[], MessageT]) -> MessageT:
         size = len(delta.logprobs) + (0 if delta.prompt_logprobs is None else len(delta.prompt_logprobs.rest))
@@ -236,6 +267,24 @@ class RequestHandler:
             if (engine_id := self._active.get((tenant, request_id))) is not None:
                 await self.engine.abort(engine_id)
         return found
+
+
+async def in_parallel(work: Callable[[int], Awaitable[ResultT]], count: int, most: int) -> list[ResultT]:
+    """Return the results for 0 to ``count - 1``, of which ``most`` are computed at a time. Raises the first
+    error."""
+    left, found = iter(range(count)), dict[int, ResultT]()
+
+    async def work_on() -> None:
+        for index in left:
+            found[index] = await work(index)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(count, most)):
+                group.create_task(work_on())
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [found[index] for index in range(count)]
 
 
 def own_name(tenant: str, name: str) -> str:

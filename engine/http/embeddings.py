@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import base64
 import struct
-from contextlib import aclosing
+from collections.abc import Sequence
 from typing import Literal
 
-from ..api.embedding import check_dimensions, finished
-from ..api.errors import RequestFailed
-from ..api.sampling_params import Pooling, SamplingParams
+from ..api.prompt import Prompt
+from ..api.sampling_params import Pooling
+from ..grpc.request_handler import in_parallel
 from .completions import PromptField, prompts_of
 from .endpoint import Services
 from .exchange import Exchange, json_list, json_of
-from .generation import Usage, run
+from .generation import CONCURRENCY, asked_of
 from .prompts import Side, prompt_cut
 from .request_model import RequestModel
 
@@ -38,7 +38,6 @@ class EmbeddingRequest(RequestModel):
 
 async def serve_embeddings(services: Services, request: EmbeddingRequest, exchange: Exchange) -> None:
     name = services.check_model(request.model, exchange)
-    check_dimensions(request.dimensions)
     cut = prompt_cut(
         services,
         request.truncate_prompt_tokens,
@@ -47,27 +46,27 @@ async def serve_embeddings(services: Services, request: EmbeddingRequest, exchan
         special=request.add_special_tokens is not False,
     )
     prompts = [await cut.encoded(services, exchange, each) for each in prompts_of("input", request.input)]
-    params = SamplingParams(max_tokens=1, ignore_eos=True, pooling=request.pooling or "last")
-    as_text = request.encoding_format == "base64"
-    found: dict[int, bytes] = {}
-    usage = Usage()
-    async with aclosing(run(services, exchange, request, prompts, params)) as deltas:
-        async for prompt, delta in deltas:
-            usage.add(prompt, delta)
-            if delta.embedding is None:
-                raise RequestFailed("the request ended without an embedding; send the request again")
-            normalize = request.normalize is not False
-            vector = finished(delta.embedding, dimensions=request.dimensions, normalize=normalize)
-            item = {
-                "object": "embedding",
-                "index": prompt,
-                "embedding": _base64(vector) if as_text else vector,
-            }
-            found[prompt] = json_of(item)
-    counts = {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
+    found = await in_parallel(
+        lambda index: _embedding(services, request, exchange, prompts, index), len(prompts), CONCURRENCY
+    )
+    num_prompt = sum(count for _, count in found)
+    counts = {"prompt_tokens": num_prompt, "total_tokens": num_prompt}
     answer = {"object": "list", "data": [], "model": name, "usage": counts}
-    data = json_list(found[index] for index in range(len(prompts)))
-    await exchange.answer_bytes(json_of(answer, data=data))
+    await exchange.answer_bytes(json_of(answer, data=json_list(item for item, _ in found)))
+
+
+async def _embedding(
+    services: Services, request: EmbeddingRequest, exchange: Exchange, prompts: Sequence[Prompt], index: int
+) -> tuple[bytes, int]:
+    vector, delta = await services.handler.embed(
+        prompts[index],
+        pooling=request.pooling or "last",
+        dimensions=request.dimensions,
+        normalize=request.normalize is not False,
+        **asked_of(services, request, exchange, None if len(prompts) == 1 else index),
+    )
+    shown = _base64(vector) if request.encoding_format == "base64" else vector
+    return json_of({"object": "embedding", "index": index, "embedding": shown}), delta.prompt_tokens
 
 
 def _base64(vector: list[float]) -> str:

@@ -47,6 +47,20 @@ class Usage:
         }
 
 
+def asked_of(
+    services: Services, request: RequestModel, exchange: Exchange, index: int | None = None
+) -> dict[str, Any]:
+    """Return the arguments of the handler for one request; ``index`` is its place among several."""
+    suffix = "" if index is None or not exchange.request_id else f"-{index}"
+    return {
+        "context": exchange,
+        "request_id": exchange.request_id + suffix,
+        "cache_salt": getattr(request, "cache_salt", None) or "",
+        "priority": getattr(request, "priority", None) or 0,
+        "adapter": services.adapter(getattr(request, "model", None)),
+    }
+
+
 def run(
     services: Services,
     exchange: Exchange,
@@ -55,21 +69,13 @@ def run(
     params: SamplingParams,
 ) -> Deltas:
     """Stream deltas, each with its prompt's index. Raises RequestFailed or EngineStopping."""
-    request_id = exchange.request_id
 
     def start(index: int) -> Deltas:
-        is_one = len(prompts) == 1 or not request_id
-        deltas = services.handler.generate(
-            prompts[index],
-            params,
-            context=exchange,
-            request_id=request_id if is_one else f"{request_id}-{index}",
-            cache_salt=getattr(request, "cache_salt", None) or "",
-            priority=getattr(request, "priority", None) or 0,
-            final_only=not getattr(request, "stream", None),
-            adapter=services.adapter(getattr(request, "model", None)),
+        asked = asked_of(services, request, exchange, None if len(prompts) == 1 else index)
+        final_only = not getattr(request, "stream", None)
+        return _checked(
+            services.handler.generate(prompts[index], params, final_only=final_only, **asked), index
         )
-        return _checked(deltas, index)
 
     return start(0) if len(prompts) == 1 else _interleaved(start, len(prompts))
 

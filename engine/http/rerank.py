@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ..api.reranking import RerankPrompt, check_top_n, ranked
-from ..grpc.reranking import Question, score_documents
+from ..grpc.reranking import score_documents
 from .endpoint import Services
 from .exchange import Exchange
-from .generation import new_id
+from .generation import asked_of, new_id
 from .request_model import RequestModel, only
 
 
@@ -48,16 +48,10 @@ async def serve_rerank(services: Services, request: RerankRequest, exchange: Exc
         if (value := getattr(request, word)) is not None
     }
     documents = [item if isinstance(item, str) else item.text for item in request.documents]
-    question = Question(
-        RerankPrompt(**words),
-        request.query,
-        documents,
-        request_id=exchange.request_id,
-        cache_salt=request.cache_salt or "",
-        priority=request.priority or 0,
-        adapter=services.adapter(name),
+    asked = asked_of(services, request, exchange)
+    scores, deltas = await score_documents(
+        services.handler, RerankPrompt(**words), request.query, documents, **asked
     )
-    scores, deltas = await score_documents(services.handler, question, exchange)
     results: list[dict[str, Any]] = []
     for found in ranked(scores, request.top_n):
         results.append({"index": found.index, "relevance_score": found.score})

@@ -114,15 +114,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             messages.params_of(request.sampling),
             self._engine.tokenizer,
         )
+        final_only = messages.is_final_only(request)
         return self._handler.generate(
-            prompt,
-            params,
-            context=context,
-            request_id=request.request_id,
-            cache_salt=request.cache_salt,
-            priority=request.priority,
-            final_only=messages.is_final_only(request),
-            adapter=request.adapter or None,
+            prompt, params, final_only=final_only, **messages.asked_of(request, context)
         )
 
     @errors_as_status

@@ -23,7 +23,7 @@ from ...chat.tool_choice import tool_use
 from ..packed_ids import ids_of
 from ..request_handler import check_num_ids
 from ..sampling_fields import SamplingFields, structured_message, structured_of
-from ..status import status_of
+from ..status import Context, status_of
 
 if TYPE_CHECKING:
     from ...tokenizer.tokenizer import Tokenizer
@@ -138,6 +138,19 @@ def prompt_of(request: pb.GenerateRequest | pb.EmbedRequest, *, max_tokens: int)
             return chat_prompt(request.chat, max_messages=max_tokens)
         case _:
             raise InvalidRequest("the request has no prompt; set one of text, token_ids and chat")
+
+
+def asked_of(
+    request: pb.GenerateRequest | pb.EmbedRequest | pb.RerankRequest, context: Context
+) -> dict[str, Any]:
+    """Return the arguments of the handler."""
+    return {
+        "context": context,
+        "request_id": "" if isinstance(request, pb.RerankRequest) else request.request_id,
+        "cache_salt": request.cache_salt,
+        "priority": request.priority,
+        "adapter": request.adapter or None,
+    }
 
 
 def params_of(sampling: pb.SamplingParams) -> SamplingParams:

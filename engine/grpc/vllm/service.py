@@ -19,10 +19,8 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 import octavo
 
-from ...api.embedding import finished
 from ...api.errors import RequestFailed
 from ...api.outputs import FinishReason
-from ...api.sampling_params import SamplingParams
 from ...vision.reader import MAX_IMAGES
 from ..packed_ids import ids_of
 from ..request_handler import RequestHandler, check_num_ids
@@ -195,23 +193,12 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         """Return the normalized hidden state of the last token, which is vLLM's default."""
         ids = ids_of(request.tokenized, request.tokenized.input_ids)
         check_num_ids(len(ids), self._engine.info.max_model_len)
-        params = SamplingParams(max_tokens=1, ignore_eos=True, pooling="last")
-        deltas = self._handler.generate(
-            ids,
-            params,
-            context=context,
-            request_id=request.request_id,
-            final_only=True,
-            adapter=self._adapter,
+        vector, delta = await self._handler.embed(
+            ids, context=context, request_id=request.request_id, adapter=self._adapter
         )
-        async with aclosing(deltas):
-            async for delta in deltas:
-                if delta.embedding is not None:
-                    vector = finished(delta.embedding)
-                    return pb.EmbedResponse(
-                        embedding=vector, prompt_tokens=delta.prompt_tokens, embedding_dim=len(vector)
-                    )
-        raise RequestFailed(delta.error or "the request ended before its embedding was computed")
+        return pb.EmbedResponse(
+            embedding=vector, prompt_tokens=delta.prompt_tokens, embedding_dim=len(vector)
+        )
 
     async def StartProfile(self, _request: common_pb2.StartProfileRequest, context: Context) -> Any:
         await _unimplemented(context, "this server has no profiler; see `octavo bench`")
