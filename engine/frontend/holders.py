@@ -21,27 +21,31 @@ class Holders:
     @contextlib.contextmanager
     def hold(self, tenant: Tenant) -> Iterator[None]:
         """Hold one resource during a ``with`` block. Raises Overloaded if a limit is exceeded."""
-        self._check(tenant)
-        self._by_tenant[tenant.name] += 1
-        self.total += 1
-        self.num_begun += 1
-        self.peak = max(self.peak, self.total)
+        self.take(tenant)
         try:
             yield
         finally:
-            self.total -= 1
-            self._by_tenant[tenant.name] -= 1
-            if not self._by_tenant[tenant.name]:
-                del self._by_tenant[tenant.name]
+            self.give_back(tenant)
 
-    def _check(self, tenant: Tenant) -> None:
+    def take(self, tenant: Tenant, num: int = 1) -> None:
+        """Count ``num`` resources until ``give_back``. Raises Overloaded if a limit is exceeded."""
         for count, limit, whose in (
             (self.total, self.limit, ""),
             (self._by_tenant[tenant.name], tenant.part_of(self.limit), " of one tenant"),
         ):
-            if count >= limit:
+            if count + num > limit:
                 numbers = {self.name: count, f"max_{self.name}": limit}
                 raise Overloaded(
                     f"{count} {self._doing}, but at most {limit}{whose} are allowed; end one, or try later",
                     **numbers,
                 )
+        self._by_tenant[tenant.name] += num
+        self.total += num
+        self.num_begun += 1
+        self.peak = max(self.peak, self.total)
+
+    def give_back(self, tenant: Tenant, num: int = 1) -> None:
+        self.total -= num
+        self._by_tenant[tenant.name] -= num
+        if not self._by_tenant[tenant.name]:
+            del self._by_tenant[tenant.name]

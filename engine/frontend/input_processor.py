@@ -14,6 +14,7 @@ from ..api.errors import InvalidRequest, NotFound, RequestTooLong
 from ..api.image import ImageRules, ImageTensors
 from ..api.prompt import ChatPrompt, EncodedPrompt, ImagePrompt, Message, Prompt
 from ..api.sampling_params import SamplingParams
+from ..api.tenant import NO_TENANT
 from ..core.engine_client import GrammarCompiler
 from ..tokenizer.tokenizer import Tokenizer
 from ..vision.messages import has_pictures, num_bytes_of, of_url, pictures_in, set_images, take_pictures
@@ -142,12 +143,12 @@ class InputProcessor:
         if isinstance(prompt, EncodedPrompt):
             return prompt
         if isinstance(prompt, ImagePrompt):
-            return await pictures.run("", self.encode, prompt)
+            return await pictures.run(NO_TENANT, self.encode, prompt)
         if not _is_chat(prompt):
             assert not isinstance(prompt, ChatPrompt)
             if len(prompt) <= (LONG_TEXT if isinstance(prompt, str) else LONG_PROMPT):
                 return self.encode(prompt)
-        return await (pictures if self._has_pictures(prompt) else texts).run("", self.encode, prompt)
+        return await (pictures if self._has_pictures(prompt) else texts).run(NO_TENANT, self.encode, prompt)
 
     def compile(self, params: SamplingParams) -> int | None:
         return None if params.structured is None else self.grammars.begin(params.structured).result()

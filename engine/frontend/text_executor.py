@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import threading
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-from ..api.errors import Overloaded
+from ..api.tenant import Tenant
+from .holders import Holders
 
 Parameters = ParamSpec("Parameters")
 Answer = TypeVar("Answer")
@@ -19,60 +20,29 @@ NUM_THREADS = 2
 class TextExecutor:
     """Thread pool for text work. A running function cannot be stopped."""
 
-    def __init__(
-        self, name: str, *, max_pending: int | None = None, max_tenant_share: int | None = None
-    ) -> None:
-        self._name = name
-        self._max_pending = max_pending
-        self._max_tenant_share = max_tenant_share
-        self._pending: Counter[str] = Counter()
+    def __init__(self, name: str, *, max_pending: int = sys.maxsize) -> None:
+        self.name = name
+        self.pending = Holders("pending_calls", f"calls to {name} text are pending", max_pending)
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix=f"octavo-{name}")
-
-    @property
-    def num_pending(self) -> int:
-        return sum(tuple(self._pending.values()))
 
     async def run(
         self,
-        tenant: str,
+        tenant: Tenant,
         function: Callable[Parameters, Answer],
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
     ) -> Answer:
         """Return the function's result. Raises Overloaded if too many calls are pending."""
-        self._check(tenant)
+        self.pending.take(tenant)
         loop = asyncio.get_running_loop()
-        self._pending[tenant] += 1
 
         def done(_: Future[Answer]) -> None:
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._forget, tenant)
+                loop.call_soon_threadsafe(self.pending.give_back, tenant)
 
         future = self._threads.submit(function, *args, **kwargs)
         future.add_done_callback(done)
         return await asyncio.wrap_future(future)
-
-    def _check(self, tenant: str) -> None:
-        own, total = self._pending[tenant], self.num_pending
-        if tenant and self._max_tenant_share is not None and own >= self._max_tenant_share:
-            raise Overloaded(
-                f"{own} calls of this tenant to {self._name} text are pending, but at most "
-                f"{self._max_tenant_share} are allowed; try again later",
-                pending_calls=own,
-                max_pending_calls=self._max_tenant_share,
-            )
-        if self._max_pending is not None and total >= self._max_pending:
-            raise Overloaded(
-                f"{total} calls to {self._name} text are pending, but at most {self._max_pending} are "
-                "allowed; try again later",
-                pending_calls=total,
-                max_pending_calls=self._max_pending,
-            )
-
-    def _forget(self, tenant: str) -> None:
-        self._pending[tenant] -= 1
-        if not self._pending[tenant]:
-            del self._pending[tenant]
 
     def close(self) -> None:
         """Start no more functions. Running functions continue."""

@@ -68,7 +68,7 @@ class CallLimiter:
         self.health_calls = Holders("health_calls", "streams watch the health", MAX_HEALTH_CALLS)
         self._tenant_of = tenant_of
         self._patience_s = patience_s
-        self._parser = TextExecutor("parse", max_pending=None)
+        self._parser = TextExecutor("parse")
 
     def interceptor(self) -> grpc.aio.ServerInterceptor[Any, Any]:
         return _Admission(self)
@@ -153,7 +153,7 @@ class CallLimiter:
             )
         if len(data) <= SHORT_MESSAGE:
             return parsed(data, method.parse)
-        return await self._parser.run("", parsed, data, method.parse)
+        return await self._parser.run(NO_TENANT, parsed, data, method.parse)
 
 
 class _Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not subscriptable at run time

@@ -23,7 +23,7 @@ from ..api.errors import (
 from ..api.outputs import Delta, FinishReason
 from ..api.prompt import Prompt
 from ..api.sampling_params import Pooling, SamplingParams
-from ..api.tenant import TENANT_SHARE, Tenant
+from ..api.tenant import NO_TENANT, TENANT_SHARE, Tenant
 from ..frontend.text_executor import TextExecutor
 from .interface import Caller, Engine, Writable
 from .page_events import PageEventHub
@@ -34,7 +34,6 @@ ResultT = TypeVar("ResultT")
 Metadata: TypeAlias = Iterable[tuple[str, str | bytes]]
 
 MAX_TEXT_CALLS = 256  # Tokenize and Detokenize calls that run or wait
-MAX_TENANT_TEXT_CALLS = 64  # Tokenize and Detokenize calls of one tenant
 MAX_REQUEST_ID = 256  # characters
 LONG_SCORES = 32  # converting more log probabilities takes over a millisecond
 MAX_SALT = 1024  # characters
@@ -61,9 +60,7 @@ class RequestHandler:
         self.draining = False
         self.engine = engine
         self.security = security
-        self.texts = TextExecutor(
-            "convert", max_pending=MAX_TEXT_CALLS, max_tenant_share=MAX_TENANT_TEXT_CALLS
-        )
+        self.texts = TextExecutor("convert", max_pending=MAX_TEXT_CALLS)
         self._messages = TextExecutor("answer")
         self.writer = ResponseWriter(write_timeout_s)
         self.page_events = PageEventHub(engine)
@@ -159,7 +156,7 @@ class RequestHandler:
 
     async def message_of(self, delta: Delta, make: Callable[[], MessageT]) -> MessageT:
         size = len(delta.logprobs) + (0 if delta.prompt_logprobs is None else len(delta.prompt_logprobs.rest))
-        return await self._messages.run("", make) if size > LONG_SCORES else make()
+        return await self._messages.run(NO_TENANT, make) if size > LONG_SCORES else make()
 
     def close(self) -> None:
         self.texts.close()

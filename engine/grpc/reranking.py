@@ -21,7 +21,7 @@ async def score_documents(
     check_num_documents(len(documents))
     tokenizer, max_tokens = handler.engine.tokenizer, handler.engine.info.max_model_len
     encode = functools.partial(tokenizer.encode, add_special_tokens=False)
-    answers = await handler.texts.run(handler.tenant_of(asked["context"]), prompt.answers, encode)
+    answers = await handler.texts.run(handler.tenant(asked["context"]), prompt.answers, encode)
     longest = max(prompt.num_characters(query, document) for document in documents)
     if longest > max_tokens * tokenizer.longest_token:
         raise RequestTooLong(

@@ -131,7 +131,7 @@ class GrpcServer:
             **{holders.name: holders.total for holders in counted},
             "requests": handler.num_active,
             "streams": engine.num_streams,
-            "text_calls": handler.texts.num_pending,
+            "text_calls": handler.texts.pending.total,
             "sequences": gauges.num_running + gauges.num_waiting,
             "pages": gauges.pages_held - gauges.pages_pinned,
             "pinned_pages": gauges.pages_pinned,

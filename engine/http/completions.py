@@ -9,6 +9,7 @@ from ..api.errors import InvalidRequest
 from ..api.outputs import Delta
 from ..api.prompt import Prompt
 from ..api.sampling_params import SamplingParams
+from ..api.tenant import NO_TENANT
 from .choices import ChoicesAnswer
 from .endpoint import Services
 from .errors import FieldError
@@ -102,7 +103,7 @@ async def _text_of(services: Services, prompt: Prompt) -> str:
     if isinstance(prompt, str):
         return prompt
     ids = cast(Sequence[int], prompt)
-    return await services.handler.texts.run("", services.handler.engine.tokenizer.decode, ids)
+    return await services.handler.texts.run(NO_TENANT, services.handler.engine.tokenizer.decode, ids)
 
 
 class _Answer(ChoicesAnswer):

@@ -123,4 +123,4 @@ class Endpoint(Generic[RequestT]):
         if len(body) <= LONG_BODY:
             return parse(self._kind, body)
         handler = self._services.handler
-        return await handler.texts.run(handler.tenant_of(exchange), parse, self._kind, body)
+        return await handler.texts.run(handler.tenant(exchange), parse, self._kind, body)

@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any, TypeAlias
 
 from pydantic_core import to_json
 
-from ..api.errors import Overloaded
 from ..api.tenant import Tenant
+from ..frontend.holders import Holders
 from ..grpc.request_handler import ResponseWriter
 from .errors import HttpRefusal, error_form, headers_of, status_of
 
@@ -48,13 +47,11 @@ class ByteBudget:
     """Limit on the bytes that requests hold, for all requests and for each tenant."""
 
     def __init__(self, what: str, max_one: int, max_total: int, *, status: int, remedy: str) -> None:
-        self.total = 0
+        self.holders = Holders("bytes", f"bytes of {what}s are held", max_total)
         self._what = what
         self._max_one = max_one
-        self._max_total = max_total
         self._status = status
         self._remedy = remedy
-        self._by_tenant: Counter[str] = Counter()
 
     @contextlib.contextmanager
     def hold(self, tenant: Tenant) -> Iterator[Take]:
@@ -64,28 +61,13 @@ class ByteBudget:
         def take(num_bytes: int) -> None:
             nonlocal size
             self.check(size + num_bytes)
-            for held, most, whose in (
-                (self.total, self._max_total, ""),
-                (self._by_tenant[tenant.name], tenant.part_of(self._max_total), " of one tenant"),
-            ):
-                if held + num_bytes > most:
-                    raise Overloaded(
-                        f"{self._what}s{whose} take {held} bytes, but at most {most} are allowed; try again "
-                        "later",
-                        bytes=held,
-                        max_bytes=most,
-                    )
+            self.holders.take(tenant, num_bytes)
             size += num_bytes
-            self.total += num_bytes
-            self._by_tenant[tenant.name] += num_bytes
 
         try:
             yield take
         finally:
-            self.total -= size
-            self._by_tenant[tenant.name] -= size
-            if not self._by_tenant[tenant.name]:
-                del self._by_tenant[tenant.name]
+            self.holders.give_back(tenant, size)
 
     def check(self, num_bytes: int) -> None:
         """Raise HttpRefusal if a single request may not have this size."""

@@ -38,7 +38,7 @@ class PromptCut:
             encode = functools.partial(tokenizer.apply_chat_template, prompt)
         else:
             return self._kept(cast(Sequence[Any], prompt))
-        tenant = handler.tenant_of(exchange)
+        tenant = handler.tenant(exchange)
         return self._kept(await handler.texts.run(tenant, functools.partial(encode, max_tokens=longest)))
 
     def _kept(self, ids: Sequence[Any]) -> list[Any]:

@@ -56,7 +56,7 @@ async def serve_tokenize(services: Services, request: TokenizeRequest, exchange:
             {"count": len(ids), "max_model_len": info.max_model_len, "tokens": ids, "token_strs": strings}
         )
 
-    await exchange.answer_bytes(await handler.texts.run(handler.tenant_of(exchange), answer))
+    await exchange.answer_bytes(await handler.texts.run(handler.tenant(exchange), answer))
 
 
 async def serve_detokenize(services: Services, request: DetokenizeRequest, exchange: Exchange) -> None:
@@ -75,5 +75,5 @@ async def serve_detokenize(services: Services, request: DetokenizeRequest, excha
                 raise InvalidRequest(f"token ids must be in [0, {size}), got {token}; use ids of this model")
         return handler.engine.tokenizer.decode(tokens)
 
-    text = await handler.texts.run(handler.tenant_of(exchange), decode, request.tokens)
+    text = await handler.texts.run(handler.tenant(exchange), decode, request.tokens)
     await exchange.answer({"prompt": text})

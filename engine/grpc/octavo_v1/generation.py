@@ -137,7 +137,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             case _:
                 raise InvalidRequest("the request has no input; set one of text and chat")
         return await self._handler.texts.run(
-            self._handler.tenant_of(context), lambda: pb.TokenizeResponse(token_ids=encode())
+            self._handler.tenant(context), lambda: pb.TokenizeResponse(token_ids=encode())
         )
 
     @errors_as_status
@@ -148,7 +148,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
                 f"{len(ids)} token ids were sent, but at most {self._longest} ({TEXT_LENGTHS} times the "
                 "model's length) are decoded in a call; send several calls"
             )
-        text = await self._handler.texts.run(self._handler.tenant_of(context), self._decode, ids)
+        text = await self._handler.texts.run(self._handler.tenant(context), self._decode, ids)
         return pb.DetokenizeResponse(text=text)
 
     @property

@@ -24,6 +24,7 @@ from http2_frames import call as http2_call
 from octavo.engine.api.address import Address
 from octavo.engine.api.errors import InvalidRequest, Overloaded
 from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.api.tenant import NO_TENANT
 from octavo.engine.frontend.input_processor import LONG_TEXT
 from octavo.engine.grpc import call_limiter
 from octavo.engine.grpc import server as grpc_server
@@ -167,8 +168,10 @@ async def test_text_calls_and_prompts_wait_for_nothing_that_others_keep_busy() -
         try:
             assert await asyncio.wait_for(its.client.tokenize("ab"), 30) == [97, 98]
             assert await asyncio.wait_for(its.client.detokenize([97, 98]), 30) == "ab"
-            its.server.handler.texts._max_pending = 3
-            busy += [asyncio.create_task(its.server.handler.texts.run("", door.wait, 60)) for _ in range(3)]
+            its.server.handler.texts.pending.limit = 3
+            busy += [
+                asyncio.create_task(its.server.handler.texts.run(NO_TENANT, door.wait, 60)) for _ in range(3)
+            ]
             await asyncio.sleep(0)
             with pytest.raises(Overloaded, match="3 calls to convert text"):
                 await its.client.tokenize("ab")

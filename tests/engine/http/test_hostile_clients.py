@@ -113,11 +113,11 @@ async def test_bodies_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> 
     async with http_served(max_body_bytes=1000) as served:
         _, first = await served.connect()
         first.write(raw(LONG | {"prompt": "x" * 700})[:-5])
-        await eventually(lambda: served.server.services.bodies.total > 500, "most of a body is there")
+        await eventually(lambda: served.server.services.bodies.holders.total > 500, "most of a body is there")
         reply = await served.post(COMPLETIONS, {"prompt": "y" * 700})
         assert (reply.status, reply.headers["retry-after"]) == (429, "1")
         first.close()
-        await eventually(lambda: served.server.services.bodies.total == 0, "it is forgotten")
+        await eventually(lambda: served.server.services.bodies.holders.total == 0, "it is forgotten")
         await served_still(served)
 
 
@@ -152,7 +152,7 @@ async def test_half_bodies_of_a_tenant_leave_space_for_others(
             b"length: 2", b"length: 900"
         )
         first.write(head + b" " * 700)
-        await eventually(lambda: served.server.services.bodies.total > 500, "most of a body is there")
+        await eventually(lambda: served.server.services.bodies.holders.total > 500, "most of a body is there")
         for tenant, status in (("mallory", 429), ("alice", 200)):
             headers = {"authorization": f"Bearer {tenant}-0123456789"}
             assert (await served.post(COMPLETIONS, body, **headers)).status == status
@@ -164,7 +164,7 @@ async def test_whole_answers_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> No
     async with http_served() as served:
         reply = await served.post(COMPLETIONS, {"prompt": "abc", "max_tokens": 20, "n": 8, "logprobs": 2})
         assert (reply.status, "an answer must have at most 2000 bytes" in reply.body.decode()) == (400, True)
-        assert served.server.services.answers.total == 0
+        assert served.server.services.answers.holders.total == 0
         echoed = {"prompt": "abc" * 9, "max_tokens": 1, "n": 8, "logprobs": 2, "echo": True}
         assert served.below is not None
         calls = served.below.server.handler.num_prompt_tokens
