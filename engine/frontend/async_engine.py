@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -91,11 +92,7 @@ class AsyncEngine:
         self._loop = asyncio.get_running_loop()
         self._started = self._loop.create_future()
         bridge = LoopBridge(
-            self._loop,
-            ready=self._on_ready,
-            outputs=self._open.push,
-            cache_changed=self.cache_changes.send,
-            ended=self._on_ended,
+            self._loop, self._on_ready, self._open.push, self.cache_changes.send, self._on_ended
         )
         if self._own_process:
             self._client = EngineProcess(self.config, bridge, self._observer)
@@ -339,37 +336,31 @@ class AsyncEngine:
             stream.fail(dead)
 
 
+@dataclass(frozen=True)
 class LoopBridge:
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        *,
-        ready: Callable[[], None],
-        outputs: Callable[[list[EngineOutput]], None],
-        cache_changed: Callable[[], None],
-        ended: Callable[[BaseException | None], None],
-    ) -> None:
-        self._loop = loop
-        self._ready = ready
-        self._outputs = outputs
-        self._cache_changed = cache_changed
-        self._ended = ended
+    """Calls functions on the event loop for the events of the engine's thread."""
+
+    loop: asyncio.AbstractEventLoop
+    on_ready: Callable[[], None]
+    on_outputs: Callable[[list[EngineOutput]], None]
+    on_cache_changed: Callable[[], None]
+    on_ended: Callable[[BaseException | None], None]
 
     def ready(self) -> None:
-        self._call(self._ready)
+        self._call(self.on_ready)
 
     def outputs(self, outputs: list[EngineOutput]) -> None:
-        self._call(self._outputs, outputs)
+        self._call(self.on_outputs, outputs)
 
     def cache_changed(self) -> None:
-        self._call(self._cache_changed)
+        self._call(self.on_cache_changed)
 
     def ended(self, error: BaseException | None) -> None:
-        self._call(self._ended, error)
+        self._call(self.on_ended, error)
 
     def _call(self, callback: Callable[..., None], *arguments: object) -> None:
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(callback, *arguments)
+            self.loop.call_soon_threadsafe(callback, *arguments)
 
 
 def _default_core(config: EngineConfig, observer: Observer | None) -> EngineCore:

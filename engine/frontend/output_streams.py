@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from ..api.config import EngineConfig
 from ..api.engine_request import EngineOutput, EngineRequest
@@ -117,31 +118,26 @@ class OutputStreams:
             await self._none_left.wait()
 
 
+@dataclass(eq=False)
 class Stream:
     """Unread output of a request. Unread deltas of one sample are merged."""
 
-    def __init__(
-        self,
-        request: EngineRequest,
-        on_end: Callable[[Stream], None],
-        *,
-        final_only: bool = False,
-        unread: UnreadOutput | None = None,
-    ) -> None:
-        self.request = request
-        self.ended = False
-        self._on_end = on_end
-        self._final_only = final_only
-        self._num_open = request.params.n
-        self._held: dict[int, OutputCollector] = {}
-        self._pending: dict[int, deque[OutputCollector]] = {}
-        self.num_pending_bytes = 0
-        self._num_given_bytes = 0
-        self.num_held_bytes = 0
-        self._unread = unread or UnreadOutput()
-        self._prompt_is_counted = False
-        self._error: BaseException | None = None
-        self._reader: asyncio.Future[None] | None = None
+    request: EngineRequest
+    on_end: Callable[[Stream], None]
+    final_only: bool = field(default=False, kw_only=True)
+    unread: UnreadOutput = field(default_factory=UnreadOutput, kw_only=True)
+    ended: bool = field(default=False, init=False)
+    num_pending_bytes: int = field(default=0, init=False)
+    num_held_bytes: int = field(default=0, init=False)
+    _num_given_bytes: int = field(default=0, init=False)
+    _held: dict[int, OutputCollector] = field(default_factory=dict, init=False)
+    _pending: dict[int, deque[OutputCollector]] = field(default_factory=dict, init=False)
+    _prompt_is_counted: bool = field(default=False, init=False)
+    _error: BaseException | None = field(default=None, init=False)
+    _reader: asyncio.Future[None] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._num_open = self.request.params.n
 
     @property
     def num_unread_bytes(self) -> int:
@@ -154,7 +150,7 @@ class Stream:
     def push(self, delta: Delta) -> None:
         if self._error is not None:
             return
-        if self._final_only:
+        if self.final_only:
             if (released := self._hold(delta)) is None:
                 return
             delta = released
@@ -177,7 +173,7 @@ class Stream:
 
     def _hold_bytes(self, num_bytes: int) -> None:
         self.num_held_bytes += num_bytes
-        self._unread.num_held_bytes += num_bytes
+        self.unread.num_held_bytes += num_bytes
 
     def _keep(self, delta: Delta) -> None:
         chunks = self._pending.setdefault(delta.index, deque())
@@ -189,7 +185,7 @@ class Stream:
         self._prompt_is_counted = self._prompt_is_counted or has_prompt
         added = chunks[-1].num_bytes - before
         self.num_pending_bytes += added
-        self._unread.num_bytes += added
+        self.unread.num_bytes += added
 
     def fail(self, error: BaseException) -> None:
         """End the stream with an exception and drop unread output."""
@@ -228,17 +224,17 @@ class Stream:
         if not chunks:
             del self._pending[index]
         self.num_pending_bytes -= chunk.num_bytes
-        self._unread.num_bytes -= chunk.num_bytes
+        self.unread.num_bytes -= chunk.num_bytes
         self._given(chunk.num_bytes)
         return chunk.take()
 
     def _given(self, num_bytes: int) -> None:
-        self._unread.num_bytes += num_bytes - self._num_given_bytes
+        self.unread.num_bytes += num_bytes - self._num_given_bytes
         self._num_given_bytes = num_bytes
 
     def _drop_pending(self) -> None:
         self._pending.clear()
-        self._unread.num_bytes -= self.num_pending_bytes
+        self.unread.num_bytes -= self.num_pending_bytes
         self.num_pending_bytes = 0
 
     def _drop_held(self) -> None:
@@ -248,7 +244,7 @@ class Stream:
     def _end(self) -> None:
         if not self.ended:
             self.ended = True
-            self._on_end(self)
+            self.on_end(self)
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():

@@ -6,7 +6,7 @@ import uuid
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 from ..api.embedding import check_dimensions, finished
@@ -324,13 +324,11 @@ def checked_id(request_id: str) -> str:
     return request_id
 
 
+@dataclass(slots=True, eq=False)
 class _Write:
-    __slots__ = ("expired", "since", "task")
-
-    def __init__(self, task: asyncio.Task[Any], since: float) -> None:
-        self.task = task
-        self.since = since
-        self.expired = False
+    task: asyncio.Task[Any]
+    since: float
+    expired: bool = False
 
 
 class ResponseWriter:

@@ -64,23 +64,21 @@ class Services:
         self.handler.tenant_of(exchange)
 
 
+@dataclass(frozen=True)
 class Route:
-    """An ASGI application for one path."""
+    """An ASGI application for one path. It checks the caller's token unless it is open."""
 
-    def __init__(
-        self, services: Services, work: Callable[[Exchange], Awaitable[None]], *, is_open: bool
-    ) -> None:
-        self._services = services
-        self._work = work
-        self._is_open = is_open
+    services: Services
+    work: Callable[[Exchange], Awaitable[None]]
+    is_open: bool
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._services.handler.writer)
+        exchange = Exchange(scope, receive, send, self.services.handler.writer)
         try:
             try:
-                if not self._is_open:
-                    self._services.check_caller(exchange)
-                await self._work(exchange)
+                if not self.is_open:
+                    self.services.check_caller(exchange)
+                await self.work(exchange)
             except (ClientGone, SlowReader):
                 raise
             except Exception as error:
@@ -91,21 +89,16 @@ class Route:
             await exchange.abort()
 
 
+@dataclass(frozen=True)
 class Endpoint(Generic[RequestT]):
     """Parses the body and serves the request until the client disconnects."""
 
-    def __init__(
-        self,
-        services: Services,
-        kind: type[RequestT],
-        serve: Callable[[Services, RequestT, Exchange], Awaitable[Any]],
-    ) -> None:
-        self._services = services
-        self._kind = kind
-        self._serve = serve
+    services: Services
+    kind: type[RequestT]
+    serve: Callable[[Services, RequestT, Exchange], Awaitable[Any]]
 
     async def __call__(self, exchange: Exchange) -> None:
-        services = self._services
+        services = self.services
         tenant = services.handler.tenant(exchange)
         with services.calls.hold(tenant):
             with services.bodies.hold(tenant) as take:
@@ -115,12 +108,12 @@ class Endpoint(Generic[RequestT]):
             exchange.request_id = getattr(request, "request_id", None) or exchange.request_id
             async with exchange.until_gone():
                 try:
-                    await self._serve(services, request, exchange)
+                    await self.serve(services, request, exchange)
                 except InvalidRequest as error:
                     raise named(error, request) from None
 
     async def _parsed(self, body: bytes, exchange: Exchange) -> RequestT:
         if len(body) <= LONG_BODY:
-            return parse(self._kind, body)
-        handler = self._services.handler
-        return await handler.texts.run(handler.tenant(exchange), parse, self._kind, body)
+            return parse(self.kind, body)
+        handler = self.services.handler
+        return await handler.texts.run(handler.tenant(exchange), parse, self.kind, body)

@@ -11,6 +11,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import AF_INET, AF_INET6, socket
 from typing import Any, Generic, Protocol, TypeVar
@@ -39,35 +40,28 @@ from .vllm_mirror import render_vllm
 AnswerT = TypeVar("AnswerT")
 
 
+@dataclass
 class SharedAnswer(Generic[AnswerT]):
-    """Caches the result of ``make`` for concurrent callers."""
+    """Caches the result of ``make`` for concurrent callers. It is made at most once per ``interval_s``."""
 
-    def __init__(
-        self,
-        make: Callable[[], AnswerT],
-        interval_s: float,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._make = make
-        self._interval_s = interval_s
-        self._clock = clock
-        self._sleep = sleep
-        self._lock = threading.Lock()
-        self._made: tuple[float, AnswerT] | None = None
+    make: Callable[[], AnswerT]
+    interval_s: float
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _made: tuple[float, AnswerT] | None = None
 
     def __call__(self) -> AnswerT:
-        came = self._clock()
+        came = self.clock()
         with self._lock:
             if self._made is not None:
                 began, answer = self._made
                 if began > came:
                     return answer
-                if (rest := began + self._interval_s - self._clock()) > 0:
-                    self._sleep(rest)
-            began = self._clock()
-            answer = self._make()
+                if (rest := began + self.interval_s - self.clock()) > 0:
+                    self.sleep(rest)
+            began = self.clock()
+            answer = self.make()
             self._made = began, answer
             return answer
 

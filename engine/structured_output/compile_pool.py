@@ -29,27 +29,26 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 
 
+@dataclass(kw_only=True)
 class TenantQueue(Generic[Item]):
     """A FIFO queue per tenant, served in rotation. Thread-safe."""
 
-    def __init__(self, *, max_items: int, max_per_tenant: int) -> None:
-        self._max_items = max_items
-        self._max_per_tenant = max_per_tenant
-        self._waiting: OrderedDict[str, deque[Item]] = OrderedDict()
-        self._num_items = 0
-        self._is_closed = False
-        self._changed = threading.Condition()
+    max_items: int
+    max_per_tenant: int
+    _waiting: OrderedDict[str, deque[Item]] = field(default_factory=OrderedDict)
+    _is_closed: bool = False
+    _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def __len__(self) -> int:
-        return self._num_items
+        return sum(map(len, self._waiting.values()))
 
     def put(self, item: Item, tenant: str) -> None:
         """Add an item. Raises Overloaded if there are too many items."""
         with self._changed:
             mine = self._waiting.get(tenant, ())
             for number, most, whose in (
-                (len(mine), self._max_per_tenant, "of yours "),
-                (self._num_items, self._max_items, ""),
+                (len(mine), self.max_per_tenant, "of yours "),
+                (len(self), self.max_items, ""),
             ):
                 if number >= most:
                     raise Overloaded(
@@ -59,7 +58,6 @@ class TenantQueue(Generic[Item]):
                         max_waiting_compilations=most,
                     )
             self._waiting.setdefault(tenant, deque()).append(item)
-            self._num_items += 1
             self._changed.notify()
 
     def take(self) -> Item | None:
@@ -73,7 +71,6 @@ class TenantQueue(Generic[Item]):
             item = mine.popleft()
             if mine:
                 self._waiting[tenant] = mine
-            self._num_items -= 1
             return item
 
     def remove(self, item: Item) -> bool:
@@ -82,7 +79,6 @@ class TenantQueue(Generic[Item]):
             for tenant, mine in self._waiting.items():
                 if item in mine:
                     mine.remove(item)
-                    self._num_items -= 1
                     if not mine:
                         del self._waiting[tenant]
                     return True
@@ -93,7 +89,6 @@ class TenantQueue(Generic[Item]):
         with self._changed:
             left = [item for mine in self._waiting.values() for item in mine]
             self._waiting.clear()
-            self._num_items = 0
             self._is_closed = True
             self._changed.notify_all()
         return left

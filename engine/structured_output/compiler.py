@@ -135,7 +135,7 @@ class ConstraintCompiler:
             made = Constraint(
                 outcome.matcher,
                 job.kind,
-                first_mask=outcome.first_mask,
+                bits=outcome.first_mask,
                 threads=self._mask_threads,
                 vocab_size=self._vocab_size,
                 end_ids=self._end_ids,

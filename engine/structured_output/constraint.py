@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,48 +24,25 @@ class ConstraintFailed(Exception):
     """The grammar is too expensive to check, or the output violates it."""
 
 
+@dataclass(slots=True, eq=False)
 class Constraint:
-    """Tokens that a grammar allows next. Call ``accept`` for every token of the sample."""
+    """Tokens that a grammar allows next. Call ``accept`` for every token of the sample.
 
-    __slots__ = (
-        "_bits",
-        "_bits_after_drafts",
-        "_budget",
-        "_drafts",
-        "_end_ids",
-        "_is_lost",
-        "_job",
-        "_kind",
-        "_lexer",
-        "_matcher",
-        "_threads",
-        "_vocab_size",
-    )
+    ``bits`` is the next mask, packed; None until it is computed.
+    """
 
-    def __init__(
-        self,
-        matcher: LLMatcher,
-        kind: str,
-        *,
-        first_mask: bytes | None,
-        threads: MaskThreads,
-        vocab_size: int,
-        end_ids: NDArray[np.intp],
-        budget: MaskBudget | None = None,
-        lexer: SharedLexer | None = None,
-    ) -> None:
-        self._matcher = matcher
-        self._kind = kind
-        self._bits = first_mask
-        self._job: MaskJob | None = None
-        self._drafts: tuple[int, ...] = ()
-        self._bits_after_drafts: list[bytes] = []
-        self._threads = threads
-        self._vocab_size = vocab_size
-        self._end_ids = end_ids
-        self._budget = budget or MaskBudget()
-        self._is_lost = False
-        self._lexer = lexer or SharedLexer()
+    matcher: LLMatcher
+    kind: str
+    bits: bytes | None = field(kw_only=True)
+    threads: MaskThreads = field(kw_only=True)
+    vocab_size: int = field(kw_only=True)
+    end_ids: NDArray[np.intp] = field(kw_only=True)
+    budget: MaskBudget = field(default_factory=MaskBudget, kw_only=True)
+    lexer: SharedLexer = field(default_factory=SharedLexer, kw_only=True)
+    _job: MaskJob | None = field(default=None, init=False)
+    _drafts: tuple[int, ...] = field(default=(), init=False)
+    _bits_after_drafts: list[bytes] = field(default_factory=list, init=False)
+    _is_lost: bool = field(default=False, init=False)
 
     def copy(self) -> Constraint:
         """Return a copy with its own CPU budget."""
@@ -74,31 +52,19 @@ class Constraint:
     def copies(self, num_samples: int) -> list[Constraint]:
         """Return copies with a shared CPU budget, for the samples of one request."""
         budget = MaskBudget(num_samples)
-        return [
-            Constraint(
-                self._matcher.deep_copy(),
-                self._kind,
-                first_mask=self._bits,
-                threads=self._threads,
-                vocab_size=self._vocab_size,
-                end_ids=self._end_ids,
-                budget=budget,
-                lexer=self._lexer,
-            )
-            for _ in range(num_samples)
-        ]
+        return [replace(self, matcher=self.matcher.deep_copy(), budget=budget) for _ in range(num_samples)]
 
     @property
     def is_stuck(self) -> bool:
-        return self._lexer.num_stuck > 0
+        return self.lexer.num_stuck > 0
 
     @property
     def is_complete(self) -> bool:
-        return self._matcher.is_stopped() and not self._matcher.is_error()
+        return self.matcher.is_stopped() and not self.matcher.is_error()
 
     def completed(self, drafts: Sequence[int], max_tokens: int) -> tuple[int, ...]:
         """Return at most ``max_tokens`` tokens: allowed drafts, then forced tokens."""
-        if self._is_lost or self.is_stuck or max_tokens <= 0 or not self._budget.has_drafts:
+        if self._is_lost or self.is_stuck or max_tokens <= 0 or not self.budget.has_drafts:
             return ()
         assert self._job is None, "the matcher is busy"
         began = time.thread_time()
@@ -108,11 +74,11 @@ class Constraint:
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
             tokens = []
-        self._budget.charge_drafts(time.thread_time() - began)
+        self.budget.charge_drafts(time.thread_time() - began)
         return tuple(tokens)
 
     def _followed(self, drafts: Sequence[int], max_tokens: int) -> list[int]:
-        matcher = self._matcher.deep_copy()  # an error in a draft must not affect the output
+        matcher = self.matcher.deep_copy()  # an error in a draft must not affect the output
         tokens = list(drafts[: matcher.try_consume_tokens(list(drafts))])
         if not (matcher.is_error() or matcher.is_stopped()):
             forced = matcher.compute_ff_tokens()[: max_tokens - len(tokens)]
@@ -126,12 +92,10 @@ class Constraint:
         self._prepare(drafts, may_defer=True)
 
     def _prepare(self, drafts: Sequence[int] = (), *, may_defer: bool = False) -> None:
-        if self._job is None and (self._bits is None or drafts):
+        if self._job is None and (self.bits is None or drafts):
             self._drafts, self._bits_after_drafts = tuple(drafts), []
-            self._job = MaskJob(
-                self._matcher, self._budget, self._lexer, drafts=self._drafts, bits=self._bits
-            )
-            self._threads.submit(self._job, may_defer=may_defer)
+            self._job = MaskJob(self.matcher, self.budget, self.lexer, drafts=self._drafts, bits=self.bits)
+            self.threads.submit(self._job, may_defer=may_defer)
 
     def drop(self) -> None:
         if self._job is not None:
@@ -144,13 +108,13 @@ class Constraint:
     def _bits_after(self, num_drafts: int, *, may_be_late: bool) -> bytes:
         self._next_bits(may_be_late=may_be_late)
         if num_drafts > len(self._bits_after_drafts):
-            raise ConstraintFailed(f"the {self._kind} has not yet checked the output up to this token")
+            raise ConstraintFailed(f"the {self.kind} has not yet checked the output up to this token")
         return self._bits_after_drafts[num_drafts - 1]
 
     @property
     def is_late(self) -> bool:
         job = self._job
-        return job is not None and job.is_over and self._threads.has_failed(job) is None
+        return job is not None and job.is_over and self.threads.has_failed(job) is None
 
     def allowed(self, *, may_end: bool = True, may_be_late: bool = False) -> Mask:
         """Wait for the mask [V] of allowed tokens. Raises ConstraintFailed if it takes too long."""
@@ -158,34 +122,34 @@ class Constraint:
 
     def _mask(self, packed: bytes, *, may_end: bool) -> Mask:
         bits = np.frombuffer(packed, np.uint8)
-        mask = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
+        mask = np.unpackbits(bits, count=self.vocab_size, bitorder="little").view(np.bool_)
         if not may_end:
-            ends = mask[self._end_ids]
-            mask[self._end_ids] = False
+            ends = mask[self.end_ids]
+            mask[self.end_ids] = False
             if not mask.any():
-                mask[self._end_ids] = ends
+                mask[self.end_ids] = ends
         if not mask.any():
-            raise ConstraintFailed(f"{self._kind} allows no token of this model's vocabulary here")
+            raise ConstraintFailed(f"{self.kind} allows no token of this model's vocabulary here")
         return mask
 
     def _next_bits(self, *, may_be_late: bool = False) -> bytes:
-        if self._bits is None or self._job is not None:
+        if self.bits is None or self._job is not None:
             if self._is_lost or self.is_stuck:
-                raise ConstraintFailed(f"{self._kind} could not be checked: {TOO_COSTLY}")
+                raise ConstraintFailed(f"{self.kind} could not be checked: {TOO_COSTLY}")
             self._prepare()
             assert self._job is not None
             try:
-                self._bits = self._threads.wait(self._job, may_be_late=may_be_late)
+                self.bits = self.threads.wait(self._job, may_be_late=may_be_late)
                 self._bits_after_drafts = self._job.masks_after_drafts
             except MaskFailed as error:
-                raise ConstraintFailed(f"{self._kind} could not be checked: {error}") from error
+                raise ConstraintFailed(f"{self.kind} could not be checked: {error}") from error
             self._job = None
-        return self._bits
+        return self.bits
 
     def accept(self, token: int) -> None:
         assert self._job is None, "a token was accepted before its mask was computed"
         held = bool(self._bits_after_drafts) and token == self._drafts[0]
-        self._bits = self._bits_after_drafts[0] if held else None
+        self.bits = self._bits_after_drafts[0] if held else None
         self._drafts, self._bits_after_drafts = (
             (self._drafts[1:], self._bits_after_drafts[1:]) if held else ((), [])
         )
@@ -193,20 +157,18 @@ class Constraint:
         if self._is_lost:
             return
         began = time.thread_time()
-        self._matcher.consume_token(token)
-        self._budget.charge(time.thread_time() - began)
-        self._budget.note_token()
+        self.matcher.consume_token(token)
+        self.budget.charge(time.thread_time() - began)
+        self.budget.note_token()
 
 
+@dataclass(frozen=True, slots=True)
 class AfterDrafts:
-    __slots__ = ("_constraint", "_num_drafts")
-
-    def __init__(self, constraint: Constraint, num_drafts: int) -> None:
-        self._constraint = constraint
-        self._num_drafts = num_drafts
+    constraint: Constraint
+    num_drafts: int
 
     def allowed(self, *, may_end: bool = True, may_be_late: bool = False) -> Mask:
         """Return the mask [V] of allowed tokens. Raises ConstraintFailed if the mask was not computed."""
-        constraint = self._constraint
-        bits = constraint._bits_after(self._num_drafts, may_be_late=may_be_late)
+        constraint = self.constraint
+        bits = constraint._bits_after(self.num_drafts, may_be_late=may_be_late)
         return constraint._mask(bits, may_end=may_end)

@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from .library import first_line
@@ -41,77 +42,56 @@ class MaskLate(Exception):
     """The mask is not ready in time."""
 
 
+@dataclass(slots=True, eq=False)
 class SharedLexer:
-    __slots__ = ("num_stuck",)
-
-    def __init__(self) -> None:
-        self.num_stuck = 0
+    num_stuck: int = 0
 
 
+def _locked() -> threading.Lock:
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
+@dataclass(slots=True, eq=False)
 class MaskJob:
-    __slots__ = (
-        "_began",
-        "_clock",
-        "_drafts",
-        "_matcher",
-        "bits",
-        "budget",
-        "done",
-        "error",
-        "is_deferred",
-        "is_late",
-        "is_left",
-        "is_needed",
-        "lexer",
-        "masks_after_drafts",
-        "submitted_at",
-    )
+    """Computation of a matcher's mask, and of the masks after drafts. ``done`` is locked until its end."""
 
-    def __init__(
-        self,
-        matcher: LLMatcher,
-        budget: MaskBudget,
-        lexer: SharedLexer,
-        *,
-        drafts: Sequence[int] = (),
-        bits: bytes | None = None,
-    ) -> None:
-        self._matcher = matcher
-        self._drafts = drafts
-        self.lexer = lexer
-        self.budget = budget
-        self.bits = bits
-        self.masks_after_drafts: list[bytes] = []
-        self.error: str | None = None
-        self.done = threading.Lock()
-        self.done.acquire()
-        self.is_left = False
-        self.is_needed = True
-        self.is_late = False
-        self.is_deferred = False
-        self.submitted_at = time.monotonic()
-        self._clock: int | None = None
-        self._began: float | None = None
+    matcher: LLMatcher
+    budget: MaskBudget
+    lexer: SharedLexer
+    drafts: Sequence[int] = ()
+    bits: bytes | None = None
+    masks_after_drafts: list[bytes] = field(default_factory=list)
+    error: str | None = None
+    done: threading.Lock = field(default_factory=_locked)
+    is_left: bool = False
+    is_needed: bool = True
+    is_late: bool = False
+    is_deferred: bool = False
+    submitted_at: float = field(default_factory=time.monotonic)
+    _clock: int | None = None
+    _began: float | None = None
 
     def run(self) -> None:
         self._clock = _thread_clock()
         self._began = began = _now(self._clock)
         try:
             if self.is_needed and self.bits is None:
-                self.bits = self._matcher.compute_bitmask()
-                if self._matcher.is_error():
-                    self.error = first_line(self._matcher.get_error())
+                self.bits = self.matcher.compute_bitmask()
+                if self.matcher.is_error():
+                    self.error = first_line(self.matcher.get_error())
         except BaseException as error:
             self.error = first_line(str(error)) or type(error).__name__
         taken = _now(self._clock) - began
         self.budget.charge(taken)
-        if self._drafts and self.error is None and taken < SLOW_MASK_S:
+        if self.drafts and self.error is None and taken < SLOW_MASK_S:
             self._compute_after_drafts(self._clock)
         self.done.release()
 
     def _compute_after_drafts(self, clock: int | None) -> None:
-        matcher = self._matcher.deep_copy()
-        for draft in self._drafts:
+        matcher = self.matcher.deep_copy()
+        for draft in self.drafts:
             if not (self.is_needed and self.budget.has_drafts):
                 break
             self._began = began = _now(clock)

@@ -320,7 +320,7 @@ def test_drafts_end_with_their_budget_and_the_output_continues(compiler: Constra
     assert constraint.allowed()[ord("a")]
     assert constraint.after(tuple(b"abc")).allowed()[ord("d")]
     constraint.accept(ord("a"))
-    constraint._budget.charge_drafts(1.0)
+    constraint.budget.charge_drafts(1.0)
     assert constraint.completed((), 4) == ()
     constraint.accept(ord("b"))
     constraint.prepare(tuple(b"cd"))

@@ -76,8 +76,8 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def give_up(own: Constraint, why: str = "regex could not be checked: it is too ambiguous") -> None:
     own.prepare()
-    matcher: Any = own._matcher
-    _until(lambda: bool(matcher.threads) or not own._threads._num_threads)
+    matcher: Any = own.matcher
+    _until(lambda: bool(matcher.threads) or not own.threads._num_threads)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mask_threads, "MAX_WAIT_S", 0.05)
         with pytest.raises(ConstraintFailed, match=why):
@@ -86,7 +86,7 @@ def give_up(own: Constraint, why: str = "regex could not be checked: it is too a
 
 def constraint(threads: MaskThreads, matcher: Matcher) -> Constraint:
     fake: Any = matcher
-    return Constraint(fake, "regex", first_mask=None, threads=threads, vocab_size=NUM_TOKENS, end_ids=ENDS)
+    return Constraint(fake, "regex", bits=None, threads=threads, vocab_size=NUM_TOKENS, end_ids=ENDS)
 
 
 def test_masks_are_computed_on_other_threads_and_once(threads: MaskThreads) -> None:
@@ -124,7 +124,7 @@ def test_a_token_that_could_not_be_accepted_is_not_forgotten(threads: MaskThread
     gate.clear()
     give_up(stuck)
     other.accept(1)
-    copied: Any = other._matcher
+    copied: Any = other.matcher
     assert copied.accepted == []
     gate.set()
     _until(lambda: not other.is_stuck)
@@ -185,7 +185,7 @@ class Costly(Matcher):
 
 def spent(threads: MaskThreads, matcher: Matcher) -> Constraint:
     own = constraint(threads, matcher)
-    own._budget.charge(BURST_S + 0.001)
+    own.budget.charge(BURST_S + 0.001)
     return own
 
 
@@ -220,7 +220,7 @@ def test_a_put_off_mask_of_an_ended_request_is_not_computed(threads: MaskThreads
     gate.set()
     assert last.allowed().any()
     assert before.allowed().any()
-    matcher: Any = own._matcher
+    matcher: Any = own.matcher
     assert not matcher.threads
 
 
@@ -284,7 +284,7 @@ def test_masks_of_requests_that_have_used_least_come_first() -> None:
         each.prepare()
     costly = [constraint(threads, Noted(f"costly {number}")) for number in range(3)]
     for each in costly:
-        each._budget.charge(BURST_S * 0.4)
+        each.budget.charge(BURST_S * 0.4)
         each.prepare()
     cheap = constraint(threads, Noted("cheap"))
     cheap.prepare()
@@ -319,9 +319,9 @@ async def test_a_request_over_its_budget_waits_and_others_do_not(recurrent: bool
         own = sample.state.constraint
         assert isinstance(own, Constraint)
         masks = threading.Event()
-        slowed = Slowed(own._matcher, masks)
-        own._matcher = slowed  # type: ignore[assignment]
-        own._budget.charge(BURST_S * 0.6)
+        slowed = Slowed(own.matcher, masks)
+        own.matcher = slowed  # type: ignore[assignment]
+        own.budget.charge(BURST_S * 0.6)
         gate.open()
         while not slowed.waits:
             await asyncio.sleep(0.001)
@@ -355,10 +355,10 @@ class Slowed:
 def test_a_grammar_whose_mask_is_stuck_is_refused_meanwhile() -> None:
     own = ConstraintCompiler(byte_tokenizer(), vocab_size=VOCAB_SIZE)
     made = own.compile(StructuredOutput(regex="ab"))
-    made._lexer.num_stuck = 1
+    made.lexer.num_stuck = 1
     with pytest.raises(InvalidRequest, match="regex cannot be used now: checking it for another output"):
         own.compile(StructuredOutput(regex="ab"))
     own.compile(StructuredOutput(regex="abc"))
-    made._lexer.num_stuck = 0
+    made.lexer.num_stuck = 0
     own.compile(StructuredOutput(regex="ab"))
     own.close()
