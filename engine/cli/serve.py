@@ -11,9 +11,8 @@ import importlib
 import logging
 import signal
 import socket
-import ssl
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from ..api.address import Address, bound_socket, check_free
@@ -80,7 +79,7 @@ async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadl
         tls=options.tls, token_file=options.auth_token_file, api_key=options.api_key, salts=salts
     )
     metrics_security = MetricsSecurity(options.metrics_tls, options.metrics_token_file)
-    reloads: list[Callable[[], None]] = []
+    reloads: dict[str, Callable[[], None]] = {}
     _reload_on_hangup(security, options.listen, metrics_security, reloads)
     metrics = Metrics(with_vllm_names=options.vllm_metrics)
     exported = _exported_metrics(options.otlp_metrics_endpoint, metrics, config)
@@ -149,7 +148,7 @@ async def _serve_http(
     options: ServeOptions,
     metrics: Metrics,
     probes: ServerProbes,
-    reloads: list[Callable[[], None]],
+    reloads: dict[str, Callable[[], None]],
     stack: contextlib.AsyncExitStack,
 ) -> None:
     await asyncio.to_thread(importlib.import_module, "octavo.engine.http.server")
@@ -166,7 +165,7 @@ async def _serve_http(
     )
     await http.start(http_socket, options.tls)
     stack.push_async_callback(http.stop)
-    reloads.append(http.reload)
+    reloads["HTTP"] = http.reload
     settle_interpreter()
 
 
@@ -217,14 +216,10 @@ def _tenant_salts(config: EngineConfig) -> TenantSalts:
 
 
 def _reload_on_hangup(
-    security: Security,
-    listen: Address,
-    metrics: MetricsSecurity | None = None,
-    more: Sequence[Callable[[], None]] = (),
+    security: Security, listen: Address, metrics: MetricsSecurity, more: Mapping[str, Callable[[], None]]
 ) -> None:
     loop = asyncio.get_running_loop()
-    of_metrics = metrics is not None and metrics.has_files
-    if security.tls is None and security.tokens is None and not of_metrics:
+    if security.tls is None and security.tokens is None and not metrics.has_files:
         loop.add_signal_handler(
             signal.SIGHUP, logger.info, "SIGHUP: the server has no token or certificate files to reload"
         )
@@ -232,10 +227,13 @@ def _reload_on_hangup(
 
     def reload() -> None:
         security.reload()
-        if metrics is not None:
-            metrics.reload()
-        for each in more:
-            each()
+        for port, each in {"metrics port": metrics.reload, **more}.items():
+            try:
+                each()
+            except InvalidConfig as error:
+                logger.error(
+                    "%s: reloading failed, so the old certificates and tokens stay in use: %s", port, error
+                )
 
     loop.add_signal_handler(signal.SIGHUP, reload)
     if security.tls is None and security.tokens is not None and not listen.is_local:
@@ -349,19 +347,15 @@ class MetricsSecurity:
     """TLS and bearer tokens of the metrics port. Raises InvalidConfig for unusable files."""
 
     def __init__(self, tls: TlsFiles | None, token_file: Path | None) -> None:
-        from ..grpc.security import Tokens
+        from ..grpc.security import ReloadableTls, Tokens
 
-        self._files = tls
-        self.context: ssl.SSLContext | None = None
-        if tls is not None:
-            tls.read()
-            self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            self.context.load_cert_chain(tls.cert, tls.key)
+        self._tls = None if tls is None else ReloadableTls(tls)
+        self.context = None if self._tls is None else self._tls.context
         self._tokens = None if token_file is None else Tokens(token_file, flag="--metrics-token-file")
 
     @property
     def has_files(self) -> bool:
-        return self._files is not None or self._tokens is not None
+        return self._tls is not None or self._tokens is not None
 
     def may_read(self, authorization: str) -> bool:
         if self._tokens is None:
@@ -373,14 +367,6 @@ class MetricsSecurity:
         return True
 
     def reload(self) -> None:
-        """Read the files again for new connections. Damaged files change nothing."""
-        try:
-            if self._files is not None and self.context is not None:
-                self._files.read()
-                self.context.load_cert_chain(self._files.cert, self._files.key)
-            if self._tokens is not None:
-                self._tokens.reload()
-        except InvalidConfig as error:
-            logger.error(
-                "metrics port: reloading failed, so the old certificates and tokens stay in use: %s", error
-            )
+        for each in (self._tls, self._tokens):
+            if each is not None:
+                each.reload()

@@ -59,6 +59,25 @@ class TlsFiles:
         return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=ca)
 
 
+class ReloadableTls:
+    """TLS context of a port. Raises InvalidConfig if the files are unusable."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.set_alpn_protocols(["http/1.1"])
+        self.reload()
+        if files.client_ca is not None:
+            self.context.load_verify_locations(files.client_ca)
+            self.context.verify_mode = ssl.CERT_REQUIRED
+
+    def reload(self) -> None:
+        """Read the files again for new connections. Raises InvalidConfig, and changes nothing, if they are
+        unusable."""
+        self._files.read()
+        self.context.load_cert_chain(self._files.cert, self._files.key)
+
+
 def _no_password() -> str:
     raise ValueError("the key is encrypted")
 

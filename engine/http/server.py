@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
-import ssl
 import time
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Sequence
@@ -15,9 +13,9 @@ from starlette.types import ASGIApp
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from ..api.errors import InvalidConfig
 from ..frontend.holders import Holders
 from ..grpc.request_handler import RequestHandler
+from ..grpc.security import ReloadableTls
 from ..grpc.server import IMAGE_BYTES
 from ..grpc.vllm.model_files import read_model_files
 from .app import Check, Render, make_app
@@ -28,8 +26,6 @@ from .logprobs import TokenTexts
 
 if TYPE_CHECKING:
     from ..grpc.security import TlsFiles
-
-logger = logging.getLogger(__name__)
 
 BODIES = 32
 ANSWER_BYTES = 64 * 2**20  # bytes of a complete response
@@ -95,7 +91,7 @@ class HttpServer:
             timeout_keep_alive=round(IDLE_TIMEOUT_S),
         )
         self._state = ServerState()
-        self._tls: TlsContext | None = None
+        self._tls: ReloadableTls | None = None
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -106,7 +102,9 @@ class HttpServer:
     async def start(self, bound: socket.socket, tls: TlsFiles | None = None) -> None:
         """Accept connections on a bound socket."""
         self._config.load()
-        self._tls = None if tls is None else TlsContext(tls)
+        if tls is not None:
+            SSLProtocol.max_size = TLS_READ_BYTES
+            self._tls = ReloadableTls(tls)
         self._sweep()
         self._server = await asyncio.get_running_loop().create_server(
             self._connection,
@@ -118,6 +116,7 @@ class HttpServer:
         self._sweeper = asyncio.create_task(self._sweep_always())
 
     def reload(self) -> None:
+        """Read the TLS files again. Raises InvalidConfig if they are unusable."""
         if self._tls is not None:
             self._tls.reload()
 
@@ -165,26 +164,3 @@ class HttpServer:
             idle = [connection for connection in self._connections() if connection.is_idle]
             for connection in sorted(idle, key=lambda connection: connection.idle_since)[:excess]:
                 connection.transport.abort()
-
-
-class TlsContext:
-    """TLS context with reloadable files. Raises InvalidConfig if the files are unusable."""
-
-    def __init__(self, files: TlsFiles) -> None:
-        self._files = files
-        files.read()
-        SSLProtocol.max_size = TLS_READ_BYTES
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.load_cert_chain(files.cert, files.key)
-        self.context.set_alpn_protocols(["http/1.1"])
-        if files.client_ca is not None:
-            self.context.load_verify_locations(files.client_ca)
-            self.context.verify_mode = ssl.CERT_REQUIRED
-
-    def reload(self) -> None:
-        """Read the files again. An invalid file changes nothing."""
-        try:
-            self._files.read()
-            self.context.load_cert_chain(self._files.cert, self._files.key)
-        except InvalidConfig as error:
-            logger.error("HTTP: reloading failed, so the old certificates and tokens stay in use: %s", error)
