@@ -83,7 +83,7 @@ async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadl
     _reload_on_hangup(security, options.listen, metrics_security, reloads)
     metrics = Metrics(with_vllm_names=options.vllm_metrics)
     exported = _exported_metrics(options.otlp_metrics_endpoint, metrics, config)
-    tracing = _tracing(options.otlp_endpoint, exported or metrics, config)
+    tracing = _tracing(options.otlp_traces_endpoint, exported or metrics, config)
     observer = tracing or exported or metrics
     engine = AsyncEngine(config, observer=observer, own_process=options.engine_process)
     probes = ServerProbes(engine)
@@ -118,7 +118,7 @@ async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadl
             engine,
             security,
             with_reflection=options.reflection,
-            max_message_bytes=options.max_message_bytes,
+            max_message_bytes=options.max_message_size,
             write_timeout_s=options.write_timeout,
             begin=tracing.begin if tracing is not None else None,
         )

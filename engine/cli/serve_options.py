@@ -3,7 +3,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,11 +36,11 @@ class ServeOptions:
     metrics: Address | None
     drain_timeout: float
     reflection: bool = True
-    max_message_bytes: int | None = None
+    max_message_size: int | None = None
     write_timeout: float = 30.0
     engine_process: bool = False
     vllm_metrics: bool = False
-    otlp_endpoint: str | None = None
+    otlp_traces_endpoint: str | None = None
     otlp_metrics_endpoint: str | None = None
     tls: TlsFiles | None = None
     auth_token_file: Path | None = None
@@ -146,32 +146,20 @@ def _adapter_address(text: str) -> tuple[str, Address]:
 def serve_options(args: argparse.Namespace) -> ServeOptions:
     _check_one_model(args)
     http = http_address(args)
-    of_adapters = dict(args.lora_listen)
     flags = {f"--lora-listen {name}": address for name, address in args.lora_listen}
     if len(flags) < len(args.lora_listen):
         raise InvalidConfig(f"--lora-listen must name different adapters, got {' '.join(flags)}; drop one")
     check_distinct({"--listen": args.listen, "--metrics": args.metrics, "--http": http, **flags})
-    return ServeOptions(
-        listen=args.listen,
-        metrics=args.metrics,
-        vllm_metrics=args.vllm_metrics,
-        otlp_endpoint=args.otlp_traces_endpoint,
-        otlp_metrics_endpoint=args.otlp_metrics_endpoint,
-        drain_timeout=args.drain_timeout,
-        reflection=args.reflection,
-        engine_process=args.engine_process,
-        max_message_bytes=args.max_message_size,
-        write_timeout=args.write_timeout,
-        tls=tls_files(args),
-        auth_token_file=args.auth_token_file,
-        api_key=args.api_key,
-        metrics_tls=metrics_tls_files(args),
-        metrics_token_file=args.metrics_token_file,
-        http=http,
-        allowed_origins=tuple(args.allowed_origins),
-        kv_events=kv_event_options(args),
-        lora_listen=of_adapters,
-    )
+    converted: dict[str, Any] = {
+        "tls": tls_files(args),
+        "metrics_tls": metrics_tls_files(args),
+        "http": http,
+        "allowed_origins": tuple(args.allowed_origins),
+        "kv_events": kv_event_options(args),
+        "lora_listen": dict(args.lora_listen),
+    }
+    names = {each.name for each in fields(ServeOptions)} - converted.keys()
+    return ServeOptions(**converted, **{name: getattr(args, name) for name in names})
 
 
 DEFAULT = Address("127.0.0.1", 8000)
