@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, cast
 
-import grpc.aio
 from google.protobuf.message import Message
 
 from octavo.proto import cache_pb2 as pb
@@ -24,33 +24,23 @@ class CacheCalls:
         return await self._client.unary(getattr(self.stub, name), request)
 
     async def stats(self, num_prefixes: int | None = None) -> pb.GetStatsResponse:
-        request = pb.GetStatsRequest(num_prefixes=num_prefixes)
-        reply: pb.GetStatsResponse = await self.call(request)
-        return reply
+        return cast(pb.GetStatsResponse, await self.call(pb.GetStatsRequest(num_prefixes=num_prefixes)))
 
     async def explain(self, request_id: str) -> pb.ExplainResponse:
-        request = pb.ExplainRequest(request_id=request_id)
-        reply: pb.ExplainResponse = await self.call(request)
-        return reply
+        return cast(pb.ExplainResponse, await self.call(pb.ExplainRequest(request_id=request_id)))
 
     async def save(self, path: str, prompt: pb.Prefix | None = None) -> pb.SaveResponse:
         """Save the pages of a prompt (None: all pages) to ``path`` below the server's --save-dir."""
-        request = pb.SaveRequest(path=path, prompt=prompt)
-        reply: pb.SaveResponse = await self.call(request)
-        return reply
+        return cast(pb.SaveResponse, await self.call(pb.SaveRequest(path=path, prompt=prompt)))
 
     async def load(self, path: str) -> pb.LoadResponse:
-        reply: pb.LoadResponse = await self.call(pb.LoadRequest(path=path))
-        return reply
+        return cast(pb.LoadResponse, await self.call(pb.LoadRequest(path=path)))
 
     async def pin(self, name: str, what: pb.Prefix) -> pb.PinResponse:
-        request = pb.PinRequest(name=name, prefix=what)
-        reply: pb.PinResponse = await self.call(request)
-        return reply
+        return cast(pb.PinResponse, await self.call(pb.PinRequest(name=name, prefix=what)))
 
     async def unpin(self, name: str) -> pb.UnpinResponse:
-        reply: pb.UnpinResponse = await self.call(pb.UnpinRequest(name=name))
-        return reply
+        return cast(pb.UnpinResponse, await self.call(pb.UnpinRequest(name=name)))
 
     async def flush(self) -> int:
         """Discard all unused cached pages and return their number."""
@@ -63,13 +53,9 @@ class CacheCalls:
         events have expired."""
         request = pb.WatchRequest(start_number=start_number, log_id=log_id)
         call = self.stub.Watch(request, metadata=self._client.metadata)
-        try:
-            async for response in call:
+        async with aclosing(self._client.stream(call)) as responses:
+            async for response in responses:
                 yield response
-        except grpc.aio.AioRpcError as error:
-            raise self._client.translate(error) from error
-        finally:
-            call.cancel()
 
 
 def prefix_of(

@@ -3,12 +3,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import asdict
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from octavo.proto import cache_pb2_grpc, generation_pb2_grpc
 from octavo.proto import generation_pb2 as pb
@@ -83,26 +85,18 @@ class Client:
         request = make_request(prompt, params, request_id=request_id, salt=salt)
         request.adapter = adapter or ""
         call = self.stub.Generate(request, timeout=timeout, metadata=self.metadata)
-        try:
-            async for response in call:
+        async with aclosing(self.stream(call)) as responses:
+            async for response in responses:
                 yield delta_of(response)
-        except grpc.aio.AioRpcError as error:
-            raise self.translate(error) from error
-        finally:
-            call.cancel()
 
     async def generate_many(
         self, requests: AsyncIterable[pb.GenerateRequest], *, timeout: float | None = None
     ) -> AsyncGenerator[Delta, None]:
         """Stream the deltas of many requests over one call. A refused request yields an ``error`` delta."""
         call = self.stub.GenerateMany(_aiter(requests), timeout=timeout, metadata=self.metadata)
-        try:
-            async for response in call:
+        async with aclosing(self.stream(call)) as responses:
+            async for response in responses:
                 yield delta_of(response)
-        except grpc.aio.AioRpcError as error:
-            raise self.translate(error) from error
-        finally:
-            call.cancel()
 
     async def embed(
         self,
@@ -124,7 +118,7 @@ class Client:
             adapter=adapter or "",
         )
         put_prompt(request, prompt)
-        return list((await self.unary(self.stub.Embed, request)).embedding)
+        return list((await self._call(request)).embedding)
 
     async def rerank(
         self,
@@ -143,41 +137,42 @@ class Client:
             cache_salt=salt,
             **({} if prompt is None else asdict(prompt)),
         )
-        reply = await self.unary(self.stub.Rerank, request)
+        reply = await self._call(request)
         return [RankedDocument(index=found.index, score=found.score) for found in reply.results]
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         request = pb.TokenizeRequest(text=text, add_special_tokens=add_special_tokens)
-        return list((await self.unary(self.stub.Tokenize, request)).token_ids)
+        return list((await self._call(request)).token_ids)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
-        return str((await self.unary(self.stub.Detokenize, pb.DetokenizeRequest(token_ids=token_ids))).text)
+        return str((await self._call(pb.DetokenizeRequest(token_ids=token_ids))).text)
 
     async def abort(self, *request_ids: str) -> list[str]:
         """Abort requests and return the ids of the requests that were running."""
-        reply = await self.unary(self.stub.Abort, pb.AbortRequest(request_ids=request_ids))
+        reply = await self._call(pb.AbortRequest(request_ids=request_ids))
         return list(reply.request_ids)
 
     async def model_info(self) -> pb.GetModelInfoResponse:
-        reply: pb.GetModelInfoResponse = await self.unary(self.stub.GetModelInfo, pb.GetModelInfoRequest())
-        return reply
+        return cast(pb.GetModelInfoResponse, await self._call(pb.GetModelInfoRequest()))
 
     async def server_info(self) -> pb.GetServerInfoResponse:
-        reply: pb.GetServerInfoResponse = await self.unary(self.stub.GetServerInfo, pb.GetServerInfoRequest())
-        return reply
+        return cast(pb.GetServerInfoResponse, await self._call(pb.GetServerInfoRequest()))
 
     async def load_adapter(self, name: str, path: str, *, replace: bool = False) -> pb.Adapter:
         """Load a LoRA adapter from a folder below the server's ``--lora-dir``."""
         request = pb.LoadAdapterRequest(name=name, path=path, replace=replace)
-        reply: pb.LoadAdapterResponse = await self.unary(self.stub.LoadAdapter, request)
+        reply: pb.LoadAdapterResponse = await self._call(request)
         return reply.adapter
 
     async def unload_adapter(self, name: str) -> None:
-        await self.unary(self.stub.UnloadAdapter, pb.UnloadAdapterRequest(name=name))
+        await self._call(pb.UnloadAdapterRequest(name=name))
 
     async def adapters(self) -> list[pb.Adapter]:
         """Return the loaded adapters that this client may use."""
-        return list((await self.unary(self.stub.ListAdapters, pb.ListAdaptersRequest())).adapters)
+        return list((await self._call(pb.ListAdaptersRequest())).adapters)
+
+    async def _call(self, request: Message) -> Any:
+        return await self.unary(getattr(self.stub, type(request).__name__.removesuffix("Request")), request)
 
     async def unary(self, method: Any, request: Any) -> Any:
         """Call an RPC with a single response."""
@@ -185,6 +180,16 @@ class Client:
             return await method(request, metadata=self.metadata)
         except grpc.aio.AioRpcError as error:
             raise self.translate(error) from error
+
+    async def stream(self, call: Any) -> AsyncGenerator[Any, None]:
+        """Yield the responses of a call. Closing the generator cancels the call."""
+        try:
+            async for response in call:
+                yield response
+        except grpc.aio.AioRpcError as error:
+            raise self.translate(error) from error
+        finally:
+            call.cancel()
 
     def translate(self, error: grpc.aio.AioRpcError) -> OctavoError:
         code, text = error.code(), error.details() or "no details"
