@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _fill(
-    parser: argparse.ArgumentParser, *, fill: Callable[[argparse.ArgumentParser], None], action: Action
+    parser: argparse.ArgumentParser, *, fill: Callable[[argparse.ArgumentParser], object], action: Action
 ) -> None:
     fill(parser)
     parser.add_argument("--connect", metavar="HOST:PORT", required=True, help="gRPC address of the server")
@@ -181,30 +181,22 @@ async def _watch(client: Client, args: argparse.Namespace) -> Result:
     return {"num_events": num_events, "number": number}
 
 
-def _no_arguments(_parser: argparse.ArgumentParser) -> None:
-    pass
-
-
 def _stats_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prefixes", type=from_zero, metavar="N", help="maximum number of prefixes to list (default: 10)"
     )
 
 
-def _id_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("request_id", metavar="ID", help="id of a recent request")
+def _argument(name: str, metavar: str, text: str) -> Callable[[argparse.ArgumentParser], object]:
+    return lambda parser: parser.add_argument(name, metavar=metavar, help=text)
 
 
-def _path_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", metavar="DIR", help="folder on the server, relative to its --save-dir")
-
-
-def _name_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="name of the pin")
+_PATH = _argument("path", "DIR", "folder on the server, relative to its --save-dir")
+_NAME = _argument("name", "NAME", "name of the pin")
 
 
 def _pin_arguments(parser: argparse.ArgumentParser) -> None:
-    _name_argument(parser)
+    _NAME(parser)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--text", metavar="T", help="text of the prefix to pin")
     what.add_argument("--prompt-ids", type=token_ids, metavar="1,2,3",
@@ -223,17 +215,17 @@ def _watch_arguments(parser: argparse.ArgumentParser) -> None:
     add("--events", default=0, help="number of events after which to stop; 0 never stops")
 
 
-_ACTIONS: Mapping[str, tuple[str, Callable[[argparse.ArgumentParser], None], Action]] = {
+_ACTIONS: Mapping[str, tuple[str, Callable[[argparse.ArgumentParser], object], Action]] = {
     "stats": ("print occupancy, hit ratios and the prefixes that save most tokens", _stats_arguments, _stats),
     "explain": (
         "print how many prompt tokens of a request were cached, and why the others were not",
-        _id_argument,
+        _argument("request_id", "ID", "id of a recent request"),
         _explain,
     ),
-    "save": ("write all cached pages to a folder on the server", _path_argument, _save),
-    "load": ("load pages that `save` has written", _path_argument, _load),
-    "flush": ("discard cached pages that no request uses", _no_arguments, _flush),
+    "save": ("write all cached pages to a folder on the server", _PATH, _save),
+    "load": ("load pages that `save` has written", _PATH, _load),
+    "flush": ("discard cached pages that no request uses", lambda _: None, _flush),
     "pin": ("protect a cached prefix from eviction", _pin_arguments, _pin),
-    "unpin": ("end the protection of a pinned prefix", _name_argument, _unpin),
+    "unpin": ("end the protection of a pinned prefix", _NAME, _unpin),
     "watch": ("print events of cached pages as they occur", _watch_arguments, _watch),
 }

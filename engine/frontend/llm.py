@@ -188,9 +188,7 @@ class LLM:
         if not messages:
             raise InvalidRequest("messages is empty; give at least one message")
         chats = _as_list(messages)
-        given: list[SamplingParams] = [cast(SamplingParams, params or SamplingParams())] * len(chats)
-        if isinstance(params, list | tuple):
-            given = list(params)
+        given = _for_each(params or SamplingParams(), len(chats), "params")
         for each in given:
             check_params(each)
         uses = [
@@ -279,23 +277,14 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None,
         adapter: str | Sequence[str | None] | None = None,
     ) -> list[EngineRequest]:
-        names = [adapter] * len(prompts) if adapter is None or isinstance(adapter, str) else list(adapter)
-        if len(names) != len(prompts):
-            raise InvalidRequest(
-                f"{len(prompts)} prompts came with {len(names)} adapters; give one for all, or one per prompt"
-            )
-        if not isinstance(params, list | tuple):
-            params = [cast(SamplingParams, params or SamplingParams())] * len(prompts)
-        for each in params:
+        names = _for_each(adapter, len(prompts), "adapters")
+        given = _for_each(params or SamplingParams(), len(prompts), "params")
+        for each in given:
             check_params(each)
-        if len(params) != len(prompts):
-            raise InvalidRequest(
-                f"{len(prompts)} prompts came with {len(params)} params; give one for all, or one per prompt"
-            )
         requests: list[EngineRequest] = []
         grammar = None
         try:
-            for index, (prompt, each, name) in enumerate(zip(prompts, params, names, strict=True)):
+            for index, (prompt, each, name) in enumerate(zip(prompts, given, names, strict=True)):
                 encoded = self._input.encode(prompt)
                 grammar = self._input.compile(each)
                 requests.append(
@@ -385,6 +374,16 @@ class _Collector:
             prompt_logprobs=next((w.prompt_logprobs for w in wholes if w.prompt_logprobs), None),
             embedding=next((w.embedding for w in wholes if w.embedding), None),
         )
+
+
+def _for_each(given: Any, count: int, what: str) -> list[Any]:
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        return [given] * count
+    if len(given) != count:
+        raise InvalidRequest(
+            f"{count} prompts came with {len(given)} {what}; give one for all, or one per prompt"
+        )
+    return list(given)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

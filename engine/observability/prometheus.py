@@ -34,7 +34,7 @@ from ..api.address import Address, port_in_use
 from ..api.engine_info import EngineInfo
 from ..api.outputs import FinishReason
 from ..api.stats import DraftRecord, Gauges, StepRecord
-from .store_metrics import StoreCollector, SwapCollector, TenantMetrics
+from .store_metrics import StoreCollector, TenantMetrics
 from .vllm_mirror import render_vllm
 
 AnswerT = TypeVar("AnswerT")
@@ -179,9 +179,7 @@ class Metrics:
         )
         self._tenants = TenantMetrics(registry)
         self._store = StoreCollector()
-        self._swap = SwapCollector()
         registry.register(self._store)
-        registry.register(self._swap)
         ProcessCollector(registry=registry)
         # Known label values start at 0, so that rates have no gaps.
         for metric, values in (
@@ -266,7 +264,7 @@ class Metrics:
                 self._residual.labels(state).set(getattr(gauges.residual, state))
             if gauges.states is not None:
                 self._states.labels(state).set(getattr(gauges.states, state))
-        self._store.counts, self._swap.counts = gauges.store, gauges.swap
+        self._store.counts, self._store.swaps = gauges.store, gauges.swap
         self._tenants.set_loads(gauges.tenants)
         self._usage.set(gauges.pages_held / (sum(pages.values()) or 1))
 

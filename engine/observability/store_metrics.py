@@ -76,50 +76,38 @@ class TenantMetrics:
 
 
 class StoreCollector(Collector):
-    """Exports the counters of the disk store."""
+    """Exports the counters of the disk store and of --swap-memory, if there are any."""
 
     def __init__(self) -> None:
         self.counts: StoreCounts | None = None
+        self.swaps: SwapCounts | None = None
 
     def collect(self) -> Iterator[Metric]:
-        counts = self.counts
-        if counts is None:
-            return
-        lookups = CounterMetricFamily(
-            "octavo_store_lookups",
-            "Look-ups on disk for prompts that are not fully cached in memory, by result.",
-            labels=["result"],
-        )
-        lookups.add_metric(["hit"], counts.hits)
-        lookups.add_metric(["miss"], counts.misses)
-        yield lookups
-        for name, text, count in (
-            ("loaded", "Pages read from disk.", counts.loaded),
-            ("written", "Pages written to disk.", counts.written),
-        ):
-            yield CounterMetricFamily(f"octavo_store_{name}_pages", text, value=count)
-        text = "Pages not written to disk, or removed from it, by reason."
-        dropped = CounterMetricFamily("octavo_store_dropped_pages", text, labels=["reason"])
-        for reason in DROP_REASONS:
-            dropped.add_metric([reason], counts.dropped.get(reason, 0))
-        yield dropped
-        yield GaugeMetricFamily("octavo_store_bytes", "Bytes of pages on disk.", value=counts.num_bytes)
+        if (counts := self.counts) is not None:
+            yield _counters(
+                "store_lookups",
+                "Look-ups on disk for prompts that are not fully cached in memory, by result.",
+                "result",
+                {"hit": counts.hits, "miss": counts.misses},
+            )
+            for name, text, count in (
+                ("loaded", "Pages read from disk.", counts.loaded),
+                ("written", "Pages written to disk.", counts.written),
+            ):
+                yield CounterMetricFamily(f"octavo_store_{name}_pages", text, value=count)
+            text = "Pages not written to disk, or removed from it, by reason."
+            dropped = {reason: counts.dropped.get(reason, 0) for reason in DROP_REASONS}
+            yield _counters("store_dropped_pages", text, "reason", dropped)
+            yield GaugeMetricFamily("octavo_store_bytes", "Bytes of pages on disk.", value=counts.num_bytes)
+        if (swaps := self.swaps) is not None:
+            text = "Pages of preempted requests copied between pool and host memory, by direction (out, in)."
+            yield _counters("swapped_pages", text, "direction", {"out": swaps.num_out, "in": swaps.num_in})
+            text = "Bytes in host memory of pages of preempted requests."
+            yield GaugeMetricFamily("octavo_swap_bytes", text, value=swaps.num_bytes)
 
 
-class SwapCollector(Collector):
-    """Exports the counters of --swap-memory."""
-
-    def __init__(self) -> None:
-        self.counts: SwapCounts | None = None
-
-    def collect(self) -> Iterator[Metric]:
-        counts = self.counts
-        if counts is None:
-            return
-        text = "Pages of preempted requests copied between pool and host memory, by direction (out, in)."
-        pages = CounterMetricFamily("octavo_swapped_pages", text, labels=["direction"])
-        pages.add_metric(["out"], counts.num_out)
-        pages.add_metric(["in"], counts.num_in)
-        yield pages
-        text = "Bytes in host memory of pages of preempted requests."
-        yield GaugeMetricFamily("octavo_swap_bytes", text, value=counts.num_bytes)
+def _counters(name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(f"octavo_{name}", text, labels=[label])
+    for value, count in counts.items():
+        family.add_metric([value], count)
+    return family

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -73,24 +74,13 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             )
         else:
             saved = await self._in_turn(partial(save_all, self._run_command(), path))
-        return pb.SaveResponse(
-            num_pages=saved.num_pages,
-            num_tokens=saved.num_tokens,
-            num_bytes=saved.num_bytes,
-            num_missing_pages=saved.num_missing_pages,
-        )
+        return pb.SaveResponse(**asdict(saved))
 
     @errors_as_status
     async def Load(self, request: pb.LoadRequest, context: Context) -> pb.LoadResponse:
         self._handler.check_operator(context, "load into the cache")
         loaded = await self._in_turn(partial(load, self._run_command(), self._saved(request.path)))
-        return pb.LoadResponse(
-            num_pages=loaded.num_pages,
-            num_tokens=loaded.num_tokens,
-            num_known_pages=loaded.num_known_pages,
-            num_skipped_pages=loaded.num_skipped_pages,
-            converted=loaded.converted,
-        )
+        return pb.LoadResponse(**asdict(loaded))
 
     async def _in_turn(self, call: Callable[[], ResultT]) -> ResultT:
         await self._turn.acquire()
