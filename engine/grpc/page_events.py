@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from octavo.block_manager import PageEvent
 
@@ -16,7 +17,9 @@ from ..core import commands
 from ..core.commands import EventLogState
 from ..frontend.holders import Holders
 from ..frontend.notifier import Notifier
-from .interface import Engine
+
+if TYPE_CHECKING:
+    from ..frontend.async_engine import AsyncEngine
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +33,7 @@ _KEPT = 4096
 class PageEventHub:
     """Fetches page events from the engine while there are watchers. Use it only on the event loop."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
         self.holders = Holders("watchers", "streams watch the cache", MAX_WATCHERS)
         self._task: asyncio.Task[None] | None = None

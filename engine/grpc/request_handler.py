@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from ..api.embedding import check_dimensions, finished
 from ..api.engine_info import AdapterInfo
@@ -25,9 +25,11 @@ from ..api.prompt import Prompt
 from ..api.sampling_params import Pooling, SamplingParams
 from ..api.tenant import NO_TENANT, TENANT_SHARE, Tenant
 from ..frontend.text_executor import TextExecutor
-from .interface import Caller, Engine, Writable
 from .page_events import PageEventHub
-from .security import Security
+from .security import Caller, Security
+
+if TYPE_CHECKING:
+    from ..frontend.async_engine import AsyncEngine
 
 MessageT = TypeVar("MessageT")
 ResultT = TypeVar("ResultT")
@@ -50,7 +52,7 @@ class RequestHandler:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: AsyncEngine,
         security: Security,
         begin: Callable[[str, Metadata], None] | None = None,
         *,
@@ -329,6 +331,10 @@ class _Write:
     task: asyncio.Task[Any]
     since: float
     expired: bool = False
+
+
+class Writable(Protocol):
+    def write(self, response: Any, /) -> Awaitable[None]: ...
 
 
 class ResponseWriter:

@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
@@ -20,13 +20,16 @@ import grpc.aio
 from ..api.address import Address
 from ..api.errors import InvalidConfig, Unauthenticated
 from .call_limiter import OPEN_SERVICES, refusing
-from .interface import Caller
 from .tenant_salts import TenantSalts
 
 logger = logging.getLogger(__name__)
 
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")  # b64token of RFC 6750
 _TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class Caller(Protocol):
+    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -21,13 +22,15 @@ from ..api.address import Address, port_in_use
 from ..api.stats import Gauges
 from ..memory.malloc import give_memory_back
 from .call_limiter import CallLimiter
-from .interface import Engine
 from .octavo_v1.cache import CacheServicer
 from .octavo_v1.generation import GenerationServicer
 from .request_handler import WRITE_TIMEOUT_S, Metadata, RequestHandler
 from .security import Security
 from .vllm.service import SERVICE_NAME as VLLM_SERVICE
 from .vllm.service import VllmEngineServicer
+
+if TYPE_CHECKING:
+    from ..frontend.async_engine import AsyncEngine
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +77,7 @@ class GrpcServer:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: AsyncEngine,
         security: Security | None = None,
         *,
         with_reflection: bool = True,

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from octavo.block_manager import Digest, PageEvent
 from octavo.block_manager.digests import media_in, tokens_in
@@ -24,8 +24,10 @@ from ..api.errors import EngineDead, FellBehind, InvalidConfig
 from ..api.tenant import NO_TENANT
 from ..core import commands
 from ..core.commands import CachedContents
-from ..grpc.interface import Engine
 from ..grpc.page_events import PageEventHub
+
+if TYPE_CHECKING:
+    from ..frontend.async_engine import AsyncEngine
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +99,7 @@ class KvEventPublisher:
             ) from error
         return socket
 
-    def start(self, engine: Engine, hub: PageEventHub) -> None:
+    def start(self, engine: AsyncEngine, hub: PageEventHub) -> None:
         """Begin to publish. Call it before the first request."""
         self._tasks.append(asyncio.create_task(self._publish(engine, hub)))
         if self._router is not None:
@@ -109,7 +111,7 @@ class KvEventPublisher:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._context.destroy(linger=0)
 
-    async def _publish(self, engine: Engine, hub: PageEventHub) -> None:
+    async def _publish(self, engine: AsyncEngine, hub: PageEventHub) -> None:
         try:
             async with hub.watching(NO_TENANT, tokens=True):
                 while True:
@@ -122,7 +124,7 @@ class KvEventPublisher:
         except Exception:
             logger.exception("publishing KV events has failed and stops")
 
-    async def _follow(self, engine: Engine, hub: PageEventHub) -> None:
+    async def _follow(self, engine: AsyncEngine, hub: PageEventHub) -> None:
         contents = await engine.run_command(commands.get_cached_contents())
         if self._sent or contents.pages:
             events = await asyncio.to_thread(_snapshot, contents)
@@ -132,7 +134,7 @@ class KvEventPublisher:
                 for event in events:
                     await self._send(event.number, (event,), engine)
 
-    async def _send(self, number: int, events: Iterable[PageEvent], engine: Engine) -> None:
+    async def _send(self, number: int, events: Iterable[PageEvent], engine: AsyncEngine) -> None:
         sequence = number - 1
         payload = self._payload(events, engine)
         await self._pub.send_multipart([self._options.topic.encode(), _frame(sequence), payload])
@@ -141,7 +143,7 @@ class KvEventPublisher:
         while len(self._sent) > REPLAY_MESSAGES or self._sent_bytes > REPLAY_BYTES:
             self._sent_bytes -= len(self._sent.popleft()[1])
 
-    def _payload(self, events: Iterable[PageEvent], engine: Engine) -> bytes:
+    def _payload(self, events: Iterable[PageEvent], engine: AsyncEngine) -> bytes:
         as_map = self._options.encoding == "map"
         names = {info.variant: name for name, info in engine.adapters.items()}
         structures = [_structure(event, engine.info.page_size, names) for event in events]

@@ -67,7 +67,7 @@ ENGINE_PACKAGES = {  # package of engine: engine packages that it may import
     "inspection": {"api"},
     "observability": {"api"},
     "http": {"api", "chat", "frontend", "grpc", "tokenizer"},
-    "kv_events": {"api", "core", "grpc"},
+    "kv_events": {"api", "core", "frontend", "grpc"},
     "structured_output": {"api", "chat", "memory", "tokenizer"},
     "kv_store": {"api", "memory"},
     "executor": {"api", "kv_store", "memory", "structured_output"},
