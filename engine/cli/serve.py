@@ -19,7 +19,7 @@ from ..api.address import Address, bound_socket, check_free
 from ..api.config import EngineConfig
 from ..api.engine_info import EngineInfo
 from ..api.errors import InvalidConfig, OctavoError, Unauthenticated
-from ..api.stats import Gauges, Observer
+from ..api.stats import Gauges
 from ..arguments.options import budget_lines, engine_config, set_up_logging
 from ..executor.parallel import follow_leader, is_follower
 from ..frontend.text_executor import call_on_daemon
@@ -82,8 +82,7 @@ async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadl
     reloads: dict[str, Callable[[], None]] = {}
     _reload_on_hangup(security, options.listen, metrics_security, reloads)
     metrics = Metrics(with_vllm_names=options.vllm_metrics)
-    exported = _exported_metrics(options.otlp_metrics_endpoint, metrics, config)
-    tracing = _tracing(options.otlp_traces_endpoint, exported or metrics, config)
+    exported, tracing = _exporters(options, metrics, config)
     observer = tracing or exported or metrics
     engine = AsyncEngine(config, observer=observer, own_process=options.engine_process)
     probes = ServerProbes(engine)
@@ -169,25 +168,22 @@ async def _serve_http(
     settle_interpreter()
 
 
-def _exported_metrics(endpoint: str | None, inner: Observer, config: EngineConfig) -> GenAiMetrics | None:
+def _exporters(
+    options: ServeOptions, metrics: Metrics, config: EngineConfig
+) -> tuple[GenAiMetrics | None, Tracing | None]:
+    """Return the exporters of OpenTelemetry. Each passes its records on, the last one to ``metrics``."""
     from ..observability.genai_metrics import GenAiMetrics, otlp_reader
-    from ..observability.otlp import endpoint_of
-
-    endpoint = endpoint_of("metrics") if endpoint is None else endpoint
-    if endpoint is None:
-        return None
-    return GenAiMetrics(inner, otlp_reader(endpoint), model=_first_name(config))
-
-
-def _tracing(endpoint: str | None, inner: Observer, config: EngineConfig) -> Tracing | None:
     from ..observability.otlp import endpoint_of, otlp_exporter
-
-    endpoint = endpoint_of("traces") if endpoint is None else endpoint
-    if endpoint is None:
-        return None
     from ..observability.tracing import Tracing
 
-    return Tracing(inner, otlp_exporter("traces", endpoint), model=_first_name(config))
+    exported, tracing = None, None
+    measures, traces = options.otlp_metrics_endpoint, options.otlp_traces_endpoint
+    if (at := endpoint_of("metrics") if measures is None else measures) is not None:
+        exported = GenAiMetrics(metrics, otlp_reader(at), model=_first_name(config))
+    if (at := endpoint_of("traces") if traces is None else traces) is not None:
+        exporter = otlp_exporter("traces", at)
+        tracing = Tracing(exported or metrics, exporter, model=_first_name(config))
+    return exported, tracing
 
 
 def _first_name(config: EngineConfig) -> str:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from google.protobuf.message import Message
 
@@ -51,31 +51,20 @@ class SamplingFields:
 _CONVERTED: Mapping[str, Callable[[Any], Any]] = {"texts": tuple, "ints": tuple, "biases": dict}
 
 
-class _Choice(Protocol):
-    @property
-    def choices(self) -> Iterable[str]: ...
+_CONSTRAINTS = ("json_schema", "json_object", "regex", "grammar", "structural_tag")
 
 
-def structured_of(kind: str | None, value: str | bool | _Choice | None) -> StructuredOutput | None:
-    match kind, value:
-        case None, _:
-            return None
-        case "json_object", bool():
-            return StructuredOutput(json_object=value) if value else None
-        case "choice", _:
-            choices = tuple(value.choices)  # type: ignore[union-attr]
-            if not choices:
-                raise InvalidRequest("choice has no strings; give at least one")
-            return StructuredOutput(choice=choices)
-        case ("json_schema", str()):
-            return StructuredOutput(json_schema=value)
-        case ("regex", str()):
-            return StructuredOutput(regex=value)
-        case ("grammar", str()):
-            return StructuredOutput(grammar=value)
-        case ("structural_tag", str()):
-            return StructuredOutput(structural_tag=value)
-    raise InvalidRequest(f"{kind} is not supported by this server; leave it out")
+def structured_of(kind: str | None, value: Any) -> StructuredOutput | None:
+    """Return the constraint in a field of a message. Raises InvalidRequest for an unsupported field."""
+    if kind is None or (kind == "json_object" and not value):
+        return None
+    if kind == "choice":
+        if not value.choices:
+            raise InvalidRequest("choice has no strings; give at least one")
+        return StructuredOutput(choice=tuple(value.choices))
+    if kind not in _CONSTRAINTS:
+        raise InvalidRequest(f"{kind} is not supported by this server; leave it out")
+    return StructuredOutput(**{kind: value})
 
 
 def structured_message(structured: StructuredOutput) -> pb.Structured:
