@@ -144,11 +144,9 @@ class KvEventPublisher:
             self._sent_bytes -= len(self._sent.popleft()[1])
 
     def _payload(self, events: Iterable[PageEvent], engine: AsyncEngine) -> bytes:
-        as_map = self._options.encoding == "map"
         names = {info.variant: name for name, info in engine.adapters.items()}
-        structures = [_structure(event, engine.info.page_size, names) for event in events]
-        now = time.time()
-        if as_map:
+        structures, now = [_structure(event, engine.info.page_size, names) for event in events], time.time()
+        if self._options.encoding == "map":
             tagged = [{"type": tag, **fields} for tag, fields in structures]
             return self._encode({"ts": now, "events": tagged, "data_parallel_rank": 0})
         return self._encode([now, [[tag, *fields.values()] for tag, fields in structures], 0])

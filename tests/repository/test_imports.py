@@ -66,7 +66,7 @@ ENGINE_PACKAGES = {  # package of engine: engine packages that it may import
     "memory": {"api", "gguf"},
     "inspection": {"api"},
     "observability": {"api"},
-    "http": {"api", "chat", "frontend", "grpc", "tokenizer"},
+    "http": {"api", "chat", "frontend", "grpc", "tokenizer", "vision"},
     "kv_events": {"api", "core", "frontend", "grpc"},
     "structured_output": {"api", "chat", "memory", "tokenizer"},
     "kv_store": {"api", "memory"},

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import TypeAlias
 
@@ -15,18 +15,16 @@ from ...api.errors import (
     InvalidRequest,
     Overloaded,
     RequestFailed,
-    RequestTooLong,
 )
 from ...api.outputs import Delta
-from ...vision.messages import has_pictures
 from ..packed_ids import ids_of
 from ..request_handler import MAX_REQUEST_ID, RequestHandler
 from ..status import Context, errors_as_status
+from ..tokenization import detokenize, longest_text, tokenize
 from . import messages, pooling
 
 BATCH_CONCURRENCY = 256  # concurrent requests of one GenerateMany stream
 BATCH_BACKLOG = 16  # unread responses of one GenerateMany stream
-TEXT_LENGTHS = 4
 
 BatchItem: TypeAlias = "pb.GenerateResponse | asyncio.Future[None] | Exception | None"
 
@@ -121,47 +119,21 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
     @errors_as_status
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
-        tokenizer = self._engine.tokenizer
-        encode: Callable[[], list[int]]
         match request.WhichOneof("input"):
             case "text":
                 special = request.add_special_tokens if request.HasField("add_special_tokens") else True
-                encode = functools.partial(
-                    tokenizer.encode, request.text, add_special_tokens=special, max_tokens=self._longest
-                )
+                ids = await tokenize(self._handler, request.text, context, add_special_tokens=special)
             case "chat":
-                chat = messages.chat_prompt(request.chat, max_messages=self._longest)
-                if has_pictures(chat.messages):
-                    return pb.TokenizeResponse(token_ids=await self._engine.encode(chat))
-                encode = functools.partial(tokenizer.apply_chat_template, chat, max_tokens=self._longest)
+                chat = messages.chat_prompt(request.chat, max_messages=longest_text(self._handler))
+                ids = await tokenize(self._handler, chat, context)
             case _:
                 raise InvalidRequest("the request has no input; set one of text and chat")
-        return await self._handler.texts.run(
-            self._handler.tenant(context), lambda: pb.TokenizeResponse(token_ids=encode())
-        )
+        return pb.TokenizeResponse(token_ids=ids)
 
     @errors_as_status
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
         ids = ids_of(request, request.token_ids)
-        if len(ids) > self._longest:
-            raise RequestTooLong(
-                f"{len(ids)} token ids were sent, but at most {self._longest} ({TEXT_LENGTHS} times the "
-                "model's length) are decoded in a call; send several calls"
-            )
-        text = await self._handler.texts.run(self._handler.tenant(context), self._decode, ids)
-        return pb.DetokenizeResponse(text=text)
-
-    @property
-    def _longest(self) -> int:
-        return TEXT_LENGTHS * self._engine.info.max_model_len
-
-    def _decode(self, token_ids: Sequence[int]) -> str:
-        size, ids = self._engine.info.vocab_size, list(token_ids)
-        if ids and (largest := max(ids)) >= size:
-            raise InvalidRequest(
-                f"token ids must be in [0, {size}), got {largest}; use this model's tokenizer"
-            )
-        return self._engine.tokenizer.decode(ids)
+        return pb.DetokenizeResponse(text=await detokenize(self._handler, ids, context))
 
     @errors_as_status
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:

@@ -30,9 +30,9 @@ from octavo.engine.grpc import call_limiter
 from octavo.engine.grpc import server as grpc_server
 from octavo.engine.grpc.call_limiter import END
 from octavo.engine.grpc.octavo_v1 import messages
-from octavo.engine.grpc.octavo_v1.generation import TEXT_LENGTHS
 from octavo.engine.grpc.security import Security
 from octavo.engine.grpc.server import message_bytes
+from octavo.engine.grpc.tokenization import TEXT_LENGTHS
 from octavo.engine.tokenizer.tokenizer import Tokenizer
 from octavo.proto import cache_pb2, cache_pb2_grpc, generation_pb2_grpc
 from octavo.proto import generation_pb2 as pb
