@@ -15,18 +15,15 @@ from starlette.routing import Route as StarletteRoute
 import octavo
 
 from .adapters import LoadRequest, UnloadRequest, serve_load, serve_unload
-from .chat import serve_chat
-from .chat_types import ChatRequest
+from .chat import ChatRequest, serve_chat
 from .completions import CompletionRequest, serve_completions
 from .embeddings import EmbeddingRequest, serve_embeddings
 from .endpoint import Endpoint, Route, Services
 from .errors import HttpRefusal, ModelNotServed, error_form
 from .exchange import Exchange, json_of
-from .messages import serve_count, serve_messages
-from .messages_types import CountRequest, MessagesRequest
+from .messages import CountRequest, MessagesRequest, serve_count, serve_messages
 from .rerank import RerankRequest, serve_rerank
-from .responses import serve_responses
-from .responses_types import ResponsesRequest
+from .responses import ResponsesRequest, serve_responses
 from .tokens import DetokenizeRequest, TokenizeRequest, serve_detokenize, serve_tokenize
 
 Render = Callable[[], tuple[str, bytes]]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from ..api.errors import InvalidRequest
 from ..chat.tool_choice import tool_use
 from ..grpc.tokenization import detokenize, tokenize
-from .chat import conversation_prompt
-from .chat_types import TEMPLATE_WRITES, ConversationFields
+from .chat import TEMPLATE_WRITES, ConversationFields, conversation_prompt
 from .endpoint import Services
 from .exchange import Exchange, json_of
 from .request_model import RequestModel, only

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, AsyncIterator
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import TypeAlias
 
@@ -17,14 +18,24 @@ from ...api.errors import (
     RequestFailed,
 )
 from ...api.outputs import Delta
+from ...api.reranking import RerankPrompt, check_top_n, ranked
+from ...api.sampling_params import Pooling
 from ..packed_ids import ids_of
 from ..request_handler import MAX_REQUEST_ID, RequestHandler
+from ..reranking import score_documents
 from ..status import Context, errors_as_status
 from ..tokenization import detokenize, longest_text, tokenize
-from . import messages, pooling
+from . import messages
 
 BATCH_CONCURRENCY = 256  # concurrent requests of one GenerateMany stream
 BATCH_BACKLOG = 16  # unread responses of one GenerateMany stream
+
+_POOLING: Mapping[int, Pooling] = {
+    pb.POOLING_UNSPECIFIED: "last",
+    pb.POOLING_LAST: "last",
+    pb.POOLING_MEAN: "mean",
+}
+_WORDS = ("instruction", "template", "yes", "no")
 
 BatchItem: TypeAlias = "pb.GenerateResponse | asyncio.Future[None] | Exception | None"
 
@@ -137,11 +148,35 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
 
     @errors_as_status
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
-        return await pooling.embed(self._handler, request, context)
+        if request.pooling not in _POOLING:
+            known = ", ".join(pb.Pooling.keys())
+            raise InvalidRequest(f"pooling {request.pooling} is unknown; use one of {known}")
+        asked = messages.asked_of(request, context)
+        asked["request_id"] = asked["request_id"] or uuid.uuid4().hex
+        vector, delta = await self._handler.embed(
+            messages.prompt_of(request, max_tokens=self._handler.engine.info.max_model_len),
+            pooling=_POOLING[request.pooling],
+            dimensions=request.dimensions if request.HasField("dimensions") else None,
+            normalize=request.normalize if request.HasField("normalize") else True,
+            **asked,
+        )
+        return pb.EmbedResponse(request_id=asked["request_id"], embedding=vector, usage=_usage([delta]))
 
     @errors_as_status
     async def Rerank(self, request: pb.RerankRequest, context: Context) -> pb.RerankResponse:
-        return await pooling.rerank(self._handler, request, context)
+        """Return the scores of all documents. Raises an error if any document fails."""
+        top_n = request.top_n if request.HasField("top_n") else None
+        check_top_n(top_n)
+        prompt = RerankPrompt(**{name: getattr(request, name) for name in _WORDS if request.HasField(name)})
+        asked = messages.asked_of(request, context)
+        scores, deltas = await score_documents(
+            self._handler, prompt, request.query, request.documents, **asked
+        )
+        response = pb.RerankResponse()
+        for document in ranked(scores, top_n):
+            response.results.add(index=document.index, score=document.score)
+        response.usage.CopyFrom(_usage(deltas))
+        return response
 
     @errors_as_status
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
@@ -229,4 +264,11 @@ def _refusal(request: pb.GenerateRequest, error: Exception) -> pb.GenerateRespon
         request_id=request.request_id[:MAX_REQUEST_ID],
         finish_reason=pb.FINISH_REASON_ERROR,
         error=messages.error_message(error),
+    )
+
+
+def _usage(deltas: Sequence[Delta]) -> pb.Usage:
+    return pb.Usage(
+        prompt_tokens=sum(delta.prompt_tokens for delta in deltas),
+        cached_tokens=sum(delta.cached_tokens for delta in deltas),
     )

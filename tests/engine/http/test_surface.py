@@ -23,13 +23,13 @@ from octavo.engine.api.errors import InvalidRequest
 from octavo.engine.api.prompt import RESERVED
 from octavo.engine.api.sampling_params import PARAMETERS, SamplingParams
 from octavo.engine.api.structured_output import StructuredOutput
-from octavo.engine.http.chat_types import ChatRequest
+from octavo.engine.http.chat import ChatRequest
 from octavo.engine.http.completions import CompletionRequest
 from octavo.engine.http.embeddings import EmbeddingRequest
-from octavo.engine.http.messages_types import MessagesRequest
+from octavo.engine.http.messages import MessagesRequest
 from octavo.engine.http.request_model import RequestModel, parse
 from octavo.engine.http.rerank import RerankRequest
-from octavo.engine.http.responses_types import ResponsesRequest
+from octavo.engine.http.responses import ResponsesRequest
 from octavo.engine.http.sampling import SamplingFields
 from octavo.engine.http.tokens import DetokenizeRequest, TokenizeRequest
 
