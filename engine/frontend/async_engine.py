@@ -27,7 +27,7 @@ from ..tokenizer.tokenizer import Tokenizer
 from .input_processor import InputProcessor, check_params, file_bytes
 from .notifier import Notifier
 from .output_streams import OutputStreams
-from .request_limiter import TenantShares, refusal_label
+from .request_limiter import refusal_label
 from .text_executor import TextExecutor, call_on_daemon
 
 CoreFactory: TypeAlias = Callable[[EngineConfig, Observer | None], EngineCore]
@@ -60,7 +60,6 @@ class AsyncEngine:
         self._is_ready = False
         self._input: InputProcessor | None = None
         self._open = OutputStreams(config, abort=self._abort, gauges=self.gauges)
-        self._shares = TenantShares(config, self._open.limiter.waiting)
         self._texts = TextExecutor("encode")
         self._pictures = TextExecutor("decode pictures of")
         self._stopping = False
@@ -171,7 +170,7 @@ class AsyncEngine:
             try:
                 self._check_open(request_id)
                 check_params(params)
-                place.enter_context(self._shares.entered(tenant, params.n))
+                place.enter_context(self._open.limiter.sharing(tenant, params.n))
                 assert self._input is not None
                 with self._open.limiter.entering(self._input.min_tokens(prompt), params.n):
                     place.enter_context(self._open.limiter.holding(file_bytes(prompt)))
@@ -191,7 +190,7 @@ class AsyncEngine:
                 engine = self._check_open(request_id)  # the engine may have ended during encoding
                 self._open.limiter.check(request.num_prompt, params.n)
                 self._open.limiter.check_memory(request)
-                self._shares.check_tokens(tenant, request.num_prompt)
+                self._open.limiter.check_share(tenant, request.num_prompt)
                 stream = self._open.add(request, self._give_up, final_only=final_only)
                 engine.add(request)
             except BaseException as error:

@@ -50,6 +50,7 @@ class RequestLimiter:
         self._unfinished = unfinished
         self._unread = unread
         self._num_samples = 0
+        self._tenant_samples: Counter[str] = Counter()
         self._num_entering_tokens = 0
         self._num_file_bytes = 0
         self.waiting = WaitingPrompts(gauges)
@@ -70,13 +71,7 @@ class RequestLimiter:
     @contextlib.contextmanager
     def holding(self, num_bytes: int) -> Iterator[None]:
         """Count a request's image files until it ends. Raises Overloaded if there are too many bytes."""
-        if num_bytes and (held := self._num_file_bytes) and held + num_bytes > MAX_FILE_BYTES:
-            raise Overloaded(
-                f"image files of unfinished requests take {held} bytes, and the {num_bytes} bytes of this "
-                f"request would exceed the limit of {MAX_FILE_BYTES}; try again later",
-                image_bytes=held,
-                max_image_bytes=MAX_FILE_BYTES,
-            )
+        _refuse_above("files", MAX_FILE_BYTES, self._num_file_bytes, num_bytes)
         self._num_file_bytes += num_bytes
         try:
             yield
@@ -85,14 +80,7 @@ class RequestLimiter:
 
     def check(self, num_prompt: int, num_samples: int) -> None:
         """Raise Overloaded if another request of this size would exceed a limit."""
-        num_unfinished = self._num_samples
-        if num_unfinished and num_unfinished + num_samples > self._max_unfinished:
-            raise Overloaded(
-                f"{num_unfinished} requests are unfinished (each sample counts), but at most "
-                f"{self._max_unfinished} are allowed (max_running + max_waiting); try again later",
-                unfinished_requests=num_unfinished,
-                max_unfinished_requests=self._max_unfinished,
-            )
+        _refuse_above("samples", self._max_unfinished, self._num_samples, num_samples)
         if self._unread.num_bytes > self.max_unread_bytes:
             raise Overloaded(
                 f"{self._unread.num_bytes} bytes of output are unread by clients, but at most "
@@ -101,28 +89,38 @@ class RequestLimiter:
                 max_unread_bytes=self.max_unread_bytes,
             )
         waiting = self._num_entering_tokens + self.waiting.num_tokens
-        if waiting and waiting + num_prompt > self._max_tokens:
-            raise Overloaded(
-                f"{waiting} prompt tokens are waiting, and the {num_prompt} of this request would exceed "
-                f"the limit of {self._max_tokens}; try again later",
-                waiting_tokens=waiting,
-                max_waiting_tokens=self._max_tokens,
-            )
+        _refuse_above("tokens", self._max_tokens, waiting, num_prompt)
+
+    @contextlib.contextmanager
+    def sharing(self, tenant: Tenant, num_samples: int) -> Iterator[None]:
+        """Count a tenant's request during a ``with`` block. Raises Overloaded if its share is exceeded."""
+        count = self._tenant_samples[tenant.name]
+        if tenant.share < 1:
+            total = self._max_unfinished
+            _refuse_above("tenant's samples", tenant.part_of(total), count, num_samples, total)
+        self._tenant_samples[tenant.name] += num_samples
+        try:
+            yield
+        finally:
+            self._tenant_samples[tenant.name] -= num_samples
+            if not self._tenant_samples[tenant.name]:
+                del self._tenant_samples[tenant.name]
+
+    def check_share(self, tenant: Tenant, num_prompt: int) -> None:
+        """Raise Overloaded if ``num_prompt`` more waiting tokens exceed the tenant's share."""
+        if tenant.share >= 1:
+            return
+        waiting, total = self.waiting.num_tokens_of(tenant.name), self._max_tokens
+        _refuse_above("tenant's tokens", tenant.part_of(total), waiting, num_prompt, total)
 
     def check_memory(self, request: EngineRequest) -> None:
         """Raise Overloaded if images or log probabilities would take too much memory."""
-        for bytes_of, most, what, field in (
-            (_pixel_bytes, MAX_PIXEL_BYTES, "images", "image_bytes"),
-            (_score_bytes, MAX_SCORE_BYTES, "log probabilities of prompts", "prompt_logprobs_bytes"),
+        for bytes_of, most, what in (
+            (_pixel_bytes, MAX_PIXEL_BYTES, "images"),
+            (_score_bytes, MAX_SCORE_BYTES, "scores"),
         ):
-            size = bytes_of(request)
-            held = sum(map(bytes_of, self._unfinished)) if size else 0
-            if held and held + size > most:
-                raise Overloaded(
-                    f"{what} of unfinished requests take {held} bytes, and the {size} bytes of this request "
-                    f"would exceed the limit of {most}; try again later",
-                    **{field: held, f"max_{field}": most},
-                )
+            if size := bytes_of(request):
+                _refuse_above(what, most, sum(map(bytes_of, self._unfinished)), size)
 
     def check_sendable(self, request: EngineRequest) -> None:
         """Raise RequestTooLong if the prompt's log probabilities are too large for a message."""
@@ -170,6 +168,46 @@ class RequestLimiter:
             )
 
 
+_BYTES = "{what} take {held} bytes, and the {added} bytes of this request would exceed the limit of {most}"
+_FULL: Mapping[str, tuple[str, str]] = {
+    "files": ("image_bytes", _BYTES.replace("{what}", "image files of unfinished requests")),
+    "images": ("image_bytes", _BYTES.replace("{what}", "images of unfinished requests")),
+    "scores": (
+        "prompt_logprobs_bytes",
+        _BYTES.replace("{what}", "log probabilities of prompts of unfinished requests"),
+    ),
+    "samples": (
+        "unfinished_requests",
+        "{held} requests are unfinished (each sample counts), but at most {most} are allowed (max_running + "
+        "max_waiting)",
+    ),
+    "tenant's samples": (
+        "unfinished_requests",
+        "{held} requests of this tenant are unfinished (each sample counts), but at most {most} are allowed, "
+        "its share of {total}",
+    ),
+    "tokens": (
+        "waiting_tokens",
+        "{held} prompt tokens are waiting, and the {added} of this request would exceed the limit of {most}",
+    ),
+    "tenant's tokens": (
+        "waiting_tokens",
+        "{held} prompt tokens of this tenant are waiting, and the {added} of this request would exceed "
+        "{most}, the tenant's share of {total}",
+    ),
+}
+"""Resource -> its name in the error's numbers, and the text of the error."""
+
+
+def _refuse_above(what: str, most: int, held: int, added: int, total: int = 0) -> None:
+    """Raise Overloaded if some of a resource is held, and ``added`` more would exceed ``most``."""
+    if added and held and held + added > most:
+        field, text = _FULL[what]
+        numbers = {field: held, f"max_{field}": most}
+        text = text.format(held=held, added=added, most=most, total=total)
+        raise Overloaded(f"{text}; try again later", **numbers)
+
+
 def _pixel_bytes(request: EngineRequest) -> int:
     return sum(len(image.pixels) for image in request.images)
 
@@ -190,50 +228,6 @@ def refusal_label(error: Exception) -> str:
         if isinstance(error, kind):
             return label
     return "dead"
-
-
-class TenantShares:
-    """Limits on unfinished requests and waiting prompt tokens of each tenant."""
-
-    def __init__(self, config: EngineConfig, waiting: WaitingPrompts) -> None:
-        self._waiting = waiting
-        self._max_requests = config.max_running + config.max_waiting
-        self._max_tokens = settings.MAX_WAITING_TOKENS
-        self._num_samples: Counter[str] = Counter()
-
-    @contextlib.contextmanager
-    def entered(self, tenant: Tenant, num_samples: int) -> Iterator[None]:
-        """Count a tenant's request during a ``with`` block. Raises Overloaded if its share is exceeded."""
-        count = self._num_samples[tenant.name]
-        most = tenant.part_of(self._max_requests)
-        if tenant.share < 1 and count and count + num_samples > most:
-            raise Overloaded(
-                f"{count} requests of this tenant are unfinished (each sample counts), but at most {most} "
-                f"are allowed, its share of {self._max_requests}; try again later",
-                unfinished_requests=count,
-                max_unfinished_requests=most,
-            )
-        self._num_samples[tenant.name] += num_samples
-        try:
-            yield
-        finally:
-            self._num_samples[tenant.name] -= num_samples
-            if not self._num_samples[tenant.name]:
-                del self._num_samples[tenant.name]
-
-    def check_tokens(self, tenant: Tenant, num_prompt: int) -> None:
-        """Raise Overloaded if ``num_prompt`` more tokens exceed the tenant's share."""
-        if tenant.share >= 1:
-            return
-        waiting = self._waiting.num_tokens_of(tenant.name)
-        most = tenant.part_of(self._max_tokens)
-        if waiting and waiting + num_prompt > most:
-            raise Overloaded(
-                f"{waiting} prompt tokens of this tenant are waiting, and the {num_prompt} of this request "
-                f"would exceed {most}, the tenant's share of {self._max_tokens}; try again later",
-                waiting_tokens=waiting,
-                max_waiting_tokens=most,
-            )
 
 
 class WaitingPrompts:

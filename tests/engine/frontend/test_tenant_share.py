@@ -68,7 +68,7 @@ async def test_a_tenant_has_its_share_of_the_queue_and_others_have_theirs() -> N
         await asyncio.gather(*senders.tasks)
         await senders.send(ALICE, [1, 2, 3])
         await asyncio.gather(*senders.tasks)
-        assert not engine._shares._num_samples
+        assert not engine._open.limiter._tenant_samples
 
 
 async def test_each_sample_counts_against_the_share() -> None:
@@ -120,7 +120,7 @@ async def test_refused_or_cancelled_requests_free_their_place() -> None:
         await asyncio.gather(*senders.tasks, return_exceptions=True)
         with pytest.raises(ValueError, match="prompt is empty"):
             await senders.send(ALICE, [])
-        assert not engine._shares._num_samples
+        assert not engine._open.limiter._tenant_samples
         senders.tasks.clear()
         for _ in range(2):
             await senders.send(ALICE, [1, 2, 3])
