@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -96,71 +98,28 @@ def checked(convert: Callable[[str], T]) -> Callable[[str], T]:
     return converter
 
 
-def whole_number(text: str) -> int:
-    return _read(int, text, "a whole number")
-
-
-def number(text: str) -> float:
-    """Parse a number for argparse; infinity and NaN are allowed."""
-    return _read(float, text, "a number")
-
-
-def _read(convert: Callable[[str], T], text: str, rule: str) -> T:
-    try:
-        return convert(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be {rule}, got {text!r}") from None
-
-
-def positive(text: str) -> int:
-    return _at_least(1, text)
-
-
-def from_zero(text: str) -> int:
-    return _at_least(0, text)
-
-
-def _at_least(least: int, text: str) -> int:
-    value = int(text) if text.strip().lstrip("+-").isdigit() else -1
-    if not least <= value < 2**63:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, got {text!r}")
-    return value
-
-
-def counts(text: str) -> tuple[int, ...]:
-    """Parse counts such as "1,8,32"; return them sorted, without duplicates."""
-    try:
-        return tuple(sorted({positive(part) for part in text.split(",")}))
-    except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(f"must be counts such as 1,8,32, got {text!r}") from None
-
-
-def seconds(text: str) -> float:
-    return _number(text, "a number of seconds, 0 or more")
-
-
-def above_zero(text: str) -> float:
-    return _number(text, "a number above 0", may_be_zero=False)
-
-
-def not_negative(text: str) -> float:
-    return _number(text, "a number of at least 0")
-
-
-def _number(text: str, rule: str, *, may_be_zero: bool = True) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf") or not (value or may_be_zero):
+def _value(
+    convert: Callable[[str], T], rule: str, holds: Callable[[T], bool] = lambda _: True
+) -> Callable[[str], T]:
+    def converter(text: str) -> T:
+        with contextlib.suppress(ValueError, argparse.ArgumentTypeError):
+            if holds(value := convert(text)):
+                return value
         raise argparse.ArgumentTypeError(f"must be {rule}, got {text!r}")
-    return value
+
+    return converter
 
 
-def token_ids(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")] if text.strip() else []
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"must be token ids separated by commas, such as 1,2,3, got {text!r}"
-        ) from None
+def _ids(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")] if text.strip() else []
+
+
+whole_number = _value(int, "a whole number")
+number = _value(float, "a number")  # infinity and NaN are numbers, too
+positive = _value(int, "a whole number of at least 1", lambda value: 1 <= value < 2**63)
+from_zero = _value(int, "a whole number of at least 0", lambda value: 0 <= value < 2**63)
+seconds = _value(float, "a number of seconds, 0 or more", lambda value: 0 <= value < math.inf)
+above_zero = _value(float, "a number above 0", lambda value: 0 < value < math.inf)
+not_negative = _value(float, "a number of at least 0", lambda value: 0 <= value < math.inf)
+counts = _value(lambda text: tuple(sorted(set(map(positive, text.split(","))))), "counts such as 1,8,32")
+token_ids = _value(_ids, "token ids separated by commas, such as 1,2,3")

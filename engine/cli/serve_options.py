@@ -18,7 +18,7 @@ from ..arguments.security import (
     tls_files,
 )
 from ..arguments.sources import CONFIG_FLAG
-from ..arguments.usage import Parser, checked, seconds
+from ..arguments.usage import Parser, above_zero, checked, seconds
 
 if TYPE_CHECKING:
     from ..grpc.security import TlsFiles
@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-message-size", type=checked(_message_size), metavar="SIZE",
         help="maximum size of a gRPC message to accept (default: 1MiB plus 8 bytes per token of the model's "
         "length)")  # fmt: skip
-    parser.add_argument("--write-timeout", type=_above_zero, metavar="SECONDS", default=30.0,
+    parser.add_argument("--write-timeout", type=above_zero, metavar="SECONDS", default=30.0,
         help="time after which a gRPC call ends if its client has not read the output")  # fmt: skip
     parser.add_argument("--lora-listen", type=checked(_adapter_address), nargs="+", action="extend",
         default=[], metavar="NAME=HOST:PORT", help="for routers: also serve vLLM's gRPC API at HOST:PORT, "
@@ -115,12 +115,6 @@ def _check_one_model(args: argparse.Namespace) -> None:
             f"--served-model-name takes every word after it as a name, here {' '.join(names)}; put MODEL "
             "before it, or use --model"
         )
-
-
-def _above_zero(text: str) -> float:
-    if not (value := seconds(text)):
-        raise argparse.ArgumentTypeError("must be more than 0 seconds")
-    return value
 
 
 def _message_size(text: str) -> int:

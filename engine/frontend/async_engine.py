@@ -211,9 +211,7 @@ class AsyncEngine:
     @property
     def adapters(self) -> Mapping[str, AdapterInfo]:
         """Loaded LoRA adapters by name."""
-        self._running()
-        assert self._input is not None
-        return self._input.adapters
+        return self._processor().adapters
 
     async def load_adapter(self, name: str, folder: Path, *, replace: bool = False) -> AdapterInfo:
         """Load a LoRA adapter saved by mlx-lm or PEFT. ``replace`` allows replacing a loaded adapter.
@@ -221,13 +219,11 @@ class AsyncEngine:
         Raises InvalidRequest if the adapter is unsupported or the replaced adapter is in use. Raises
         NotConfigured if the engine has no memory for adapters.
         """
-        self._running()
-        assert self._input is not None
+        loaded = self._processor().adapters
         if name in (self.info.name, *self.info.aliases):
             raise InvalidRequest(
                 f"an adapter's name must differ from the model's, got {name!r}; choose another name"
             )
-        loaded = self._input.adapters
 
         async def load() -> AdapterInfo:
             loaded[name] = await self.run_command(commands.load_adapter(name, str(folder), replace))
@@ -237,9 +233,7 @@ class AsyncEngine:
 
     async def unload_adapter(self, name: str) -> None:
         """Unload a LoRA adapter. Raises NotFound for an unknown name, and InvalidRequest if it is in use."""
-        self._running()
-        assert self._input is not None
-        loaded = self._input.adapters
+        loaded = self._processor().adapters
 
         async def unload() -> None:
             await self.run_command(commands.unload_adapter(name))
@@ -262,11 +256,9 @@ class AsyncEngine:
 
     async def prepare(self, prompt: Prompt) -> EncodedPrompt:
         """Encode and validate a prompt. Raises InvalidRequest, RequestTooLong or Overloaded."""
-        self._running()
-        assert self._input is not None
-        limiter = self._open.limiter
-        with limiter.entering(self._input.min_tokens(prompt)), limiter.holding(file_bytes(prompt)):
-            return await self._input.encode_in_thread(prompt, self._texts, self._pictures)
+        limiter, processor = self._open.limiter, self._processor()
+        with limiter.entering(processor.min_tokens(prompt)), limiter.holding(file_bytes(prompt)):
+            return await processor.encode_in_thread(prompt, self._texts, self._pictures)
 
     def _give_up(self, request: EngineRequest) -> None:
         self._abort(request)
@@ -291,6 +283,11 @@ class AsyncEngine:
         if self._client is None or not self._is_ready:
             raise EngineStopping("the engine has not been started; await start() first")
         return self._client
+
+    def _processor(self) -> InputProcessor:
+        self._running()
+        assert self._input is not None
+        return self._input
 
     def _dead(self) -> EngineDead:
         return EngineDead(f"the engine has failed and must be restarted: {self.dead_error!r}")

@@ -14,7 +14,7 @@ from ...inspection.prefix_cache_inspector import CacheTotals
 from ...inspection.reused_prefixes import ReusedPrefix
 from ..packed_ids import ids_of
 from ..request_handler import check_num_ids
-from .messages import chat_prompt
+from .messages import chat_prompt, pages_message
 
 MAX_NAME = 256
 MAX_PREFIXES = 1000
@@ -71,9 +71,7 @@ def stats_message(
     totals: CacheTotals, gauges: Gauges, pins: Mapping[str, int], *, hide_salts: bool
 ) -> pb.GetStatsResponse:
     return pb.GetStatsResponse(
-        pages=generation_pb2.PageCounts(
-            held=gauges.pages_held, idle_cached=gauges.pages_idle_cached, idle_empty=gauges.pages_idle_empty
-        ),
+        pages=pages_message(gauges),
         residual_pages=None if gauges.residual is None else _counts_message(gauges.residual),
         page_size=totals.page_size,
         policy=totals.policy,

@@ -289,6 +289,11 @@ def adapter_message(info: AdapterInfo) -> pb.Adapter:
     )
 
 
+def pages_message(gauges: Gauges) -> pb.PageCounts:
+    held, cached, empty = gauges.pages_held, gauges.pages_idle_cached, gauges.pages_idle_empty
+    return pb.PageCounts(held=held, idle_cached=cached, idle_empty=empty)
+
+
 def server_info_message(gauges: Gauges, *, ready_since: float, draining: bool) -> pb.GetServerInfoResponse:
     """Convert gauges to a message. ``ready_since`` is in seconds of the monotonic clock."""
     return pb.GetServerInfoResponse(
@@ -297,9 +302,5 @@ def server_info_message(gauges: Gauges, *, ready_since: float, draining: bool) -
         draining=draining,
         num_running=gauges.num_running,
         num_waiting=gauges.num_waiting,
-        pages=pb.PageCounts(
-            held=gauges.pages_held,
-            idle_cached=gauges.pages_idle_cached,
-            idle_empty=gauges.pages_idle_empty,
-        ),
+        pages=pages_message(gauges),
     )
