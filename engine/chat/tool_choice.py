@@ -70,12 +70,13 @@ def tool_use(
     tokenizer: ChatTokenizer,
     tools: Sequence[Mapping[str, Any]] | None,
     choice: str | Mapping[str, Any] | None = None,
+    params: SamplingParams | None = None,
     *,
     is_parallel: bool = True,
-    structured: StructuredOutput | None = None,
-    is_bounded: bool = False,
 ) -> ToolUse:
     """Validate the tools and return their effects. Raises InvalidRequest for invalid combinations."""
+    params = params or SamplingParams()
+    structured = params.structured
     if not tools:
         if choice not in (None, "none", "auto"):
             raise InvalidRequest(
@@ -102,18 +103,16 @@ def tool_use(
             + "; start the server with --chat-template or --tool-call-parser, or set tool_choice to required"
         )
     callable_tools, max_calls = named or list(tools), None if is_parallel else 1
+    use = ToolUse(shown=list(tools), form=form, max_calls=max_calls)
     if not _needs_grammar(callable_tools, structured, is_forced=is_forced):
-        return ToolUse(shown=list(tools), form=form, max_calls=max_calls)
+        return use
     schema = None if structured is None or is_forced else _schema_of(structured)
     if isinstance(form, HarmonyCalls):
         whole = form.whole_grammar(
             callable_tools, added_id=tokenizer.added_id, is_forced=is_forced, or_schema=schema
         )
-        if whole is not None and not is_bounded:
-            grammar = StructuredOutput(grammar=whole)
-            return ToolUse(
-                shown=list(tools), structured=grammar, is_complete=True, form=form, max_calls=max_calls
-            )
+        if whole is not None and params.max_reasoning_tokens is None:
+            return replace(use, structured=StructuredOutput(grammar=whole), is_complete=True)
         form = tool_format(_FORCED_FORMAT)
         assert form is not None
     source = call_grammar(
@@ -126,9 +125,7 @@ def tool_use(
         with_text=not is_forced and schema is None,
         or_schema=schema,
     )
-    return ToolUse(
-        shown=list(tools), structured=StructuredOutput(grammar=source), form=form, max_calls=max_calls
-    )
+    return replace(use, structured=StructuredOutput(grammar=source), form=form)
 
 
 def _needs_grammar(tools: Tools, structured: StructuredOutput | None, *, is_forced: bool) -> bool:

@@ -192,14 +192,7 @@ class LLM:
         for each in given:
             check_params(each)
         uses = [
-            tool_use(
-                self.tokenizer,
-                tools,
-                tool_choice,
-                is_parallel=parallel_tool_calls,
-                structured=each.structured,
-                is_bounded=each.max_reasoning_tokens is not None,
-            )
+            tool_use(self.tokenizer, tools, tool_choice, each, is_parallel=parallel_tool_calls)
             for each in given
         ]
         shown = uses[0].shown or None

@@ -121,14 +121,7 @@ async def prepare_turn(
     """Build the turn of a conversation. Raises InvalidRequest, RequestTooLong or Overloaded."""
     engine = services.handler.engine
     tokenizer = engine.tokenizer
-    use = tool_use(
-        tokenizer,
-        tools,
-        choice,
-        is_parallel=is_parallel,
-        structured=params.structured,
-        is_bounded=params.max_reasoning_tokens is not None,
-    )
+    use = tool_use(tokenizer, tools, choice, params, is_parallel=is_parallel)
     reasoning = tokenizer.chat_format.reasoning
     if use.form is not None or reasoning is not None:
         params = replace(use.applied(params), skip_special_tokens=False)

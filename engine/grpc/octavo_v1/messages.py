@@ -112,15 +112,8 @@ def with_tools(
     choice: str | dict[str, Any] = request.chat.tool_choice or "auto"
     if choice not in ("auto", "none", "required"):
         choice = {"type": "function", "function": {"name": choice}}
-    use = tool_use(
-        tokenizer,
-        prompt.tools,
-        choice,
-        structured=params.structured,
-        is_bounded=params.max_reasoning_tokens is not None,
-    )
-    shown = replace(prompt, tools=use.shown or None)
-    return shown, use.applied(params)
+    use = tool_use(tokenizer, prompt.tools, choice, params)
+    return replace(prompt, tools=use.shown or None), use.applied(params)
 
 
 def prompt_of(request: pb.GenerateRequest | pb.EmbedRequest, *, max_tokens: int) -> Prompt:

@@ -6,6 +6,7 @@ import pytest
 
 from answers import TOOLS, Answer, read, reader
 from fakes import byte_tokenizer
+from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.api.structured_output import StructuredOutput
 from octavo.engine.chat.harmony import HarmonyCalls
 from octavo.engine.chat.reasoning import reasoning_named
@@ -111,7 +112,7 @@ def test_forced_and_strict_calls_are_written_as_messages(
 
 def test_a_budget_of_reasoning_keeps_its_gate() -> None:
     tokenizer = byte_tokenizer(template=TEMPLATE, specials=HarmonyCalls().marks)
-    use = tool_use(tokenizer, TOOLS, "required", is_bounded=True)
+    use = tool_use(tokenizer, TOOLS, "required", SamplingParams(max_reasoning_tokens=9))
     assert not use.is_complete
     assert use.structured is not None
     assert "<tool_call>" in use.structured.source
