@@ -121,9 +121,7 @@ async def serve_chat(services: Services, request: ChatRequest, exchange: Exchang
 
 async def _turn(services: Services, request: ChatRequest, exchange: Exchange) -> Turn:
     max_tokens = agreed(request, "max_tokens", "max_completion_tokens")
-    cut = prompt_cut(
-        services, request.truncate_prompt_tokens, request.truncation_side, max_tokens=max_tokens or 1
-    )
+    cut = prompt_cut(services, request, max_tokens=max_tokens or 1)
     params = request.sampling(
         services.files.sampling,
         max_tokens=max_tokens,

@@ -40,13 +40,7 @@ class CompletionRequest(SamplingFields):
 async def serve_completions(services: Services, request: CompletionRequest, exchange: Exchange) -> None:
     name = services.check_model(request.model, exchange)
     max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
-    cut = prompt_cut(
-        services,
-        request.truncate_prompt_tokens,
-        request.truncation_side,
-        max_tokens=max_tokens,
-        special=request.add_special_tokens is not False,
-    )
+    cut = prompt_cut(services, request, max_tokens=max_tokens)
     prompts = [
         await cut.encoded(services, exchange, prompt) for prompt in prompts_of("prompt", request.prompt)
     ]

@@ -38,13 +38,7 @@ class EmbeddingRequest(RequestModel):
 
 async def serve_embeddings(services: Services, request: EmbeddingRequest, exchange: Exchange) -> None:
     name = services.check_model(request.model, exchange)
-    cut = prompt_cut(
-        services,
-        request.truncate_prompt_tokens,
-        request.truncation_side,
-        default_side="right",
-        special=request.add_special_tokens is not False,
-    )
+    cut = prompt_cut(services, request, default_side="right")
     prompts = [await cut.encoded(services, exchange, each) for each in prompts_of("input", request.input)]
     found = await in_parallel(
         lambda index: _embedding(services, request, exchange, prompts, index), len(prompts), CONCURRENCY

@@ -41,15 +41,10 @@ class PromptCut:
 
 
 def prompt_cut(
-    services: Services,
-    most: int | None,
-    side: Side | None,
-    *,
-    max_tokens: int = 1,
-    default_side: Side = "left",
-    special: bool = True,
+    services: Services, request: Any, *, max_tokens: int = 1, default_side: Side = "left"
 ) -> PromptCut:
     """Return the request's truncation. Raises FieldError for an invalid number."""
+    most = request.truncate_prompt_tokens
     if most == -1:
         longest = services.handler.engine.info.max_model_len
         most = max(longest - (max_tokens if max_tokens < longest else 1), 1)
@@ -58,4 +53,5 @@ def prompt_cut(
             "truncate_prompt_tokens",
             f"truncate_prompt_tokens must be -1 or at least 1, got {most}; leave it out to keep all",
         )
-    return PromptCut(most=most, side=side or default_side, special=special)
+    side, special = request.truncation_side or default_side, request.add_special_tokens is not False
+    return PromptCut(most=most, side=side, special=special)
