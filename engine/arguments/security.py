@@ -37,26 +37,25 @@ def add_metrics_security_arguments(parser: argparse.ArgumentParser) -> None:
 
 def metrics_tls_files(args: argparse.Namespace) -> TlsFiles | None:
     """Return the TLS files of the metrics port. Raises InvalidConfig if only one is given."""
-    from ..grpc.security import TlsFiles
-
-    if (args.metrics_tls_cert is None) != (args.metrics_tls_key is None):
-        raise InvalidConfig("--metrics-tls-cert and --metrics-tls-key belong together; give both or none")
-    if args.metrics_tls_cert is None:
-        return None
-    return TlsFiles(cert=args.metrics_tls_cert, key=args.metrics_tls_key)
+    return _tls_files("metrics-", args.metrics_tls_cert, args.metrics_tls_key)
 
 
 def tls_files(args: argparse.Namespace) -> TlsFiles | None:
     """Return the server's TLS files. Raises InvalidConfig if only some are given."""
+    files = _tls_files("", args.tls_cert, args.tls_key, args.tls_client_ca)
+    if files is None and args.tls_client_ca is not None:
+        raise InvalidConfig("--tls-client-ca needs TLS; add --tls-cert and --tls-key")
+    return files
+
+
+def _tls_files(port: str, cert: Path | None, key: Path | None, ca: Path | None = None) -> TlsFiles | None:
     from ..grpc.security import TlsFiles
 
-    if (args.tls_cert is None) != (args.tls_key is None):
-        raise InvalidConfig("--tls-cert and --tls-key belong together; give both or none")
-    if args.tls_cert is None:
-        if args.tls_client_ca is not None:
-            raise InvalidConfig("--tls-client-ca needs TLS; add --tls-cert and --tls-key")
-        return None
-    return TlsFiles(cert=args.tls_cert, key=args.tls_key, client_ca=args.tls_client_ca)
+    if cert is not None and key is not None:
+        return TlsFiles(cert=cert, key=key, client_ca=ca)
+    if cert is not None or key is not None:
+        raise InvalidConfig(f"--{port}tls-cert and --{port}tls-key belong together; give both or none")
+    return None
 
 
 def add_connection_arguments(parser: argparse.ArgumentParser) -> None:

@@ -306,13 +306,7 @@ class AsyncEngine:
     def _on_ready(self) -> None:
         assert self._client is not None
         engine, self._is_ready = self._client, True
-        self._input = InputProcessor(
-            engine.info,
-            engine.tokenizer,
-            capacity=engine.capacity,
-            grammars=engine.grammars,
-            cut_max_tokens=self.config.cut_max_tokens,
-        )
+        self._input = InputProcessor(engine, cut_max_tokens=self.config.cut_max_tokens)
         assert self._started is not None
         if not self._started.done():
             self._started.set_result(None)

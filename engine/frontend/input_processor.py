@@ -8,15 +8,13 @@ from collections.abc import Collection, Mapping, Sequence, Set
 from concurrent.futures import Future
 from typing import cast
 
-from ..api.engine_info import EngineInfo
 from ..api.engine_request import CacheNamespace, EngineRequest
 from ..api.errors import InvalidRequest, NotFound, RequestTooLong
 from ..api.image import ImageRules, ImageTensors
 from ..api.prompt import ChatPrompt, EncodedPrompt, ImagePrompt, Message, Prompt
 from ..api.sampling_params import SamplingParams
 from ..api.tenant import NO_TENANT
-from ..core.engine_client import GrammarCompiler
-from ..tokenizer.tokenizer import Tokenizer
+from ..core.engine_client import EngineClient
 from ..vision.messages import has_pictures, num_bytes_of, of_url, pictures_in, set_images, take_pictures
 from ..vision.reader import MAX_IMAGES, PictureReader
 from ..vision.tensors import images_of, place_tensors
@@ -28,23 +26,15 @@ LONG_PROMPT = 20_000  # token ids: checking a longer prompt takes milliseconds
 
 
 class InputProcessor:
-    def __init__(
-        self,
-        info: EngineInfo,
-        tokenizer: Tokenizer,
-        *,
-        capacity: int,
-        grammars: GrammarCompiler,
-        cut_max_tokens: bool = False,
-    ) -> None:
-        self._info = info
-        self._tokenizer = tokenizer
-        self._capacity = capacity
+    def __init__(self, engine: EngineClient, *, cut_max_tokens: bool = False) -> None:
+        self._info = info = engine.info
+        self._tokenizer = engine.tokenizer
+        self._capacity = engine.capacity
         self._cut_max_tokens = cut_max_tokens
-        self.grammars = grammars
+        self.grammars = engine.grammars
         self.adapters = {adapter.name: adapter for adapter in info.adapters}
         self._pictures = None if info.images is None else PictureReader(info.images)
-        self._has_reasoning = tokenizer.chat_format.reasoning is not None
+        self._has_reasoning = self._tokenizer.chat_format.reasoning is not None
 
     def encode(self, prompt: Prompt) -> EncodedPrompt:
         """Encode and validate a prompt. Raises InvalidRequest, or RequestTooLong if the prompt cannot fit the

@@ -66,13 +66,7 @@ class LLM:
         engine = self._thread
         self.info: EngineInfo = engine.info
         self.tokenizer: Tokenizer = engine.tokenizer
-        self._input = InputProcessor(
-            engine.info,
-            engine.tokenizer,
-            capacity=engine.capacity,
-            grammars=engine.grammars,
-            cut_max_tokens=config is not None and config.cut_max_tokens,
-        )
+        self._input = InputProcessor(engine, cut_max_tokens=config is not None and config.cut_max_tokens)
 
     def generate(
         self,

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import itertools
 import time
+from types import SimpleNamespace
+from typing import Any
 
 from fakes import FakeCore, Recording, small_config
 from octavo.engine.api.config import EngineConfig
@@ -16,7 +18,11 @@ from oracle import Expected
 
 
 def admission_of(core: EngineCore) -> InputProcessor:
-    return InputProcessor(core.info, core.tokenizer, capacity=core.capacity, grammars=core.builder.grammars)
+    grammars = core.builder.grammars
+    engine: Any = SimpleNamespace(
+        info=core.info, tokenizer=core.tokenizer, capacity=core.capacity, grammars=grammars
+    )
+    return InputProcessor(engine)
 
 
 class Harness:
