@@ -16,7 +16,6 @@ import zmq.asyncio
 
 from fake_adapters import FakeAdapters
 from fakes import FakeCore, small_config
-from octavo.block_manager import PageEvent
 from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.cli import main
@@ -188,7 +187,6 @@ async def test_a_publisher_that_fell_behind_sends_the_whole_cache(
             await send(*arguments)
 
         monkeypatch.setattr(publisher, "_send", slow)
-        monkeypatch.setattr(its.server.handler.page_events, "_latest", deque[PageEvent](maxlen=1))
         for number in range(2, 10):
             await say(its, [number] * 30)
         held.set()
