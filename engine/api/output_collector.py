@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
+
 from .outputs import Completion, Delta, PromptLogprobs, TokenLogprob
 
 _DELTA_BYTES = 200  # bytes of an empty delta in CPython
@@ -8,29 +10,18 @@ _TOKEN_BYTES = 40
 _LOGPROB_BYTES = 160
 
 
+@dataclass(slots=True, eq=False)
 class OutputCollector:
     """Merges output deltas of one sample, in order. ``num_bytes`` estimates their memory."""
 
-    __slots__ = (
-        "_embedding",
-        "_last",
-        "_logprobs",
-        "_only",
-        "_prompt_logprobs",
-        "_texts",
-        "_token_ids",
-        "num_bytes",
-    )
-
-    def __init__(self) -> None:
-        self.num_bytes = 0
-        self._only: Delta | None = None
-        self._last: Delta | None = None
-        self._token_ids: list[int] = []
-        self._texts: list[str] = []
-        self._logprobs: list[TokenLogprob] = []
-        self._prompt_logprobs: PromptLogprobs | None = None
-        self._embedding: tuple[float, ...] | None = None
+    num_bytes: int = field(default=0, init=False)
+    _only: Delta | None = field(default=None, init=False)
+    _last: Delta | None = field(default=None, init=False)
+    _token_ids: list[int] = field(default_factory=list, init=False)
+    _texts: list[str] = field(default_factory=list, init=False)
+    _logprobs: list[TokenLogprob] = field(default_factory=list, init=False)
+    _prompt_logprobs: PromptLogprobs | None = field(default=None, init=False)
+    _embedding: tuple[float, ...] | None = field(default=None, init=False)
 
     @property
     def is_empty(self) -> bool:
@@ -64,17 +55,11 @@ class OutputCollector:
         """Return the collected deltas as one delta, and clear the collector."""
         last, only = self._last, self._only
         assert last is not None, "no output was collected"
-        taken = only or Delta(
-            request_id=last.request_id,
-            index=last.index,
+        taken = only or replace(
+            last,
             token_ids=tuple(self._token_ids),
             text="".join(self._texts),
             logprobs=tuple(self._logprobs),
-            finish_reason=last.finish_reason,
-            stop_match=last.stop_match,
-            error=last.error,
-            prompt_tokens=last.prompt_tokens,
-            cached_tokens=last.cached_tokens,
             prompt_logprobs=self._prompt_logprobs,
             embedding=self._embedding,
         )

@@ -74,30 +74,27 @@ class OutputStreams:
         stream = max(self._read, key=lambda stream: stream.num_unread_bytes)
         if not (num_bytes := stream.num_pending_bytes) or stream.is_awaited:
             return False
-        if not stream.ended:
-            self._abort(stream.request)
-        stream.fail(
-            SlowReader(
-                f"{num_bytes} bytes of this request's output were not read, and all requests together exceed "
-                f"{MAX_UNREAD_LIMITS} times {self.limiter.max_unread_bytes}; read faster",
-                unread_bytes=num_bytes,
-            )
+        text = (
+            f"{num_bytes} bytes of this request's output were not read, and all requests together exceed "
+            f"{MAX_UNREAD_LIMITS} times {self.limiter.max_unread_bytes}; read faster"
         )
+        self._end(stream, SlowReader(text, unread_bytes=num_bytes))
         return True
 
     def _end_longest(self) -> None:
         stream = max(self._read, key=lambda stream: stream.num_held_bytes)
         num_bytes = stream.num_held_bytes
         assert num_bytes, "no stream holds what is counted"
+        text = (
+            f"{num_bytes} bytes of log probabilities wait until this request's output is complete, and all "
+            "requests together have too many; request a stream, or fewer log probabilities"
+        )
+        self._end(stream, Overloaded(text, held_bytes=num_bytes))
+
+    def _end(self, stream: Stream, error: Overloaded) -> None:
         if not stream.ended:
             self._abort(stream.request)
-        stream.fail(
-            Overloaded(
-                f"{num_bytes} bytes of log probabilities wait until this request's output is complete, and "
-                "all requests together have too many; request a stream, or fewer log probabilities",
-                held_bytes=num_bytes,
-            )
-        )
+        stream.fail(error)
 
     def forget(self, stream: Stream) -> None:
         self.limiter.forget(stream.request)

@@ -10,7 +10,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +238,7 @@ def byte_alphabet() -> dict[str, int]:
 
 def piece_decoder(backend: tokenizers.Tokenizer) -> Callable[[str], bytes]:
     """Return a function from a token's spelling to its bytes."""
-    steps = list(_steps(None if backend.decoder is None else json.loads(backend.decoder.__getstate__())))
+    steps = _parts(backend.decoder)
     kinds = {step["type"] for step in steps}
     if "ByteLevel" in kinds:
         alphabet = byte_alphabet()
@@ -269,29 +269,11 @@ def piece_decoder(backend: tokenizers.Tokenizer) -> Callable[[str], bytes]:
     return of_text
 
 
-def _steps(decoder: Any) -> Iterator[dict[str, Any]]:
-    if decoder is None:
-        return
-    if decoder["type"] == "Sequence":
-        for step in decoder["decoders"]:
-            yield from _steps(step)
-    else:
-        yield decoder
-
-
 UNPROVEN_CHARACTERS = 256
-
-
 # Unicode normalization joins at most four characters into one.
 _NORMALIZERS = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 1, "Lowercase": 1, "Prepend": 1, "ByteLevel": 1}
-
-
 _PRE_TOKENIZERS = frozenset({"ByteLevel", "Metaspace", "Digits", "FixedLength"})
-
-
 _SPLITTERS = frozenset({"Split", "Punctuation"})
-
-
 _MAX_SHRINKING = 64
 
 
@@ -320,7 +302,7 @@ def _parts(component: Any) -> list[dict[str, Any]]:
 def _flattened(part: dict[str, Any]) -> Iterable[dict[str, Any]]:
     if part.get("type") != "Sequence":
         return [part]
-    inner = part.get("normalizers") or part.get("pretokenizers") or []
+    inner = part.get("normalizers") or part.get("pretokenizers") or part.get("decoders") or []
     return [leaf for each in inner for leaf in _flattened(each)]
 
 
