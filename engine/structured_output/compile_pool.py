@@ -204,7 +204,7 @@ class CompilePool:
                 helper.reap()
 
     def _make_helper(self) -> TrialCompiler:
-        helper = TrialCompiler(self._tokenizer.get().text, self._limits)
+        helper = TrialCompiler(self._tokenizer.get().setup, self._limits)
         with self._lock:
             self.helpers.append(helper)
             if self._is_closed:

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..api.errors import InvalidRequest
 from .library import first_line, make_tokenizer
@@ -13,17 +12,11 @@ if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizerText:
-    serialized: str
-    num_tokens: int
-    end_ids: tuple[int, ...]
+class LibraryTokenizer(NamedTuple):
+    """llguidance's tokenizer, and the arguments with which a helper process makes it, too."""
 
-
-@dataclass(frozen=True, slots=True)
-class LibraryTokenizer:
-    text: TokenizerText
     made: LLTokenizer
+    setup: dict[str, Any]
 
 
 class TokenizerMaker:
@@ -49,11 +42,14 @@ class TokenizerMaker:
                 "structured output needs a model with an end token; ask this model for plain text"
             )
         try:
-            text = TokenizerText(self._source.serialized(), self._num_tokens, self._end_ids)
-            made = make_tokenizer(text.serialized, num_tokens=text.num_tokens, end_ids=text.end_ids)
+            setup: dict[str, Any] = {
+                "serialized": self._source.serialized(),
+                "num_tokens": self._num_tokens,
+                "end_ids": self._end_ids,
+            }
+            return LibraryTokenizer(make_tokenizer(**setup), setup)
         except BaseException as error:  # the library raises ValueError or panics
             raise InvalidRequest(
                 f"structured output is not possible with this model's tokenizer: {first_line(str(error))}; "
                 "leave structured output out"
             ) from error
-        return LibraryTokenizer(text, made)

@@ -3,9 +3,9 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from .helper_process import HelperEnded, HelperLate, HelperProcess, HelperUnavailable
-from .library_tokenizer import TokenizerText
 from .limits import CompileLimits
 
 _TIME_SIGNALS = {-signal.SIGXCPU}
@@ -31,13 +31,8 @@ class Refused:
 class TrialCompiler(HelperProcess):
     """Owns one helper process, which starts at the first use."""
 
-    def __init__(self, tokenizer: TokenizerText, limits: CompileLimits) -> None:
-        setup = {
-            "tokenizer": tokenizer.serialized,
-            "num_tokens": tokenizer.num_tokens,
-            "end_ids": tokenizer.end_ids,
-            "limits": asdict(limits),
-        }
+    def __init__(self, tokenizer: dict[str, Any], limits: CompileLimits) -> None:
+        setup = {"tokenizer": tokenizer, "limits": asdict(limits)}
         super().__init__("octavo.engine.structured_output.trial_process", setup, limits.start_s)
         self._limits = limits
 

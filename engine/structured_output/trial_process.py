@@ -2,7 +2,7 @@
 
 Messages to this process (<-) and from it (->):
 
-<- {"tokenizer": tokenizer.json, "num_tokens", "end_ids", "limits": {...}}   once
+<- {"tokenizer": arguments of make_tokenizer, "limits": {...}}   once
 -> {"ready": true} or {"refused": why}
 <- {"kind", "source"}
 -> {"grammar": grammar for llguidance, "cpu_s"} or {"refused": why}
@@ -51,9 +51,7 @@ def _compile_all(
 ) -> None:
     limits = setup["limits"]
     try:
-        tokenizer = make_tokenizer(
-            setup["tokenizer"], num_tokens=setup["num_tokens"], end_ids=setup["end_ids"]
-        )
+        tokenizer = make_tokenizer(**setup["tokenizer"])
     except BaseException as error:  # the library raises ValueError or panics
         send(connection, {"refused": f"it cannot read the tokenizer: {first_line(str(error))}"})
         return
