@@ -207,50 +207,42 @@ def set_up_logging(args: argparse.Namespace) -> None:
     )
 
 
-def _windows(info: EngineInfo) -> str:
-    return "".join(
-        f"{group.num_pages} for windows of {group.window} positions, "
-        if not isinstance(group, ResidualWindow)
-        else f"{group.num_pages} 16-bit pages, "
-        for group in info.groups[1:]
-    )
-
-
-def _states(info: EngineInfo) -> str:
-    from ..memory.budget import format_size
-
-    if info.states is None:
-        return ""
-    each = format_size(info.states.slot_bytes)
-    return f"states {format_size(info.memory.states)} ({info.states.num_slots} slots of {each}), "
-
-
 def print_json(value: Mapping[str, Any]) -> None:
     print(json.dumps(value), flush=True)
-
-
-def _drafts(info: EngineInfo) -> str:
-    from ..memory.budget import format_size
-
-    return f"pages for drafts {format_size(info.memory.drafts)}, " if info.memory.drafts else ""
 
 
 def budget_lines(info: EngineInfo) -> list[str]:
     from ..memory.budget import format_size
 
-    memory = info.memory
-    total = memory.weights + memory.pages + memory.drafts + memory.workspace + memory.states
-    total += memory.adapters + memory.vision
-    adapters = f"adapters {format_size(memory.adapters)}, " if memory.adapters else ""
-    vision = f"vision {format_size(memory.vision)}, " if memory.vision else ""
+    memory, states = info.memory, info.states
+    windows = "".join(
+        f"{group.num_pages} for windows of {group.window} positions, "
+        if not isinstance(group, ResidualWindow)
+        else f"{group.num_pages} 16-bit pages, "
+        for group in info.groups[1:]
+    )
+    pages = f" ({info.num_pages} of {info.page_size} positions, {windows}{info.kv_format})"
+    slots = "" if states is None else f" ({states.num_slots} slots of {format_size(states.slot_bytes)})"
+    parts = {
+        "weights": (memory.weights, ""),
+        "pages": (memory.pages, pages),
+        "pages for drafts": (memory.drafts, ""),
+        "states": (memory.states, slots),
+        "adapters": (memory.adapters, ""),
+        "vision": (memory.vision, ""),
+        "workspace": (memory.workspace, ""),
+    }
+    total = format_size(sum(size for size, _ in parts.values()))
+    shown = [
+        f"{name} {format_size(size)}{more}"
+        for name, (size, more) in parts.items()
+        if size or name in ("weights", "pages", "workspace")
+    ]
     return [
         f"model {info.name} ({info.architecture}, {info.num_layers} layers, {info.weights} weights), "
         f"length up to {info.max_model_len}" + (f"; recurrent: {info.recurrent}" if info.recurrent else ""),
         f"backend {info.backend} with {info.threads} threads: {info.backend_reason}",
-        f"memory {format_size(total)}: weights {format_size(memory.weights)}, "
-        f"pages {format_size(memory.pages)} ({info.num_pages} of {info.page_size} positions, {_windows(info)}"
-        f"{info.kv_format}), {_drafts(info)}{_states(info)}{adapters}{vision}"
-        f"workspace {format_size(memory.workspace)}",
+        f"memory {total}: {', '.join(shown)}",
         *(
             f"rank {rank}: weights {format_size(other.weights)}, pages {format_size(other.pages)}"
             for rank, other in enumerate(info.other_ranks, start=1)

@@ -178,8 +178,7 @@ class RequestHandler:
 
     def salt_of(self, context: Caller, cache_salt: str) -> bytes:
         """Return the salt of a request's pages. Raises InvalidRequest if message and metadata differ."""
-        given = [value for key, value in context.invocation_metadata() or () if key == SALT_KEY]
-        salts = {salt for salt in (cache_salt, *map(str, given)) if salt}
+        salts = {salt for salt in (cache_salt, *_metadata(context, SALT_KEY)) if salt}
         if (longest := max(map(len, salts), default=0)) > MAX_SALT:
             raise InvalidRequest(
                 f"cache_salt must have at most {MAX_SALT} characters, got {longest}; use a hash of it"
@@ -203,8 +202,7 @@ class RequestHandler:
     def adapter_of(self, context: Caller, adapter: str | None) -> str | None:
         """Return the adapter of a request. Raises InvalidRequest if message and metadata differ, and
         Forbidden for an adapter of another tenant."""
-        given = [str(value) for key, value in context.invocation_metadata() or () if key == ADAPTER_KEY]
-        names = {name for name in (adapter, *given) if name}
+        names = {name for name in (adapter, *_metadata(context, ADAPTER_KEY)) if name}
         if len(names) > 1:
             raise InvalidRequest(
                 f"the request must name one adapter, got {len(names)} (in the message and in the metadata "
@@ -290,9 +288,13 @@ def own_name(tenant: str, name: str) -> str:
     return f"{tenant}/{name}" if tenant else name
 
 
+def _metadata(context: Caller, key: str) -> list[str]:
+    return [str(value) for name, value in context.invocation_metadata() or () if name == key]
+
+
 def priority_of(context: Caller, priority: int) -> int:
     """Return the priority from the message or the metadata. Raises InvalidRequest for a malformed value."""
-    given = [value for key, value in context.invocation_metadata() or () if key == PRIORITY_KEY]
+    given = _metadata(context, PRIORITY_KEY)
     if priority or not given:
         return priority
     try:

@@ -59,10 +59,6 @@ class Services:
         ids = self.handler.engine.tokenizer.eos_ids - set(params.stop_ids)
         return None if delta.stop_match in ids else delta.stop_match
 
-    def check_caller(self, exchange: Exchange) -> None:
-        """Raise Unauthenticated if a required token is missing or wrong."""
-        self.handler.tenant_of(exchange)
-
 
 @dataclass(frozen=True)
 class Route:
@@ -77,7 +73,7 @@ class Route:
         try:
             try:
                 if not self.is_open:
-                    self.services.check_caller(exchange)
+                    self.services.handler.tenant_of(exchange)  # raises Unauthenticated
                 await self.work(exchange)
             except (ClientGone, SlowReader):
                 raise
