@@ -209,18 +209,18 @@ def _num_logprobs(request: ChatRequest) -> int | None:
 
 class _Answer(ChoicesAnswer):
     prefix, kinds = "chatcmpl", ("chat.completion", "chat.completion.chunk")
+    request: ChatRequest
 
     def __init__(self, request: ChatRequest, turn: Turn, exchange: Exchange, name: str) -> None:
         super().__init__(turn.services, exchange, request, turn.params, name)
         shows = request.include_reasoning is not False
         self._readers = [ReplyReader(turn.reader(), shows_reasoning=shows) for _ in range(turn.params.n)]
         self._begun: set[int] = set()
-        self._chat = request
 
     def choice(self, _prompt: int, index: int, delta: Delta) -> bytes:
         reader = self._readers[index]
         fields = reader.read(delta)
-        if self._chat.stream:
+        if self.request.stream:
             if index not in self._begun:
                 self._begun.add(index)
                 fields = {"role": "assistant", "content": ""} | fields
@@ -232,19 +232,19 @@ class _Answer(ChoicesAnswer):
         choice: dict[str, Any] = {"index": index, "logprobs": None} | self.finish(delta)
         if choice["finish_reason"] == "stop" and reader.has_called_tools:
             choice["finish_reason"] = "tool_calls"
-        if self._chat.return_token_ids:
+        if self.request.return_token_ids:
             choice["token_ids"] = list(delta.token_ids)
-        choice |= {"delta": fields} if self._chat.stream else {"message": _message(fields)}
+        choice |= {"delta": fields} if self.request.stream else {"message": _message(fields)}
         return json_of(choice, logprobs=self._logprobs(delta))
 
     def _logprobs(self, delta: Delta) -> bytes | None:
-        if not self._chat.logprobs:
+        if not self.request.logprobs:
             return None
         return chat_logprobs(
             shown_logprobs(delta, self.params),
             self.services.texts,
             self.params.logprobs or 0,
-            as_ids=bool(self._chat.return_tokens_as_token_ids),
+            as_ids=bool(self.request.return_tokens_as_token_ids),
         )
 
 

@@ -42,7 +42,7 @@ class ChoicesAnswer(ABC):
         self.fields: dict[str, Any] = {}
         self.parts: dict[str, bytes] = {}
         self.without_output = False
-        self._exchange, self._request = exchange, request
+        self._exchange, self.request = exchange, request
         self._head: dict[str, Any] = {
             "id": new_id(self.prefix, exchange.request_id),
             "object": self.kinds[bool(request.stream)],
@@ -57,7 +57,7 @@ class ChoicesAnswer(ABC):
         """Generate the samples of all prompts and send them."""
         exchange, services = self._exchange, self.services
         async with aclosing(self._choices(prompts)) as choices:
-            if self._request.stream:
+            if self.request.stream:
                 await self._stream(choices)
                 return
             with services.answers.hold(services.handler.tenant(exchange)) as take:
@@ -79,7 +79,7 @@ class ChoicesAnswer(ABC):
         await exchange.end_events()
 
     async def _choices(self, prompts: Sequence[Prompt]) -> AsyncGenerator[tuple[int, bytes], None]:
-        deltas = run(self.services, self._exchange, self._request, prompts, self.params)
+        deltas = run(self.services, self._exchange, self.request, prompts, self.params)
         async with aclosing(deltas):
             async for prompt, delta in deltas:
                 if self.without_output:
@@ -104,11 +104,11 @@ class ChoicesAnswer(ABC):
 
     @property
     def _shows_usage(self) -> bool:
-        options = self._request.stream_options
+        options = self.request.stream_options
         return options is not None and bool(options.include_usage)
 
     def _written(self, choices: Sequence[bytes], *, is_last: bool = False) -> bytes:
-        options = self._request.stream_options
+        options = self.request.stream_options
         answer = dict(self._head)
         if is_last or (options is not None and options.continuous_usage_stats):
             answer["usage"] = self._usage.info()

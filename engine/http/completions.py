@@ -102,6 +102,7 @@ async def _text_of(services: Services, prompt: Prompt) -> str:
 
 class _Answer(ChoicesAnswer):
     prefix, kinds = "cmpl", ("text_completion", "text_completion")
+    request: CompletionRequest
 
     def __init__(
         self,
@@ -114,12 +115,11 @@ class _Answer(ChoicesAnswer):
         super().__init__(services, exchange, request, params, name)
         self.prompt_ids: list[list[int]] = []
         self.texts: list[str] = []
-        self._asked = request
         self._writers: dict[int, CompletionLogprobWriter] = {}
         self._echoed: set[int] = set()
 
     def choice(self, prompt: int, index: int, delta: Delta) -> bytes:
-        request = self._asked
+        request = self.request
         echoes = bool(request.echo) and index not in self._echoed
         if request.stream and not (echoes or delta.text or delta.logprobs or delta.finish_reason is not None):
             return b""
@@ -137,7 +137,7 @@ class _Answer(ChoicesAnswer):
         return json_of(fields, prompt_logprobs=entries)
 
     def _logprobs(self, index: int, delta: Delta, *, echoes: bool) -> Any:
-        request = self._asked
+        request = self.request
         writer = self._writers.get(index)
         if writer is None:
             assert request.logprobs is not None
