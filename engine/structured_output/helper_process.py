@@ -96,6 +96,7 @@ class HelperProcess:
             self.interrupt()
 
         timer = threading.Timer(seconds, kill)
+        timer.daemon = True  # or it would hold up the end of this process
         timer.start()
         try:
             send(connection, message, *more)

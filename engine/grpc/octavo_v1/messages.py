@@ -190,12 +190,14 @@ class Responses:
         self._num_generated[delta.index] += len(delta.token_ids)
         usage.generated_tokens = self._num_generated[delta.index]
         if delta.logprobs:
-            response.logprobs.extend(map(_logprob_message, delta.logprobs))
+            response.logprobs.extend(pb.TokenLogprob(**_logprob_fields(each)) for each in delta.logprobs)
         if delta.prompt_logprobs is not None:
             if self._prompt is None:
                 self._prompt = pb.GenerateResponse()
                 self._prompt.prompt_logprobs.add(token_id=delta.prompt_logprobs.first_id)
-                self._prompt.prompt_logprobs.extend(map(_prompt_logprob, delta.prompt_logprobs.rest))
+                self._prompt.prompt_logprobs.extend(
+                    pb.PromptLogprob(**_logprob_fields(each)) for each in delta.prompt_logprobs.rest
+                )
             response.MergeFrom(self._prompt)
         if delta.finish_reason is not None:
             response.finish_reason = _FINISH[delta.finish_reason]
@@ -233,16 +235,9 @@ def delta_of(response: pb.GenerateResponse) -> Delta:
     return delta
 
 
-def _logprob_message(entry: TokenLogprob) -> pb.TokenLogprob:
-    return pb.TokenLogprob(token_id=entry.token_id, logprob=entry.logprob, top=_top_messages(entry))
-
-
-def _prompt_logprob(entry: TokenLogprob) -> pb.PromptLogprob:
-    return pb.PromptLogprob(token_id=entry.token_id, logprob=entry.logprob, top=_top_messages(entry))
-
-
-def _top_messages(entry: TokenLogprob) -> list[pb.TopLogprob]:
-    return [pb.TopLogprob(token_id=token, logprob=logprob) for token, logprob in entry.top]
+def _logprob_fields(entry: TokenLogprob) -> dict[str, Any]:
+    top = [pb.TopLogprob(token_id=token, logprob=logprob) for token, logprob in entry.top]
+    return {"token_id": entry.token_id, "logprob": entry.logprob, "top": top}
 
 
 def _logprob_of(entry: pb.TokenLogprob | pb.PromptLogprob) -> TokenLogprob:
