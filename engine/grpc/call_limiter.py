@@ -10,12 +10,12 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
-from ..api.errors import InvalidRequest, OctavoError, Overloaded
+from ..api.errors import InvalidRequest, Overloaded
 from ..api.tenant import NO_TENANT, Tenant
 from ..frontend.holders import Holders
 from ..frontend.text_executor import TextExecutor
 from .message_shape import SHORT_MESSAGE, Parse, parsed
-from .status import Context, abort_with, errors_as_status
+from .status import Context, errors_as_status
 
 OPEN_SERVICES = ("/grpc.health.v1.Health/",)  # health checks need no token
 MAX_NAMING_BYTES = 4096  # bytes of a message that contains only a name
@@ -27,25 +27,6 @@ PROBE_PATIENCE_S = 2.0  # seconds to wait for the message of a health check
 END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # documented by gRPC but missing in its stubs
 
 TenantOf: TypeAlias = Callable[[Context], Tenant]
-
-
-def refusing(handler: Any, error: OctavoError) -> Any:
-    """Return a handler that ends every call with ``error``."""
-
-    async def refuse(_requests: Any, context: Context) -> None:
-        if not context.cancelled():
-            await abort_with(context, error)
-
-    return _streaming(handler, refuse)
-
-
-def _streaming(handler: Any, behaviour: Callable[[Any, Context], Any]) -> Any:
-    shape = (
-        grpc.stream_stream_rpc_method_handler
-        if handler.response_streaming
-        else grpc.stream_unary_rpc_method_handler
-    )
-    return shape(behaviour, None, handler.response_serializer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +42,7 @@ class _Method:
 
 
 class CallLimiter:
-    """Limits concurrent calls. A tenant may use only its share."""
+    """Limits concurrent calls, and refuses calls without a valid token. A tenant may use only its share."""
 
     def __init__(self, max_calls: int, *, tenant_of: TenantOf, patience_s: float) -> None:
         self.calls = Holders("calls", "calls are being served", max_calls)
@@ -98,7 +79,12 @@ class CallLimiter:
         async def admit(_requests: Any, context: Context) -> Any:
             return await (self._answer if is_check else self._serve)(method, context)
 
-        return _streaming(handler, admit)
+        shape = (
+            grpc.stream_stream_rpc_method_handler
+            if handler.response_streaming
+            else grpc.stream_unary_rpc_method_handler
+        )
+        return shape(admit, None, handler.response_serializer)
 
     @errors_as_status
     async def _serve(self, method: _Method, context: Context) -> Any:

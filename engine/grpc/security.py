@@ -9,17 +9,15 @@ import hashlib
 import logging
 import re
 import ssl
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import grpc
-import grpc.aio
 
 from ..api.address import Address
 from ..api.errors import InvalidConfig, Unauthenticated
-from .call_limiter import OPEN_SERVICES, refusing
 from .tenant_salts import TenantSalts
 
 logger = logging.getLogger(__name__)
@@ -207,9 +205,6 @@ class Security:
         self._taken = current
         return None if current is taken else current
 
-    def interceptors(self) -> list[grpc.aio.ServerInterceptor[Any, Any]]:
-        return [] if self.tokens is None else [_Gate(self.tokens)]
-
     def warn_of_strangers(self, address: Address) -> None:
         """Log a warning if other machines can use the server without a token."""
         checks_certificates = self.tls is not None and self.tls.client_ca is not None
@@ -223,18 +218,3 @@ class Security:
     def tenant_of(self, context: Caller) -> str:
         """Return the tenant of a call; "" on a server without tokens."""
         return "" if self.tokens is None else self.tokens.tenant_of(context.invocation_metadata())
-
-
-class _Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # not subscriptable at run time
-    def __init__(self, tokens: Tokens) -> None:
-        self._tokens = tokens
-
-    async def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
-        handler = await continuation(details)
-        if handler is None or details.method.startswith(OPEN_SERVICES):
-            return handler
-        try:
-            self._tokens.tenant_of(details.invocation_metadata)
-        except Unauthenticated as error:
-            return refusing(handler, error)
-        return handler

@@ -121,7 +121,7 @@ class GrpcServer:
     def _new_server(self) -> grpc.aio.Server:
         room = 0 if self._engine.info.images is None else IMAGE_BYTES
         return grpc.aio.server(
-            interceptors=[*self.security.interceptors(), self.limiter.interceptor()],
+            interceptors=[self.limiter.interceptor()],
             options=[*OPTIONS, ("grpc.max_receive_message_length", self.max_message_bytes + room)],
         )
 
