@@ -86,13 +86,13 @@ class CallLimiter:
         )
         return shape(admit, None, handler.response_serializer)
 
-    @errors_as_status
     async def _serve(self, method: _Method, context: Context) -> Any:
-        if context.cancelled():
-            raise asyncio.CancelledError
-        is_counted = method.holders is self.calls
-        with method.holders.hold(self._tenant_of(context) if is_counted else NO_TENANT):
-            return await self._answer(method, context)
+        async with errors_as_status(context):
+            if context.cancelled():
+                raise asyncio.CancelledError
+            is_counted = method.holders is self.calls
+            with method.holders.hold(self._tenant_of(context) if is_counted else NO_TENANT):
+                return await self._answer(method, context)
 
     async def _answer(self, method: _Method, context: Context) -> Any:
         request = (

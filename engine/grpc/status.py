@@ -6,10 +6,10 @@ See https://google.aip.dev/193. Clients get a fixed text for unexpected errors.
 from __future__ import annotations
 
 import asyncio
-import functools
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, NoReturn, TypeVar
+from collections.abc import AsyncIterator
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -41,9 +41,6 @@ LAST_WORD_S = 1.0
 _DETAILS_KEY = "grpc-status-details-bin"
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Servicer = TypeVar("Servicer")
-Request = TypeVar("Request")
-Response = TypeVar("Response")
 
 
 CODES: tuple[tuple[type[OctavoError], grpc.StatusCode], ...] = (
@@ -105,27 +102,22 @@ async def abort_with(context: Context, error: Exception) -> NoReturn:
     raise AssertionError("abort returns by raising")
 
 
-def errors_as_status(
-    handler: Callable[[Servicer, Request, Context], Awaitable[Response]],
-) -> Callable[[Servicer, Request, Context], Awaitable[Response]]:
-
-    @functools.wraps(handler)
-    async def guarded(servicer: Servicer, request: Request, context: Context) -> Response:
-        try:
-            return await handler(servicer, request, context)
-        except grpc.aio.AbortError:
+@contextlib.asynccontextmanager
+async def errors_as_status(context: Context) -> AsyncIterator[None]:
+    """End the call with the status of an error that the block raises."""
+    try:
+        yield
+    except grpc.aio.AbortError:
+        raise
+    except grpc.aio.InternalError:
+        if not context.cancelled():
             raise
-        except grpc.aio.InternalError:
-            if not context.cancelled():
-                raise
-            logger.debug("the client went away while it was being answered")
-            raise asyncio.CancelledError from None
-        except SlowReader as error:
-            await _leave_with(context, error)
-        except Exception as error:
-            await abort_with(context, error)
-
-    return guarded
+        logger.debug("the client went away while it was being answered")
+        raise asyncio.CancelledError from None
+    except SlowReader as error:
+        await _leave_with(context, error)
+    except Exception as error:
+        await abort_with(context, error)
 
 
 async def _leave_with(context: Context, error: SlowReader) -> NoReturn:

@@ -17,7 +17,7 @@ from ...core.commands import AnswerT, Command, RequestTokens
 from ...core.snapshots import RunCommand, below, load, save_all, save_prompt
 from ...frontend.text_executor import call_on_daemon
 from ..request_handler import RequestHandler, checked_id, own_name
-from ..status import Context, errors_as_status
+from ..status import Context
 from . import cache_messages as messages
 
 ResultT = TypeVar("ResultT")
@@ -33,7 +33,6 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
         self._engine = handler.engine
         self._turn = asyncio.Lock()
 
-    @errors_as_status
     async def GetStats(self, request: pb.GetStatsRequest, context: Context) -> pb.GetStatsResponse:
         most = messages.num_prefixes(request)
         tenant = self._handler.tenant_of(context)
@@ -47,7 +46,6 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             response.prefixes.append(messages.prefix_message(reused, decode(reused.preview)))
         return response
 
-    @errors_as_status
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
         request_id = checked_id(request.request_id)
         if not request_id:
@@ -63,7 +61,6 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             salt_prefix=self._handler.tenant_salt(context),
         )
 
-    @errors_as_status
     async def Save(self, request: pb.SaveRequest, context: Context) -> pb.SaveResponse:
         self._handler.check_operator(context, "save the cache")
         path = self._saved(request.path)
@@ -76,7 +73,6 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             saved = await self._in_turn(partial(save_all, self._run_command(), path))
         return pb.SaveResponse(**asdict(saved))
 
-    @errors_as_status
     async def Load(self, request: pb.LoadRequest, context: Context) -> pb.LoadResponse:
         self._handler.check_operator(context, "load into the cache")
         loaded = await self._in_turn(partial(load, self._run_command(), self._saved(request.path)))
@@ -102,7 +98,6 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
 
         return ask
 
-    @errors_as_status
     async def Pin(self, request: pb.PinRequest, context: Context) -> pb.PinResponse:
         tenant = self._handler.tenant(context)
         name = own_name(tenant.name, messages.pin_name(request.name))
@@ -122,18 +117,15 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
             num_tokens=pinned.num_tokens, prefix_tokens=len(found.tokens), pinned_pages=pinned.pinned_pages
         )
 
-    @errors_as_status
     async def Unpin(self, request: pb.UnpinRequest, context: Context) -> pb.UnpinResponse:
         name = own_name(self._handler.tenant_of(context), messages.pin_name(request.name))
         left = await self._engine.run_command(commands.unpin_prefix(name, request.name))
         return pb.UnpinResponse(pinned_pages=left)
 
-    @errors_as_status
     async def Flush(self, _request: pb.FlushRequest, context: Context) -> pb.FlushResponse:
         self._handler.check_operator(context, "flush the cache of all tenants")
         return pb.FlushResponse(num_pages=await self._engine.run_command(commands.flush_cache()))
 
-    @errors_as_status
     async def Watch(self, request: pb.WatchRequest, context: Context) -> None:
         salt, hub = self._handler.tenant_salt(context), self._handler.page_events
         async with hub.watching(self._handler.tenant(context)) as its:

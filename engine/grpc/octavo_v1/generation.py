@@ -23,7 +23,7 @@ from ...api.sampling_params import Pooling
 from ..packed_ids import ids_of
 from ..request_handler import MAX_REQUEST_ID, RequestHandler
 from ..reranking import score_documents
-from ..status import Context, errors_as_status
+from ..status import Context
 from ..tokenization import detokenize, longest_text, tokenize
 from . import messages
 
@@ -45,7 +45,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         self._handler = handler
         self._engine = handler.engine
 
-    @errors_as_status
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
         failure, responses = "", messages.Responses()
         async with aclosing(self._serve(request, context)) as deltas:
@@ -57,7 +56,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         if failure:
             raise RequestFailed(failure)
 
-    @errors_as_status
     async def GenerateMany(self, requests: AsyncIterator[pb.GenerateRequest], context: Context) -> None:
         output: asyncio.Queue[BatchItem] = asyncio.Queue(BATCH_BACKLOG)
         reader = asyncio.create_task(self._serve_batch(requests, output, context))
@@ -128,7 +126,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             prompt, params, final_only=final_only, **messages.asked_of(request, context)
         )
 
-    @errors_as_status
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         match request.WhichOneof("input"):
             case "text":
@@ -141,12 +138,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
                 raise InvalidRequest("the request has no input; set one of text and chat")
         return pb.TokenizeResponse(token_ids=ids)
 
-    @errors_as_status
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
         ids = ids_of(request, request.token_ids)
         return pb.DetokenizeResponse(text=await detokenize(self._handler, ids, context))
 
-    @errors_as_status
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
         if request.pooling not in _POOLING:
             known = ", ".join(pb.Pooling.keys())
@@ -162,7 +157,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         )
         return pb.EmbedResponse(request_id=asked["request_id"], embedding=vector, usage=_usage([delta]))
 
-    @errors_as_status
     async def Rerank(self, request: pb.RerankRequest, context: Context) -> pb.RerankResponse:
         """Return the scores of all documents. Raises an error if any document fails."""
         top_n = request.top_n if request.HasField("top_n") else None
@@ -178,38 +172,32 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         response.usage.CopyFrom(_usage(deltas))
         return response
 
-    @errors_as_status
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         return pb.AbortResponse(request_ids=await self._handler.abort(request.request_ids, context=context))
 
-    @errors_as_status
     async def LoadAdapter(self, request: pb.LoadAdapterRequest, context: Context) -> pb.LoadAdapterResponse:
         info = await self._handler.load_adapter(
             request.name, request.path, context=context, replace=request.replace
         )
         return pb.LoadAdapterResponse(adapter=messages.adapter_message(info))
 
-    @errors_as_status
     async def UnloadAdapter(
         self, request: pb.UnloadAdapterRequest, context: Context
     ) -> pb.UnloadAdapterResponse:
         await self._handler.unload_adapter(request.name, context=context)
         return pb.UnloadAdapterResponse()
 
-    @errors_as_status
     async def ListAdapters(
         self, _request: pb.ListAdaptersRequest, context: Context
     ) -> pb.ListAdaptersResponse:
         infos = self._handler.adapters(context).values()
         return pb.ListAdaptersResponse(adapters=map(messages.adapter_message, infos))
 
-    @errors_as_status
     async def GetModelInfo(
         self, _request: pb.GetModelInfoRequest, _context: Context
     ) -> pb.GetModelInfoResponse:
         return messages.model_info_message(self._engine.info, self._engine.tokenizer)
 
-    @errors_as_status
     async def GetServerInfo(
         self, _request: pb.GetServerInfoRequest, _context: Context
     ) -> pb.GetServerInfoResponse:

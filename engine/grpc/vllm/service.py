@@ -24,7 +24,7 @@ from ...api.outputs import FinishReason
 from ...vision.reader import MAX_IMAGES
 from ..packed_ids import ids_of
 from ..request_handler import RequestHandler, check_num_ids
-from ..status import Context, errors_as_status
+from ..status import Context
 from . import kv_events, model_files
 from . import messages as vllm_messages
 
@@ -39,7 +39,6 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         self._files = model_files.read_model_files(handler.engine.info.path)
         self._tokenizer_zip: bytes | None = None
 
-    @errors_as_status
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
         """Stream a chunk per delta, then a ``complete`` message per sample."""
         takes_images = self._engine.info.images is not None
@@ -70,12 +69,10 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         if failure:
             raise RequestFailed(failure)
 
-    @errors_as_status
     async def Abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         await self._handler.abort(request.request_ids, context=context)
         return pb.AbortResponse()
 
-    @errors_as_status
     async def HealthCheck(self, _request: pb.HealthCheckRequest, _context: Context) -> pb.HealthCheckResponse:
         if self._engine.dead_error is not None:
             return pb.HealthCheckResponse(
@@ -87,7 +84,6 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
             return pb.HealthCheckResponse(healthy=False, message=f"no adapter is called {self._adapter!r}")
         return pb.HealthCheckResponse(healthy=True, message="ok")
 
-    @errors_as_status
     async def GetModelInfo(
         self, _request: pb.GetModelInfoRequest, _context: Context
     ) -> pb.GetModelInfoResponse:
@@ -109,7 +105,6 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
             supports_vision=info.images is not None,
         )
 
-    @errors_as_status
     async def GetServerInfo(
         self, _request: pb.GetServerInfoRequest, _context: Context
     ) -> pb.GetServerInfoResponse:
@@ -139,7 +134,6 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
             **media,
         )
 
-    @errors_as_status
     async def GetLoads(self, request: pb.GetLoadsRequest, _context: Context) -> pb.GetLoadsResponse:
         loads = [self._load()] if not request.dp_rank else []  # rank 0 is the only rank
         return pb.GetLoadsResponse(
@@ -166,7 +160,6 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
             max_running_requests=most,
         )
 
-    @errors_as_status
     async def GetTokenizer(self, _request: common_pb2.GetTokenizerRequest, context: Context) -> None:
         """Stream a zip of the tokenizer files."""
         if self._tokenizer_zip is None:
@@ -178,17 +171,14 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         for data, sha256 in model_files.chunks(self._tokenizer_zip):
             await self._handler.writer.write(context, common_pb2.GetTokenizerChunk(data=data, sha256=sha256))
 
-    @errors_as_status
     async def SubscribeKvEvents(self, request: common_pb2.SubscribeKvEventsRequest, context: Context) -> None:
         await kv_events.write_kv_events(self._handler, request, context, adapter=self._adapter)
 
-    @errors_as_status
     async def FlushCache(
         self, request: common_pb2.FlushCacheRequest, context: Context
     ) -> common_pb2.FlushCacheResponse:
         return await kv_events.flush_cache(self._handler, request, context)
 
-    @errors_as_status
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
         """Return the normalized hidden state of the last token, which is vLLM's default."""
         ids = ids_of(request.tokenized, request.tokenized.input_ids)
