@@ -17,7 +17,6 @@ from ..api.errors import (
     InvalidRequest,
     NotConfigured,
     RequestFailed,
-    RequestTooLong,
     SlowReader,
 )
 from ..api.outputs import Delta, FinishReason
@@ -303,14 +302,6 @@ def priority_of(context: Caller, priority: int) -> int:
         raise InvalidRequest(
             f"the metadata {PRIORITY_KEY} must be a whole number, got {given[-1]!r}; 0 is the default"
         ) from error
-
-
-def check_num_ids(num_ids: int, max_tokens: int) -> None:
-    """Raise RequestTooLong if there are more ids than the model's length."""
-    if num_ids > max_tokens:
-        raise RequestTooLong(
-            f"the prompt has {num_ids} token ids, but the model's length is {max_tokens}; shorten the prompt"
-        )
 
 
 def checked_id(request_id: str) -> str:

@@ -263,7 +263,7 @@ def test_prompts_survive_the_wire() -> None:
     ):
         request = make_request(prompt, SamplingParams())
         received = pb.GenerateRequest.FromString(request.SerializeToString())
-        assert messages.prompt_of(received, max_tokens=3) == wanted
+        assert messages.prompt_of(received) == wanted
 
 
 def test_negative_token_ids_do_not_even_leave_the_client() -> None:
@@ -273,13 +273,13 @@ def test_negative_token_ids_do_not_even_leave_the_client() -> None:
 
 def test_log_probabilities_of_a_prompt_are_converted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[TokenLogprob] = []
-    convert = messages._prompt_logprob
+    convert = messages._logprob_fields
 
-    def note(entry: TokenLogprob) -> pb.PromptLogprob:
+    def note(entry: TokenLogprob) -> dict[str, Any]:
         made.append(entry)
         return convert(entry)
 
-    monkeypatch.setattr(messages, "_prompt_logprob", note)
+    monkeypatch.setattr(messages, "_logprob_fields", note)
     found = PromptLogprobs(1, (TokenLogprob(token_id=2, logprob=-1.0, top=((2, -1.0),)),) * 3)
     responses = messages.Responses()
     for index in range(4):

@@ -146,7 +146,7 @@ class CacheServicer(cache_pb2_grpc.CacheServicer):
     async def _prefix(self, prefix: pb.Prefix, context: Context) -> RequestTokens:
         if prefix.WhichOneof("prefix") != "request_id":
             salt = self._handler.salt_of(context, prefix.cache_salt)
-            prompt = messages.prompt_of(prefix, max_tokens=self._engine.info.max_model_len)
+            prompt = messages.prompt_of(prefix)
             encoded = await self._engine.prepare(prompt)
             return RequestTokens(tuple(encoded.ids), salt, encoded.media)
         if prefix.cache_salt:

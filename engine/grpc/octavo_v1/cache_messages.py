@@ -13,7 +13,6 @@ from ...inspection.lookup_history import LookupRecord
 from ...inspection.prefix_cache_inspector import CacheTotals
 from ...inspection.reused_prefixes import ReusedPrefix
 from ..packed_ids import ids_of
-from ..request_handler import check_num_ids
 from .messages import chat_prompt, pages_message
 
 MAX_NAME = 256
@@ -40,17 +39,15 @@ def num_prefixes(request: pb.GetStatsRequest) -> int:
     return asked
 
 
-def prompt_of(prefix: pb.Prefix, *, max_tokens: int) -> Prompt:
-    """Return the prompt of a prefix message. Raises InvalidRequest or RequestTooLong."""
+def prompt_of(prefix: pb.Prefix) -> Prompt:
+    """Return the prompt of a prefix message. Raises InvalidRequest."""
     match prefix.WhichOneof("prefix"):
         case "text":
             return prefix.text
         case "token_ids":
-            ids = ids_of(prefix.token_ids, prefix.token_ids.ids)
-            check_num_ids(len(ids), max_tokens)
-            return ids
+            return ids_of(prefix.token_ids, prefix.token_ids.ids)
         case "chat":
-            return chat_prompt(prefix.chat, max_messages=max_tokens)
+            return chat_prompt(prefix.chat)
     raise InvalidRequest("the prefix is empty; set one of text, token_ids, chat and request_id")
 
 

@@ -24,7 +24,7 @@ from ..packed_ids import ids_of
 from ..request_handler import MAX_REQUEST_ID, RequestHandler
 from ..reranking import score_documents
 from ..status import Context
-from ..tokenization import detokenize, longest_text, tokenize
+from ..tokenization import detokenize, tokenize
 from . import messages
 
 BATCH_CONCURRENCY = 256  # concurrent requests of one GenerateMany stream
@@ -117,7 +117,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
     def _serve(self, request: pb.GenerateRequest, context: Context) -> AsyncGenerator[Delta, None]:
         prompt, params = messages.with_tools(
             request,
-            messages.prompt_of(request, max_tokens=self._engine.info.max_model_len),
+            messages.prompt_of(request),
             messages.params_of(request.sampling),
             self._engine.tokenizer,
         )
@@ -132,8 +132,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
                 special = request.add_special_tokens if request.HasField("add_special_tokens") else True
                 ids = await tokenize(self._handler, request.text, context, add_special_tokens=special)
             case "chat":
-                chat = messages.chat_prompt(request.chat, max_messages=longest_text(self._handler))
-                ids = await tokenize(self._handler, chat, context)
+                ids = await tokenize(self._handler, messages.chat_prompt(request.chat), context)
             case _:
                 raise InvalidRequest("the request has no input; set one of text and chat")
         return pb.TokenizeResponse(token_ids=ids)
@@ -149,7 +148,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         asked = messages.asked_of(request, context)
         asked["request_id"] = asked["request_id"] or uuid.uuid4().hex
         vector, delta = await self._handler.embed(
-            messages.prompt_of(request, max_tokens=self._handler.engine.info.max_model_len),
+            messages.prompt_of(request),
             pooling=_POOLING[request.pooling],
             dimensions=request.dimensions if request.HasField("dimensions") else None,
             normalize=request.normalize if request.HasField("normalize") else True,

@@ -13,7 +13,7 @@ import octavo
 from octavo.proto import generation_pb2 as pb
 
 from ...api.engine_info import AdapterInfo, EngineInfo
-from ...api.errors import InvalidRequest, RequestFailed, RequestTooLong
+from ...api.errors import InvalidRequest, RequestFailed
 from ...api.image import ImageTensors, Tensor
 from ...api.outputs import Delta, FinishReason, PromptLogprobs, TokenLogprob
 from ...api.prompt import ChatPrompt, Prompt, check_variables
@@ -21,7 +21,6 @@ from ...api.sampling_params import SamplingParams
 from ...api.stats import Gauges
 from ...chat.tool_choice import tool_use
 from ..packed_ids import ids_of
-from ..request_handler import check_num_ids
 from ..sampling_fields import SamplingFields, structured_message, structured_of
 from ..status import Context, status_of
 
@@ -38,15 +37,10 @@ _FINISH: Mapping[FinishReason, pb.FinishReason] = {
 _FINISH_BACK = {number: reason for reason, number in _FINISH.items()}
 
 
-def chat_prompt(chat: pb.Chat, *, max_messages: int) -> ChatPrompt:
-    """Convert a chat message. Raises RequestTooLong for too many messages."""
+def chat_prompt(chat: pb.Chat) -> ChatPrompt:
+    """Convert a chat message. Raises InvalidRequest."""
     if not chat.messages:
         raise InvalidRequest("chat has no messages; give at least one")
-    if len(chat.messages) > max_messages:
-        raise RequestTooLong(
-            f"chat has {len(chat.messages)} messages, but at most {max_messages} can fit, with at least one "
-            "token each; leave some out"
-        )
     for i, message in enumerate(chat.messages):
         if not message.role:
             raise InvalidRequest(f'chat message {i} has no role; set it to "user", "system" or "assistant"')
@@ -116,19 +110,17 @@ def with_tools(
     return replace(prompt, tools=use.shown or None), use.applied(params)
 
 
-def prompt_of(request: pb.GenerateRequest | pb.EmbedRequest, *, max_tokens: int) -> Prompt:
-    """Return the prompt of a request. Raises InvalidRequest or RequestTooLong."""
+def prompt_of(request: pb.GenerateRequest | pb.EmbedRequest) -> Prompt:
+    """Return the prompt of a request. Raises InvalidRequest."""
     match request.WhichOneof("prompt"):
         case "text":
             return request.text
         case "token_ids":
-            ids = ids_of(request.token_ids, request.token_ids.ids)
-            check_num_ids(len(ids), max_tokens)
-            return ids
+            return ids_of(request.token_ids, request.token_ids.ids)
         case "chat":
             if isinstance(request, pb.EmbedRequest) and request.chat.tool_choice:
                 raise InvalidRequest("chat.tool_choice is supported only by Generate; leave it out")
-            return chat_prompt(request.chat, max_messages=max_tokens)
+            return chat_prompt(request.chat)
         case _:
             raise InvalidRequest("the request has no prompt; set one of text, token_ids and chat")
 

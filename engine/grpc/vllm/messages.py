@@ -14,7 +14,6 @@ from ...api.outputs import Delta, TokenLogprob
 from ...api.prompt import Prompt
 from ...api.sampling_params import SamplingParams
 from ..packed_ids import ids_of
-from ..request_handler import check_num_ids
 from ..sampling_fields import SamplingFields, structured_of
 from .media import with_images
 
@@ -46,13 +45,11 @@ def _unsupported(field: str) -> InvalidRequest:
     return InvalidRequest(f"{field} is not supported by this server; leave it out")
 
 
-def prompt_of(request: pb.GenerateRequest, *, max_tokens: int) -> Prompt:
-    """Return the prompt of a request. Raises InvalidRequest or RequestTooLong."""
+def prompt_of(request: pb.GenerateRequest) -> Prompt:
+    """Return the prompt of a request. Raises InvalidRequest."""
     match request.WhichOneof("input"):
         case "tokenized":
-            ids = ids_of(request.tokenized, request.tokenized.input_ids)
-            check_num_ids(len(ids), max_tokens)
-            return with_images(request, ids)
+            return with_images(request, ids_of(request.tokenized, request.tokenized.input_ids))
         case "text":
             return str(request.text)
         case _:

@@ -23,7 +23,7 @@ from ...api.errors import RequestFailed
 from ...api.outputs import FinishReason
 from ...vision.reader import MAX_IMAGES
 from ..packed_ids import ids_of
-from ..request_handler import RequestHandler, check_num_ids
+from ..request_handler import RequestHandler
 from ..status import Context
 from . import kv_events, model_files
 from . import messages as vllm_messages
@@ -44,7 +44,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         takes_images = self._engine.info.images is not None
         vllm_messages.check_supported(request, takes_images=takes_images)
         params = vllm_messages.params_of(request.sampling_params, default_temperature=self._files.temperature)
-        prompt = vllm_messages.prompt_of(request, max_tokens=self._engine.info.max_model_len)
+        prompt = vllm_messages.prompt_of(request)
         deltas = self._handler.generate(
             prompt,
             params,
@@ -182,7 +182,6 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
         """Return the normalized hidden state of the last token, which is vLLM's default."""
         ids = ids_of(request.tokenized, request.tokenized.input_ids)
-        check_num_ids(len(ids), self._engine.info.max_model_len)
         vector, delta = await self._handler.embed(
             ids, context=context, request_id=request.request_id, adapter=self._adapter
         )

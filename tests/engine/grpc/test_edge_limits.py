@@ -136,14 +136,14 @@ async def test_prompts_that_can_never_fit_are_refused_before_they_are_looked_at(
         ids = [1] * (MODEL_LEN + 1)
         chat = pb.Chat(messages=[pb.ChatMessage(role="user")] * (MODEL_LEN + 1))
         for request, message in (
-            (pb.GenerateRequest(token_ids=pb.TokenIds(ids=ids)), "4097 token ids"),
+            (pb.GenerateRequest(token_ids=pb.TokenIds(ids=ids)), "prompt of 4097 tokens"),
             (pb.GenerateRequest(chat=chat), "4097 messages"),
             (pb.GenerateRequest(text="x" * (MODEL_LEN * longest + 1)), "at least 4097 tokens"),
         ):
             with pytest.raises(grpc.aio.AioRpcError, match=message) as caught:
                 await its.client.stub.Generate(request).read()
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        with pytest.raises(grpc.aio.AioRpcError, match="4097 token ids"):
+        with pytest.raises(grpc.aio.AioRpcError, match="prompt of 4097 tokens"):
             await routers.Generate(ask(ids=ids)).read()
 
 

@@ -168,4 +168,4 @@ async def test_a_chat_takes_tools_parts_and_names_of_the_template() -> None:
 def test_tool_choice_is_refused_without_generation() -> None:
     chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="x")], tool_choice="none")
     with pytest.raises(InvalidRequest, match=r"chat\.tool_choice"):
-        messages.prompt_of(pb.EmbedRequest(chat=chat), max_tokens=9)
+        messages.prompt_of(pb.EmbedRequest(chat=chat))
