@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TYPE_CHECKING
 
@@ -71,8 +72,13 @@ class PageEventHub:
     async def _read(self, number: int) -> list[PageEvent]:
         if (read := self._reads.get(number)) is None:  # watchers that wait for the same event share a command
             read = self._reads[number] = asyncio.ensure_future(self._fetch(number))
-            read.add_done_callback(lambda done: (self._reads.pop(number), done.exception()))
+            read.add_done_callback(functools.partial(self._forget, number))
         return await asyncio.shield(read)
+
+    def _forget(self, number: int, read: asyncio.Task[list[PageEvent]]) -> None:
+        del self._reads[number]
+        if not read.cancelled():
+            read.exception()  # if all of its watchers have left, nothing else retrieves it
 
     async def _fetch(self, number: int) -> list[PageEvent]:
         try:
