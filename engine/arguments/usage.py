@@ -115,7 +115,7 @@ def _ids(text: str) -> list[int]:
 
 
 whole_number = _value(int, "a whole number")
-number = _value(float, "a number")  # infinity and NaN are numbers, too
+number = _value(float, "a number")
 positive = _value(int, "a whole number of at least 1", lambda value: 1 <= value < 2**63)
 from_zero = _value(int, "a whole number of at least 0", lambda value: 0 <= value < 2**63)
 seconds = _value(float, "a number of seconds, 0 or more", lambda value: 0 <= value < math.inf)

@@ -15,7 +15,6 @@ TEXT_LENGTHS = 4  # longest text of one call, as a multiple of the model's lengt
 
 
 def longest_text(handler: RequestHandler) -> int:
-    """Return the largest number of tokens of one call."""
     return TEXT_LENGTHS * handler.engine.info.max_model_len
 
 

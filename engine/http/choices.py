@@ -94,7 +94,6 @@ class ChoicesAnswer(ABC):
         """Return a choice as JSON; b"" if a stream has nothing to send."""
 
     def finish(self, delta: Delta) -> dict[str, Any]:
-        """Return the fields that tell why a sample ended."""
         if delta.finish_reason is None:
             return {"finish_reason": None}
         if self.without_output:

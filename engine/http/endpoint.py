@@ -73,7 +73,7 @@ class Route:
         try:
             try:
                 if not self.is_open:
-                    self.services.handler.tenant_of(exchange)  # raises Unauthenticated
+                    self.services.handler.tenant_of(exchange)
                 await self.work(exchange)
             except (ClientGone, SlowReader):
                 raise

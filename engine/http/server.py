@@ -116,7 +116,6 @@ class HttpServer:
         self._sweeper = asyncio.create_task(self._sweep_always())
 
     def reload(self) -> None:
-        """Read the TLS files again. Raises InvalidConfig if they are unusable."""
         if self._tls is not None:
             self._tls.reload()
 

@@ -128,7 +128,6 @@ def prompt_of(request: pb.GenerateRequest | pb.EmbedRequest) -> Prompt:
 def asked_of(
     request: pb.GenerateRequest | pb.EmbedRequest | pb.RerankRequest, context: Context
 ) -> dict[str, Any]:
-    """Return the arguments of the handler."""
     return {
         "context": context,
         "request_id": "" if isinstance(request, pb.RerankRequest) else request.request_id,

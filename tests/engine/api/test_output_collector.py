@@ -1,13 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.engine.api import output_collector
 from octavo.engine.api.output_collector import OutputCollector, completion_of, delta_bytes
 from octavo.engine.api.outputs import Delta, FinishReason, PromptLogprobs, TokenLogprob
 
@@ -60,23 +56,6 @@ def test_the_collector_joins_deltas_like_a_plain_loop(
     found = completion_of(whole)
     assert (found.index, found.text, tuple(found.token_ids)) == (2, whole.text, whole.token_ids)
     assert tuple(found.logprobs) == whole.logprobs
-
-
-def test_deltas_are_joined_only_when_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = 0
-
-    def counted(delta: Delta, **fields: Any) -> Delta:
-        nonlocal made
-        made += 1
-        return replace(delta, **fields)
-
-    monkeypatch.setattr(output_collector, "replace", counted)
-    collector = OutputCollector()
-    for number in range(1000):
-        collector.add(Delta(request_id="r", index=0, token_ids=(number,), text="x"))
-    assert made == 0
-    assert collector.take().token_ids == tuple(range(1000))
-    assert made == 1
 
 
 def test_output_after_the_end_is_a_bug() -> None:
