@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class StoreServer:
+class StoreServer(ABC):
     scheme: str
     url: str
 
@@ -42,8 +43,8 @@ class StoreServer:
         assert self._process is not None
         self._process.send_signal(number)
 
-    def start(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def start(self) -> None: ...
 
     def responds(self) -> bool:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
@@ -71,14 +72,14 @@ class StoreServer:
     def close(self) -> None:
         self.stop()
 
-    def get(self, key: str) -> bytes | None:
-        raise NotImplementedError
+    @abstractmethod
+    def get(self, key: str) -> bytes | None: ...
 
-    def set(self, key: str, data: bytes) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def set(self, key: str, data: bytes) -> None: ...
 
-    def delete(self, keys: Iterable[str]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def delete(self, keys: Iterable[str]) -> None: ...
 
 
 class RedisServer(StoreServer):
