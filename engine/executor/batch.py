@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+from array import array
 from collections import abc
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
@@ -101,8 +104,62 @@ class BatchSlice(NamedTuple):
     batch: Batch
 
 
-def build_batch(step: SchedulerOutput, page_size: int, specs: Specs = ()) -> Batch:
+def build_batch(step: SchedulerOutput, page_size: int, groups: Specs = ()) -> Batch:
+    if step.decode_only or all(map(_is_decode, step.work)):
+        return _decode_batch(step, page_size, groups)
+    return _mixed_batch(step, page_size, groups)
+
+
+def _is_decode(item: ScheduledChunk) -> bool:
+    return item.samples and item.stop - item.start == 1 and not (item.parallel_samples or item.drafts)
+
+
+def _decode_batch(step: SchedulerOutput, page_size: int, specs: Specs) -> Batch:
+    token_ids, positions, lengths, tables = [], [], [], []
+    known = step.sources is None
+    for item in step.work:
+        sequence, start = item[0], item[1]
+        table = _table(sequence)
+        token_ids.append(sequence.tokens[start] if known else 0)
+        positions.append(start)
+        lengths.append(start + 1)
+        tables.append(table)
+    count = len(tables)
+    rows = counting(count)
+    flat = np.array(positions, np.int32)
+    attention = AttentionMetadata(
+        positions=flat,
+        q_start=counting(count + 1),
+        kv_len=np.array(lengths, np.int32),
+        page_size=page_size,
+        groups=_with_starts(
+            [_decode_group(tables, group, positions, page_size) for group in range(len(tables[0].parts))],
+            flat,
+            specs,
+            page_size,
+        ),
+        states=None if tables[0].state is None else _states(tables),
+    )
+    sources = None if known else np.array(step.sources, np.int32)
+    return Batch(np.array(token_ids, np.int32), rows, attention, step.copies, sources=sources)
+
+
+def _decode_group(tables: list[PageTable], group: int, positions: list[int], page_size: int) -> GroupMetadata:
+    width = max(positions) // page_size + 1
+    pages, unused = array("i"), array("i", [0]) * width
+    slots = []
+    for row, position in enumerate(positions):
+        held, last = tables[row].parts[group].pages, position // page_size
+        pages += held[: last + 1]
+        pages += unused[last + 1 :]
+        slots.append(held[last] * page_size + position % page_size)
+    assert len(set(slots)) == len(slots), f"two rows of a step would write one slot: {slots}"
+    return GroupMetadata(np.array(slots, np.int32), np.frombuffer(pages, np.int32).reshape(-1, width))
+
+
+def _mixed_batch(step: SchedulerOutput, page_size: int, specs: Specs) -> Batch:
     work = step.work
+    assert step.sources is None, "only decodes are planned ahead"
     tables = [_table(item.sequence) for item in work]
     starts = np.array([item.start for item in work], np.int32)
     ends = [item.end for item in work]
@@ -111,7 +168,7 @@ def build_batch(step: SchedulerOutput, page_size: int, specs: Specs = ()) -> Bat
     counts = stops - starts
     q_start = np.zeros(len(work) + 1, np.int32)
     np.cumsum(counts, out=q_start[1:])
-    sequence_of_row = np.repeat(np.arange(len(work), dtype=np.int32), counts)
+    sequence_of_row = np.repeat(counting(len(work)), counts)
     positions = np.arange(q_start[-1], dtype=np.int32) + (starts - q_start[:-1])[sequence_of_row]
     pages, offsets = np.divmod(positions, np.int32(page_size))
 
@@ -120,8 +177,8 @@ def build_batch(step: SchedulerOutput, page_size: int, specs: Specs = ()) -> Bat
         for row, table, used in zip(page_table, tables, num_pages, strict=True):
             row[:used] = np.frombuffer(table.parts[group].pages, np.int32, used)
         slots = page_table[sequence_of_row, pages] * page_size + offsets
-        written = slots.tolist()
-        assert len(set(written)) == len(written), f"two rows of a step would write one slot: {written}"
+        num_different = 1 + int(np.count_nonzero(np.diff(np.sort(slots))))
+        assert num_different == len(slots), f"two rows of a step would write one slot: {slots.tolist()}"
         return GroupMetadata(slots, page_table)
 
     attention = AttentionMetadata(
@@ -132,14 +189,7 @@ def build_batch(step: SchedulerOutput, page_size: int, specs: Specs = ()) -> Bat
         groups=_with_starts(map(in_group, range(len(tables[0].parts))), positions, specs, page_size),
         states=None if tables[0].state is None else _states(tables),
     )
-    known = step.sources is None
-    return Batch(
-        _token_ids(work) if known else np.zeros(len(positions), np.int32),
-        _sample_rows(work, q_start),
-        attention,
-        step.copies,
-        sources=None if known else np.array(step.sources, np.int32),
-    )
+    return Batch(_token_ids(work), _sample_rows(work, q_start), attention, step.copies)
 
 
 def _with_starts(
@@ -161,6 +211,13 @@ def _with_starts(
 def _residual_starts(positions: Ints, after: int, window: int, page_size: int) -> Ints:
     first = residual_starts(positions, window=window, page_size=page_size)
     return np.where(positions < after, 0, first).astype(np.int32)
+
+
+@functools.lru_cache(maxsize=1024)
+def counting(count: int) -> Ints:
+    numbers: Ints = np.arange(count, dtype=np.int32)
+    numbers.setflags(write=False)
+    return numbers
 
 
 def _table(sequence: Sequence) -> PageTable:
@@ -244,7 +301,7 @@ def _slice_states(metadata: AttentionMetadata, begin: int, end: int, q_start: In
 
 
 def each_once(rows: Ints) -> tuple[Ints, abc.Sequence[int]]:
-    if (rows[1:] > rows[:-1]).all():
+    if rows is counting(len(rows)) or all(a < b for a, b in itertools.pairwise(rows.tolist())):
         return rows, range(len(rows))
     once, places = np.unique(rows, return_inverse=True)
     return once, places.tolist()

@@ -18,7 +18,7 @@ BUDGETS = {
     "engine/cli": 1_623,
     "engine/client": 712,
     "engine/core": 3_201,
-    "engine/executor": 11_574,
+    "engine/executor": 11_631,
     "engine/frontend": 1_721,
     "engine/gguf": 771,
     "engine/grpc": 3_171,
