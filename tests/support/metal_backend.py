@@ -78,7 +78,7 @@ class Emulator:
             before = _UNTOUCHED if kind in RECURRENT else 0
             outputs = kernel(
                 **arguments,
-                **({"init_value": before} if pools else {}),
+                init_value=before if pools else None,
                 seed=self.seed,
                 schedule=self.schedule,
                 extra_flags=self.extra_flags,
