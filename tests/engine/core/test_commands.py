@@ -52,6 +52,7 @@ def samples(llm: LLM) -> list[Command[Any]]:
         commands.read_pages(digests[:2], ((0, 1), (1,))),
         commands.insert_pages(tuple(PROMPT[:20]), full.pages, b"other", 0, 0),
         commands.list_pages(),
+        commands.count_unwritten_pages(tuple(PROMPT[:20])),
         commands.flush_cache(),
         commands.load_adapter("french", "/srv/french"),
         commands.unload_adapter("french"),

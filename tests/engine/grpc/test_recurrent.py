@@ -238,8 +238,8 @@ async def test_a_nan_in_a_state_ends_its_request_alone(folder: Path) -> None:
                 return
             (running,) = [s.table.state.running for s in core.core._scheduler._queues.running if s.table][:1]  # type: ignore[union-attr]
             bad = {
-                name: mx.full((1, *array.shape[1:]), float("nan"), array.dtype)
-                for name, array in states.arrays().items()
+                name: mx.full((1, *entry.shape), float("nan"), entry.dtype)
+                for name, entry in states.entries.items()
             }
             states._put([running], bad, states._positions[[running]].tolist())
 
