@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {
     "block_manager": 3_047,
     "engine": 85,  # code without a budget below
-    "engine/api": 2_092,
+    "engine/api": 2_091,
     "engine/arguments": 656,
     "engine/chat": 1_819,
     "engine/cli": 1_623,
@@ -44,14 +44,14 @@ BUDGETS = {
     "kernels/csrc/sampling": 1_120,
     "lab": 1,
     "lab/architectures": 550,
-    "lab/bench": 4_277,
+    "lab/bench": 4_275,
     "lab/cache_sim": 524,
     "lab/commands": 246,
     "lab/kernels": 336,
     "lab/plots": 259,
     "lab/policies": 348,
     "scheduler": 2_884,
-    "tests": 60_817,
+    "tests": 60_818,
     "tools": 5_518,
 }
 
