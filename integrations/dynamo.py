@@ -54,7 +54,7 @@ OPTIONS = {
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "n")
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 MODES = ("agg", "prefill", "decode")
-POLL_S = 0.005  # seconds between looks at the pages that are being written
+POLL_S, MAX_POLL_S = 0.005, 0.1  # seconds between looks at the pages that are being written
 WRITTEN_S = 5.0  # seconds that a prefill worker waits for them
 WHOLE = "max_tokens:"  # annotation of a request: its max_tokens before Dynamo reduced it
 
@@ -185,10 +185,12 @@ class OctavoWorker(dynamo.LLMEngine):
             raise EngineShutdown(str(error)) from error
 
     async def _pages_written(self, token_ids: list[int], salt: bytes) -> None:
+        pause = POLL_S
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WRITTEN_S):
                 while await self._engine.run_command(commands.count_unwritten_pages(token_ids, salt)):
-                    await asyncio.sleep(POLL_S)
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, MAX_POLL_S)
 
     async def is_quiescent(self) -> bool:
         return True

@@ -66,7 +66,7 @@ def choose_backend(name: str, threads: int | None = None, *, exact: bool = False
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be at least 1, got {threads}; leave it out to use every core")
     if name == "reference":
-        return BackendSelection(ReferenceBackend(), "plain MLX operations, as requested: slow but correct")
+        return BackendSelection(ReferenceBackend(), "MLX operations, as requested: slow but correct")
     if name == "metal" and not mx.metal.is_available():
         raise ValueError(
             "backend 'metal' cannot run: MLX finds no Metal device on this machine; use --backend auto"
@@ -81,7 +81,7 @@ def choose_backend(name: str, threads: int | None = None, *, exact: bool = False
             f"backend 'cpu' cannot run: {problem}; reinstall with a C++20 compiler on the path, "
             "or use --backend reference"
         )
-    return BackendSelection(ReferenceBackend(), f"plain MLX operations (the slow path): {problem}")
+    return BackendSelection(ReferenceBackend(), f"MLX operations (the slow path): {problem}")
 
 
 def set_up_device() -> None:
@@ -134,7 +134,7 @@ def _choose_metal(*, asked_for: bool) -> BackendSelection:
         return BackendSelection(backend, reason)
     return BackendSelection(
         ReferenceBackend(),
-        "plain MLX operations on the Metal device (slow): the Metal kernels fail their self-test here "
+        "MLX operations on the Metal device (slow): the Metal kernels fail their self-test here "
         f"({problem}); {doctor}",
     )
 

@@ -120,7 +120,7 @@ def examine(backend_name: str, threads: int | None, *, exact: bool = False) -> d
         "backend": choice.backend.name,
         "reason": choice.reason,
         "isa": {"cpu": isa, "metal": "Metal, compiled by MLX"}.get(
-            choice.backend.name, "none (plain MLX operations)"
+            choice.backend.name, "none (MLX operations)"
         ),
         "metal_settings": describe_settings(),
         "threads": num_threads if choice.backend.has_model_ops else 1,

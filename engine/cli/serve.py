@@ -208,7 +208,7 @@ def _tenant_salts(config: EngineConfig) -> TenantSalts:
     from ..kv_store.remote import shared_tenant_key
 
     key = shared_tenant_key(config.remote_cache)
-    return load_tenant_salts(None) if key is None else TenantSalts(key)
+    return load_tenant_salts(config.save_dir) if key is None else TenantSalts(key)
 
 
 def _reload_on_hangup(

@@ -118,13 +118,17 @@ class InputProcessor:
             ) from error
 
     def min_tokens(self, prompt: Prompt) -> int:
-        """Return a lower bound for the number of tokens, without encoding. Raises InvalidRequest."""
+        """Return a lower bound for the number of tokens, without encoding. Raises InvalidRequest, or
+        RequestTooLong for more token ids than the model's length."""
         check_prompt(prompt)
-        if isinstance(prompt, ImagePrompt | EncodedPrompt):
-            return len(prompt.ids)
         if isinstance(prompt, str):
             return self._tokenizer.min_tokens(prompt)
-        return len(prompt.messages if isinstance(prompt, ChatPrompt) else prompt)
+        if isinstance(prompt, ChatPrompt):
+            return len(prompt.messages)
+        count = len(prompt.ids if isinstance(prompt, ImagePrompt | EncodedPrompt) else prompt)
+        if not _is_chat(prompt) and count > (limit := self._info.max_model_len):
+            raise _too_long(count, 1, "model's length is", limit, "")
+        return count
 
     async def encode_in_thread(
         self, prompt: Prompt, texts: TextExecutor, pictures: TextExecutor

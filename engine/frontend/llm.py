@@ -182,7 +182,7 @@ class LLM:
         if not messages:
             raise InvalidRequest("messages is empty; give at least one message")
         chats = _as_list(messages)
-        given = _for_each(params or SamplingParams(), len(chats), "params")
+        given = _for_each(SamplingParams() if params is None else params, len(chats), "params")
         for each in given:
             check_params(each)
         uses = [
@@ -265,7 +265,7 @@ class LLM:
         adapter: str | Sequence[str | None] | None = None,
     ) -> list[EngineRequest]:
         names = _for_each(adapter, len(prompts), "adapters")
-        given = _for_each(params or SamplingParams(), len(prompts), "params")
+        given = _for_each(SamplingParams() if params is None else params, len(prompts), "params")
         for each in given:
             check_params(each)
         requests: list[EngineRequest] = []

@@ -31,8 +31,6 @@ TenantOf: TypeAlias = Callable[[Context], Tenant]
 
 @dataclass(frozen=True, slots=True)
 class _Method:
-    """A gRPC method and the limits of its calls."""
-
     behaviour: Callable[[Any, Context], Any]
     parse: Parse
     streams_requests: bool

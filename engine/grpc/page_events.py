@@ -29,7 +29,7 @@ class PageEventHub:
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
         self.holders = Holders("watchers", "streams watch the cache", MAX_WATCHERS)
-        self._reads: dict[int, asyncio.Task[list[PageEvent]]] = {}
+        self._reads: dict[tuple[int, asyncio.Future[None]], asyncio.Task[list[PageEvent]]] = {}
 
     @property
     def num_watchers(self) -> int:
@@ -44,7 +44,7 @@ class PageEventHub:
         finally:
             if not self.holders.total:
                 with contextlib.suppress(EngineDead):
-                    await self._engine.run_command(commands.unsubscribe_events())
+                    await asyncio.shield(self._engine.run_command(commands.unsubscribe_events()))
 
     async def check_kept(self, number: int) -> None:
         """Raise EventsGone if event ``number`` has expired or is in the future."""
@@ -57,7 +57,7 @@ class PageEventHub:
         told_at = loop.time()
         while True:
             change = self._engine.cache_changes.next()
-            events = await self._read(number)
+            events = await self._read(number, change)
             number += len(events)
             if events:
                 yield events
@@ -69,14 +69,15 @@ class PageEventHub:
                 yield []
                 told_at = loop.time()
 
-    async def _read(self, number: int) -> list[PageEvent]:
-        if (read := self._reads.get(number)) is None:  # watchers that wait for the same event share a command
-            read = self._reads[number] = asyncio.ensure_future(self._fetch(number))
-            read.add_done_callback(functools.partial(self._forget, number))
+    async def _read(self, number: int, change: asyncio.Future[None]) -> list[PageEvent]:
+        key = (number, change)  # watchers that wait for the same event and change share a command
+        if (read := self._reads.get(key)) is None:
+            read = self._reads[key] = asyncio.ensure_future(self._fetch(number))
+            read.add_done_callback(functools.partial(self._forget, key))
         return await asyncio.shield(read)
 
-    def _forget(self, number: int, read: asyncio.Task[list[PageEvent]]) -> None:
-        del self._reads[number]
+    def _forget(self, key: tuple[int, asyncio.Future[None]], read: asyncio.Task[list[PageEvent]]) -> None:
+        del self._reads[key]
         if not read.cancelled():
             read.exception()  # if all of its watchers have left, nothing else retrieves it
 

@@ -61,7 +61,7 @@ async def serve_completions(services: Services, request: CompletionRequest, exch
     answer.without_output = without_output
     if request.echo or request.return_token_ids:
         answer.prompt_ids = [await services.handler.engine.encode(prompt) for prompt in prompts]
-        answer.texts = [await _text_of(services, prompt) for prompt in answer.prompt_ids]
+        answer.texts = [await _text_of(services, prompt) for prompt in prompts]
         prompts = list(answer.prompt_ids)
     if request.echo and asked_logprobs is not None:
         num_prompt = sum(map(len, answer.prompt_ids))

@@ -144,15 +144,32 @@ class ShardReader:
             return False
         self._read_began = None
         self.ask_rate.observe(1, time.monotonic() - began)
-        is_there = fetch.gain(self._folder.has) > 0
-        self._counters.add("hits" if is_there else "misses")
-        return is_there and self.is_quicker(fetch)
+        if not fetch.gain(self._folder.has):
+            self._counters.add("misses")
+            return False
+        if not self.is_quicker(fetch):
+            return False
+        self._counters.add("hits")
+        return True
+
+    def _ask_for_waiting(self) -> None:
+        """Ask for the prompts in the queue, so that one without stored pages waits for no other's."""
+        with self._changed:
+            waiting = [fetch for fetch in self._queue if fetch.asks]
+        for fetch in waiting:
+            is_there = self._ask(fetch)
+            self._read_began, fetch.asks = None, False
+            if not is_there:
+                with self._changed:
+                    self._end(fetch)
+                self.wake()
 
     def _read_all(self, fetch: PrefetchJob) -> None:
         if fetch.asks and not self._ask(fetch):
             return
         while plan := fetch.plan(self._folder.has):
             for group, index in plan:
+                self._ask_for_waiting()
                 if fetch.ended:
                     return
                 began = self._read_began = time.monotonic()

@@ -69,14 +69,15 @@ class RedisStore:
                 self._client.expire(_key(kind, digest), RECENT_S)
 
     def find(self, kind: str, digests: Sequence[Digest]) -> list[Digest]:  # noqa: ARG002
-        name, written = _stream(kind), list[Digest]()
+        name, written, read_to = _stream(kind), list[Digest](), self._read_to.get(kind, b"0")
         while True:
             with _as_os_error():
-                found = self._client.xread({name: self._read_to.get(kind, b"0")}, count=READ_AT_ONCE)
+                found = self._client.xread({name: read_to}, count=READ_AT_ONCE)
             if not found:
+                self._read_to[kind] = read_to
                 return written
             entries = found[0][1] if isinstance(found, list) else found[name.encode()][0]
-            self._read_to[kind] = entries[-1][0]
+            read_to = entries[-1][0]
             written += [Digest(fields[b"page"]) for _, fields in entries]
 
     def used_bytes(self) -> int:

@@ -66,9 +66,10 @@ class RemoteShards:
     def ask(self, digests: Sequence[Digest]) -> None:
         """Bring the index up to date for these pages. Raises OSError if the store does not respond."""
         for group, key in enumerate(self._keys):
-            with self._finding, self._command():
-                found = self._store.find(key, digests)
-            self._add(group, found)
+            with self._finding:
+                with self._command():
+                    found = self._store.find(key, digests)
+                self._add(group, found)
 
     def has(self, digest: Digest, group: int = 0) -> bool:
         return digest in self._names[group] and not self._is_down

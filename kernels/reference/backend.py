@@ -1,6 +1,7 @@
-"""The reference backend: paged attention on plain MLX operations, on any device.
+"""The reference backend: paged attention on MLX operations, on any device.
 
-It gathers and dequantizes the pages of every sequence for each layer and step, so it is slow. Codes and
+It gathers and dequantizes the pages of every sequence for each layer and step, so it is slow. NumPy
+computes quantized pages. Codes and
 scales of K and of V are separate arrays for each layer, [num_pages * Hkv * page_size, width]. Code outside
 this module must not keep a handle to a pool array, or MLX copies it at each write.
 """

@@ -48,6 +48,7 @@ _IDS = {
         "(metal::uint3{msl_group.x * WIDTH + msl_x, msl_group.y * HEIGHT + msl_y, msl_group.z})"
     ),
     "threadgroup_position_in_grid": "msl_group",
+    "simdgroups_per_threadgroup": "(WIDTH * HEIGHT / 32)",
 }
 _KINDS = (
     ("load", re.compile(r"(?:global|flat|buffer)_load")),

@@ -99,6 +99,11 @@ def test_invalid_parameters_are_refused(wrong: Any) -> None:
         llm.generate(["ab"], wrong)
 
 
+def test_an_empty_list_of_parameters_is_refused() -> None:
+    with make_llm() as llm, pytest.raises(InvalidRequest, match="2 prompts came with 0 params"):
+        llm.generate([[1], [2]], [])
+
+
 @pytest.mark.parametrize("engine", [LLM, AsyncEngine])
 def test_invalid_configurations_are_refused(engine: Any) -> None:
     with pytest.raises(InvalidConfig, match=r"^config must be an EngineConfig, got 'demo'; write EngineConf"):

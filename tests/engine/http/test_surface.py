@@ -266,7 +266,10 @@ SERVED: dict[str, dict[str, Served]] = {
         "prompt": Served(
             {"prompt": [[300, 301], [302, 303, 304]]}, lambda a: _size(a) == 5
         ),
-        "echo": Served({"echo": True}, lambda a: text_of(a).startswith("Once there was a")),
+        "echo": Served(
+            {"echo": True, "prompt": "<|im_start|>user\nHi"},
+            lambda a: text_of(a).startswith("<|im_start|>user\nHi")
+        ),
         "logprobs": Served(
             {"logprobs": 2, "echo": True, "max_tokens": 0},
             lambda a: _one(a)["logprobs"]["token_logprobs"][0] is None

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import redis
 
 from fakes import FakeCore, shard_store, small_config
 from octavo.block_manager import Digest
@@ -16,8 +19,11 @@ from octavo.engine.api.outputs import RequestOutput
 from octavo.engine.api.store_counters import StoreCounts
 from octavo.engine.cli.serve import _tenant_salts
 from octavo.engine.core import commands
+from octavo.engine.kv_store import redis_store
 from octavo.engine.kv_store.page_runs import PageRun
+from octavo.engine.kv_store.redis_store import RedisStore
 from octavo.engine.kv_store.remote import RemoteShards
+from octavo.kernels.page_bytes import PageBytes
 from page_stores import MooncakeMaster, RedisServer, StoreServer
 
 PROMPT = [number % 250 for number in range(101)]
@@ -91,6 +97,52 @@ def test_a_second_machine_continues_from_the_pages_of_the_first(server: StoreSer
     assert (warm.cached_tokens, read.hits, read.loaded) == (100, 1, 25)
     assert read.written == (server.scheme == "mooncake"), "only Redis lists the page of the answer"
     assert warm.outputs[0].token_ids == cold.outputs[0].token_ids
+
+
+def test_an_unknown_prompt_does_not_wait_for_the_pages_of_another(redis_server: RedisServer) -> None:
+    config, unknown = small_config(remote_cache=redis_server.url), [number % 251 for number in range(7, 108)]
+    generate(config)
+    core, calls = FakeCore(), list[str]()
+    with LLM(config, core_factory=core) as llm:
+        shards = shards_of(core)
+        get, ask = shards.get, shards.ask
+
+        def slow(digest: Digest, **options: Any) -> PageBytes:
+            calls.append("get")
+            time.sleep(0.02)
+            return get(digest, **options)
+
+        def counted(digests: Sequence[Digest]) -> None:
+            if digests:
+                calls.append("ask")
+            ask(digests)
+
+        shards.get, shards.ask = slow, counted  # type: ignore[method-assign]
+        outputs = llm.generate([PROMPT, unknown], FOUR_TOKENS, progress=False)
+    assert [output.cached_tokens for output in outputs] == [100, 0]
+    assert calls.count("get") == 25
+    assert calls.index("ask") < 15, calls
+
+
+def test_pages_listed_before_a_timeout_are_found_after_it(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate(small_config(remote_cache=redis_server.url))
+    store = RedisStore(redis_server.url)
+    (kind,) = {key.split(b":")[1].decode() for key in redis_server.client.keys("octavo:*:written")}
+    monkeypatch.setattr(redis_store, "READ_AT_ONCE", 10)
+    read, calls = store._client.xread, itertools.count()
+
+    def failing(*arguments: Any, **options: Any) -> Any:
+        if next(calls) == 1:
+            raise redis.TimeoutError
+        return read(*arguments, **options)
+
+    monkeypatch.setattr(store._client, "xread", failing)
+    with pytest.raises(OSError):
+        store.find(kind, ())
+    assert len(store.find(kind, ())) == 26
+    store.close()
 
 
 def test_pages_in_redis_expire(redis_server: RedisServer) -> None:
