@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from collections import Counter, abc
+from collections import Counter, abc, defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from .manager import BlockManager
-from .types import MediaSpan, PageTable
+from .types import MediaSpan, PageId, PageTable
 
 MAX_NAMES = 256
 
@@ -36,14 +36,16 @@ class Pins:
         self.num_pages = 0
         self._blocks = blocks
         self._pins: dict[str, _Pin] = {}
+        self._pins_by_owner = defaultdict[str | None, Counter[tuple[int, PageId]]](Counter)
+        self._pages_by_owner = defaultdict[str | None, Counter[int]](Counter)
 
     def kept(self, owner: str | None = None) -> dict[str, int]:
         """Return the number of pinned positions by pin name, for one owner (None: for all)."""
         return {name: pin.table.num_written for name, pin in self._pins.items() if owner in (None, pin.owner)}
 
-    def num_pages_of(self, owner: str) -> int:
-        """Return the number of pages that pins of one owner hold, in the group with most of them."""
-        return max(self._pages_by_group(owner).values(), default=0)
+    def num_pages_of(self, owner: str | None) -> int:
+        """Return the number of pages that pins of one owner (None: of all) hold, in the group with most."""
+        return max(self._pages_by_owner[owner].values(), default=0)
 
     def can_add_name(self, name: str, owner: str) -> bool:
         """Return whether a pin has this name, or the owner may add one."""
@@ -63,7 +65,7 @@ class Pins:
         Return 0 if no page is cached. Return None, and change nothing, if a limit would be exceeded.
         Pinning an existing name replaces its pin.
         """
-        blocks, before = self._blocks, self._pins
+        blocks = self._blocks
         owner = "" if limit is None else limit.owner
         if not self.can_add_name(name, owner):
             return None
@@ -71,29 +73,50 @@ class Pins:
         if not table.num_written:
             blocks.close(table)
             return 0
-        self._pins = {**before, name: _Pin(owner, table)}
-        by_group = self._pages_by_group()
-        too_many = max(by_group.values()) > blocks.max_pinned
+        previous = self._take(name)
+        self._put(name, _Pin(owner, table))
+        too_many = self.num_pages > blocks.max_pinned
         if states := blocks.states:  # one slot must stay free for a running sequence
-            too_many |= by_group[len(blocks.groups)] >= states.num_slots
+            too_many |= self._pages_by_owner[None][len(blocks.groups)] >= states.num_slots
         too_many |= limit is not None and self.num_pages_of(owner) > limit.max_pages
         if too_many:
+            self._take(name)
+            if previous is not None:
+                self._put(name, previous)
             blocks.close(table)
-            self._pins = before
             return None
-        if name in before:
-            blocks.close(before[name].table)
-        self.num_pages = max(by_group.values())
+        if previous is not None:
+            blocks.close(previous.table)
         return table.num_written
 
     def unpin(self, name: str) -> bool:
         """Release a pin; return False if no pin has this name."""
-        if name not in self._pins:
-            return False
-        self._blocks.close(self._pins.pop(name).table)
-        self.num_pages = max(self._pages_by_group().values(), default=0)
-        return True
+        pin = self._take(name)
+        if pin is not None:
+            self._blocks.close(pin.table)
+        return pin is not None
 
-    def _pages_by_group(self, owner: str | None = None) -> Counter[int]:
-        tables = [pin.table for pin in self._pins.values() if owner in (None, pin.owner)]
-        return Counter(group for group, _ in {page for each in tables for page in self._blocks.held_by(each)})
+    def _put(self, name: str, pin: _Pin) -> None:
+        self._pins[name] = pin
+        self._count(pin, 1)
+
+    def _take(self, name: str) -> _Pin | None:
+        pin = self._pins.pop(name, None)
+        if pin is not None:
+            self._count(pin, -1)
+        return pin
+
+    def _count(self, pin: _Pin, change: int) -> None:
+        held = self._blocks.held_by(pin.table)
+        for owner in (None, pin.owner):
+            num_pins, num_pages = self._pins_by_owner[owner], self._pages_by_owner[owner]
+            for page in held:
+                before = num_pins[page]
+                after = before + change
+                if not before or not after:
+                    num_pages[page[0]] += change
+                if after:
+                    num_pins[page] = after
+                else:
+                    del num_pins[page]
+        self.num_pages = self.num_pages_of(None)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.block_manager import BlockManager, Pins
+from octavo.block_manager import BlockManager, PageId, PageTable, Pins
 from octavo.block_manager.pins import PinLimit
 from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence, SequenceTooLong
 
@@ -53,6 +53,25 @@ def test_an_owners_pins_stay_within_its_limit_whatever_room_others_leave() -> No
         assert pins.unpin(name)
     assert blocks.counts.held == pins.num_pages == 0
     blocks.check()
+
+
+def test_pins_are_counted_without_reading_other_pins(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = BlockManager(64, 4, max_pinned=40)
+    pins, read = Pins(blocks), list[PageTable]()
+    held_by = blocks.held_by
+
+    def recorded(table: PageTable) -> list[tuple[int, PageId]]:
+        read.append(table)
+        return held_by(table)
+
+    monkeypatch.setattr(blocks, "held_by", recorded)
+    for token in range(12):
+        serve(blocks, [token] * 8)
+        assert pins.pin(str(token), [token] * 8) == 8
+    read.clear()
+    assert pins.pin("0", [1] * 8) == 8, "the pin that is replaced is read, too"
+    assert pins.unpin("3")
+    assert (len(read), pins.num_pages, blocks.counts.held) == (3, 20, 20)
 
 
 def test_requests_that_fit_only_without_pins_are_refused() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {
-    "block_manager": 3_047,
+    "block_manager": 3_070,
     "engine": 85,  # code without a budget below
     "engine/api": 2_091,
     "engine/arguments": 656,
@@ -51,7 +51,7 @@ BUDGETS = {
     "lab/plots": 259,
     "lab/policies": 348,
     "scheduler": 2_884,
-    "tests": 60_878,
+    "tests": 60_897,
     "tools": 5_519,
 }
 
