@@ -6,6 +6,7 @@ from octavo.block_manager import BlockManager
 
 from .latency_target import StepTime
 from .limits import Limits
+from .resources import Resource
 from .types import Sequence
 from .waiting import cached_tokens
 
@@ -18,12 +19,19 @@ class TokenBudget:
     """
 
     def __init__(
-        self, left: int, limits: Limits, blocks: BlockManager, *, time: StepTime | None = None
+        self,
+        left: int,
+        limits: Limits,
+        blocks: BlockManager,
+        resources: Resource,
+        *,
+        time: StepTime | None = None,
     ) -> None:
         self.left = left
         self._time = time
         self._threshold = limits.max_step_tokens
         self._blocks = blocks
+        self._resources = resources
         self._left_for_long: int | None = None
         self._may_hash = True
 
@@ -74,7 +82,8 @@ class TokenBudget:
             granted = in_time
         if sequence.media:
             start = len(sequence.tokens) - wanted
-            granted = _without_cuts(sequence, start, min(granted, sequence.num_ready - start))
+            num_ready = self._resources.num_ready(sequence)
+            granted = _without_cuts(sequence, start, min(granted, num_ready - start))
         return granted
 
     def spend(self, sequence: Sequence, num_tokens: int, wanted: int) -> None:

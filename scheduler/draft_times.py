@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from octavo.block_manager import BlockManager, PageTable
 
 from .budget import TokenBudget
-from .types import ScheduledChunk, SchedulerOutput
+from .types import ScheduledChunk, SchedulerOutput, Sequence
 
 NUM_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Numbers of drafts that a step may have in total. They are few, because the first step with a new number of
@@ -102,12 +103,17 @@ class DraftTimes:
         return self.cost(nearest) * nearest / num_sequences
 
 
-def plan_drafts(work: list[ScheduledChunk], budget: TokenBudget, blocks: BlockManager) -> bool:
+def plan_drafts(
+    work: list[ScheduledChunk],
+    drafts: Mapping[Sequence, tuple[int, ...]],
+    budget: TokenBudget,
+    blocks: BlockManager,
+) -> bool:
     """Add as many draft tokens to decoding sequences as fit into the step and the pool.
 
     Return False if no decoding sequence has drafts. No sequence is preempted for a draft.
     """
-    places = [index for index, item in enumerate(work) if item[0].drafts and _decodes(item)]
+    places = [index for index, item in enumerate(work) if item[0] in drafts and _decodes(item)]
     if not places:
         return False
     granted: list[int] = []
@@ -116,7 +122,7 @@ def plan_drafts(work: list[ScheduledChunk], budget: TokenBudget, blocks: BlockMa
         left = budget.left if slots is None else min(budget.left, slots - sum(granted))
         sequence, share = work[index].sequence, -(-left // (len(places) - number))
         tokens_left = sequence.max_length - len(sequence.tokens)
-        wanted = min(len(sequence.drafts), tokens_left - 1, share)
+        wanted = min(len(drafts[sequence]), tokens_left - 1, share)
         granted.append(budget.grant_drafts(sequence, wanted))
         budget.spend_drafts(sequence, granted[-1])
     for index, wanted in zip(places, _trimmed(granted), strict=True):
@@ -125,7 +131,7 @@ def plan_drafts(work: list[ScheduledChunk], budget: TokenBudget, blocks: BlockMa
         if count > 0:
             assert item.sequence.table is not None
             blocks.plan_drafts(item.sequence.table, item.stop, count)
-            work[index] = item._replace(drafts=item.sequence.drafts[:count])
+            work[index] = item._replace(drafts=drafts[item.sequence][:count])
     return True
 
 

@@ -6,6 +6,7 @@ To add a resource, subclass ``Resource`` and pass an instance to ``Scheduler(res
 from __future__ import annotations
 
 import enum
+import sys
 from collections.abc import Iterable
 
 from .types import Sequence
@@ -42,6 +43,9 @@ class Resource:
         """Reserve what a parallel sample of ``sequence`` needs; return False if it must wait."""
         return True
 
+    def num_ready(self, sequence: Sequence) -> int:  # noqa: ARG002
+        return sys.maxsize
+
     def release(self, sequence: Sequence) -> None: ...
 
 
@@ -72,6 +76,9 @@ class Resources(Resource):
                 self._release(sample, index)
                 return False
         return True
+
+    def num_ready(self, sequence: Sequence) -> int:
+        return min(resource.num_ready(sequence) for resource in self._resources)
 
     def release(self, sequence: Sequence) -> None:
         self._release(sequence, len(self._resources))

@@ -34,6 +34,8 @@ class Scheduler:
     When pages run out, a younger sequence is preempted: it releases all pages and recomputes evicted ones
     later. So the oldest sequence always makes progress.
 
+    drafts   tokens to verify in the next step, by decoding sequence
+
     ``plan`` and ``commit`` alternate. ``plan_ahead`` may plan one more step between them. ``add`` and
     ``abort`` may be called at any time, but build the batch of a planned step before aborting its sequences.
     """
@@ -57,6 +59,7 @@ class Scheduler:
         self.limits = limits
         self.num_preemptions = 0
         self.paused: abc.Set[Sequence] = frozenset()  # running sequences that get no token in the next steps
+        self.drafts: dict[Sequence, tuple[int, ...]] = {}
         self.prompt_pace = PromptPace()
         self._connector = connector or KVConnector()
         self._has_deadlines = False
@@ -274,6 +277,7 @@ class Scheduler:
 
     def _plan_decodes(self, plan: StepPlan) -> None:
         new, chunk = tuple.__new__, ScheduledChunk
+        plan.is_decode_only = not self.drafts
         append = plan.work.append
         running = self._queues.running
         for sequence in [s for s in running if s not in self.paused] if self.paused else tuple(running):
@@ -285,7 +289,7 @@ class Scheduler:
                 plan.chunks.append(sequence)
             elif stop <= table.capacity or self._reserve_or_preempt(sequence, stop, plan):
                 samples: tuple[Sequence, ...] = ()
-                if sequence.drafts or sequence.parallel_samples or start < sequence.num_prompt:
+                if sequence.parallel_samples or start < sequence.num_prompt:
                     samples, plan.is_decode_only = tuple(sequence.parallel_samples), False
                 append(new(chunk, (sequence, start, stop, True, samples, ())))
         plan.num_decodes = len(plan.work)
@@ -298,7 +302,7 @@ class Scheduler:
             tightest = self._targets.tightest(item.sequence for item in plan.work)
             time = latency.limit(plan.shape, tightest, spent_s)
         left = self.limits.max_step_tokens - len(plan.work)
-        plan.budget = TokenBudget(left, self.limits, self.blocks, time=time)
+        plan.budget = TokenBudget(left, self.limits, self.blocks, self._resources, time=time)
 
     def _plan_chunks(
         self, plan: StepPlan, chunks: list[Sequence], *, may_admit: bool = True
@@ -329,8 +333,13 @@ class Scheduler:
             self._admitter.plan(plan)
 
     def _plan_drafts(self, plan: StepPlan) -> None:
-        if plan.budget.left and not plan.preempted and len(plan.work) >= len(self._queues.running):
-            plan.has_drafts = plan_drafts(plan.work, plan.budget, self.blocks)
+        if (
+            self.drafts
+            and plan.budget.left
+            and not plan.preempted
+            and len(plan.work) >= len(self._queues.running)
+        ):
+            plan.has_drafts = plan_drafts(plan.work, self.drafts, plan.budget, self.blocks)
 
     def _complete(self, plan: StepPlan) -> SchedulerOutput | None:
         work = plan.work

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import enum
-import sys
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field
 from typing import NamedTuple
@@ -53,7 +52,6 @@ class Sequence:
     salt         pages are shared only by sequences with equal salts
     parallel_samples  other sequences with this prompt (n > 1); each gets a fork after the first token
     skip_prefix_cache  whether to compute the whole prompt, even if pages of it are cached
-    drafts       draft tokens to verify after ``tokens``; replaced whenever a token is appended
     """
 
     sequence_id: str
@@ -71,8 +69,6 @@ class Sequence:
     status: Status = field(init=False, default=Status.WAITING)
     table: PageTable | None = field(init=False, default=None)
     history: History = field(init=False, default_factory=History)
-    drafts: tuple[int, ...] = field(init=False, default=())
-    num_ready: int = field(init=False, default=sys.maxsize)
 
     def __post_init__(self, max_tokens: int) -> None:
         if not self.tokens:

@@ -63,7 +63,7 @@ class DraftPart(StepPart):
 
     def may_overlap(self, unfinished: Sequence[Sample]) -> bool:
         return not any(
-            sample.drafting is not None and (sample.sequence.drafts or sample.drafting.by_model is not None)
+            sample.drafting is not None and (sample.drafts or sample.drafting.by_model is not None)
             for sample in unfinished
         )
 
@@ -79,6 +79,7 @@ class DraftPart(StepPart):
                 self._draft_by_model(self.model, unfinished, times.cost(len(unfinished)))
                 self._drafting_s = self._clock() - began
             self.speculation.allocate(drafting, len(unfinished), times)
+        self._scheduler.drafts = {each.sequence: each.drafts for each in self._drafting if each.drafts}
 
     def _draft_by_model(self, model: BatchDrafter, unfinished: Sequence[Sample], cost: float) -> None:
         if step_s := self._step_s.value:
@@ -99,6 +100,7 @@ class DraftPart(StepPart):
             self.model.close(draft_state)
         if sample in self._drafting:
             self._drafting.discard(sample)
+            self._scheduler.drafts.pop(sample.sequence, None)
             if sample.finish_reason is not FinishReason.ERROR:
                 self._to_notify.append(sample)
 

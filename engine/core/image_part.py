@@ -92,7 +92,7 @@ class ImagePart(StepPart, Resource):
         if prompt is None:
             return Admission.ADMITTED
         start = cached_tokens(sequence, self._blocks)
-        missing = self._missing(sequence, prompt, start)
+        missing = self._missing(prompt, start)
         if (
             missing is None
             or missing.start >= start + self._max_step_tokens
@@ -103,6 +103,13 @@ class ImagePart(StepPart, Resource):
         self._ready.discard(sequence)
         self._waiting[sequence] = missing
         return Admission.NO_MEDIA
+
+    def num_ready(self, sequence: Sequence) -> int:
+        if (prompt := self._prompts.get(sequence)) is None:
+            return sys.maxsize
+        start, ready = sequence.num_written, prompt.ready
+        ahead = (image.start for image in prompt.images if image.start + image.length > start)
+        return next((image_start for image_start in ahead if image_start not in ready), sys.maxsize)
 
     def work(self, time_left: Callable[[], float | None]) -> list[Sequence] | None:
         """Encode the next portions of an image; return the sequences that may continue."""
@@ -131,7 +138,7 @@ class ImagePart(StepPart, Resource):
     def _take_ready(self) -> list[Sequence]:
         ready = []
         for sequence, image in list(self._waiting.items()):
-            if self._missing(sequence, self._prompts[sequence], image.start) is not image:
+            if self._missing(self._prompts[sequence], image.start) is not image:
                 del self._waiting[sequence]
                 self._ready.add(sequence)
                 ready.append(sequence)
@@ -143,7 +150,7 @@ class ImagePart(StepPart, Resource):
         for sequence, prompt in self._prompts.items():
             if sequence.table is None or (start := sequence.num_written) >= prompt.stop:
                 continue
-            if (missing := self._missing(sequence, prompt, start)) is not None:
+            if (missing := self._missing(prompt, start)) is not None:
                 if missing.start <= start:
                     self._paused.add(sequence)
                 (urgent if missing.start <= start else later).append(missing)
@@ -156,7 +163,7 @@ class ImagePart(StepPart, Resource):
             return current
         return wanted[0] if wanted else None
 
-    def _missing(self, sequence: Sequence, prompt: _Prompt, start: int) -> PromptImage | None:
+    def _missing(self, prompt: _Prompt, start: int) -> PromptImage | None:
         num_rows = 0
         for image in prompt.images:
             if image.start + image.length <= start:
@@ -166,14 +173,12 @@ class ImagePart(StepPart, Resource):
                 is_near = num_rows < self._max_step_tokens
                 encoded = self._images.find(image.digest) if is_near else None
                 if encoded is None:
-                    sequence.num_ready = image.start
                     return image if is_near else None
                 prompt.ready[image.start] = encoded
                 if image.digest != self._new:
                     self.on_hit()
                 self._new = None
             num_rows += image.length
-        sequence.num_ready = sys.maxsize
         return None
 
     def paused(self) -> Set[Sequence]:

@@ -133,7 +133,7 @@ class Grammars(StepPart):
     def prepare(self, unfinished: abc.Sequence[Sample]) -> None:
         for sample in unfinished:
             if sample.state.constraint is not None:
-                sample.state.constraint.prepare(sample.sequence.drafts)
+                sample.state.constraint.prepare(sample.drafts)
 
     def end(self, sample: Sample) -> None:
         self._samples.discard(sample)

@@ -158,6 +158,10 @@ class Sample:
                 )
 
     @property
+    def drafts(self) -> tuple[int, ...]:
+        return () if self.drafting is None else self.drafting.drafts
+
+    @property
     def tokens_left(self) -> int:
         return self.request.max_tokens - self.num_tokens
 

@@ -40,6 +40,7 @@ class Drafting:
         num_prompt: int = 0,
         recent: RecentOutputs | None = None,
     ) -> None:
+        self.drafts: tuple[int, ...] = ()
         self._num_prompt = num_prompt
         self._recent = recent
         self._drafter = drafter
@@ -174,27 +175,25 @@ class Speculation:
         self._steps_since_trial += 1
         ratios = times.ratios(plain)
         may_gain = self._steps_since_trial >= self._try_every or min_acceptance(plain, ratios) < 1
-        found: list[tuple[Served, Drafting]] = []
+        found: list[Drafting] = []
         best = 0.0
         for sample in drafting:
-            sequence, looker = sample.sequence, sample.drafting
+            looker = sample.drafting
             assert looker is not None
-            sequence.drafts = ()
+            looker.drafts = ()
             if (may_gain or looker.by_model is not None) and (
-                acceptance := looker.search(sequence.tokens, sample.tokens_left)
+                acceptance := looker.search(sample.sequence.tokens, sample.tokens_left)
             ):
-                found.append((sequence, looker))
+                found.append(looker)
                 best = max(best, acceptance)
         if found:
             self._allocate(found, best, plain, ratios)
 
-    def _allocate(
-        self, found: list[tuple[Served, Drafting]], best: float, plain: int, ratios: Ratios
-    ) -> None:
+    def _allocate(self, found: list[Drafting], best: float, plain: int, ratios: Ratios) -> None:
         tries = self._steps_since_trial >= self._try_every
         if not tries and best < min_acceptance(plain, ratios):
             return
-        proposals = [drafting.rated_drafts() for _, drafting in found]
+        proposals = [drafting.rated_drafts() for drafting in found]
         acceptances = [rates for _, rates in proposals]
         counts = allocate(acceptances, plain, ratios)
         if any(counts):
@@ -205,9 +204,9 @@ class Speculation:
             counts = allocate(acceptances, plain, cheap, least=_TRY_GAIN)
             if any(counts):
                 self._try_every = min(2 * self._try_every, _TRY_SELDOM)
-        for (sequence, _), (drafts, _), count in zip(found, proposals, counts, strict=True):
+        for drafting, (drafts, _), count in zip(found, proposals, counts, strict=True):
             if count:
-                sequence.drafts = drafts[:count]
+                drafting.drafts = drafts[:count]
 
 
 MIN_GAIN = 1.08

@@ -48,13 +48,14 @@ def test_columns_and_rows_are_committed_alike(
     assert serve(states, steps, by_rows=False) == serve(states, steps, by_rows=True)
 
 
-def plain_step(sequence: Sequence) -> SchedulerOutput:
+def plain_step(sequence: Sequence, drafts: tuple[int, ...] = ()) -> SchedulerOutput:
     scheduler = Scheduler(BlockManager(24, 2), Limits(32, 3))
     scheduler.add(sequence)
     step = scheduler.plan()
     assert step is not None
     assert not step.decode_only
     scheduler.commit(step, [SampleResult(1)] * (1 + len(sequence.parallel_samples)))
+    scheduler.drafts = {sequence: drafts} if drafts else {}
     step = scheduler.plan()
     assert step is not None
     return step
@@ -64,8 +65,7 @@ def test_drafts_make_a_step_less_plain() -> None:
     sequence = Sequence("one", [1] * PROMPT, 6)
     assert plain_step(sequence).decode_only
     sequence = Sequence("one", [1] * PROMPT, 6)
-    sequence.drafts = (1,)
-    step = plain_step(sequence)
+    step = plain_step(sequence, (1,))
     assert step.work[0].drafts == (1,)
     assert not step.decode_only
 

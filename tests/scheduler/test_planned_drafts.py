@@ -17,8 +17,9 @@ def test_steps_have_few_numbers_of_drafts_and_lose_the_ends_of_the_longest(lengt
     step = scheduler.plan()
     assert step is not None
     scheduler.commit(step, [SampleResult(7)] * len(step.sampled()))
-    for sequence, length in zip(sequences, lengths, strict=True):
-        sequence.drafts = tuple(range(length))
+    scheduler.drafts = {
+        sequence: tuple(range(length)) for sequence, length in zip(sequences, lengths, strict=True) if length
+    }
     step = scheduler.plan()
     assert step is not None
     counts = [len(item.drafts) for item in step.work]
@@ -39,7 +40,7 @@ def test_nothing_is_guessed_while_a_decode_waits_for_a_page() -> None:
         step = scheduler.plan()
         assert step is not None
         scheduler.commit(step, [SampleResult(7)] * 2)
-    older.drafts = younger.drafts = (7, 7)
+    scheduler.drafts = dict.fromkeys((older, younger), (7, 7))
     step = scheduler.plan()
     assert step is not None
     assert [(item.sequence, item.drafts) for item in step.work] == [(older, ())]

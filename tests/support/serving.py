@@ -103,8 +103,7 @@ class Served:
         self.blocks.check()
         for item, result in zip([item for item in step.work if item.drafts], self._drafted, strict=True):
             self._check_rejected(item, result)
-        for sequence in self._running():
-            sequence.drafts = guesses(sequence, self.workload.drafts)
+        self._draft()
         return True
 
     def _plan_ahead(self) -> AheadStep | None:
@@ -154,8 +153,11 @@ class Served:
         results = [drawn.get(item.sequence, SampleResult(None, discarded=True)) for item in step.work]
         self.scheduler.commit(step, results)
         self.blocks.check()
-        for sequence in self._running():
-            sequence.drafts = guesses(sequence, self.workload.drafts)
+        self._draft()
+
+    def _draft(self) -> None:
+        drafts = {sequence: guesses(sequence, self.workload.drafts) for sequence in self._running()}
+        self.scheduler.drafts = {sequence: some for sequence, some in drafts.items() if some}
 
     def _check_rejected(self, item: ScheduledChunk, result: SampleResult) -> None:
         self.num_accepted += len(result.accepted)
@@ -284,7 +286,7 @@ def check_step(
         assert item.samples == (item.stop == len(item.sequence.tokens))
         assert item.sequence.table is not None
         assert item.end <= item.sequence.table.capacity
-        assert item.drafts == item.sequence.drafts[: len(item.drafts)]
+        assert item.drafts == scheduler.drafts.get(item.sequence, ())[: len(item.drafts)]
         if item.drafts:
             assert item.samples
             assert item.end < item.sequence.max_length

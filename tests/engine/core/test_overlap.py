@@ -84,7 +84,7 @@ def test_only_proposed_drafts_prevent_overlap() -> None:
     request = harness.add(b"again and again", params)
     num_waited = 0
     while harness.core.has_work:
-        guessed = bool(request.samples[0].sequence.drafts)
+        guessed = bool(request.samples[0].drafts)
         harness.step()
         if guessed and harness.core._live.by_sequence:
             assert harness.core._in_flight is None

@@ -68,7 +68,8 @@ class Going:
         self.engine.allocate([self], 1, Times(cost))
         self.sequence.tokens.append(self.sequence.tokens[-1] + (1 if right else 5))
         self.drafter.num_right = self.drafter.num_right + 1 if right else 0
-        return len(self.sequence.drafts)
+        assert self.drafting is not None
+        return len(self.drafting.drafts)
 
 
 @pytest.mark.parametrize(("cost", "asked"), [(0.9, 200), (1.5, 2)])

@@ -33,7 +33,8 @@ class Said:
         return len(self._text) - len(self.sequence.tokens)
 
     def advance(self) -> int:
-        tokens, drafts = self.sequence.tokens, self.sequence.drafts
+        assert self.drafting is not None
+        tokens, drafts = self.sequence.tokens, self.drafting.drafts
         right = self._text[len(tokens) :]
         held = next((n for n, draft in enumerate(drafts) if draft != right[n]), len(drafts))
         tokens += right[: held + 1]
@@ -68,7 +69,7 @@ class Machine:
         seconds, in_vain = 0.0, 0
         while unfinished := [sample for sample in samples if sample.tokens_left]:
             self._speculation.allocate(unfinished, len(unfinished), self._learned)
-            num_drafts = sum(len(sample.sequence.drafts) for sample in unfinished)
+            num_drafts = sum(len(sample.drafting.drafts) for sample in unfinished if sample.drafting)
             step_s = self._step_s(len(unfinished) + num_drafts)
             self._learned.observe(len(unfinished), num_drafts, step_s)
             seconds += step_s
