@@ -168,7 +168,7 @@ class EngineConfig:
         None, "submit the next step to the device before the current one has finished", shown="yes on Metal, "
         "else no", kind="switch", more="Outputs do not change. A step still waits if its batch depends on "
         "tokens of the current step. With this option the native CPU backend builds a graph for each step "
-        "instead of replaying captured programs.",
+        "instead of replaying captured programs.", aliases=("--async-scheduling",),
     )  # fmt: skip
     prefix_cache: bool = setting(
         True, "reuse pages of earlier requests with the same prefix", shown="yes", kind="switch",
@@ -228,10 +228,6 @@ class EngineConfig:
     vision: bool = setting(
         False, "accept images in chats, if the model has a vision part; needs pip install '.[vision]'",
         shown="", kind="switch",
-    )  # fmt: skip
-    vision_cache: int = setting(
-        256 * 1024**2, "memory for a cache of encoded images, which later prompts may reuse", shown="256MiB",
-        kind="size", metavar="SIZE", low=0, needs="vision",
     )  # fmt: skip
     max_image_pixels: int = setting(
         1024 * 1024, "maximum number of pixels of an image; larger images are shrunk; a lower limit of the "

@@ -37,7 +37,7 @@ from ..recurrent.entries import slot_bytes
 from ..recurrent.mixers import describe_mixers
 from ..recurrent.state_pool import StatePool
 from ..row_inputs import RowInputs
-from ..vision.encoder import adapt_language, load_encoder
+from ..vision.encoder import CACHE_BYTES, adapt_language, load_encoder
 from ..vision.families import read_rules
 from .discover import discover_layout
 from .drafters import draft_page_bytes, draft_weight_bytes, load_mtp, sizing_of
@@ -132,7 +132,7 @@ def load_paged_runner(
     vision_bytes = 0
     if rules is not None and part.rank == 0:
         num_patches = rules.max_pixels // rules.patch**2
-        vision_bytes = config.vision_cache + encoding_bytes(
+        vision_bytes = CACHE_BYTES + encoding_bytes(
             read_config(path), num_patches=num_patches, activation_bytes=layout.dtype.size
         )
     other_bytes = adapter_bytes + vision_bytes

@@ -25,6 +25,8 @@ from .portions import Portions, cut, modules_to_cut, record_models, use_linear_p
 IS_IMAGE = "image_rows"  # int32 [T], 1 for image rows
 FEATURES = "image_features"  # float32 [T, D], embeddings of image rows
 DEEPSTACK = "image_deepstack"  # float32 [T, L, D], added to the outputs of the first L layers
+CACHE_BYTES = 256 << 20
+
 POSITIONS = ("position_t", "position_h", "position_w")  # int32 [T] each, for M-RoPE
 
 
@@ -234,10 +236,10 @@ def _mlx_vlm_loader() -> Callable[..., Any]:
 
 
 class ImageEncoder:
-    """Encoder of images, with a cache of at most ``max_bytes``. Used only on the engine's thread."""
+    """Encoder of images, with a cache of ``CACHE_BYTES``. Used only on the engine's thread."""
 
-    def __init__(self, tower: Tower, *, has_axes: bool, max_bytes: int) -> None:
-        self._tower, self._max_bytes = tower, max_bytes
+    def __init__(self, tower: Tower, *, has_axes: bool) -> None:
+        self._tower = tower
         self._kept: OrderedDict[bytes, Encoded] = OrderedDict()
         self._begun: tuple[bytes, Generator[None, None, Encoded]] | None = None
         self.has_axes = has_axes
@@ -262,7 +264,7 @@ class ImageEncoder:
         self._begun = None
         self.num_encoded += 1
         self._kept[image.digest] = encoded
-        while sum(each.nbytes for each in self._kept.values()) > self._max_bytes and len(self._kept) > 1:
+        while sum(each.nbytes for each in self._kept.values()) > CACHE_BYTES and len(self._kept) > 1:
             self._kept.popitem(last=False)
         return encoded
 
@@ -273,4 +275,4 @@ def load_encoder(
     raw = read_config(path)
     text = raw.get("text_config") or raw
     tower = Tower(path, raw["model_type"], rules, width=text["hidden_size"], ops=ops, exact=config.exact)
-    return ImageEncoder(tower, has_axes=has_axes, max_bytes=config.vision_cache)
+    return ImageEncoder(tower, has_axes=has_axes)

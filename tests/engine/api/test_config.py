@@ -59,7 +59,7 @@ def test_every_declared_rule_is_checked(name: str) -> None:
 
 NEEDY = {
     "max_pinned_pages": 1, "cache_dir": Path("x"), "cache_dir_bytes": 10 * 1024**3, "swap_memory": 1,
-    "remote_cache": "redis://x", "vision_cache": 1, "max_image_pixels": 1,
+    "remote_cache": "redis://x", "max_image_pixels": 1,
 }  # fmt: skip
 
 

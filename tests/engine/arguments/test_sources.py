@@ -90,6 +90,7 @@ def test_a_switch_with_a_default_of_its_own_has_two_options(
     assert _config().async_steps is None
     assert _config("--async-steps").async_steps is True
     assert _config("--no-async-steps").async_steps is False
+    assert _config("--no-async-scheduling").async_steps is False
     monkeypatch.setenv(f"OCTAVO_{name}", value)
     assert _config().async_steps is kept
     assert _config("--async-steps").async_steps is True
