@@ -45,7 +45,8 @@ class Case:
         return replace(plain, **changes)
 
 
-def make_case(root: Path, name: str) -> Case:
+def make_case(root: Path, name: str) -> tuple[Case, list[dict[str, Any]]]:
+    """Return a case without its tokens, and the jobs of mlx-lm that compute them."""
     changes: dict[str, Any] = {"text_config": tiny_adapters.HYBRID} if name == "qwen3_5" else {}
     model = tiny_models.make_model(root / name, name.removesuffix("_4bit"), dtype=mx.float32, **changes)
     if name.endswith("_4bit"):
@@ -63,27 +64,29 @@ def make_case(root: Path, name: str) -> Case:
         adapters["dora"] = make("dora", rank=8, scale=4.0, keys=keys, kind="dora", seed=5)
         adapters["peft"] = tiny_adapters.to_peft(root / f"{name}-peft", adapters["four"])
     names: list[str | None] = [None, *adapters]
-    mlx_lm_names = ["four" if each == "peft" else each for each in names]
-    answers = tiny_adapters.tokens_of_mlx_lm(
-        [
-            {
-                "model": str(model),
-                "adapter": str(adapters[each]) if each else None,
-                "prompts": PROMPTS,
-                "count": COUNT,
-            }
-            for each in mlx_lm_names
-        ]
-    )
-    work = [(prompt, each) for prompt in PROMPTS for each in names]
-    wanted = [answers[owner][i] for i in range(len(PROMPTS)) for owner in range(len(names))]
-    return Case(name, model, adapters, work, wanted)
+    folders = [adapters["four" if each == "peft" else each] if each else None for each in names]
+    jobs = [
+        {"model": str(model), "adapter": folder and str(folder), "prompts": PROMPTS, "count": COUNT}
+        for folder in folders
+    ]
+    return Case(name, model, adapters, [(prompt, each) for prompt in PROMPTS for each in names], []), jobs
 
 
-@pytest.fixture(scope="module", params=list(ARCHITECTURES))
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
     require_extension()
-    return make_case(tmp_path_factory.mktemp("adapters"), request.param)
+    root = tmp_path_factory.mktemp("adapters")
+    made = [make_case(root, name) for name in ARCHITECTURES]
+    answers = iter(tiny_adapters.tokens_of_mlx_lm([job for _, jobs in made for job in jobs]))
+    for case, jobs in made:
+        by_prompt = zip(*(next(answers) for _ in jobs), strict=True)
+        case.wanted.extend(tokens for each in by_prompt for tokens in each)
+    return {case.name: case for case, _ in made}
+
+
+@pytest.fixture(params=list(ARCHITECTURES))
+def case(request: pytest.FixtureRequest, cases: dict[str, Case]) -> Case:
+    return cases[request.param]
 
 
 def generate(llm: LLM, work: list[Any], params: SamplingParams = GREEDY) -> list[Any]:

@@ -192,16 +192,23 @@ def test_a_wrong_native_layer_is_refused_by_its_name(
         materialized(tmp_path, architecture, **config)
 
 
-@pytest.mark.parametrize("architecture", sorted({name for name, *_ in MISTAKES.values()}))
-@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
+FLOATS = (mx.float32, mx.float16, mx.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "dtype"),
+    list(zip(sorted({name for name, *_ in MISTAKES.values()}), itertools.cycle(FLOATS), strict=False)),
+)
 def test_native_layers_that_are_right_are_not_refused(
     tmp_path: Path, architecture: str, dtype: mx.Dtype
 ) -> None:
     materialized(tmp_path, architecture, dtype=dtype, **(NEMOTRON if architecture == "nemotron_h" else {}))
 
 
-@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)
-@pytest.mark.parametrize("weights", ["int8", "int4", "w8a8", "w4a8"])
+@pytest.mark.parametrize(
+    ("weights", "dtype"),
+    [("int8", mx.bfloat16), ("int4", mx.float16), ("w8a8", mx.float16), ("w4a8", mx.bfloat16)],
+)
 def test_a_wrong_product_of_quantized_weights_is_refused(
     tmp_path: Path, monkeypatch: Patch, weights: str, dtype: mx.Dtype
 ) -> None:
@@ -315,7 +322,6 @@ def more_rare_scale(plain: Any, *args: Any) -> Any:
     return plain(*args[:-1], [1.05 * args[-1][0]])
 
 
-FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 KERNELS: dict[str, tuple[str, Callable[[Patch], None], str]] = {
     "taps": ("lfm2", computes(recurrent, "causal_conv", taps_reversed), r"layers\.\d\.conv\.conv0"),
     "step's bias": (

@@ -47,6 +47,7 @@ def test_two_ranks_give_the_tokens_of_one_process(tmp_path: Path) -> None:
     check(make_model(tmp_path / "m", "qwen3", dtype=mx.float32), 2)
 
 
+@pytest.mark.slow
 def test_heads_that_cannot_be_divided_are_refused() -> None:
     with pytest.raises(AssertionError, match="tensor_parallel must divide the heads"):
         ranked.in_ranks(Path("demo"), tensor_parallel=3)

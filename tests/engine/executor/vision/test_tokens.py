@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:At least one mel filter"),  # of Gemma 4's audio
 ]
 
-COUNT = 48
+COUNT = 20
 HYBRIDS = ("qwen3_5", "qwen3_5_moe", "lfm2-vl")
 GREEDY = SamplingParams(max_tokens=COUNT, temperature=0, ignore_eos=True)
 TIE = 3e-3  # logits closer than this may change places, because pages have 16 bits
@@ -62,9 +63,14 @@ def ask() -> Iterator[tiny_vlm.Ask]:
         yield ask
 
 
-@pytest.fixture(scope="module", params=list(tiny_vlm.CONFIGS))
-def case(request: pytest.FixtureRequest, ask: tiny_vlm.Ask, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return make_case(ask, request.param, tmp_path_factory.mktemp("vlm"))
+@pytest.fixture(scope="module")
+def cases(ask: tiny_vlm.Ask, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
+    return cache(lambda name: make_case(ask, name, tmp_path_factory.mktemp("vlm")))
+
+
+@pytest.fixture(params=list(tiny_vlm.CONFIGS))
+def case(request: pytest.FixtureRequest, cases: Callable[[str], Case]) -> Case:
+    return cases(request.param)
 
 
 def make_case(ask: tiny_vlm.Ask, name: str, folder: Path, *, dtype: mx.Dtype = mx.float32) -> Case:
@@ -135,12 +141,20 @@ CHANGES: tuple[dict[str, Any], ...] = (
     {"max_step_tokens": 512},
     {"speculate": "draft:", "max_step_tokens": 64},
     {"async_steps": True},
-    {"num_pages": 12},
+    {"num_pages": 10},
     {"backend": "reference"},
 )
 
 
-@pytest.mark.parametrize("is_changed", [False, True])
+@pytest.mark.parametrize(
+    ("case", "is_changed"),
+    [(name, False) for name in tiny_vlm.CONFIGS]
+    + [
+        pytest.param(name, True, marks=() if number < len(CHANGES) else pytest.mark.slow)
+        for number, name in enumerate(tiny_vlm.CONFIGS)
+    ],
+    indirect=["case"],
+)
 def test_a_mixed_batch_has_the_tokens_of_mlx_vlm(
     case: Case, is_changed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +183,7 @@ def test_vision_parts_in_bfloat16_give_the_tokens_of_mlx_vlm(
     assert check(outputs, case.wanted, tie=TIE_BF16) > 2 * COUNT
 
 
+@pytest.mark.parametrize("case", ["qwen3_vl", "pixtral", "gemma3", "lfm2-vl"], indirect=True)
 def test_a_cached_prefix_ends_before_a_different_image(case: Case) -> None:
     cores: list[EngineCore] = []
 
@@ -192,7 +207,7 @@ def test_a_cached_prefix_ends_before_a_different_image(case: Case) -> None:
         assert "Linear" not in kinds
 
 
-@pytest.mark.parametrize("case", ["qwen3_vl", "qwen3_5", "pixtral", "gemma3", "lfm2-vl"], indirect=True)
+@pytest.mark.parametrize("case", ["qwen3_5", "gemma3"], indirect=True)
 def test_a_prompt_has_bit_identical_results_alone_and_in_a_batch(case: Case) -> None:
     params = replace(GREEDY, logprobs=2)
     with LLM(case.config(prefix_cache=False)) as llm:
