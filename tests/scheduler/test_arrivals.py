@@ -6,18 +6,11 @@ from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, SampleResult, Scheduler, SchedulerOutput, Sequence, Status
+from steps import advance, plan
 
 
 def scheduler(*, budget: int = 64, prefix_cache: bool = True) -> Scheduler:
     return Scheduler(BlockManager(64, 4, prefix_cache=prefix_cache), Limits(budget, 8))
-
-
-def advance(s: Scheduler) -> SchedulerOutput:
-    step = s.plan()
-    assert step is not None
-    s.commit(step, [SampleResult(7) for _ in step.sampled()])
-    s.blocks.check()
-    return step
 
 
 def shape(step: SchedulerOutput) -> list[tuple[str, int, int]]:
@@ -56,8 +49,7 @@ def test_when_the_first_one_is_lost_the_next_takes_over(how: str) -> None:
     first, second = Sequence("a", [1] * 10, max_tokens=4), Sequence("b", [1] * 10, max_tokens=4)
     s.add(first)
     s.add(second)
-    step = s.plan()
-    assert step is not None
+    step = plan(s)
     if how == "abort":
         s.abort(first)
     s.commit(step, [SampleResult(None if how == "fail" else 7)])

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager, RecurrentState
 from octavo.scheduler import Limits, SampleResult, Scheduler, SchedulerOutput, Sequence
+from steps import plan
 
 PROMPT = 5
 
@@ -51,14 +52,11 @@ def test_columns_and_rows_are_committed_alike(
 def plain_step(sequence: Sequence, drafts: tuple[int, ...] = ()) -> SchedulerOutput:
     scheduler = Scheduler(BlockManager(24, 2), Limits(32, 3))
     scheduler.add(sequence)
-    step = scheduler.plan()
-    assert step is not None
+    step = plan(scheduler)
     assert not step.decode_only
     scheduler.commit(step, [SampleResult(1)] * (1 + len(sequence.parallel_samples)))
     scheduler.drafts = {sequence: drafts} if drafts else {}
-    step = scheduler.plan()
-    assert step is not None
-    return step
+    return plan(scheduler)
 
 
 def test_drafts_make_a_step_less_plain() -> None:
@@ -75,8 +73,7 @@ def test_a_last_prompt_token_is_not_plain() -> None:
     scheduler.add(Sequence("one", [1] * PROMPT, 3))
     seen = []
     for results in ([], [SampleResult(1)], [SampleResult(1)]):
-        step = scheduler.plan()
-        assert step is not None
+        step = plan(scheduler)
         seen += [(item.start, item.stop, step.decode_only) for item in step.work]
         scheduler.commit(step, results)
     assert seen == [(0, 4, False), (4, 5, False), (5, 6, True)]
@@ -87,11 +84,9 @@ def test_a_last_prompt_token_with_parallel_samples_is_not_plain() -> None:
     scheduler = Scheduler(blocks, Limits(4, 3))
     sequence = Sequence("one", [1] * PROMPT, 2, parallel_samples=[Sequence("other", [1] * PROMPT, 2)])
     scheduler.add(sequence)
-    step = scheduler.plan()
-    assert step is not None
+    step = plan(scheduler)
     scheduler.commit(step, [])
-    step = scheduler.plan()
-    assert step is not None
+    step = plan(scheduler)
     assert [(item.start, item.stop, len(item.parallel_samples)) for item in step.work] == [(4, 5, 1)]
     assert not step.decode_only
     scheduler.commit(step, [SampleResult(1), SampleResult(2)])
@@ -101,10 +96,8 @@ def test_a_last_prompt_token_with_parallel_samples_is_not_plain() -> None:
 def test_as_many_results_as_rows() -> None:
     scheduler = Scheduler(BlockManager(24, 2), Limits(32, 3))
     scheduler.add(Sequence("one", [1] * PROMPT, 6))
-    step = scheduler.plan()
-    assert step is not None
+    step = plan(scheduler)
     scheduler.commit(step, [SampleResult(1)])
-    step = scheduler.plan()
-    assert step is not None
+    step = plan(scheduler)
     with pytest.raises(AssertionError, match="2 results for 1 samples"):
         scheduler.commit(step, [SampleResult(1)] * 2)

@@ -8,13 +8,7 @@ import pytest
 
 from octavo.block_manager import BlockManager
 from octavo.scheduler import LatencyGoal, Limits, SampleResult, Scheduler, Sequence
-from octavo.scheduler.latency_target import (
-    MAX_HEADROOM,
-    MIN_CHUNK,
-    MIN_HEADROOM,
-    MIN_RUNNING,
-    LatencyTarget,
-)
+from octavo.scheduler.latency_target import MAX_HEADROOM, MIN_CHUNK, MIN_HEADROOM, MIN_RUNNING, LatencyTarget
 from octavo.scheduler.step_cost import StepCost, shape_of, with_chunk
 from octavo.scheduler.types import ScheduledChunk, StepShape
 from step_times import machine

@@ -1,21 +1,14 @@
 from __future__ import annotations
 
 from octavo.block_manager import BlockManager
-from octavo.scheduler import Limits, SampleResult, Scheduler, SchedulerOutput, Sequence, Status
+from octavo.scheduler import Limits, Scheduler, SchedulerOutput, Sequence, Status
+from steps import advance, names
 
 BUDGET = 512
 
 
 def scheduler(*, num_pages: int = 8192, budget: int = BUDGET, running: int = 64) -> Scheduler:
     return Scheduler(BlockManager(num_pages, 16), Limits(budget, running))
-
-
-def advance(s: Scheduler) -> SchedulerOutput:
-    step = s.plan()
-    assert step is not None
-    s.commit(step, [SampleResult(7) for _ in step.sampled()])
-    s.blocks.check()
-    return step
 
 
 def shape(step: SchedulerOutput) -> list[tuple[str, int]]:
@@ -66,11 +59,10 @@ def test_a_long_prompt_without_pages_is_not_overtaken() -> None:
     later = Sequence("later", prompt(3, 16), max_tokens=1)
     s.add(later)
     for _ in range(150):
-        assert [name for name, _ in shape(advance(s))] == ["short"]
+        assert names(advance(s)) == ["short"]
     assert s.num_waiting == 2
     while later.status is not Status.FINISHED:
-        names = [name for name, _ in shape(advance(s))]
-        assert names in (["short"], ["long", "later"])
+        assert names(advance(s)) in (["short"], ["long", "later"])
 
 
 def test_a_cached_prefix_does_not_make_a_prompt_long() -> None:
@@ -82,9 +74,9 @@ def test_a_cached_prefix_does_not_make_a_prompt_long() -> None:
     s.add(Sequence("other", prompt(3, 8000), max_tokens=1))
     s.add(Sequence("chat", [*prompt(1, 4000), *range(50)], max_tokens=1))
     for _ in range(3):
-        names = [name for name, _ in shape(advance(s))]
-    assert "chat" in names
-    assert "other" not in names
+        computed = names(advance(s))
+    assert "chat" in computed
+    assert "other" not in computed
 
 
 def test_long_prompts_are_overtaken_only_within_a_priority() -> None:

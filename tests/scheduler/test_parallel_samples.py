@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from octavo.block_manager import BlockManager, PageCopy, PageId
 from octavo.scheduler import Limits, SampleResult, Scheduler, SchedulerOutput, Sequence, Status
+from steps import plan
 
 
 def group(size: int, num_prompt: int = 6, max_tokens: int = 4) -> list[Sequence]:
@@ -12,12 +13,6 @@ def group(size: int, num_prompt: int = 6, max_tokens: int = 4) -> list[Sequence]
 
 def scheduler(num_pages: int = 16, running: int = 8) -> Scheduler:
     return Scheduler(BlockManager(num_pages, 4), Limits(16, running))
-
-
-def plan(scheduler: Scheduler) -> SchedulerOutput:
-    step = scheduler.plan()
-    assert step is not None
-    return step
 
 
 def commit(

@@ -4,8 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager
-from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence
+from octavo.scheduler import Limits, Scheduler, Sequence
 from octavo.scheduler.draft_times import NUM_ROWS
+from steps import advance, plan
 
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=12))
@@ -14,14 +15,11 @@ def test_steps_have_few_numbers_of_drafts_and_lose_the_ends_of_the_longest(lengt
     sequences = [Sequence(f"s{i}", [i, i, i], 100) for i in range(len(lengths))]
     for sequence in sequences:
         scheduler.add(sequence)
-    step = scheduler.plan()
-    assert step is not None
-    scheduler.commit(step, [SampleResult(7)] * len(step.sampled()))
+    advance(scheduler)
     scheduler.drafts = {
         sequence: tuple(range(length)) for sequence, length in zip(sequences, lengths, strict=True) if length
     }
-    step = scheduler.plan()
-    assert step is not None
+    step = plan(scheduler)
     counts = [len(item.drafts) for item in step.work]
     total, asked = sum(counts), sum(lengths)
     assert total == max((number for number in NUM_ROWS if number <= asked), default=0)
@@ -37,10 +35,7 @@ def test_nothing_is_guessed_while_a_decode_waits_for_a_page() -> None:
     for sequence in (older, younger):
         scheduler.add(sequence)
     for _ in range(2):
-        step = scheduler.plan()
-        assert step is not None
-        scheduler.commit(step, [SampleResult(7)] * 2)
+        advance(scheduler)
     scheduler.drafts = dict.fromkeys((older, younger), (7, 7))
-    step = scheduler.plan()
-    assert step is not None
+    step = plan(scheduler)
     assert [(item.sequence, item.drafts) for item in step.work] == [(older, ())]

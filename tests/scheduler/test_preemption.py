@@ -1,20 +1,14 @@
 from __future__ import annotations
 
 from octavo.block_manager import BlockManager
-from octavo.scheduler import Limits, SampleResult, Scheduler, SchedulerOutput, Sequence, Status
+from octavo.scheduler import Limits, Scheduler, Sequence, Status
+from steps import advance
 
 PAGE_SIZE = 4
 
 
 def is_running(sequence: Sequence) -> bool:
     return sequence.status is Status.RUNNING
-
-
-def advance(scheduler: Scheduler) -> SchedulerOutput:
-    step = scheduler.plan()
-    assert step is not None
-    scheduler.commit(step, [SampleResult(7) for _ in step.sampled()])
-    return step
 
 
 def until_preempted(scheduler: Scheduler) -> list[str]:

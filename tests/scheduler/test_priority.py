@@ -4,23 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager
-from octavo.scheduler import Limits, SampleResult, Scheduler, SchedulerOutput, Sequence, Status
+from octavo.scheduler import Limits, Scheduler, Sequence, Status
+from steps import advance, names
 
 
 def scheduler(num_pages: int = 16, running: int = 2) -> Scheduler:
     return Scheduler(BlockManager(num_pages, 4, prefix_cache=False), Limits(8, running))
-
-
-def advance(s: Scheduler) -> SchedulerOutput:
-    step = s.plan()
-    assert step is not None
-    s.commit(step, [SampleResult(7) for _ in step.sampled()])
-    s.blocks.check()
-    return step
-
-
-def names(step: SchedulerOutput) -> list[str]:
-    return [work.sequence.sequence_id for work in step.work]
 
 
 def test_smaller_priorities_are_admitted_first_equals_in_order() -> None:
@@ -45,6 +34,17 @@ def test_the_largest_number_gives_its_pages_up_though_it_is_older() -> None:
     while s.num_running or s.num_waiting:
         advance(s)
     assert (len(low.tokens), len(high.tokens)) == (16, 16)
+
+
+def test_an_urgent_request_is_admitted_before_one_that_lacks_pages() -> None:
+    s = scheduler(num_pages=6, running=3)
+    s.add(Sequence("runs", [1] * 16, max_tokens=4))
+    for _ in range(3):
+        advance(s)  # it holds five pages
+    s.add(Sequence("large", [2] * 12, max_tokens=1))
+    assert names(advance(s)) == ["runs"]
+    s.add(Sequence("small", [3], max_tokens=1, priority=-1))
+    assert names(advance(s)) == ["runs", "small"]
 
 
 @given(

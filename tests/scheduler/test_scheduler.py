@@ -12,23 +12,11 @@ from octavo.scheduler import (
     SequenceTooLong,
     Status,
 )
+from steps import advance, plan
 
 
 def scheduler(num_pages: int = 16, budget: int = 8, running: int = 4) -> Scheduler:
     return Scheduler(BlockManager(num_pages, 4), Limits(budget, running))
-
-
-def plan(scheduler: Scheduler) -> SchedulerOutput:
-    step = scheduler.plan()
-    assert step is not None
-    return step
-
-
-def advance(scheduler: Scheduler, token: int = 7) -> SchedulerOutput:
-    step = plan(scheduler)
-    scheduler.commit(step, [SampleResult(token) for _ in step.sampled()])
-    scheduler.blocks.check()
-    return step
 
 
 def shape(step: SchedulerOutput) -> list[tuple[str, int, int, bool]]:

@@ -8,11 +8,7 @@ import pytest
 
 from octavo.block_manager import BlockManager, RecurrentState
 from octavo.scheduler import Limits, SampleResult, Scheduler, SchedulerOutput, Sequence, Status
-from octavo.scheduler.waiting import (
-    DeficitQueue,
-    FairQueue,
-    WaitingQueue,
-)
+from octavo.scheduler.waiting import DeficitQueue, FairQueue, WaitingQueue
 from serving import check_shares
 
 SLOTS = 16

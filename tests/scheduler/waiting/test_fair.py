@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager
-from octavo.scheduler import Limits, SampleResult, Scheduler, SchedulerOutput, Sequence, Status
+from octavo.scheduler import Limits, Scheduler, Sequence, Status
 from octavo.scheduler.types import ScheduledChunk
 from octavo.scheduler.waiting import DeficitQueue, FairQueue, WaitingQueue
 from octavo.scheduler.waiting.age_order import MAX_OVERTAKEN
+from steps import advance, names, plan
 
 
 def scheduler(
@@ -38,18 +39,6 @@ def request(
     """Return a request; its tenant is the first letter of the name by default."""
     prompt = [zlib.crc32(name.encode()), *range(length - 1)]
     return Sequence(name, prompt, max_tokens, tenant=tenant or name[0], priority=priority)
-
-
-def advance(s: Scheduler) -> SchedulerOutput:
-    step = s.plan()
-    assert step is not None
-    s.commit(step, [SampleResult(7) for _ in step.sampled()])
-    s.blocks.check()
-    return step
-
-
-def names(step: SchedulerOutput) -> list[str]:
-    return [work.sequence.sequence_id for work in step.work]
 
 
 def served(s: Scheduler) -> list[str]:
@@ -114,8 +103,7 @@ def test_an_abort_in_flight_is_charged_for_computed_tokens() -> None:
     s = scheduler(budget=8)
     sequence = request("a", 20)
     s.add(sequence)
-    step = s.plan()
-    assert step is not None
+    step = plan(s)
     s.abort(sequence)
     s.commit(step, [])
     assert fair(s).service_of("a") == 8
@@ -186,10 +174,7 @@ def test_a_running_prompt_yields_the_step_to_less_served_tenants() -> None:
     s = scheduler(budget=16)
     s.add(request("along", 60))
     advance(s)
-    for name, expected in (
-        ("bfirst", {"bfirst": 10}),
-        ("bsecond", {"bsecond": 10, "along": 6}),
-    ):
+    for name, expected in (("bfirst", {"bfirst": 10}), ("bsecond", {"bsecond": 10, "along": 6})):
         s.add(request(name, 10))
         step = advance(s)
         assert {work.sequence.sequence_id: work.stop - work.start for work in step.work} == expected
