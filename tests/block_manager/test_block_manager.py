@@ -6,14 +6,7 @@ from array import array
 import pytest
 
 from ledger import slot_of
-from octavo.block_manager import (
-    BlockManager,
-    Digest,
-    PageCopy,
-    PageId,
-    PageTable,
-    sha256_chain,
-)
+from octavo.block_manager import BlockManager, Digest, PageCopy, PageId, PageTable, sha256_chain
 from octavo.block_manager import digests as digests_module
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]  # two full pages of 4 tokens, and two more tokens

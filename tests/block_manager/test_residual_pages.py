@@ -3,13 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ledger import Ledger, next_token
-from octavo.block_manager import (
-    BlockManager,
-    FullAttention,
-    PageTable,
-    ResidualWindow,
-    SlidingWindow,
-)
+from octavo.block_manager import BlockManager, FullAttention, PageTable, ResidualWindow, SlidingWindow
 from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence, SequenceTooLong
 
 PAGES = FullAttention(num_pages=16)

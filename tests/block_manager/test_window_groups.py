@@ -14,13 +14,7 @@ from octavo.block_manager import (
     Pins,
     SlidingWindow,
 )
-from octavo.scheduler import (
-    Limits,
-    SampleResult,
-    Scheduler,
-    Sequence,
-    SequenceTooLong,
-)
+from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence, SequenceTooLong
 
 FULL = FullAttention(num_pages=16)
 WINDOW = SlidingWindow(num_pages=8, window=6)

@@ -14,10 +14,7 @@ from octavo.engine.client.client import Client
 from octavo.proto import generation_pb2 as pb
 from served import collect, eventually, served
 
-pytestmark = [
-    pytest.mark.server,
-    pytest.mark.skipif(NGINX is None, reason="nginx is not installed"),
-]
+pytestmark = [pytest.mark.server, pytest.mark.skipif(NGINX is None, reason="nginx is not installed")]
 
 
 async def test_calls_of_every_shape_pass(tmp_path: Path) -> None:

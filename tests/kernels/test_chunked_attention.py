@@ -28,11 +28,7 @@ STEPS = (  # [start, stop) of each sequence
 
 def spec(k_format: str = "bf16", v_format: str = "bf16") -> PoolSpec:
     return PoolSpec(
-        layers=(LAYER,),
-        num_pages=1 + 3 * WIDTH,
-        page_size=PAGE_SIZE,
-        k_format=k_format,
-        v_format=v_format,
+        layers=(LAYER,), num_pages=1 + 3 * WIDTH, page_size=PAGE_SIZE, k_format=k_format, v_format=v_format
     )
 
 

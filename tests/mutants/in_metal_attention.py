@@ -6,12 +6,7 @@ TG_BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
 SG_BARRIER = "simdgroup_barrier(mem_flags::mem_threadgroup);"
 
 DECODE = (
-    Mutant(
-        "no barrier after the queries",
-        "decode",
-        TG_BARRIER + "  // the queries are stored\n",
-        "",
-    ),
+    Mutant("no barrier after the queries", "decode", TG_BARRIER + "  // the queries are stored\n", ""),
     Mutant("the first pages of the table", "decode", "uint(start) / PAGE_SIZE + lane]", "lane]"),
     Mutant(
         "the wrong KV head of whole pages",
@@ -25,10 +20,7 @@ DECODE = (
         "keys in the order of lanes", "decode", "return lane % LANES * ROWS + lane / LANES;", "return lane;"
     ),
     Mutant(
-        "race: outputs are read while they are added",
-        "decode",
-        TG_BARRIER + "  // all sums are stored\n",
-        "",
+        "race: outputs are read while they are added", "decode", TG_BARRIER + "  // all sums are stored\n", ""
     ),
     Mutant("old outputs keep their weight", "decode", "    outs[2 * g] *= factor;\n", ""),
     Mutant(

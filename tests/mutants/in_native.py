@@ -21,15 +21,9 @@ STEPS = (
         "",
     ),
     bug(
-        "sums and products are taken for each other",
-        '"Multiply") == 0, encoder',
-        '"Multiply") != 0, encoder',
+        "sums and products are taken for each other", '"Multiply") == 0, encoder', '"Multiply") != 0, encoder'
     ),
-    bug(
-        "memory that MLX reads begins at its buffer",
-        "from.flags(), from.offset());",
-        "from.flags(), 0);",
-    ),
+    bug("memory that MLX reads begins at its buffer", "from.flags(), from.offset());", "from.flags(), 0);"),
 )
 
 INDICES = (

@@ -9,13 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable
 
-from octavo.block_manager import (
-    FullAttention,
-    KVGroupSpec,
-    PageCopy,
-    PageTable,
-    ResidualWindow,
-)
+from octavo.block_manager import FullAttention, KVGroupSpec, PageCopy, PageTable, ResidualWindow
 from octavo.block_manager.types import GroupPageTable
 from octavo.scheduler import ScheduledChunk, SchedulerOutput, Sequence
 
@@ -189,12 +183,7 @@ class Ledger:
 
 
 def visible(
-    groups: tuple[KVGroupSpec, ...],
-    group: KVGroupSpec,
-    query: int,
-    position: int,
-    *,
-    page_size: int,
+    groups: tuple[KVGroupSpec, ...], group: KVGroupSpec, query: int, position: int, *, page_size: int
 ) -> bool:
     """Return whether ``query`` or a later query sees a position, by the definition of the layers."""
     if isinstance(group, ResidualWindow):

@@ -96,15 +96,7 @@ EVERYTHING = shape(
     sequences=((150, 1), (0, 33), (100, 17), (0, 1), (15, 1), (139, 5)),
 )
 LONG = shape(
-    "long",
-    64,
-    2,
-    32,
-    window=600,
-    keep=3,
-    sinks=True,
-    kv_heads=1,
-    sequences=((640, 1), (3, 1), (530, 1)),
+    "long", 64, 2, 32, window=600, keep=3, sinks=True, kv_heads=1, sequences=((640, 1), (3, 1), (530, 1))
 )
 """Split over keys: 20 tiles in the window and one kept tile; 17 tiles; one row is not split."""
 
@@ -163,11 +155,7 @@ def visible_rows(metadata: AttentionMetadata, layer: LayerSpec, num_pages: int) 
 
 
 def run_watched(
-    case: Case,
-    formats: tuple[str, str],
-    dtype: mx.Dtype,
-    *,
-    emulator: Emulator | None = None,
+    case: Case, formats: tuple[str, str], dtype: mx.Dtype, *, emulator: Emulator | None = None
 ) -> tuple[Outcome, Emulator]:
     """Write a case into a pool of NaN in two steps, then attend; reading an unseen row is an error."""
     emulator, rng = emulator or Emulator(), np.random.default_rng(0)

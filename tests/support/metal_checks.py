@@ -45,13 +45,7 @@ def bits(array: mx.array) -> NDArray[np.unsignedinteger]:
 
 
 def make_pool(
-    emulator: Emulator,
-    name: str,
-    head_dim: int,
-    *,
-    tokens: int,
-    heads: int = 1,
-    value_dim: int | None = None,
+    emulator: Emulator, name: str, head_dim: int, *, tokens: int, heads: int = 1, value_dim: int | None = None
 ) -> MetalPool:
     layer = LayerSpec(num_kv_heads=heads, head_dim=head_dim, value_dim=value_dim or head_dim)
     spec = PoolSpec(

@@ -22,11 +22,7 @@ def metal_engine(folder: Path, device: Emulator, *, warms_up: bool = False, **se
     with pytest.MonkeyPatch.context() as patch:
         if not warms_up:
             patch.setattr(load, "warm_up", lambda *_, **__: None)
-        patch.setattr(
-            load,
-            "choose_device",
-            lambda _: BackendSelection(device.backend(), "emulated"),
-        )
+        patch.setattr(load, "choose_device", lambda _: BackendSelection(device.backend(), "emulated"))
         if isinstance(device, LateDevice):
             resolve = DeviceStep.resolve
 

@@ -102,11 +102,4 @@ def run_one(body: str, *, threads: int = 1, threadgroup: int | None = None, **op
         "grid": (threads, 1, 1),
         "threadgroup": (threadgroup or threads, 1, 1),
     }
-    return emulate(
-        "one",
-        ["x"],
-        ["out"],
-        body,
-        inputs=[values],
-        **(arguments | options),
-    )
+    return emulate("one", ["x"], ["out"], body, inputs=[values], **(arguments | options))

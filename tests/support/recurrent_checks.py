@@ -18,10 +18,7 @@ def check_truth(case: Case) -> None:
     pool, y = call(case, case.pool(), step, case.rows)
     states = np.zeros((NUM_SLOTS, *case.state))
     exact = case.truth(states, step, *(floats(x) for x in case.rows))
-    for what, got, truth in (
-        ("y", y, exact),
-        ("the states", pool[mx.array([SLOT, 4])], states[[SLOT, 4]]),
-    ):
+    for what, got, truth in (("y", y, exact), ("the states", pool[mx.array([SLOT, 4])], states[[SLOT, 4]])):
         error = np.abs(floats(got) - truth).max() / np.abs(truth).max()
         assert error <= ROUNDING[got.dtype] + 3e-6, f"{case.name}: {what} are off by {error:.1e}"
 

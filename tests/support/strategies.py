@@ -4,13 +4,7 @@ from dataclasses import dataclass
 
 import hypothesis.strategies as st
 
-from octavo.block_manager import (
-    FullAttention,
-    KVGroupSpec,
-    RecurrentState,
-    ResidualWindow,
-    SlidingWindow,
-)
+from octavo.block_manager import FullAttention, KVGroupSpec, RecurrentState, ResidualWindow, SlidingWindow
 from octavo.block_manager.spec import pages_touched
 
 

@@ -91,7 +91,7 @@ LATENT: dict[str, dict[str, Any]] = {
         "qk_nope_head_dim": 16,
         "moe_intermediate_size": 32,
         "num_key_value_heads": 4,
-    },
+    }
 }
 LATENT["deepseek_v32"] = LATENT["deepseek_v3"] | {"index_n_heads": 8, "index_head_dim": 16, "index_topk": 8}
 """Architectures that cache latents; the last one has sparse attention."""

@@ -3,11 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from octavo.block_manager import BlockManager
-from octavo.scheduler.waiting import (
-    DeficitQueue,
-    FairQueue,
-    WaitingQueue,
-)
+from octavo.scheduler.waiting import DeficitQueue, FairQueue, WaitingQueue
 
 QUEUES: dict[str, Callable[[BlockManager], WaitingQueue]] = {
     "fcfs": lambda _blocks: WaitingQueue(),

@@ -12,12 +12,7 @@ from typing import Any
 import pytest
 
 from octavo.engine.api.config import EngineConfig
-from octavo.engine.arguments.options import (
-    add_engine_arguments,
-    engine_config,
-    engine_flags,
-    given_settings,
-)
+from octavo.engine.arguments.options import add_engine_arguments, engine_config, engine_flags, given_settings
 from octavo.engine.arguments.usage import Parser
 from octavo.engine.cli import COMMANDS, generate, main
 

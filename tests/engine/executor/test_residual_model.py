@@ -22,11 +22,7 @@ pytestmark = pytest.mark.parity
 PAGE_SIZE = 8
 CHUNK = 24
 CONFIG = EngineConfig(
-    kv_format="fp4",
-    page_size=PAGE_SIZE,
-    num_pages=80,
-    max_step_tokens=CHUNK,
-    max_running=4,
+    kv_format="fp4", page_size=PAGE_SIZE, num_pages=80, max_step_tokens=CHUNK, max_running=4
 )
 
 

@@ -35,11 +35,7 @@ async def test_text_ids_and_chat_are_prompts() -> None:
     messages = [{"role": "user", "content": "hé"}]
     async with running(
         max_model_len=100_000, config=small_config(num_pages=20_000, max_step_tokens=8192), verify=False
-    ) as (
-        engine,
-        _,
-        _,
-    ):
+    ) as (engine, _, _):
         for prompt, ids in (
             ("hé", list("hé".encode())),
             ([1, 2, 3], [1, 2, 3]),

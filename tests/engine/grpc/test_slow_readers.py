@@ -62,9 +62,7 @@ def _unread(its: Served) -> int:
     return its.engine._open._unread.num_bytes
 
 
-async def test_unread_output_keeps_new_requests_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_unread_output_keeps_new_requests_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_limiter, "MAX_UNREAD_BYTES", 1_000_000)
     config = small_config(**CONFIG)
     async with served(FakeCore(verify=False), config=config) as its:

@@ -17,11 +17,7 @@ import pytest
 
 from http_served import demo_http
 
-pytestmark = [
-    pytest.mark.server,
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("default"),
-]
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.filterwarnings("default")]
 ASK = "Tell me a story about Mara."
 DEMO = Path(__file__).resolve().parents[3] / "engine" / "demo"
 

@@ -9,11 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fakes import FakeCore, shard_folder, small_config
-from octavo.block_manager import (
-    FullAttention,
-    KVGroupSpec,
-    SlidingWindow,
-)
+from octavo.block_manager import FullAttention, KVGroupSpec, SlidingWindow
 from octavo.engine import LLM, SamplingParams
 from octavo.engine.api.outputs import RequestOutput
 from octavo.engine.api.store_counters import StoreCounts
@@ -54,10 +50,7 @@ def shard(core: EngineCore, index: int, group: int) -> Path:
 
 @pytest.mark.parametrize(
     ("groups", "written", "loaded"),
-    [
-        (MIXED, 3 * 26, 25 + 3 + 4),
-        (WINDOW_ONLY, 26, 1 + 3),
-    ],
+    [(MIXED, 3 * 26, 25 + 3 + 4), (WINDOW_ONLY, 26, 1 + 3)],
     ids=["mixed", "only windows"],
 )
 def test_only_visible_pages_are_loaded(

@@ -14,10 +14,7 @@ from octavo.kernels.residual import ResidualSpec
 
 
 def test_residual_windows_of_groups() -> None:
-    groups = (
-        LayerGroup(window=None, keep=0, members=(0, 2)),
-        LayerGroup(window=40, keep=4, members=(1,)),
-    )
+    groups = (LayerGroup(window=None, keep=0, members=(0, 2)), LayerGroup(window=40, keep=4, members=(1,)))
     assert residual_groups(groups, ResidualSpec(sink_pages=2, residual_pages=3), 16) == (
         LayerGroup(window=33, keep=32, members=(0, 2)),
         LayerGroup(window=33, keep=4, members=(1,)),

@@ -169,12 +169,7 @@ def test_plans_count_the_memory_of_the_draft_model(
     cores = Cores()
     draft = recurrent_models.make_folder(tmp_path / "qwen3_5", "qwen3_5") if is_recurrent else folder
     config = config_of(
-        folder,
-        draft,
-        num_pages=None,
-        kv_memory=3_000_000,
-        max_running=64,
-        max_step_tokens=512,
+        folder, draft, num_pages=None, kv_memory=3_000_000, max_running=64, max_step_tokens=512
     )
     core = cores(config)
     try:

@@ -36,12 +36,7 @@ LEAVES = st.sampled_from(
 
 def _object(properties: dict[str, Any], required: int) -> dict[str, Any]:
     names = sorted(properties)[:required]
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": names,
-        "additionalProperties": False,
-    }
+    return {"type": "object", "properties": properties, "required": names, "additionalProperties": False}
 
 
 SCHEMAS = st.recursive(
@@ -141,8 +136,7 @@ TAGS = st.fixed_dictionaries(
         "structures": JSON
         | st.lists(
             st.fixed_dictionaries(
-                {},
-                optional={"begin": JSON | st.just("<a>"), "schema": JSON, "end": JSON | st.just("</a>")},
+                {}, optional={"begin": JSON | st.just("<a>"), "schema": JSON, "end": JSON | st.just("</a>")}
             ),
             max_size=2,
         ),

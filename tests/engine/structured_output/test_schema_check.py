@@ -66,10 +66,7 @@ def test_unsupported_keywords_are_refused_by_name(keyword: str, schema: dict[str
         {"type": "object", "properties": {"patternProperties": {"enum": ["type"]}, "type": ONE}},
         {"const": {"$ref": "#", "minProperties": 9}},
         {"$ref": "#/$defs/n", "$defs": {"n": NODE}},
-        {
-            "$ref": "#/$defs/n",
-            "$defs": {"n": NODE | {"properties": {"next": MAYBE}, "required": ["next"]}},
-        },
+        {"$ref": "#/$defs/n", "$defs": {"n": NODE | {"properties": {"next": MAYBE}, "required": ["next"]}}},
         {"type": "array", "items": {"$ref": "#"}},
         {"type": "object", "properties": {"$ref": {"type": "string"}}},
     ],

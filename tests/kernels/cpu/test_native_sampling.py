@@ -128,17 +128,7 @@ def large_row(kind: str, size: int) -> NDArray[np.float32]:
     return row
 
 
-LARGE = (
-    "plain",
-    "runs",
-    "falling",
-    "one",
-    "few",
-    "ties",
-    "two values",
-    "equal",
-    "wide",
-)
+LARGE = ("plain", "runs", "falling", "one", "few", "ties", "two values", "equal", "wide")
 
 
 def kept_by(weights: NDArray[np.float64], top_p: float) -> NDArray[np.float64]:
@@ -207,8 +197,7 @@ def test_random_numbers_are_those_of_numpy() -> None:
     logits = mx.zeros((1, 4096))
     for seed, counter in itertools.product((0, 1, 2**63, 2**64 - 1), (0, 1, 1000)):
         [drawn] = _ext.draw_tokens(
-            logits,
-            [_ext.Draw(0, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed, counter=counter)],
+            logits, [_ext.Draw(0, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed, counter=counter)]
         )
         assert drawn.token == int(np.random.Philox(key=seed, counter=counter).random_raw()) >> 52
 

@@ -27,17 +27,11 @@ def test_16_bit_pages_are_bit_equal(name: str, head_dim: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "head_dim"),
-    [(name, dim) for i, name in enumerate(PACKED) for dim in (64, (128, 192)[i % 2])],
+    ("name", "head_dim"), [(name, dim) for i, name in enumerate(PACKED) for dim in (64, (128, 192)[i % 2])]
 )
 def test_pages_of_the_other_formats_are_bit_equal(name: str, head_dim: int) -> None:
     flags = NO_CONTRACTION if head_dim == 128 else ()
-    check_bytes(
-        name,
-        head_dim,
-        Emulator(ftz=False, extra_flags=flags),
-        limit=None if head_dim == 64 else 300,
-    )
+    check_bytes(name, head_dim, Emulator(ftz=False, extra_flags=flags), limit=None if head_dim == 64 else 300)
 
 
 def test_a_format_without_kernels_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

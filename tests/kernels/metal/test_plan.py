@@ -9,12 +9,7 @@ from octavo.kernels.interface import AttendOptions, LayerSpec, PoolSpec
 from octavo.kernels.metadata import AttentionMetadata
 from octavo.kernels.metal.backend import MetalBackend
 from octavo.kernels.metal.launch import KernelLibrary
-from octavo.kernels.metal.plan import (
-    MAX_SPLITS,
-    SPLIT_TILES,
-    num_splits,
-    num_tiles,
-)
+from octavo.kernels.metal.plan import MAX_SPLITS, SPLIT_TILES, num_splits, num_tiles
 
 pytestmark = pytest.mark.parity
 

@@ -30,12 +30,7 @@ WINDOWED = (
     (windowed("of a page", 8, 5), ("fp4", "fp4"), 1, [0] * 5),
     (windowed("of three pages", 16, 40), ("fp4", "fp4"), 17, [0] * 5),
     (windowed("within the residual one", 32, 40), ("fp4", "fp4"), 33, [0] * 5),
-    (
-        windowed("kept", 16, 41, keep=20, sinks=True, softcap=8.0),
-        ("int4", "fp5"),
-        5,
-        [0, 40, 33, 0, 80],
-    ),
+    (windowed("kept", 16, 41, keep=20, sinks=True, softcap=8.0), ("int4", "fp5"), 5, [0, 40, 33, 0, 80]),
     (windowed("kept page", 8, 21, keep=16, group=3), ("fp5", "int4"), 9, [0] * 5),
     (windowed("whole", 16, 40, whole=(2, 8)), ("fp4", "fp4"), 17, [0] * 5),
     (LONG, ("fp4", "fp4"), 33, [0, 0, 701]),

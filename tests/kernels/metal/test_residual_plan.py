@@ -79,9 +79,7 @@ def test_rows_read_every_position_that_they_see_once(drawn: tuple[AttentionMetad
 
 
 @given(steps())
-def test_a_tile_reads_one_table_from_its_first_rows_start(
-    drawn: tuple[AttentionMetadata, Reach],
-) -> None:
+def test_a_tile_reads_one_table_from_its_first_rows_start(drawn: tuple[AttentionMetadata, Reach]) -> None:
     step, reach = drawn
     kinds = _kinds(step, *reach)
     for route in _routes(step, kinds, TILE):

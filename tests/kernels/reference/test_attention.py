@@ -18,13 +18,7 @@ from attention_cases import (
     shuffled_tables,
 )
 from octavo.kernels import FORMATS_WITH_KERNELS, page_format
-from octavo.kernels.interface import (
-    AttendOptions,
-    AttentionBackend,
-    KVPool,
-    LayerSpec,
-    PoolSpec,
-)
+from octavo.kernels.interface import AttendOptions, AttentionBackend, KVPool, LayerSpec, PoolSpec
 from octavo.kernels.verify.oracle import OraclePool, sequence_slots
 
 pytestmark = pytest.mark.parity
@@ -89,8 +83,7 @@ def test_many_layers_in_one_step(
         LayerSpec(num_kv_heads=4, head_dim=128, value_dim=64, window=9, keep=2),
     )
     pool = poisoned_pool(
-        backend,
-        PoolSpec(layers=specs, num_pages=12, page_size=8, k_format=formats[0], v_format=formats[1]),
+        backend, PoolSpec(layers=specs, num_pages=12, page_size=8, k_format=formats[0], v_format=formats[1])
     )
     sequences = [(0, 30), (0, 5), (0, 1)]
     shape = Case(name="", sequences=tuple(sequences), page_size=8)

@@ -40,8 +40,5 @@ def test_the_selftest_catches_a_broken_backend() -> None:
     assert failed == [
         name
         for fmt in FORMAT_NAMES
-        for name in (
-            f"attend, {fmt}, window, kept positions, sinks, softcap",
-            f"NaN is reported, {fmt}",
-        )
+        for name in (f"attend, {fmt}, window, kept positions, sinks, softcap", f"NaN is reported, {fmt}")
     ]

@@ -87,11 +87,7 @@ def test_the_text_is_the_one_that_mlx_assembles(seed: int) -> None:
     )
     template = pick(TEMPLATES)
     expected = mlx_text(
-        kernel,
-        inputs,
-        template=template or None,
-        output_shapes=[(1,)] * len(outputs),
-        output_dtypes=dtypes,
+        kernel, inputs, template=template or None, output_shapes=[(1,)] * len(outputs), output_dtypes=dtypes
     )
     assembled = assemble(kernel, [Tensor.of(value) for value in inputs], dtypes, template)
     assert assembled.text.strip() == expected.strip()

@@ -7,14 +7,7 @@ import numpy as np
 import pytest
 
 from metal_emulator import MetalCompileError, MetalRuntimeError, why_unavailable
-from metal_samples import (
-    MATRIX_PRODUCT,
-    ROW_SUM,
-    expected_row_sums,
-    run_matrix_product,
-    run_one,
-    run_row_sum,
-)
+from metal_samples import MATRIX_PRODUCT, ROW_SUM, expected_row_sums, run_matrix_product, run_one, run_row_sum
 
 pytestmark = [
     pytest.mark.emulator,
@@ -173,9 +166,7 @@ BUGS = [
         "integer division by zero", "if (100 / int(group) == 5) return;", "divrem_overflow|division by zero"
     ),
     before_the_store(
-        "a loop without end",
-        f"for (uint i = 0; i < 128; i += group / 100) {MY_ELEMENT} += row[i];",
-        ENDLESS,
+        "a loop without end", f"for (uint i = 0; i < 128; i += group / 100) {MY_ELEMENT} += row[i];", ENDLESS
     ),
     before_the_store(
         "a loop without end that touches nothing", "for (volatile int i = 0; i < 1;) {}", ENDLESS

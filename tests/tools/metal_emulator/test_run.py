@@ -7,14 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from metal_emulator import (
-    FAST_MATH,
-    NO_CONTRACTION,
-    MetalKernel,
-    emulate,
-    find_compiler,
-    why_unavailable,
-)
+from metal_emulator import FAST_MATH, NO_CONTRACTION, MetalKernel, emulate, find_compiler, why_unavailable
 from metal_emulator.compiler import COMPILER_VARIABLE
 from metal_emulator.tensors import METAL_TYPES
 from metal_samples import ROW_SUM, run_one, run_row_sum

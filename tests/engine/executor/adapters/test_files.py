@@ -106,10 +106,7 @@ def test_16_bit_factors_are_read_bit_by_bit(tmp_path: Path, dtype: mx.Dtype) -> 
     [
         ({"fine_tune_type": "full"}, "fine_tune_type of .* must be lora or dora, got 'full'"),
         ({"fine_tune_type": "lora"}, "scale of .* must be a number below 1e.30, got None"),
-        (
-            CONFIG | {"lora_parameters": {"scale": "20"}},
-            "scale of .* must be a number below 1e.30, got '20'",
-        ),
+        (CONFIG | {"lora_parameters": {"scale": "20"}}, "scale of .* must be a number below 1e.30, got '20'"),
         (
             CONFIG | {"lora_parameters": {"scale": float("inf")}},
             "scale of .* must be a number below 1e.30, got inf",

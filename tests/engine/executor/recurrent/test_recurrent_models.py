@@ -48,11 +48,7 @@ Work = tuple[int, int]  # (sequence, number of its next tokens)
 
 class Run:
     def __init__(
-        self,
-        model: Module,
-        name: str,
-        tokens: dict[int, list[int]],
-        recurrences: Recurrences | None = None,
+        self, model: Module, name: str, tokens: dict[int, list[int]], recurrences: Recurrences | None = None
     ) -> None:
         layout = discover_layout(model, name)
         self.layers = RecurrentLayers(layout.mixers, recurrences)
@@ -69,13 +65,7 @@ class Run:
             v_format="fp16",
         )
         pool = ReferenceBackend().create_pool(spec) if layout.layers else GroupedKVCache((), ())
-        self.model = PagedModel(
-            model,
-            layout,
-            pool,
-            recurrent=self.layers,
-            states=self.states,
-        )
+        self.model = PagedModel(model, layout, pool, recurrent=self.layers, states=self.states)
 
     def open(self, sequence: int, slot: int, *, like: int | None = None, at: int = 0) -> None:
         self.slots[sequence], self.at[sequence], self.logits[sequence] = slot, at, {}

@@ -106,9 +106,7 @@ async def test_a_watcher_that_falls_behind_gets_an_error(monkeypatch: pytest.Mon
                 pass
 
 
-async def test_idle_watchers_get_heartbeats_and_leave_no_holders(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_idle_watchers_get_heartbeats_and_leave_no_holders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("octavo.engine.grpc.octavo_v1.cache.HEARTBEAT_S", 0.05)
     async with served(FakeCore()) as its:
         await say(its, PROMPT)

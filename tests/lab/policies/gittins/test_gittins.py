@@ -4,12 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.block_manager.hit_statistics import (
-    AGES,
-    NUM_AGES,
-    WIDTHS,
-    gittins_index,
-)
+from octavo.block_manager.hit_statistics import AGES, NUM_AGES, WIDTHS, gittins_index
 from octavo_lab.policies.gittins.shadow_lru import MARGIN, SLACK, ShadowLRU
 
 
