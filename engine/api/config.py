@@ -301,11 +301,10 @@ class EngineConfig:
                     f"{name} must be left out with {self.ranks_setting}, which does not support it yet, got "
                     f"{self.ranks_setting}={self.num_ranks}; leave out one of the two"
                 )
-        if self.kv_format == AUTO or self.speculate == "mtp":
-            name, value = ("kv_format", AUTO) if self.kv_format == AUTO else ("speculate", "mtp")
+        if self.speculate == "mtp":
             raise InvalidConfig(
-                f"{name} must not be {value} with {self.ranks_setting}, which does not support it; choose "
-                f"another {name}"
+                f"speculate must not be mtp with {self.ranks_setting}, which does not support it; choose "
+                "another speculate"
             )
 
     def _check_fairness(self) -> None:

@@ -73,7 +73,8 @@ def build_core(
         ids = text_ids(tokenizer, vocab_size=info.vocab_size, max_model_len=info.max_model_len)
         return score_tokens(assemble(of_trial, trial, tokenizer), tokenizer, ids)
 
-    runner = load_ranks(config) if config.num_ranks > 1 else load_runner(config, score=score)
+    load = load_ranks if config.num_ranks > 1 else load_runner
+    runner = load(config, score=score)
     if config.kv_format == AUTO:
         config = config.with_format(runner.info.kv_format)
     drafts: BatchDrafter | None = None

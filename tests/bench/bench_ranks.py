@@ -34,7 +34,9 @@ PERCENTILES = (1, 10, 50)
 def follow() -> None:
     group = FollowingGroup()
     (leader,) = group.steps
-    runner, part = ranks._load(leader.recv(), group)
+    config = leader.recv()
+    part = ranks._part_of(config, group)
+    runner = ranks._load(config, group, part, None)
     greedy = SampleState(
         SamplingParams(temperature=0.0), seed=0, prompt_ids=[], vocab_size=runner.info.vocab_size
     )

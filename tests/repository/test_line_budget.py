@@ -12,13 +12,13 @@ ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {
     "block_manager": 3_070,
     "engine": 85,  # code without a budget below
-    "engine/api": 2_087,
+    "engine/api": 2_086,
     "engine/arguments": 656,
     "engine/chat": 1_819,
     "engine/cli": 1_623,
     "engine/client": 712,
-    "engine/core": 3_212,
-    "engine/executor": 11_633,
+    "engine/core": 3_213,
+    "engine/executor": 11_696,
     "engine/frontend": 1_725,
     "engine/gguf": 771,
     "engine/grpc": 3_170,
@@ -32,7 +32,7 @@ BUDGETS = {
     "engine/structured_output": 2_000,
     "engine/tokenizer": 818,
     "engine/vision": 455,
-    "kernels": 6_667,
+    "kernels": 6_663,
     "kernels/csrc": 72,  # module.cpp
     "kernels/csrc/attention": 5_230,
     "kernels/csrc/linear": 5_972,
@@ -51,7 +51,7 @@ BUDGETS = {
     "lab/plots": 259,
     "lab/policies": 348,
     "scheduler": 2_911,
-    "tests": 60_663,
+    "tests": 60_702,
     "tools": 5_519,
 }
 

@@ -99,6 +99,7 @@ def answers(
             "tokens": [said(output)[0] for output in first],
             "bits": [list(said(output)) for output in first],
             "more": [[*(each.text for each in out.outputs), str(out.prompt_logprobs)] for out in more],
+            "kv_format": llm.info.kv_format,
             "same_alone": [said(output) for output in first] == [said(output) for output in alone],
             "cached": [output.cached_tokens for output in alone],
             "found": [output.cached_tokens for output in first],

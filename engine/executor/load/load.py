@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -51,6 +53,8 @@ from .warm_up import try_adapters, warm_up
 log = logging.getLogger(__name__)
 
 SCORED_AT_ONCE = 32
+Made = TypeVar("Made")
+Rooms = tuple[Sizing, RecurrentState | None, int]
 
 
 class WholeModel:
@@ -68,6 +72,9 @@ class WholeModel:
 
     def smallest(self, value: int) -> int:
         return value
+
+    def by_all(self, make: Callable[[], Made]) -> Made:
+        return make()
 
     def split(self, model: Module) -> None: ...
 
@@ -141,46 +148,30 @@ def load_paged_runner(
     draft_bytes = draft_page_bytes(config, probed)
     if is_draft and layout.slot_bytes:
         config = replace(config, state_memory=draft_state_bytes(config, layout.slot_bytes))
-    size, states, num_pages = _rooms(config, layout, max_model_len, available, draft_bytes)
-    num_pages = part.smallest(num_pages)
-    if states is not None:
-        states = replace(states, num_slots=part.smallest(states.num_slots))
+    size, states, num_pages = _rooms(config, layout, max_model_len, available, draft_bytes, part)
     ready = make_ready(loaded, probed, choice, exact=config.exact)
     result = ready.result
     log.info("%s: %s", config.model, describe(result))
-    settled = config
+    written = part.slot_bytes(slot_bytes(result.entries))
+    settled, layouts = config, (probed, layout)
     if score is not None and layout.layers and (config.kv_format == AUTO or not config.has_exact_pages):
+        trial = functools.partial(
+            _trial, choice, loaded, ready, part, layouts, slot=written, max_model_len=max_model_len
+        )
         with nothing_cached(choice.backend.name):
-            settled = choose_format(
-                config, lambda trial: score(*_trial(trial, choice, loaded, layout, ready, max_model_len))
-            )
+            settled = choose_format(config, lambda each: score(*part.by_all(lambda: trial(each))))
         give_freed_memory_back(choice.backend.name)
     elif config.kv_format == AUTO:
         settled = config.with_format("bf16")
     if settled != config:
         config = settled
-        size, states, num_pages = _rooms(config, layout, max_model_len, available, draft_bytes)
-    own, own_size = part.own(probed, layout, size, lambda own: sizing_of(config, own.layers, max_model_len))
-    bounded_layout = replace(own, layers=without_unreached_windows(own.layers, max_model_len))
-    kv_cache = (
-        _create_kv_cache(config, choice, bounded_layout, own_size, num_pages)
-        if own.layers
-        else GroupedKVCache((), ())
-    )
-    written = part.slot_bytes(slot_bytes(result.entries))
+        size, states, num_pages = _rooms(config, layout, max_model_len, available, draft_bytes, part)
     if states is not None and written != states.slot_bytes:
         states = _as_written(config, loaded.architecture, states, written, size)
-    pool = None if states is None or not result.entries else _state_pool(states, result)
-    model = PagedModel(
-        loaded.model,
-        own,
-        kv_cache,
-        selection=ready.selection if result.selects_rows else None,
-        replay=ready.replays and not config.async_steps,
-        recurrent=result.recurrent,
-        states=pool,
-        row_inputs=part.row_inputs,
-    )
+    rooms, replay = (size, states, num_pages), ready.replays and not config.async_steps
+    made = _allocate(config, choice, loaded, ready, part, layouts, rooms, max_model_len, replay=replay)
+    model, own, own_size = made
+    storages = model.kv_cache.storages
     adapters = None
     if not is_draft:
         adapters = load_adapters(config, loaded.model, model.row_inputs, choice.backend, part.layers)
@@ -192,8 +183,8 @@ def load_paged_runner(
     budget = MemoryBudget(
         weights=ops.weight_bytes(loaded.model),
         unread=ops.unread_weight_bytes(loaded.model),
-        pages=sum(storage.nbytes for storage in kv_cache.storages),
-        residual=sum(storage.nbytes for storage in kv_cache.storages[len(own_size.groups) :]),
+        pages=sum(storage.nbytes for storage in storages),
+        residual=sum(storage.nbytes for storage in storages[len(own_size.groups) :]),
         workspace=workspace_bytes(
             read_config(path),
             max_step_tokens=config.max_step_tokens,
@@ -201,7 +192,7 @@ def load_paged_runner(
             vocab_size=layout.vocab_size,
             activation_bytes=layout.dtype.size,
         ),
-        states=0 if pool is None else pool.nbytes,
+        states=0 if model.states is None else model.states.nbytes,
         drafts=draft_bytes(num_pages),
         adapters=adapter_bytes,
         vision=0 if images is None else images.nbytes + vision_bytes,
@@ -244,16 +235,49 @@ def load_paged_runner(
     return runner
 
 
-def _trial(
+def _allocate(
     config: EngineConfig,
     choice: BackendSelection,
     loaded: LoadedModel,
-    layout: CacheLayout,
     ready: ReadyModel,
+    part: WholeModel,
+    layouts: tuple[CacheLayout, CacheLayout],
+    rooms: Rooms,
+    max_model_len: int,
+    *,
+    replay: bool = False,
+) -> tuple[PagedModel, CacheLayout, Sizing]:
+    (size, states, num_pages), result = rooms, ready.result
+    own, own_size = part.own(*layouts, size, lambda own: sizing_of(config, own.layers, max_model_len))
+    kv_cache: PagedKVCache = GroupedKVCache((), ())
+    if own.layers:
+        bounded = replace(own, layers=without_unreached_windows(own.layers, max_model_len))
+        kv_cache = _create_kv_cache(config, choice, bounded, own_size, num_pages)
+    model = PagedModel(
+        loaded.model,
+        own,
+        kv_cache,
+        selection=ready.selection if result.selects_rows else None,
+        replay=replay,
+        recurrent=result.recurrent,
+        states=None if states is None or not result.entries else _state_pool(states, result),
+        row_inputs=part.row_inputs,
+    )
+    return model, own, own_size
+
+
+def _trial(
+    choice: BackendSelection,
+    loaded: LoadedModel,
+    ready: ReadyModel,
+    part: WholeModel,
+    layouts: tuple[CacheLayout, CacheLayout],
+    config: EngineConfig,
+    *,
+    slot: int,
     max_model_len: int,
 ) -> tuple[PagedRunner, EngineConfig]:
-    result, length = ready.result, min(MAX_TEXT, max_model_len)
-    slot = slot_bytes(result.entries)
+    result, length, layout = ready.result, min(MAX_TEXT, max_model_len), layouts[1]
     config = replace(
         config, num_pages=-(-length // config.page_size) + 2, kv_memory=None, max_running=1, max_kv_size=None,
         speculate="off", max_step_tokens=SCORED_AT_ONCE, max_pinned_pages=0, cache_dir=None,
@@ -263,16 +287,8 @@ def _trial(
     assert config.num_pages is not None
     size = sizing_of(config, layout.layers, length)
     states = _plan_states(config, slot, size, 8 * slot)
-    pool = None if states is None else _state_pool(states, result)
-    bounded = replace(layout, layers=without_unreached_windows(layout.layers, length))
-    model = PagedModel(
-        loaded.model,
-        layout,
-        _create_kv_cache(config, choice, bounded, size, config.num_pages),
-        selection=ready.selection if result.selects_rows else None,
-        recurrent=result.recurrent,
-        states=pool,
-    )
+    rooms = size, states, config.num_pages
+    model, own, own_size = _allocate(config, choice, loaded, ready, part, layouts, rooms, length)
     budget = MemoryBudget(weights=0, pages=0, workspace=0)
     groups = size.page_groups(config.num_pages)
     info = replace(_info(config, choice, loaded, result, layout, budget, length, groups), states=states)
@@ -280,10 +296,12 @@ def _trial(
     return PagedRunner(
         model,
         info,
-        gathered_row_bytes=_gathered_row_bytes(layout, size) if result.gathers else None,
+        gathered_row_bytes=_gathered_row_bytes(own, own_size) if result.gathers else None,
         exact=config.exact,
+        groups=part.groups,
+        gives_logits=part.gives_logits,
         sampling=ops.sampler(),
-        on_device=not choice.backend.has_model_ops,
+        on_device=part.is_whole and not choice.backend.has_model_ops,
     ), config
 
 
@@ -293,12 +311,16 @@ def _rooms(
     max_model_len: int,
     available: int,
     draft_bytes: Callable[[int], int],
-) -> tuple[Sizing, RecurrentState | None, int]:
+    part: WholeModel,
+) -> Rooms:
     size = replace(sizing_of(config, layout.layers, max_model_len), draft_bytes=draft_bytes)
     states = _plan_states(config, layout.slot_bytes, size, available)
     if states is None and config.state_memory is not None:
         log.warning("%s: no layer is recurrent, so state_memory is not used", config.model)
-    return size, states, _num_pages(config, size, max_model_len, states, available)
+    num_pages = part.smallest(_num_pages(config, size, max_model_len, states, available))
+    if states is not None:
+        states = replace(states, num_slots=part.smallest(states.num_slots))
+    return size, states, num_pages
 
 
 def _plan_states(

@@ -17,15 +17,16 @@ from typing import NoReturn
 from ...api.config import EngineConfig
 from ...api.errors import InvalidConfig, OctavoError
 from ..base import ModelRunner
+from ..load.page_loss import ScoreText
 
 
-def load_ranks(config: EngineConfig) -> ModelRunner:
+def load_ranks(config: EngineConfig, score: ScoreText) -> ModelRunner:
     """Load the model in ``config.num_ranks`` processes. Returns in rank 0 only."""
     if is_follower(config):
         follow_leader()
     from .runner import load_leading_runner  # imports MLX
 
-    return load_leading_runner(config)
+    return load_leading_runner(config, score)
 
 
 def is_follower(config: EngineConfig) -> bool:

@@ -5,6 +5,7 @@ import hashlib
 import operator
 from collections.abc import Sequence
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from ..adapters.slots import AdapterSlots
 from ..base import Adapters, HeadRunner, Images, Pending, Resolved, RunOutput, with_failed_rows
 from ..batch import Batch
 from ..load.load import load_paged_runner
+from ..load.page_loss import Scores, ScoreText
 from ..model_runner import PagedRunner
 from ..sampling.sampler import SampleState
 from .group import FollowingGroup, LeadingGroup, RankGroup
@@ -31,21 +33,35 @@ from .shards import Shard
 from .stages import Stage
 
 
-def load_leading_runner(config: EngineConfig) -> LeadingRunner:
+def load_leading_runner(config: EngineConfig, score: ScoreText) -> LeadingRunner:
     group = LeadingGroup(config)
+    part = _part_of(config, group)
+
+    def score_by_all(trial: Any, of_trial: EngineConfig) -> Scores:
+        scores = score(LeadingRunner(trial, part, group), of_trial)
+        group.tell(scores)
+        return scores
+
     try:
         group.tell(config)
-        return LeadingRunner(*_load(config, group), group, f"{config.ranks_setting}={config.num_ranks}")
+        inner = _load(config, group, part, score_by_all)
+        memories, shapes = _checked_others(inner, group)
+        runner = LeadingRunner(inner, part, group, f"{config.ranks_setting}={config.num_ranks}", shapes)
+        runner.info = replace(inner.info, other_ranks=memories)
+        return runner
     except BaseException:
         group.close()
         raise
 
 
-def _load(config: EngineConfig, group: RankGroup) -> tuple[PagedRunner, Shard]:
-    part = Stage(group) if config.pipeline_parallel > 1 else Shard(group)
+def _part_of(config: EngineConfig, group: RankGroup) -> Shard:
+    return Stage(group) if config.pipeline_parallel > 1 else Shard(group)
+
+
+def _load(config: EngineConfig, group: RankGroup, part: Shard, score: ScoreText | None) -> PagedRunner:
     if config.threads is None and config.tensor_parallel > 1:
         config = replace(config, threads=max(1, available_threads() // group.num_here))
-    return load_paged_runner(config, part=part), part
+    return load_paged_runner(config, score=score, part=part)
 
 
 def _files_of(runner: PagedRunner) -> str:
@@ -57,6 +73,22 @@ def _files_of(runner: PagedRunner) -> str:
 def _adapters_of(runner: PagedRunner) -> dict[str, bytes]:
     infos = () if runner.adapters is None else runner.adapters.infos()
     return {info.name: info.digest for info in infos}
+
+
+def _checked_others(own: PagedRunner, group: LeadingGroup) -> tuple[Any, Any]:
+    memories, shapes, files, adapters = zip(*group.answers(), strict=True)
+    if len({_files_of(own), *files}) > 1:
+        raise InvalidConfig(
+            f"model must have the same config.json and weight files on all ranks, got others for "
+            f"{own.info.path}; copy the model to each machine"
+        )
+    for rank, digests in enumerate(adapters, 1):
+        if digests != _adapters_of(own):
+            raise InvalidConfig(
+                f"lora_modules must have the same files on all ranks, got others on rank {rank}; copy "
+                "the folders to each machine"
+            )
+    return memories, shapes
 
 
 class Call(NamedTuple):
@@ -109,22 +141,17 @@ class RankAdapters:
 class LeadingRunner:
     head: HeadRunner | None = None
 
-    def __init__(self, inner: PagedRunner, part: Shard, group: LeadingGroup, name: str) -> None:
+    def __init__(
+        self,
+        inner: PagedRunner,
+        part: Shard,
+        group: LeadingGroup,
+        name: str = "",
+        shapes: tuple[PageLayoutKey, ...] = (),
+    ) -> None:
         self._inner, self._group, self._part, self._name = inner, group, part, name
-        memories, shapes, files, adapters = zip(*group.answers(), strict=True)
-        if len({_files_of(inner), *files}) > 1:
-            raise InvalidConfig(
-                f"model must have the same config.json and weight files on all ranks, got others for "
-                f"{inner.info.path}; copy the model to each machine"
-            )
-        for rank, digests in enumerate(adapters, 1):
-            if digests != _adapters_of(inner):
-                raise InvalidConfig(
-                    f"lora_modules must have the same files on all ranks, got others on rank {rank}; copy "
-                    "the folders to each machine"
-                )
-        self.info = replace(inner.info, other_ranks=memories)
-        self._shapes: tuple[PageLayoutKey, ...] = (inner.page_shape, *shapes)
+        self._shapes = (inner.page_shape, *shapes)
+        self.info = inner.info
         self.images: Images | None = inner.images
         self.adapters: Adapters | None = None
         if inner.adapters is not None:
@@ -190,19 +217,22 @@ def follow() -> None:
     group = FollowingGroup()
     (leader,) = group.steps
     try:
-        runner, part = _load(leader.recv(), group)
+        config = leader.recv()
+        part = _part_of(config, group)
+        runner = _load(config, group, part, lambda trial, _: _follow_steps(trial, part, leader))
+        leader.send((runner.info.memory, runner.page_shape, _files_of(runner), _adapters_of(runner)))
+        _follow_steps(runner, part, leader)
     except (EOFError, ConnectionError):
         return
+
+
+def _follow_steps(runner: Any, part: Shard, leader: Connection[Any, Any]) -> Any:
     greedy = SampleState(
         SamplingParams(temperature=0.0), seed=0, prompt_ids=[], vocab_size=runner.info.vocab_size
     )
-    leader.send((runner.info.memory, runner.page_shape, _files_of(runner), _adapters_of(runner)))
-    while True:
-        try:
-            told = leader.recv()
-        except (EOFError, ConnectionError):
-            return
+    while isinstance(told := leader.recv(), Batch | Call):
         leader.send(_answer(runner, told) if isinstance(told, Call) else part.follow(runner, told, greedy))
+    return told
 
 
 def _answer(runner: PagedRunner, call: Call) -> Any:

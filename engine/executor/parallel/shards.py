@@ -22,7 +22,7 @@ from ..adapt.output_head import module_at
 from ..adapters.files import Factors
 from ..adapters.layers import RankLayers
 from ..batch import Batch
-from ..load.load import WholeModel
+from ..load.load import Made, WholeModel
 from ..model_runner import PagedRunner
 from ..overrides import model_modules, replaced
 from ..row_inputs import RowInputs
@@ -188,6 +188,16 @@ class Shard(WholeModel):
 
     def smallest(self, value: int) -> int:
         return self._group.smallest(value)
+
+    def by_all(self, make: Callable[[], Made]) -> Made:
+        made, failure = None, InvalidConfig("another rank cannot do it")
+        try:
+            made = make()
+        except InvalidConfig as error:
+            failure = error
+        if not self._group.smallest(int(made is not None)) or made is None:
+            raise failure
+        return made
 
     def split(self, model: Any) -> None:
         self.layers = RankLayers(shard(model, self._group.mlx))

@@ -2,15 +2,13 @@ from __future__ import annotations
 
 import logging
 import math
-import shutil
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
-import numpy as np
 import pytest
 
-import octavo.engine
+from large_channels import with_large_channels
 from octavo.engine import LLM, EngineConfig
 from octavo.engine.api.config import CHOSEN_FROM
 from octavo.engine.api.errors import InvalidConfig
@@ -26,24 +24,10 @@ from octavo.engine.executor.load.page_loss import (
 )
 from octavo.engine.executor.model_runner import PagedRunner
 
-DEMO = Path(octavo.engine.__file__).parent / "demo"
-
 
 def scores(chance: float, length: int = MIN_TOKENS) -> list[TokenLogprob]:
     top = ((1, math.log(chance)), (2, math.log(0.99 - chance)))
     return [TokenLogprob(1, top[0][1], top)] * length
-
-
-def with_large_channels(folder: Path, scale: float) -> Path:
-    shutil.copytree(DEMO, folder)
-    weights = cast("dict[str, mx.array]", mx.load(str(DEMO / "model.safetensors")))
-    for name, weight in weights.items():
-        if name.endswith(("k_norm.weight", "q_norm.weight")):
-            values = np.array(weight.astype(mx.float32))
-            values[[3, 3 + len(values) // 2]] *= scale if name.endswith("k_norm.weight") else 1 / scale
-            weights[name] = mx.array(values).astype(weight.dtype)
-    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
-    return folder
 
 
 def test_divergence_is_that_of_two_distributions() -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -13,6 +14,7 @@ import pytest
 
 import ranked
 import tiny_adapters
+from large_channels import with_large_channels
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig, InvalidRequest
 from octavo.engine.api.sampling_params import SamplingParams
@@ -20,7 +22,7 @@ from octavo.engine.client.client import Client
 from octavo.engine.client.server_process import ServerProcess
 from octavo.engine.executor.adapters.files import Factors
 from octavo.engine.executor.parallel.group import _free_ports
-from octavo.engine.executor.parallel.shards import Share
+from octavo.engine.executor.parallel.shards import Shard, Share
 from page_stores import RedisServer
 from served import collect, eventually
 from tiny_models import make_model
@@ -58,7 +60,6 @@ def test_heads_that_cannot_be_divided_are_refused() -> None:
     ("settings", "says"),
     [
         ({"async_steps": True}, "async_steps must be left out with {}, which"),
-        ({"kv_format": "auto"}, "kv_format must not be auto with {}"),
         ({"speculate": "mtp"}, "speculate must not be mtp with {}"),
         ({"speculate": "draft:x"}, "draft_model must be left out with {}"),
     ],
@@ -98,6 +99,31 @@ def test_four_ranks(tmp_path: Path) -> None:
 def test_formats_preemption_drafts_and_windows(tmp_path: Path, settings: dict[str, Any]) -> None:
     model = make_model(tmp_path / "m", "qwen3", dtype=mx.float32, hidden_size=128)
     check(model, 2, share="kv_format" not in settings, **settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["tensor_parallel", "pipeline_parallel"])
+def test_auto_chooses_the_page_format_of_one_process(tmp_path: Path, kind: str) -> None:
+    model = with_large_channels(tmp_path / "m", 128.0, mx.float32)
+    one = ranked.answers(model, kv_format="auto")
+    several = ranked.in_ranks(model, kv_format="auto", **{kind: 2})
+    assert several["kv_format"] == one["kv_format"] == "int8/fp4"
+    assert several["tokens"] == one["tokens"]
+    assert sum(several["page_bytes"]) == one["page_bytes"][0]
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+def test_a_rank_without_a_result_leaves_all_without(is_made: bool) -> None:
+    def make() -> int:
+        if not is_made:
+            raise InvalidConfig("no such heads")
+        return 7
+
+    others = Shard(SimpleNamespace(rank=0, smallest=lambda value: min(value, 0)))  # type: ignore[arg-type]
+    with pytest.raises(InvalidConfig, match="another rank" if is_made else "no such heads"):
+        others.by_all(make)
+    equal = Shard(SimpleNamespace(rank=0, smallest=lambda value: value))  # type: ignore[arg-type]
+    assert not is_made or equal.by_all(make) == 7
 
 
 @pytest.mark.slow
