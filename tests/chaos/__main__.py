@@ -23,22 +23,12 @@ from .verdict import HEADER, Bounds, Phase
 
 SECONDS = 3.0
 TOGETHER = (
-    "slow-grammars",
-    "giant-texts",
-    "slow-readers",
-    "watchers",
-    "cancelled-requests",
-    "queue-flood",
+    "slow-grammars", "giant-texts", "slow-readers", "watchers", "cancelled-requests", "queue-flood",
     "many-fields",
-)
+)  # fmt: skip
 WITH_SIGTERM = (
-    "slow-grammars",
-    "ambiguous-grammars",
-    "slow-readers",
-    "watchers",
-    "giant-texts",
-    "idle-calls",
-)
+    "slow-grammars", "ambiguous-grammars", "slow-readers", "watchers", "giant-texts", "idle-calls",
+)  # fmt: skip
 LAST = ("together", "sigterm")
 
 

@@ -3,10 +3,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
@@ -65,13 +67,53 @@ class Target:
             yield cache_pb2_grpc.CacheStub(channel)  # type: ignore[no-untyped-call]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+Run: TypeAlias = Callable[[Target, Seen], Coroutine[None, None, None]]
+
+
+@dataclass(frozen=True, slots=True)
 class Attack:
     name: str
     finding: str
-    run: Callable[[Target, Seen], Coroutine[None, None, None]]
-    setup: str = "usual"
-    may_see: frozenset[str] = frozenset()
+    run: Run
+    setup: str
+    may_see: frozenset[str]
+
+
+ATTACKS: dict[str, Attack] = {}
+
+
+def attack(name: str, finding: str, *, setup: str = "usual", may_see: str = "") -> Callable[[Run], Run]:
+    """Add a function to ``ATTACKS``."""
+
+    def add(run: Run) -> Run:
+        assert name not in ATTACKS, f"two attacks are called {name}"
+        ATTACKS[name] = Attack(name, finding, run, setup, frozenset(may_see.split()))
+        return run
+
+    return add
+
+
+async def repeat(
+    target: Target, num_callers: int, call: Callable[[Any, random.Random], Awaitable[object]]
+) -> None:
+    """Let callers repeat ``call`` until the attack ends, each with a stub and random numbers of its own."""
+    end = time.monotonic() + target.seconds
+
+    async def loop(seed: int) -> None:
+        rng = random.Random(seed)
+        async with target.generation() as stub:
+            while time.monotonic() < end:
+                await call(stub, rng)
+
+    await asyncio.gather(*(loop(seed) for seed in range(num_callers)))
+
+
+def cancel_later(call: Any, seconds: float) -> None:
+    asyncio.get_running_loop().call_later(seconds, call.cancel)
+
+
+async def count_all(seen: Seen, calls: Iterable[Any]) -> None:
+    await asyncio.gather(*(count(seen, call) for call in calls))
 
 
 async def count(seen: Seen, call: Any) -> None:

@@ -1,80 +1,9 @@
 from __future__ import annotations
 
-from ..attack import Attack
-from . import (
-    ambiguous_grammars,
-    cancelled_requests,
-    contradictory,
-    costly_masks,
-    distinct_prompts,
-    fill_pool,
-    giant_ids,
-    giant_texts,
-    http_bodies,
-    http_clients,
-    http_states,
-    idle_calls,
-    idle_cpu,
-    many_connections,
-    many_fields,
-    many_pins,
-    many_samples,
-    prompt_scores,
-    queue_flood,
-    rapid_resets,
-    raw_resets,
-    rerank_copies,
-    resumed_states,
-    rule_chains,
-    saves,
-    scrapers,
-    silent_connections,
-    slow_grammars,
-    slow_readers,
-    spent_grammars,
-    statistics_flood,
-    unauthenticated,
-    watchers,
-)
+from ..attack import ATTACKS
+from . import connections, generation, grammars, http, load, messages, other_calls
 
-_MODULES = (
-    rule_chains,
-    slow_grammars,
-    ambiguous_grammars,
-    costly_masks,
-    many_samples,
-    many_pins,
-    giant_texts,
-    giant_ids,
-    unauthenticated,
-    slow_readers,
-    rapid_resets,
-    statistics_flood,
-    watchers,
-    queue_flood,
-    cancelled_requests,
-    contradictory,
-    silent_connections,
-    http_clients,
-    saves,
-    rerank_copies,
-    many_fields,
-    raw_resets,
-    idle_calls,
-    prompt_scores,
-    scrapers,
-    spent_grammars,
-    http_bodies,
-)
-_HELPERS = (idle_cpu, distinct_prompts, fill_pool)
+MODULES = (grammars, generation, messages, other_calls, connections, http, load)
+BY_CLIENTS = tuple(attack for attack in ATTACKS.values() if attack.run.__module__ != load.__name__)
 
-BY_CLIENTS: tuple[Attack, ...] = (
-    *(module.ATTACK for module in _MODULES),
-    resumed_states.MEMORY,
-    resumed_states.DISK,
-    http_states.ATTACK,
-    many_connections.ATTACK,
-)
-ATTACKS: dict[str, Attack] = {
-    attack.name: attack for attack in (*BY_CLIENTS, *(module.ATTACK for module in _HELPERS))
-}
+__all__ = ("ATTACKS", "BY_CLIENTS", "MODULES")
