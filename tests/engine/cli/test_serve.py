@@ -45,6 +45,7 @@ async def test_a_server_and_everything_that_talks_to_it(capsys: pytest.CaptureFi
             "bf16/fp4",
             "64",
         )
+        server.signal(signal.SIGHUP)  # it reads its tokens again, and serves on
         await _check_generate(capsys, server.ready["grpc"])
         await _check_bench(capsys, server.ready["grpc"])
         await _check_metrics(server.ready["metrics"])
@@ -118,7 +119,7 @@ async def _check_ports(server: ServerProcess) -> None:
         assert (await client.server_info()).num_running == 0, "the first server is not disturbed"
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("end", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 async def test_a_signal_drains_and_exits_0(end: signal.Signals) -> None:
     async with ServerProcess(SMALL) as server, Client(server.ready["grpc"]) as client:
         params = SamplingParams(max_tokens=600, ignore_eos=True)

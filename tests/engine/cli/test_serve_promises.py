@@ -36,7 +36,7 @@ async def goodput(capsys: pytest.CaptureFixture[str], address: str, *slo: str) -
     return result["good_requests"], result["goodput"], result["wall_s"]
 
 
-@pytest.mark.parametrize("fairness", ["fcfs", "dlpm"])
+@pytest.mark.parametrize("fairness", [pytest.param("fcfs", marks=pytest.mark.slow), "dlpm"])
 async def test_promises_of_a_server(capsys: pytest.CaptureFixture[str], fairness: str) -> None:
     shares = [] if fairness == "fcfs" else ["--tenant-weights", "alice=2,batch=0.5"]
     targets = ["--target-itl", "150", "--fairness", fairness, *shares]
@@ -54,6 +54,7 @@ async def test_promises_of_a_server(capsys: pytest.CaptureFixture[str], fairness
     assert found["octavo_step_predicted_seconds_sum"] > 0
 
 
+@pytest.mark.slow
 async def test_without_a_target_nothing_is_predicted() -> None:
     async with ServerProcess([*SMALL, "--target-itl", "off"]) as server:
         async with Client(server.ready["grpc"]) as client:

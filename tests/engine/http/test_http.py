@@ -112,6 +112,7 @@ async def test_names_a_key_and_a_template_of_the_operators(tmp_path: Path) -> No
                 await collect(direct.generate("hello", SamplingParams(max_tokens=1)))
 
 
+@pytest.mark.slow
 async def test_a_key_without_http_is_one_of_grpc(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("sk-1")

@@ -29,7 +29,7 @@ from octavo.engine.observability.genai_metrics import BUCKETS, GenAiMetrics, otl
 from octavo.engine.observability.otlp import endpoint_of, otlp_exporter
 from octavo.engine.observability.prometheus import Metrics
 from octavo.engine.observability.tracing import Tracing
-from octavo.proto import generation_pb2, generation_pb2_grpc
+from octavo.proto import generation_pb2
 
 pytestmark = pytest.mark.server
 
@@ -151,29 +151,6 @@ async def listening(collector: Collector, metrics: MetricsCollector | None = Non
         await server.stop(0)
 
 
-async def test_a_collector_gets_the_span_of_a_served_request() -> None:
-    collector = Collector()
-    async with (
-        listening(collector) as endpoint,
-        ServerProcess(["--num-pages", "32", "--otlp-traces-endpoint", endpoint]) as server,
-    ):
-        async with Client(server.ready["grpc"]) as client:
-            async for _ in client.generate([5, 6, 7], SamplingParams(max_tokens=3, ignore_eos=True)):
-                pass
-        async with grpc.aio.insecure_channel(server.ready["grpc"]) as channel:
-            stub = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
-            few = generation_pb2.SamplingParams(max_tokens=3)
-            message = generation_pb2.GenerateRequest(text="Hello", request_id="mine", sampling=few)
-            async for _ in stub.Generate(message, metadata=[PARENT]):
-                pass
-        server_spans = [await asyncio.wait_for(collector.spans.get(), 30) for _ in range(2)]
-    alone, child = sorted(server_spans, key=lambda span: bool(span.parent_span_id))
-    assert (child.trace_id.hex(), child.parent_span_id.hex()) == (TRACE, SPAN)
-    assert [event.name for event in alone.events] == ["prefill", "decode"]
-    tokens = {item.key: item.value.int_value for item in alone.attributes}
-    assert (tokens["gen_ai.usage.input_tokens"], tokens["gen_ai.usage.output_tokens"]) == (3, 3)
-
-
 def measured(*ended: RequestRecord) -> dict[str, list[tuple[dict[str, Any], float, int]]]:
     reader, inner = InMemoryMetricReader(), Metrics()
     metrics = GenAiMetrics(inner, reader, model="demo")
@@ -274,7 +251,16 @@ async def test_a_collector_of_the_environment_gets_metrics_and_spans(monkeypatch
         async with ServerProcess(["--num-pages", "32"]) as server, Client(server.ready["grpc"]) as client:
             async for _ in client.generate([5, 6, 7], SamplingParams(max_tokens=3, ignore_eos=True)):
                 pass
-        assert spans.spans.qsize() == 1
+            few = generation_pb2.SamplingParams(max_tokens=3)
+            message = generation_pb2.GenerateRequest(text="Hello", request_id="mine", sampling=few)
+            async for _ in client.stub.Generate(message, metadata=[PARENT]):
+                pass
+        ended = [spans.spans.get_nowait() for _ in range(spans.spans.qsize())]
         names = {metrics.names.get_nowait() for _ in range(metrics.names.qsize())}
+    alone, child = sorted(ended, key=lambda span: bool(span.parent_span_id))
+    assert (child.trace_id.hex(), child.parent_span_id.hex()) == (TRACE, SPAN)
+    assert [event.name for event in alone.events] == ["prefill", "decode"]
+    tokens = {item.key: item.value.int_value for item in alone.attributes}
+    assert (tokens["gen_ai.usage.input_tokens"], tokens["gen_ai.usage.output_tokens"]) == (3, 3)
     assert names == set(BUCKETS)
     assert server.returncode == 0
