@@ -40,15 +40,10 @@ def hybrid_shape(heads: int, head_dim: int) -> dict[str, Any]:
 def latent_shape(layers: int, head_dim: int) -> dict[str, Any]:
     """DeepSeek-V3 without experts: a token caches a latent of 512 values and a rotary key of 64."""
     return {
-        "model_type": "deepseek_v3",
-        "first_k_dense_replace": layers,
-        "n_routed_experts": None,
-        "kv_lora_rank": 512,
-        "q_lora_rank": None,
-        "qk_rope_head_dim": 64,
-        "qk_nope_head_dim": head_dim,
+        "model_type": "deepseek_v3", "first_k_dense_replace": layers, "n_routed_experts": None,
+        "kv_lora_rank": 512, "q_lora_rank": None, "qk_rope_head_dim": 64, "qk_nope_head_dim": head_dim,
         "v_head_dim": head_dim,
-    }
+    }  # fmt: skip
 
 
 def make_model(out: Path, shape: dict[str, Any], *, bits: int, group_size: int, seed: int) -> None:
@@ -104,17 +99,11 @@ def main() -> None:
     kinds.add_argument("--latents", action="store_true", help="layers cache latents (MLA)")
     args = parser.parse_args()
     shape: dict[str, Any] = {
-        "num_hidden_layers": args.layers,
-        "hidden_size": args.hidden,
-        "num_attention_heads": args.heads,
-        "num_key_value_heads": args.kv_heads,
-        "head_dim": args.head_dim,
-        "intermediate_size": args.intermediate,
-        "vocab_size": args.vocab,
-        "max_position_embeddings": args.max_len,
-        "rope_theta": 1_000_000.0,
-        "tie_word_embeddings": True,
-    }
+        "num_hidden_layers": args.layers, "hidden_size": args.hidden, "num_attention_heads": args.heads,
+        "num_key_value_heads": args.kv_heads, "head_dim": args.head_dim,
+        "intermediate_size": args.intermediate, "vocab_size": args.vocab,
+        "max_position_embeddings": args.max_len, "rope_theta": 1_000_000.0, "tie_word_embeddings": True,
+    }  # fmt: skip
     if args.hybrid:
         shape |= hybrid_shape(args.linear_heads, args.linear_head_dim)
     if args.latents:

@@ -151,17 +151,6 @@ SAMPLING = (
 )
 
 MUTANTS = (
-    *STEPS,
-    *INDICES,
-    *MAPPED,
-    *in_native_attention.MUTANTS,
-    *STORES,
-    *LINEAR,
-    *CHANNELS,
-    *QUANTIZED,
-    *AFFINE,
-    *PACKED,
-    *POOLS,
-    *ROWS,
-    *SAMPLING,
-)
+    *STEPS, *INDICES, *MAPPED, *in_native_attention.MUTANTS, *STORES, *LINEAR, *CHANNELS, *QUANTIZED, *AFFINE,
+    *PACKED, *POOLS, *ROWS, *SAMPLING,
+)  # fmt: skip

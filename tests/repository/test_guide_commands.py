@@ -108,19 +108,13 @@ class Shell:
         body = '{"model": "demo", "prompt": "Once", "max_tokens": 1}'
         done = subprocess.run(
             [
-                "curl",
-                "-s",
-                "-i",
-                f"http://{address}/v1/completions",
-                "-H",
-                "content-type: application/json",
-                "-d",
-                body,
+                "curl", "-s", "-i", f"http://{address}/v1/completions", "-H",
+                "content-type: application/json", "-d", body,
             ],
             capture_output=True,
             text=True,
             check=True,
-        )
+        )  # fmt: skip
         found = re.search(r'"id": ?"([^"]+)"', done.stdout)
         assert found is not None, done.stdout
         return found.group(1)

@@ -15,48 +15,24 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("block_manager", "engine", "integrations", "kernels", "lab", "proto", "scheduler")
 NAMES = {"lab": "octavo_lab"}  # folder: package name; other folders are octavo.<folder>
 LIGHT = (
-    "octavo.block_manager",
-    "octavo.scheduler",
-    "octavo.engine",
-    "octavo.engine.api.config",
-    "octavo_lab.cache_sim.run",
-    "octavo.engine.cli",
-    "octavo.engine.client.client",
-    "octavo.engine.core.build",
-    "octavo.engine.core.engine_thread",
-    "octavo.engine.executor.base",
-    "octavo.engine.executor.batch",
-    "octavo.engine.executor.load",
-    "octavo.engine.executor.sampling.sampler",
-    "octavo.engine.frontend.async_engine",
-    "octavo.engine.frontend.llm",
-    "octavo.engine.grpc",
-    "octavo.engine.grpc.vllm.service",
-    "octavo.engine.http.server",
-    "octavo.engine.inspection.prefix_cache_inspector",
-    "octavo.engine.kv_store.page_store",
-    "octavo.engine.memory.malloc",
-    "octavo.engine.memory.model_files",
-    "octavo.engine.memory.planner",
-    "octavo.engine.memory.sizing",
-    "octavo.engine.speculation.drafting",
-    "octavo.engine.observability.prometheus",
-    "octavo.kernels.formats",
-    "octavo.kernels.groups",
-    "octavo.kernels.kv_cache",
-    "octavo.kernels.metadata",
-    "octavo.kernels.residual_cache",
+    "octavo.block_manager", "octavo.scheduler", "octavo.engine", "octavo.engine.api.config",
+    "octavo_lab.cache_sim.run", "octavo.engine.cli", "octavo.engine.client.client",
+    "octavo.engine.core.build", "octavo.engine.core.engine_thread", "octavo.engine.executor.base",
+    "octavo.engine.executor.batch", "octavo.engine.executor.load", "octavo.engine.executor.sampling.sampler",
+    "octavo.engine.frontend.async_engine", "octavo.engine.frontend.llm", "octavo.engine.grpc",
+    "octavo.engine.grpc.vllm.service", "octavo.engine.http.server",
+    "octavo.engine.inspection.prefix_cache_inspector", "octavo.engine.kv_store.page_store",
+    "octavo.engine.memory.malloc", "octavo.engine.memory.model_files", "octavo.engine.memory.planner",
+    "octavo.engine.memory.sizing", "octavo.engine.speculation.drafting",
+    "octavo.engine.observability.prometheus", "octavo.kernels.formats", "octavo.kernels.groups",
+    "octavo.kernels.kv_cache", "octavo.kernels.metadata", "octavo.kernels.residual_cache",
     "octavo.kernels.visibility",
-)
+)  # fmt: skip
 BELOW = {  # top-level folder: folders that it may import
-    "block_manager": set(),
-    "scheduler": {"block_manager"},
-    "kernels": set(),
-    "engine": {"block_manager", "scheduler", "kernels", "proto", "v1"},
-    "integrations": {"engine"},
-    "proto": {"v1"},
-    "lab": {"block_manager", "scheduler", "kernels", "engine", "v1"},
-}
+    "block_manager": set(), "scheduler": {"block_manager"}, "kernels": set(),
+    "engine": {"block_manager", "scheduler", "kernels", "proto", "v1"}, "integrations": {"engine"},
+    "proto": {"v1"}, "lab": {"block_manager", "scheduler", "kernels", "engine", "v1"},
+}  # fmt: skip
 ENGINE_PACKAGES = {  # package of engine: engine packages that it may import
     "api": set(),
     "bench": set(),
@@ -87,14 +63,10 @@ ENGINE_PACKAGES = {  # package of engine: engine packages that it may import
 }  # fmt: skip
 TENSOR_LIBRARIES = {"mlx", "mlx_lm", "mlx_vlm"}
 ON_TENSORS = {  # modules of kernels that import MLX: files that may import them
-    "octavo.kernels._ext": {"executor"},
-    "octavo.kernels.backends": {"executor", "cli"},
-    "octavo.kernels.cpu": set(),
-    "octavo.kernels.kv_cache": {"executor"},
-    "octavo.kernels.metal": set(),
-    "octavo.kernels.reference": set(),
-    "octavo.kernels.verify": {"cli", "executor"},
-}
+    "octavo.kernels._ext": {"executor"}, "octavo.kernels.backends": {"executor", "cli"},
+    "octavo.kernels.cpu": set(), "octavo.kernels.kv_cache": {"executor"}, "octavo.kernels.metal": set(),
+    "octavo.kernels.reference": set(), "octavo.kernels.verify": {"cli", "executor"},
+}  # fmt: skip
 
 
 BARE = re.compile(rf"^ *(from|import) ({'|'.join(FOLDERS)})\b", re.MULTILINE)

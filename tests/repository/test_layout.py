@@ -19,14 +19,10 @@ from octavo_lab.commands.bench import BENCHES
 
 ROOT = Path(__file__).resolve().parents[2]
 LINKS = {
-    "block_manager": "../../block_manager",
-    "engine": "../../engine",
-    "integrations": "../../integrations",
-    "kernels": "../../kernels",
-    "proto": "../../proto",
-    "scheduler": "../../scheduler",
+    "block_manager": "../../block_manager", "engine": "../../engine", "integrations": "../../integrations",
+    "kernels": "../../kernels", "proto": "../../proto", "scheduler": "../../scheduler",
     "v1": "../../proto/octavo/v1",
-}
+}  # fmt: skip
 SOURCES = ("block_manager", "engine", "integrations", "kernels", "lab", "proto", "scheduler", "tools")
 NO_MIRRORS = {"tests/repository", "tests/chaos", "tests/deploy"}  # folders that test no Python package
 TESTED_ELSEWHERE = {"tools/docs_site": "tests/repository/test_docs.py", "proto/octavo/v1": "tests/proto"}

@@ -45,14 +45,9 @@ def test_bugs_of_every_kind_are_python(file: str) -> None:
 
 def test_each_operator_makes_the_bugs_that_it_says(tmp_path: Path) -> None:
     lines = (
-        "def f(a, b):",
-        "    assert a < 5",
-        "    if a <= b and not b:",
-        "        self.x = min(a, 7) + 1",
-        "        g(a)",
-        "    log.info(3)",
-        "    raise ValueError(a + 1)",
-    )
+        "def f(a, b):", "    assert a < 5", "    if a <= b and not b:", "        self.x = min(a, 7) + 1",
+        "        g(a)", "    log.info(3)", "    raise ValueError(a + 1)",
+    )  # fmt: skip
     (tmp_path / "a.py").write_text("\n".join(lines))
     made = {(edit.old, edit.new) for edit in operators.edits(tmp_path, "a.py")}
     assert made == {

@@ -57,15 +57,9 @@ class Context:
         rotary = self.rotary[first:stop] if self.latents else None
         queries, table = self.queries[first:stop], self.table
         options: dict[str, Any] = {
-            "scale": 0.125,
-            "window": window,
-            "keep": keep,
-            "softcap": 0.0,
-            "sinks": sink,
-            "mask": None,
-            "rotary": rotary,
-            "exact": False,
-        }
+            "scale": 0.125, "window": window, "keep": keep, "softcap": 0.0, "sinks": sink, "mask": None,
+            "rotary": rotary, "exact": False,
+        }  # fmt: skip
         if self.has_residual:
             positions = np.arange(first, stop, dtype=np.int32)
             latest = mx.array(residual_starts(positions, window=64, page_size=PAGE_SIZE))

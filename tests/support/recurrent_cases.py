@@ -284,15 +284,8 @@ def wkv_cases(kernels: Any) -> Iterator[Case]:
 
 
 CASES: tuple[Callable[[Any], Iterator[Case]], ...] = (
-    delta_cases,
-    gate_cases,
-    conv_cases,
-    ssd_cases,
-    lightning_cases,
-    scan_cases,
-    lru_cases,
-    wkv_cases,
-)
+    delta_cases, gate_cases, conv_cases, ssd_cases, lightning_cases, scan_cases, lru_cases, wkv_cases,
+)  # fmt: skip
 
 
 def all_cases(kernels: Any) -> Iterator[Case]:

@@ -39,13 +39,9 @@ MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 QWEN = dict(**BASE, **ATTENTION, **GDN, rope_theta=1000.0, partial_rotary_factor=0.5)
 MLA = {"kv_lora_rank": 8, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16}
 MAMBA2 = {
-    "mamba_d_ssm": 64,
-    "mamba_d_head": 16,
-    "mamba_n_heads": 4,
-    "mamba_d_state": 32,
-    "mamba_n_groups": 2,
+    "mamba_d_ssm": 64, "mamba_d_head": 16, "mamba_n_heads": 4, "mamba_d_state": 32, "mamba_n_groups": 2,
     "mamba_d_conv": 4,
-}
+}  # fmt: skip
 BAILING = dict(
     **BASE, **MOE, num_attention_heads=4, norm_topk_prob=True, num_shared_experts=1, group_norm_size=2,
     rope_theta=1000.0, first_k_dense_replace=1, layer_group_size=2, max_position_embeddings=1000,

@@ -25,12 +25,8 @@ from mlx_lm_alone import rounded
 ATTENTION = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"]
 DENSE = [*ATTENTION, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
 MIXER = [
-    *ATTENTION,
-    "linear_attn.in_proj_qkv",
-    "linear_attn.in_proj_z",
-    "linear_attn.out_proj",
-    "mlp.down_proj",
-]
+    *ATTENTION, "linear_attn.in_proj_qkv", "linear_attn.in_proj_z", "linear_attn.out_proj", "mlp.down_proj",
+]  # fmt: skip
 SWITCH = [*ATTENTION, "mlp.gate", *(f"mlp.switch_mlp.{name}_proj" for name in ("gate", "up", "down"))]
 HYBRID: dict[str, Any] = {
     "model_type": "qwen3_5_text", "hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 256,

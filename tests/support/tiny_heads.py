@@ -16,21 +16,11 @@ Floats = npt.NDArray[np.float64]
 Tensors = dict[str, mx.array]
 
 GLM: dict[str, Any] = {
-    "n_routed_experts": 4,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 64,
-    "n_group": 1,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-    "routed_scaling_factor": 1.5,
-    "norm_topk_prob": True,
-    "rope_scaling": None,
-    "use_qk_norm": True,
-    "attention_bias": False,
-    "partial_rotary_factor": 0.5,
-    "num_hidden_layers": 2,
-}
+    "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+    "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5,
+    "norm_topk_prob": True, "rope_scaling": None, "use_qk_norm": True, "attention_bias": False,
+    "partial_rotary_factor": 0.5, "num_hidden_layers": 2,
+}  # fmt: skip
 QWEN: dict[str, Any] = {
     "full_attention_interval": 2,
     "linear_num_value_heads": 4,

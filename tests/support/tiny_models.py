@@ -19,18 +19,10 @@ VOCAB_SIZE = 320
 WINDOW = 12
 
 _COMMON: dict[str, Any] = {
-    "hidden_size": 64,
-    "num_hidden_layers": 4,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": VOCAB_SIZE,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": False,
-}
+    "hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 128, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": VOCAB_SIZE, "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0, "max_position_embeddings": 512, "tie_word_embeddings": False,
+}  # fmt: skip
 _ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": WINDOW}
 _MOE = {
     "num_experts": 4,
@@ -77,22 +69,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 LATENT: dict[str, dict[str, Any]] = {
     "deepseek_v3": {
-        "n_routed_experts": 4,
-        "n_group": 2,
-        "topk_group": 1,
-        "num_experts_per_tok": 2,
-        "moe_layer_freq": 1,
-        "first_k_dense_replace": 1,
-        "n_shared_experts": 1,
-        "kv_lora_rank": 16,
-        "q_lora_rank": 24,
-        "qk_rope_head_dim": 8,
-        "v_head_dim": 16,
-        "qk_nope_head_dim": 16,
-        "moe_intermediate_size": 32,
+        "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 2, "moe_layer_freq": 1,
+        "first_k_dense_replace": 1, "n_shared_experts": 1, "kv_lora_rank": 16, "q_lora_rank": 24,
+        "qk_rope_head_dim": 8, "v_head_dim": 16, "qk_nope_head_dim": 16, "moe_intermediate_size": 32,
         "num_key_value_heads": 4,
     }
-}
+}  # fmt: skip
 LATENT["deepseek_v32"] = LATENT["deepseek_v3"] | {"index_n_heads": 8, "index_head_dim": 16, "index_topk": 8}
 """Architectures that cache latents; the last one has sparse attention."""
 
@@ -101,33 +83,20 @@ CHUNKED: dict[str, dict[str, Any]] = {
     "llama4": {
         "text_config": _COMMON
         | {
-            "model_type": "llama4_text",
-            "attention_chunk_size": CHUNK,
-            "floor_scale": 8,
-            "interleave_moe_layer_step": 2,
-            "intermediate_size_mlp": 128,
-            "num_local_experts": 4,
-            "num_experts_per_tok": 1,
-            "attention_bias": False,
-            "rope_scaling": None,
-            "use_qk_norm": True,
+            "model_type": "llama4_text", "attention_chunk_size": CHUNK, "floor_scale": 8,
+            "interleave_moe_layer_step": 2, "intermediate_size_mlp": 128, "num_local_experts": 4,
+            "num_experts_per_tok": 1, "attention_bias": False, "rope_scaling": None, "use_qk_norm": True,
         }
     }
-}
+}  # fmt: skip
 """Architectures with chunked attention layers."""
 
 OWN_ATTENTION: dict[str, dict[str, Any]] = {
     "gear": {"layer_types": ["full_attention"] * 4, "attn_logit_softcapping": 2.0},
     "phi3small": {
-        "vocab_size": 100_352,
-        "num_hidden_layers": 2,
-        "dense_attention_every_n_layers": 2,
-        "ff_intermediate_size": 128,
-        "gegelu_limit": 20.0,
-        "layer_norm_epsilon": 1e-5,
-        "mup_attn_multiplier": 4.0,
-        "blocksparse_block_size": 32,
-        "blocksparse_num_local_blocks": 1,
+        "vocab_size": 100_352, "num_hidden_layers": 2, "dense_attention_every_n_layers": 2,
+        "ff_intermediate_size": 128, "gegelu_limit": 20.0, "layer_norm_epsilon": 1e-5,
+        "mup_attn_multiplier": 4.0, "blocksparse_block_size": 32, "blocksparse_num_local_blocks": 1,
         "blocksparse_vert_stride": 3,
     },
     "minimax_m3_vl": {
@@ -149,7 +118,7 @@ OWN_ATTENTION: dict[str, dict[str, Any]] = {
             },
         }
     },
-}
+}  # fmt: skip
 """Architectures with their own arithmetic on K and V, or their own masks."""
 
 

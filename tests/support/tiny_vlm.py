@@ -32,15 +32,9 @@ SPECIAL = {
 }  # fmt: skip
 IMAGE = SPECIAL["<|image_pad|>"]
 MARKS = {
-    "pixtral": "[IMG]",
-    "mistral3": "[IMG]",
-    "lfm2-vl": "<image>",
-    "llava": "<image>",
-    "smolvlm": "<image>",
-    "idefics3": "<image>",
-    "gemma3": "<start_of_image>",
-    "gemma4": "<|image|>",
-}
+    "pixtral": "[IMG]", "mistral3": "[IMG]", "lfm2-vl": "<image>", "llava": "<image>", "smolvlm": "<image>",
+    "idefics3": "<image>", "gemma3": "<start_of_image>", "gemma4": "<|image|>",
+}  # fmt: skip
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"
     "{% for p in m.content %}{% if p.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"

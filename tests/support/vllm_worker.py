@@ -55,12 +55,8 @@ def ask(*, ids: list[int] | None = None, stream: bool = True, **changes: Any) ->
         key: changes.pop(key) for key in tuple(changes) if key in pb.GenerateRequest.DESCRIPTOR.fields_by_name
     }
     sampling = {
-        "max_tokens": 5,
-        "temperature": 0.0,
-        "top_p": 1.0,
-        "repetition_penalty": 1.0,
-        "n": 1,
-    } | changes
+        "max_tokens": 5, "temperature": 0.0, "top_p": 1.0, "repetition_penalty": 1.0, "n": 1,
+    } | changes  # fmt: skip
     tokenized = pb.TokenizedInput(original_text="x", input_ids=PROMPT if ids is None else ids)
     if not fields.keys() & {"text"}:
         fields["tokenized"] = tokenized

@@ -20,12 +20,8 @@ pytestmark = pytest.mark.parity
 
 # fp16 pages round less than bf16 pages. The models and the reference compute in float32.
 SMALL: dict[str, Any] = {
-    "kv_format": "fp16",
-    "num_pages": 64,
-    "max_running": 8,
-    "max_step_tokens": 32,
-    "page_size": 16,
-}
+    "kv_format": "fp16", "num_pages": 64, "max_running": 8, "max_step_tokens": 32, "page_size": 16,
+}  # fmt: skip
 LENGTHS = (1, 5, 16, 33, 80)  # tokens of each prompt; chunks of 32
 Vectors = npt.NDArray[np.float32]
 

@@ -23,13 +23,9 @@ PROMPT = [number * 7 % 250 for number in range(20)]
 
 def config(folder: Path, **changes: object) -> EngineConfig:
     settings: dict[str, object] = {
-        "model": str(folder),
-        "page_size": 8,
-        "num_pages": 40,
-        "max_step_tokens": 16,
-        "max_running": 4,
+        "model": str(folder), "page_size": 8, "num_pages": 40, "max_step_tokens": 16, "max_running": 4,
         "max_kv_size": MAX_KV_SIZE,
-    }
+    }  # fmt: skip
     return EngineConfig(**(settings | changes))  # type: ignore[arg-type]
 
 

@@ -21,12 +21,8 @@ from tiny_models import make_model
 pytestmark = pytest.mark.parity
 
 SMALL: dict[str, Any] = {
-    "kv_format": "fp16",
-    "num_pages": 64,
-    "max_running": 8,
-    "max_step_tokens": 32,
-    "page_size": 16,
-}
+    "kv_format": "fp16", "num_pages": 64, "max_running": 8, "max_step_tokens": 32, "page_size": 16,
+}  # fmt: skip
 PROMPT = RerankPrompt(
     template="{instruction}: is {query} told here? {document}\nAnswer:", yes="y", no="n", instruction="Judge"
 )

@@ -93,13 +93,9 @@ METHODS: list[tuple[str, list[Message]]] = [
 ]  # fmt: skip
 ENDLESS = ("/Watch", "/SubscribeKvEvents", "/FlushCache")
 ALLOWED = EXPECTED | {
-    grpc.StatusCode.NOT_FOUND,
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-    grpc.StatusCode.OUT_OF_RANGE,
-    grpc.StatusCode.DATA_LOSS,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-}
+    grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.DATA_LOSS, grpc.StatusCode.DEADLINE_EXCEEDED,
+}  # fmt: skip
 FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-9, 1e30, float("nan"), float("inf"), float("-inf"))
 TEXTS = ("", "a", "\0", "\N{PILE OF POO}" * 3, "x" * 300, "<eos>")
 INTEGERS = (0, 1, 2, 7, -1, 255, 256, 258, 2**31 - 1, -(2**31), 2**32 - 1, 2**63 - 1)

@@ -18,16 +18,9 @@ pytestmark = pytest.mark.server
 MAX_ERRORS = 50  # limit for one body, because pydantic writes 1 KB per error
 ITEMS = ('"a"', "1", "1.5", "[]", "{}", "null", "[1]", '{"text":"a"}')
 SAMPLES: dict[str, str] = {
-    "prompt": '"a"',
-    "messages": '[{"role":"user","content":"a"}]',
-    "input": '"a"',
-    "query": '"a"',
-    "documents": '["a"]',
-    "max_tokens": "1",
-    "tokens": "[97]",
-    "lora_name": '"a"',
-    "lora_path": '"a"',
-}
+    "prompt": '"a"', "messages": '[{"role":"user","content":"a"}]', "input": '"a"', "query": '"a"',
+    "documents": '["a"]', "max_tokens": "1", "tokens": "[97]", "lora_name": '"a"', "lora_path": '"a"',
+}  # fmt: skip
 ENDPOINTS = [kind for kind, _ in POSTS.values()]
 
 

@@ -27,16 +27,10 @@ def folder(path: Path, **config: Any) -> Path:
 
 
 QWEN: dict[str, Any] = {
-    "model_type": "qwen3",
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "hidden_size": 1024,
-    "vocab_size": 151936,
-    "intermediate_size": 3072,
+    "model_type": "qwen3", "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
+    "head_dim": 128, "hidden_size": 1024, "vocab_size": 151936, "intermediate_size": 3072,
     "max_position_embeddings": 40960,
-}
+}  # fmt: skip
 
 
 def planned(path: Path, *, head_dim: int = 128, memory: int = 4 * 1024**3, **settings: Any) -> dict[str, Any]:
@@ -190,14 +184,9 @@ def test_an_unresponsive_hub_falls_back_to_the_cached_snapshot(
 def test_latents_are_compared_with_dense_keys_and_values(tmp_path: Path) -> None:
     """DeepSeek-V3: 576 values instead of 128 heads with 192 + 128 values."""
     config = {
-        **QWEN,
-        "model_type": "deepseek_v3",
-        "num_attention_heads": 128,
-        "kv_lora_rank": 512,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
-    }
+        **QWEN, "model_type": "deepseek_v3", "num_attention_heads": 128, "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    }  # fmt: skip
     latent = LayerSpec(num_kv_heads=1, head_dim=512, value_dim=64)
     dense = LayerSpec(num_kv_heads=128, head_dim=192, value_dim=128)
     model = str(folder(tmp_path, **config))

@@ -29,12 +29,8 @@ def plain(bytes_per_page: int = 1000) -> Sizing:
 
 def num_pages(bytes_per_page: int = 1000, **changes: int | None) -> int:
     settings: dict[str, int | None] = {
-        "kv_memory": None,
-        "num_pages": None,
-        "max_running": 4,
-        "max_model_len": 4096,
-        "available": 10**12,
-    }
+        "kv_memory": None, "num_pages": None, "max_running": 4, "max_model_len": 4096, "available": 10**12,
+    }  # fmt: skip
     return num_pages_for(plain(bytes_per_page), **(settings | changes))  # type: ignore[arg-type]
 
 

@@ -40,12 +40,8 @@ def make_factors(dtype: mx.Dtype, *, gain: bool) -> Factors:
             has_gain = gain and slot != 2
             g = normal(rng, (count,), mx.float32) if has_gain else None
             factors[slot, layer] = (
-                a,
-                b,
-                0.5 * slot,
-                g,
-                normal(rng, (count,), mx.float32) if slot == 1 else None,
-            )
+                a, b, 0.5 * slot, g, normal(rng, (count,), mx.float32) if slot == 1 else None,
+            )  # fmt: skip
     return factors
 
 

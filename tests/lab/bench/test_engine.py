@@ -83,13 +83,9 @@ def test_the_demo_models_work_is_counted_from_its_files() -> None:
     hidden, heads, kv_heads, dim, inner = (
         config[name]
         for name in (
-            "hidden_size",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "head_dim",
-            "intermediate_size",
+            "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size",
         )
-    )
+    )  # fmt: skip
     per_layer = hidden * dim * (2 * heads + 2 * kv_heads) + 3 * hidden * inner
     work = model_work(path, weights_bytes(path))
     assert work is not None

@@ -22,15 +22,9 @@ pytestmark = [pytest.mark.parity, pytest.mark.usefixtures("every_draft_is_comput
 
 QUICK = ("qwen3_5", "falcon_h1", "rwkv7", "mamba")
 OTHERS = (
-    "recurrent_gemma",
-    "qwen3_next",
-    "kimi_linear",
-    "mamba2",
-    "jamba",
-    "lfm2",
-    "bailing_moe_linear",
+    "recurrent_gemma", "qwen3_next", "kimi_linear", "mamba2", "jamba", "lfm2", "bailing_moe_linear",
     "nemotron_h",
-)
+)  # fmt: skip
 """Gated delta with either gate, SSD, scans, RG-LRU, wkv7, lightning attention, short convolutions."""
 
 ON_REFERENCE = ("qwen3_5", "mamba", "recurrent_gemma", "rwkv7")
