@@ -295,16 +295,10 @@ class EngineConfig:
                 f"pipeline_parallel must be 1 with tensor_parallel={self.tensor_parallel}, got "
                 f"{self.pipeline_parallel}; set one of them to 1"
             )
-        for name in ("draft_model", "async_steps"):
-            if getattr(self, name):
-                raise InvalidConfig(
-                    f"{name} must be left out with {self.ranks_setting}, which does not support it yet, got "
-                    f"{self.ranks_setting}={self.num_ranks}; leave out one of the two"
-                )
-        if self.speculate == "mtp":
+        if self.async_steps:
             raise InvalidConfig(
-                f"speculate must not be mtp with {self.ranks_setting}, which does not support it; choose "
-                "another speculate"
+                f"async_steps must be left out with {self.ranks_setting}, which does not support it yet, got "
+                f"{self.ranks_setting}={self.num_ranks}; leave out one of the two"
             )
 
     def _check_fairness(self) -> None:

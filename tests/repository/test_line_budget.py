@@ -12,13 +12,13 @@ ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {
     "block_manager": 3_070,
     "engine": 85,  # code without a budget below
-    "engine/api": 2_086,
+    "engine/api": 2_080,
     "engine/arguments": 656,
     "engine/chat": 1_819,
     "engine/cli": 1_623,
     "engine/client": 712,
     "engine/core": 3_213,
-    "engine/executor": 11_696,
+    "engine/executor": 11_711,
     "engine/frontend": 1_725,
     "engine/gguf": 771,
     "engine/grpc": 3_170,
@@ -51,7 +51,7 @@ BUDGETS = {
     "lab/plots": 259,
     "lab/policies": 348,
     "scheduler": 2_911,
-    "tests": 60_033,
+    "tests": 60_050,
     "tools": 5_519,
 }
 

@@ -9,6 +9,10 @@ from octavo.engine.speculation import drafting
 
 @pytest.fixture
 def every_draft_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    compute_every_draft(monkeypatch)
+
+
+def compute_every_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     def all_of_them(acceptance: float, *, max_drafts: int, cost: float, others: int) -> int:
         assert 0 <= acceptance <= 1
         assert cost >= 0

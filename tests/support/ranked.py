@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import pytest
 
+from computed_drafts import compute_every_draft
+from draft_checks import Drafts
 from octavo.engine import LLM, EngineConfig, SamplingParams
 from octavo.engine.api.errors import InvalidRequest
 from octavo.engine.api.structured_output import StructuredOutput
@@ -53,6 +56,7 @@ def answers(
     ones and in place of the first adapter, must fail.
     """
     cores: list[EngineCore] = []
+    drafts = Drafts()
 
     def factory(*args: Any) -> EngineCore:
         cores.append(build_core(*args))
@@ -60,7 +64,7 @@ def answers(
 
     params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True, logprobs=1)
     config = EngineConfig(model=str(model), **(SETTINGS | settings))
-    with LLM(config, core_factory=factory) as llm:
+    with LLM(config, observer=drafts, core_factory=factory) as llm:
         refused = ""
         if load:
             try:
@@ -99,6 +103,8 @@ def answers(
             "tokens": [said(output)[0] for output in first],
             "bits": [list(said(output)) for output in first],
             "more": [[*(each.text for each in out.outputs), str(out.prompt_logprobs)] for out in more],
+            "accepted": drafts.num_accepted,
+            "rejected": drafts.num_rejected,
             "kv_format": llm.info.kv_format,
             "same_alone": [said(output) for output in first] == [said(output) for output in alone],
             "cached": [output.cached_tokens for output in alone],
@@ -141,4 +147,6 @@ def in_ranks(model: Path, *launcher: str, **settings: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(answers(Path(sys.argv[1]), **json.loads(sys.argv[2]))))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        compute_every_draft(monkeypatch)
+        print(json.dumps(answers(Path(sys.argv[1]), **json.loads(sys.argv[2]))))

@@ -66,6 +66,7 @@ class WholeModel:
     groups: Sequence[int] | None = None
     layers = RankLayers()
     rank = 0
+    whole: CacheLayout | None = None
 
     def available(self, usable: Callable[[int], int], weight_bytes: int) -> int:
         return usable(weight_bytes)
@@ -143,9 +144,10 @@ def load_paged_runner(
             read_config(path), num_patches=num_patches, activation_bytes=layout.dtype.size
         )
     other_bytes = adapter_bytes + vision_bytes
-    weight_bytes += draft_weight_bytes(config)
-    available = max(0, part.available(usable_memory, weight_bytes) - other_bytes)
-    draft_bytes = draft_page_bytes(config, probed)
+    drafter_bytes, whole = draft_weight_bytes(config), part.whole or probed
+    usable = part.available(lambda taken: usable_memory(taken + drafter_bytes), weight_bytes)
+    available = max(0, usable - other_bytes)
+    draft_bytes = draft_page_bytes(config, whole)
     if is_draft and layout.slot_bytes:
         config = replace(config, state_memory=draft_state_bytes(config, layout.slot_bytes))
     size, states, num_pages = _rooms(config, layout, max_model_len, available, draft_bytes, part)
@@ -202,7 +204,7 @@ def load_paged_runner(
     head = None
     if config.speculate == "mtp":
         head = load_mtp(
-            config, choice, loaded, probed, ready, num_pages=num_pages, max_model_len=max_model_len
+            config, choice, loaded, whole, ready, num_pages=num_pages, max_model_len=max_model_len
         )
     groups = size.page_groups(num_pages)
     info = replace(

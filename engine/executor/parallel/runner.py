@@ -43,7 +43,7 @@ def load_leading_runner(config: EngineConfig, score: ScoreText) -> LeadingRunner
         return scores
 
     try:
-        group.tell(config)
+        group.tell(replace(config, speculate="off"))
         inner = _load(config, group, part, score_by_all)
         memories, shapes = _checked_others(inner, group)
         runner = LeadingRunner(inner, part, group, f"{config.ranks_setting}={config.num_ranks}", shapes)
@@ -55,7 +55,9 @@ def load_leading_runner(config: EngineConfig, score: ScoreText) -> LeadingRunner
 
 
 def _part_of(config: EngineConfig, group: RankGroup) -> Shard:
-    return Stage(group) if config.pipeline_parallel > 1 else Shard(group)
+    if config.pipeline_parallel > 1:
+        return Stage(group, embeds=config.speculate == "mtp")
+    return Shard(group)
 
 
 def _load(config: EngineConfig, group: RankGroup, part: Shard, score: ScoreText | None) -> PagedRunner:
@@ -139,8 +141,6 @@ class RankAdapters:
 
 
 class LeadingRunner:
-    head: HeadRunner | None = None
-
     def __init__(
         self,
         inner: PagedRunner,
@@ -152,6 +152,7 @@ class LeadingRunner:
         self._inner, self._group, self._part, self._name = inner, group, part, name
         self._shapes = (inner.page_shape, *shapes)
         self.info = inner.info
+        self.head: HeadRunner | None = inner.head
         self.images: Images | None = inner.images
         self.adapters: Adapters | None = None
         if inner.adapters is not None:

@@ -18,10 +18,12 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
 
 from ...api.errors import InvalidConfig, InvalidRequest
-from ..adapt.output_head import module_at
+from ..adapt.output_head import module_at, output_heads
 from ..adapters.files import Factors
 from ..adapters.layers import RankLayers
 from ..batch import Batch
+from ..cache_layout import CacheLayout
+from ..load.discover import discover_layout
 from ..load.load import Made, WholeModel
 from ..model_runner import PagedRunner
 from ..overrides import model_modules, replaced
@@ -177,6 +179,7 @@ def _as_plain(module: Any, group: Any) -> Module | None:
 
 class Shard(WholeModel):
     is_whole = False
+    whole: CacheLayout
 
     def __init__(self, group: RankGroup) -> None:
         self._group = group
@@ -200,7 +203,15 @@ class Shard(WholeModel):
         return made
 
     def split(self, model: Any) -> None:
+        self.whole = discover_layout(model, type(model).__module__.rpartition(".")[2])
+        heads = output_heads(model, self.whole.vocab_size)
         self.layers = RankLayers(shard(model, self._group.mlx))
+        for path, head in heads:
+            parent, _, name = path.rpartition(".")
+            owner = module_at(model, parent)
+            if getattr(owner, name) is not head:
+                setattr(owner, name, head)
+                owner.sharding_group = None
 
     def receive(self, batch: Batch) -> Batch:
         return batch

@@ -42,18 +42,19 @@ _TABLES = (Embedding, QuantizedEmbedding)
 
 
 class Stage(Shard):
-    def __init__(self, group: RankGroup) -> None:
+    def __init__(self, group: RankGroup, *, embeds: bool = False) -> None:
         super().__init__(group)
         self.gives_logits = group.rank == 0
+        self._embeds = embeds
         self._is_first = group.rank == group.size - 1
         self.groups = ()
 
     def split(self, model: Any) -> None:
         kind, rank, size = type(model).__module__.rpartition(".")[2], self._group.rank, self._group.size
         self.layers = RankLayers(elsewhere={path for path, _ in model.named_modules()})
-        self._whole = discover_layout(model, kind)
+        self.whole = discover_layout(model, kind)
         try:
-            found = _observe(model, self._whole)
+            found = _observe(model, self.whole)
         except Exception as error:
             raise InvalidConfig(
                 f"pipeline_parallel must be 1 for {kind} models, whose layers cannot be separated "
@@ -70,7 +71,7 @@ class Stage(Shard):
             )
         own = stages[rank]
         places = sorted({place for layer in own for place in found.places[layer]})
-        self._members = [layer for place in places for layer in _layers_of(self._whole.caches[place])]
+        self._members = [layer for place in places for layer in _layers_of(self.whole.caches[place])]
         if not self._is_first:
             self._dtype = _DTYPES[self._group.receive((1,), rank + 1)[0]]
             self._row_words = found.width * self._dtype.size // 4
@@ -91,7 +92,7 @@ class Stage(Shard):
                         _drop_arrays(module)
         if not self._is_first:
             for path, table in found.tables.items():
-                if not (self.gives_logits and id(table) in found.tied):
+                if not (self.gives_logits and (self._embeds or id(table) in found.tied)):
                     width = table(mx.array([0])).shape[-1]
                     _put(model, path, _StandIns(width, self._dtype))
             override_call(layers[own[0]], self._receiving(type(layers[own[0]])))
@@ -112,7 +113,7 @@ class Stage(Shard):
         return super().available(usable, weight_bytes) * self._group.size
 
     def layouts(self, found: CacheLayout) -> tuple[CacheLayout, CacheLayout]:
-        return replace(found, vocab_size=self._whole.vocab_size), self._whole
+        return replace(found, vocab_size=self.whole.vocab_size), self.whole
 
     def slot_bytes(self, own: int) -> int:
         return self._group.total(own)

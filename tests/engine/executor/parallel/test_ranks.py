@@ -14,6 +14,7 @@ import pytest
 
 import ranked
 import tiny_adapters
+import tiny_heads
 from large_channels import with_large_channels
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig, InvalidRequest
@@ -56,19 +57,10 @@ def test_heads_that_cannot_be_divided_are_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", ["tensor_parallel", "pipeline_parallel"])
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"async_steps": True}, "async_steps must be left out with {}, which"),
-        ({"speculate": "mtp"}, "speculate must not be mtp with {}"),
-        ({"speculate": "draft:x"}, "draft_model must be left out with {}"),
-    ],
-)
-def test_settings_that_ranks_do_not_support_are_refused(
-    kind: str, settings: dict[str, Any], says: str
-) -> None:
-    with pytest.raises(InvalidConfig, match=says.format(kind)):
-        EngineConfig(**({kind: 2} | settings))
+def test_steps_of_ranks_that_overlap_are_refused(kind: str) -> None:
+    settings: dict[str, Any] = {kind: 2, "async_steps": True}
+    with pytest.raises(InvalidConfig, match=f"async_steps must be left out with {kind}, which"):
+        EngineConfig(**settings)
 
 
 def test_both_kinds_of_ranks_together_are_refused() -> None:
@@ -110,6 +102,19 @@ def test_auto_chooses_the_page_format_of_one_process(tmp_path: Path, kind: str) 
     assert several["kv_format"] == one["kv_format"] == "int8/fp4"
     assert several["tokens"] == one["tokens"]
     assert sum(several["page_bytes"]) == one["page_bytes"][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["tensor_parallel", "pipeline_parallel"])
+@pytest.mark.parametrize("source", ["draft", "mtp"])
+def test_rank_0_drafts_for_all(tmp_path: Path, source: str, kind: str) -> None:
+    model = tiny_heads.make_model(tmp_path / "m", "qwen3_5", agrees=True, dtype=mx.float32)
+    settings: dict[str, Any] = {"speculate": f"draft:{model}" if source == "draft" else "mtp"}
+    one = ranked.answers(model, state_memory=2**20)
+    several = ranked.in_ranks(model, state_memory=2**20, **settings, **{kind: 2})
+    assert several["tokens"] == one["tokens"]
+    assert several["same_alone"], "a sequence's bits depend on its batch"
+    assert several["accepted"] > 4 * several["rejected"]
 
 
 @pytest.mark.parametrize("is_made", [True, False])
