@@ -6,11 +6,9 @@ docs/spec/page-formats.md.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
-from .base import Array, Bools, Floats, PageFormat, check_multiple, register
+from .base import Array, Bools, Floats, PageFormat, register, zero_nonfinite
 from .packing import pack, unpack
 
 GROUP_SIZE = 64
@@ -18,42 +16,34 @@ SMALLEST_STEP = np.float32(1e-7)
 
 
 class _Affine(PageFormat):
-    code_dtype = np.uint32
-    bits: ClassVar[int]
-
-    def codes_per_row(self, head_dim: int) -> int:
-        check_multiple(self.name, head_dim, GROUP_SIZE)
-        return head_dim * self.bits // 32
+    multiple = GROUP_SIZE
 
     def scales_per_row(self, head_dim: int) -> int:
-        check_multiple(self.name, head_dim, GROUP_SIZE)
         return head_dim // GROUP_SIZE * 2
 
     def encode(self, rows: Floats) -> tuple[Array, Array, Bools]:
-        finite: Bools = np.asarray(np.isfinite(rows).all(-1))
-        rows = np.where(finite[..., None], rows, np.float32(0))
+        rows, finite = zero_nonfinite(rows)
         groups = rows.reshape(*rows.shape[:-1], rows.shape[-1] // GROUP_SIZE, GROUP_SIZE)
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             step, bias = self._step_and_bias(groups)
-            codes = np.clip(np.rint((groups - bias) / step), 0, (1 << self.bits) - 1)
+            codes = np.clip(np.rint((groups - bias) / step), 0, (1 << self.code_bits) - 1)
             scales = np.concatenate([step, bias], -1).astype(np.float16)
         scales = scales.reshape(*rows.shape[:-1], self.scales_per_row(rows.shape[-1]))
         storable: Bools = np.asarray(finite & np.isfinite(scales).all(-1))
         scales[~storable] = 0
         codes = np.where(storable[..., None, None], codes, 0)
-        return pack(codes.reshape(rows.shape), self.bits), scales, storable
+        return pack(codes.reshape(rows.shape), self.code_bits), scales, storable
 
     def dequantize(self, codes: Array, scales: Array) -> Floats:
-        head_dim = codes.shape[-1] * (32 // self.bits)
-        self._check_stored(codes, scales, head_dim)
+        head_dim = self._check_stored(codes, scales)
         pairs = scales.astype(np.float32).reshape(*codes.shape[:-1], head_dim // GROUP_SIZE, 2)
-        values = unpack(codes, self.bits).reshape(*pairs.shape[:-1], GROUP_SIZE).astype(np.float32)
+        values = unpack(codes, self.code_bits).reshape(*pairs.shape[:-1], GROUP_SIZE).astype(np.float32)
         rows: Floats = values * pairs[..., :1] + pairs[..., 1:]
         return rows.reshape(*codes.shape[:-1], head_dim)
 
     def _step_and_bias(self, groups: Floats) -> tuple[Floats, Floats]:
         low, high = groups.min(-1, keepdims=True), groups.max(-1, keepdims=True)
-        step = np.maximum((high - low) / np.float32((1 << self.bits) - 1), SMALLEST_STEP)
+        step = np.maximum((high - low) / np.float32((1 << self.code_bits) - 1), SMALLEST_STEP)
         from_low = np.abs(low) > np.abs(high)
         step, edge = np.where(from_low, step, -step), np.where(from_low, low, high)
         count = np.rint(edge / step)
@@ -65,10 +55,10 @@ class _Affine(PageFormat):
 @register
 class AFFINE8(_Affine):
     name = "affine8"
-    bits = 8
+    code_bits = 8
 
 
 @register
 class AFFINE4(_Affine):
     name = "affine4"
-    bits = 4
+    code_bits = 4

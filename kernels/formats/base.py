@@ -23,20 +23,32 @@ class PageFormat(ABC):
     A stored row has ``codes`` [..., codes_per_row] of ``code_dtype`` and ``scales`` [..., scales_per_row] of
     ``scale_dtype``. In a page, all codes of a head come first, then all its scales.
 
+    code_bits   bits of the code of one value
+    multiple    a row must have a multiple of this many values
+    rotates     whether rows are stored after a Hadamard rotation
+
     To add a format, put a subclass with ``@register`` into a file of this folder.
     """
 
     name: ClassVar[str]
-    code_dtype: ClassVar[type[np.generic]]
+    code_dtype: ClassVar[type[np.generic]] = np.uint32
     scale_dtype: ClassVar[type[np.generic]] = np.float16
+    code_bits: ClassVar[int]
+    multiple: ClassVar[int] = 8
+    rotates: ClassVar[bool] = False
 
-    @abstractmethod
     def codes_per_row(self, head_dim: int) -> int:
         """Return how many codes a row has; ValueError if the format cannot store rows of this length."""
+        if head_dim < 1 or head_dim % self.multiple:
+            raise ValueError(
+                f"{self.name} packs rows of a multiple of {self.multiple} values, got head_dim {head_dim}; "
+                "use bf16 pages"
+            )
+        return head_dim * self.code_bits // (8 * np.dtype(self.code_dtype).itemsize)
 
-    @abstractmethod
-    def scales_per_row(self, head_dim: int) -> int:
+    def scales_per_row(self, head_dim: int) -> int:  # noqa: ARG002
         """Return the number of elements in a row's ``scales``; 0 for a format without scales."""
+        return 1
 
     @abstractmethod
     def encode(self, rows: Floats) -> tuple[Array, Array, Bools]:
@@ -49,11 +61,6 @@ class PageFormat(ABC):
     @abstractmethod
     def dequantize(self, codes: Array, scales: Array) -> Floats:
         """Return the float32 values [..., head_dim] of stored codes and scales."""
-
-    def rotates(self, head_dim: int) -> bool:
-        """Return whether rows are stored after a Hadamard rotation."""
-        del head_dim
-        return False
 
     def row_bytes(self, head_dim: int) -> int:
         codes = self.codes_per_row(head_dim) * np.dtype(self.code_dtype).itemsize
@@ -86,32 +93,32 @@ class PageFormat(ABC):
         values = np.asarray(rows, dtype=np.float32)
         self._check_rows(values)
         with np.errstate(invalid="ignore", over="ignore"):
-            return self.encode(hadamard(values) if self.rotates(values.shape[-1]) else values)
+            return self.encode(hadamard(values) if self.rotates else values)
 
     def restore(self, codes: Array, scales: Array) -> Floats:
         """Return the rows of codes and scales from ``store``, dequantized and rotated back."""
         rows = self.dequantize(codes, scales)
-        return hadamard(rows) if self.rotates(rows.shape[-1]) else rows
+        return hadamard(rows) if self.rotates else rows
 
     def _check_rows(self, rows: Floats) -> None:
         if rows.ndim == 0:
             raise ValueError("rows must have shape [..., head_dim], got a scalar")
         self.codes_per_row(rows.shape[-1])
 
-    def _check_stored(self, codes: Array, scales: Array, head_dim: int) -> None:
+    def _check_stored(self, codes: Array, scales: Array) -> int:
+        head_dim: int = codes.shape[-1] * 8 * np.dtype(self.code_dtype).itemsize // self.code_bits
         want = (*codes.shape[:-1], self.scales_per_row(head_dim))
         if codes.dtype != self.code_dtype or scales.dtype != self.scale_dtype or scales.shape != want:
             raise ValueError(
                 f"{self.name} stores {np.dtype(self.code_dtype)} codes and {np.dtype(self.scale_dtype)} "
                 f"scales {want}, got {codes.dtype} {codes.shape} and {scales.dtype} {scales.shape}"
             )
+        return head_dim
 
 
-def check_multiple(name: str, head_dim: int, multiple: int) -> None:
-    if head_dim < 1 or head_dim % multiple:
-        raise ValueError(
-            f"{name} packs rows of a multiple of {multiple} values, got head_dim {head_dim}; use bf16 pages"
-        )
+def zero_nonfinite(rows: Floats) -> tuple[Floats, Bools]:
+    finite: Bools = np.asarray(np.isfinite(rows).all(-1))
+    return np.where(finite[..., None], rows, np.float32(0)), finite
 
 
 FORMATS: dict[str, PageFormat] = {}

@@ -16,6 +16,8 @@ Candidate = tuple[Array, Floats, Bools]
 MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 """Values of codes 0..7; codes 8..15 are their negatives."""
 
+_VALUES = np.concatenate([MAGNITUDES, -MAGNITUDES])
+
 # Boundaries of |x| / scale between neighbouring magnitudes, and whether a tie takes the upper index.
 EDGES = ((0.25, False), (0.75, True), (1.25, False), (1.75, True), (2.5, False), (3.5, True), (5.0, False))
 
@@ -64,5 +66,5 @@ def signed_codes(rows: Floats, index: NDArray[np.uint8], scale: Floats) -> NDArr
 
 def values_of(codes: NDArray[np.uint8]) -> Floats:
     """Return the float32 values of codes 0 to 15; code 8 is -0.0."""
-    values: Floats = MAGNITUDES[codes & 7]
-    return np.where(codes & 8, -values, values)
+    values: Floats = _VALUES[codes]
+    return values

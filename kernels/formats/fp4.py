@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .base import MAX_FP16, Array, Bools, Floats, PageFormat, check_multiple, register
+from .base import MAX_FP16, Array, Bools, Floats, PageFormat, register, zero_nonfinite
 from .e2m1 import Candidate, best_scale, signed_codes, values_of
 from .packing import pack, unpack
 
@@ -25,30 +25,17 @@ class FP4(PageFormat):
     """fp4; the first of eight codes is in the lowest four bits of a uint32."""
 
     name = "fp4"
-    code_dtype = np.uint32
-
-    def codes_per_row(self, head_dim: int) -> int:
-        check_multiple(self.name, head_dim, 8)
-        return head_dim // 8
-
-    def scales_per_row(self, head_dim: int) -> int:
-        del head_dim
-        return 1
-
-    def rotates(self, head_dim: int) -> bool:
-        del head_dim
-        return True
+    code_bits = 4
+    rotates = True
 
     def encode(self, rows: Floats) -> tuple[Array, Array, Bools]:
-        storable: Bools = np.asarray(np.isfinite(rows).all(-1))
-        rows = np.where(storable[..., None], rows, np.float32(0))
+        rows, storable = zero_nonfinite(rows)
         magnitudes = np.abs(rows)
         scales, indices = best_scale(_candidates(magnitudes), magnitudes)
         return pack(signed_codes(rows, indices, scales.astype(np.float32)), 4), scales, storable
 
     def dequantize(self, codes: Array, scales: Array) -> Floats:
-        head_dim = codes.shape[-1] * 8
-        self._check_stored(codes, scales, head_dim)
+        self._check_stored(codes, scales)
         return values_of(unpack(codes, 4)) * scales.astype(np.float32)
 
 

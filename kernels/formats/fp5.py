@@ -17,11 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import e2m1
-from .base import Array, Bools, Floats, PageFormat, check_multiple, register
+from .base import Array, Bools, Floats, PageFormat, register, zero_nonfinite
 from .packing import pack, unpack
 
 MAGNITUDES = np.array([0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 7], np.float32)
 """Values of E2M2 codes 0..15; even codes have the values of E2M1."""
+
+_VALUES = np.concatenate([MAGNITUDES, -MAGNITUDES])
 
 EDGES = tuple((float(MAGNITUDES[i] + MAGNITUDES[i + 1]) / 2, bool(i % 2)) for i in range(15))
 """Boundaries of |x| / scale between neighbouring magnitudes, and whether a tie takes the upper index."""
@@ -40,24 +42,15 @@ values and 0.055 for 128. Step 0 alone gives 0.065 and 0.060; all eleven steps g
 @register
 class FP5(PageFormat):
     name = "fp5"
-    code_dtype = np.uint32
     scale_dtype = np.uint8
-
-    def codes_per_row(self, head_dim: int) -> int:
-        check_multiple(self.name, head_dim, 8)
-        return head_dim // 8
+    code_bits = 4
+    rotates = True
 
     def scales_per_row(self, head_dim: int) -> int:
-        check_multiple(self.name, head_dim, 8)
         return head_dim // 8
 
-    def rotates(self, head_dim: int) -> bool:
-        del head_dim
-        return True
-
     def encode(self, rows: Floats) -> tuple[Array, Array, Bools]:
-        storable: Bools = np.asarray(np.isfinite(rows).all(-1))
-        rows = np.where(storable[..., None], rows, np.float32(0))
+        rows, storable = zero_nonfinite(rows)
         magnitudes = np.abs(rows)
         candidates = _candidates(magnitudes)
         scales, indices = e2m1.best_scale(candidates, magnitudes, _nearest_index, MAGNITUDES)
@@ -68,14 +61,13 @@ class FP5(PageFormat):
         return pack(codes, 4), planes, storable
 
     def dequantize(self, codes: Array, scales: Array) -> Floats:
-        head_dim = codes.shape[-1] * 8
-        self._check_stored(codes, scales, head_dim)
+        self._check_stored(codes, scales)
         nibbles = unpack(codes, 4)
         low_bits = np.unpackbits(scales, axis=-1, bitorder="little")
         low_bits[..., :COARSE] = 0
-        values: Floats = MAGNITUDES[(nibbles & np.uint8(7)) << np.uint8(1) | low_bits]
+        values: Floats = _VALUES[nibbles << np.uint8(1) | low_bits]
         with np.errstate(invalid="ignore"):
-            return np.where(nibbles & 8, -values, values) * scale_values(scales[..., :1])
+            return values * scale_values(scales[..., :1])
 
 
 def scale_values(scales: NDArray[np.uint8]) -> Floats:

@@ -7,18 +7,14 @@ from abc import abstractmethod
 import numpy as np
 from numpy.typing import NDArray
 
-from .base import Array, Bools, Floats, PageFormat, check_multiple, register
+from .base import Array, Bools, Floats, PageFormat, register
 
 
 class _Half(PageFormat):
     code_dtype = np.uint16
+    code_bits, multiple = 16, 1
 
-    def codes_per_row(self, head_dim: int) -> int:
-        check_multiple(self.name, head_dim, 1)
-        return head_dim
-
-    def scales_per_row(self, head_dim: int) -> int:
-        del head_dim
+    def scales_per_row(self, head_dim: int) -> int:  # noqa: ARG002
         return 0
 
     def encode(self, rows: Floats) -> tuple[Array, Array, Bools]:
@@ -45,7 +41,7 @@ class BF16(_Half):
         return np.where(np.isnan(rows), bits >> 16 | 1, upper).astype(np.uint16)
 
     def dequantize(self, codes: Array, scales: Array) -> Floats:
-        self._check_stored(codes, scales, codes.shape[-1])
+        self._check_stored(codes, scales)
         return (codes.astype(np.uint32) << 16).view(np.float32)
 
 
@@ -60,5 +56,5 @@ class FP16(_Half):
             return rows.astype(np.float16).view(np.uint16)
 
     def dequantize(self, codes: Array, scales: Array) -> Floats:
-        self._check_stored(codes, scales, codes.shape[-1])
+        self._check_stored(codes, scales)
         return codes.view(np.float16).astype(np.float32)

@@ -9,50 +9,34 @@ from typing import ClassVar
 
 import numpy as np
 
-from .base import MAX_FP16, Array, Bools, Floats, PageFormat, check_multiple, register
+from .base import MAX_FP16, Array, Bools, Floats, PageFormat, register, zero_nonfinite
 from .packing import pack, unpack
 
 
 class _Integer(PageFormat):
-    """Two's-complement codes of ``bits`` bits, packed into uint32, element 0 in the lowest bits.
+    """Two's-complement codes of ``code_bits`` bits, packed into uint32, element 0 in the lowest bits.
 
     The scale of a row is ``fp16(max|x| * scale_factor)``, at most 65504.
     """
 
-    code_dtype = np.uint32
-    bits: ClassVar[int]
+    rotates = True
     lowest: ClassVar[int]
     highest: ClassVar[int]
     scale_factor: ClassVar[np.float32]
 
-    def codes_per_row(self, head_dim: int) -> int:
-        per_word = 32 // self.bits
-        check_multiple(self.name, head_dim, per_word)
-        return head_dim // per_word
-
-    def scales_per_row(self, head_dim: int) -> int:
-        del head_dim
-        return 1
-
-    def rotates(self, head_dim: int) -> bool:
-        del head_dim
-        return True
-
     def encode(self, rows: Floats) -> tuple[Array, Array, Bools]:
-        storable: Bools = np.asarray(np.isfinite(rows).all(-1))
-        rows = np.where(storable[..., None], rows, np.float32(0))
+        rows, storable = zero_nonfinite(rows)
         with np.errstate(under="ignore", over="ignore", divide="ignore", invalid="ignore"):
             absmax = np.abs(rows).max(-1, keepdims=True)
             scales = np.minimum(absmax * self.scale_factor, MAX_FP16).astype(np.float16)
             codes = np.clip(np.rint(rows / scales.astype(np.float32)), self.lowest, self.highest)
         codes = np.where(scales == 0, 0, codes).astype(np.int8).view(np.uint8)
-        return pack(codes & np.uint8((1 << self.bits) - 1), self.bits), scales, storable
+        return pack(codes & np.uint8((1 << self.code_bits) - 1), self.code_bits), scales, storable
 
     def dequantize(self, codes: Array, scales: Array) -> Floats:
-        head_dim = codes.shape[-1] * (32 // self.bits)
-        self._check_stored(codes, scales, head_dim)
-        unused = np.uint8(8 - self.bits)
-        signed = (unpack(codes, self.bits) << unused).view(np.int8) >> unused.view(np.int8)
+        self._check_stored(codes, scales)
+        unused = np.uint8(8 - self.code_bits)
+        signed = (unpack(codes, self.code_bits) << unused).view(np.int8) >> unused.view(np.int8)
         values: Floats = signed.astype(np.float32) * scales.astype(np.float32)
         return values
 
@@ -62,7 +46,7 @@ class INT8(_Integer):
     """int8: -127 to 127, so that negation is exact."""
 
     name = "int8"
-    bits = 8
+    code_bits, multiple = 8, 4
     lowest, highest = -127, 127
     scale_factor = np.float32(1 / 127)
 
@@ -72,6 +56,6 @@ class INT4(_Integer):
     """int4: -8 to 7."""
 
     name = "int4"
-    bits = 4
+    code_bits = 4
     lowest, highest = -8, 7
     scale_factor = np.float32(1 / 7)

@@ -7,12 +7,11 @@ of zeros: see docs/spec/page-formats.md.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .base import Array, Bools, Floats, PageFormat, check_multiple, register
+from .base import Array, Bools, Floats, PageFormat, register, zero_nonfinite
 from .e2m1 import nearest_index, signed_codes, values_of
 from .packing import pack, unpack
 
@@ -20,11 +19,10 @@ Bytes = NDArray[np.uint8]
 
 
 class _Microscaled(PageFormat):
-    """Base of formats with one scale per ``group_size`` values. Rows are not rotated."""
+    """Base of formats with one scale per ``multiple`` values. Rows are not rotated."""
 
-    code_dtype = np.uint32
     scale_dtype = np.uint8
-    group_size: ClassVar[int]
+    code_bits = 4
 
     @abstractmethod
     def scale_bytes(self, absmax: Floats) -> Bytes: ...
@@ -32,18 +30,12 @@ class _Microscaled(PageFormat):
     @abstractmethod
     def scale_values(self, scales: Bytes) -> Floats: ...
 
-    def codes_per_row(self, head_dim: int) -> int:
-        check_multiple(self.name, head_dim, self.group_size)
-        return head_dim // 8
-
     def scales_per_row(self, head_dim: int) -> int:
-        check_multiple(self.name, head_dim, self.group_size)
-        return head_dim // self.group_size
+        return head_dim // self.multiple
 
     def encode(self, rows: Floats) -> tuple[Array, Array, Bools]:
-        storable: Bools = np.asarray(np.isfinite(rows).all(-1))
-        rows = np.where(storable[..., None], rows, np.float32(0))
-        groups = rows.reshape(*rows.shape[:-1], self.scales_per_row(rows.shape[-1]), self.group_size)
+        rows, storable = zero_nonfinite(rows)
+        groups = rows.reshape(*rows.shape[:-1], self.scales_per_row(rows.shape[-1]), self.multiple)
         magnitudes = np.abs(groups)
         scales = self.scale_bytes(magnitudes.max(-1))
         used = self.scale_values(scales)[..., None]
@@ -53,9 +45,8 @@ class _Microscaled(PageFormat):
         return pack(codes.reshape(rows.shape), 4), scales, storable
 
     def dequantize(self, codes: Array, scales: Array) -> Floats:
-        head_dim = codes.shape[-1] * 8
-        self._check_stored(codes, scales, head_dim)
-        values = values_of(unpack(codes, 4)).reshape(*scales.shape, self.group_size)
+        head_dim = self._check_stored(codes, scales)
+        values = values_of(unpack(codes, 4)).reshape(*scales.shape, self.multiple)
         with np.errstate(under="ignore", over="ignore"):
             values = values * self.scale_values(scales)[..., None]
         return values.reshape(*codes.shape[:-1], head_dim)
@@ -69,7 +60,7 @@ class MXFP4(_Microscaled):
     """
 
     name = "mxfp4"
-    group_size = 32
+    multiple = 32
 
     def scale_bytes(self, absmax: Floats) -> Bytes:
         bits = np.ascontiguousarray(absmax).view(np.uint32)
@@ -86,7 +77,7 @@ class NVFP4(_Microscaled):
     """nvfp4: E4M3 scales, the nearest to (largest magnitude) / 6, ties to even, at most 448."""
 
     name = "nvfp4"
-    group_size = 16
+    multiple = 16
 
     def scale_bytes(self, absmax: Floats) -> Bytes:
         quotient = np.ascontiguousarray(absmax / np.float32(6))

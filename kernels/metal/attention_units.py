@@ -15,7 +15,6 @@ from .units import (
     loads_in_flight,
     make_unit,
     norm_bits,
-    rotates,
     row_lanes,
 )
 
@@ -108,8 +107,8 @@ class AttentionConfig(PageReaderConfig):
             "NUM_KV_HEADS": layer.num_kv_heads,
             "NUM_HEADS": layer.num_kv_heads * self.group,
             **self.visibility_macros(),
-            "ROTATE_KEYS": rotates(k_format, layer.head_dim),
-            "ROTATE_VALUES": rotates(v_format, layer.value_dim),
+            "ROTATE_KEYS": int(k_format.rotates),
+            "ROTATE_VALUES": int(v_format.rotates),
             "KEY_NORM_BITS": norm_bits(layer.head_dim),
             "VALUE_NORM_BITS": norm_bits(layer.value_dim),
             "KEY_SCALES": "k_scales" if self.key_scales else "nullptr",
@@ -179,7 +178,7 @@ class AttentionConfig(PageReaderConfig):
         inputs = ("rows", "partial", "stats") + (("sinks",) if self.sinks else ())
         own = ("VALUE_DIM", "VALUE_LANE", "VALUE_NORM_BITS", "NUM_HEADS", "SINKS", "SINK(head)")
         macros: dict[str, int | str] = {name: value for name, value in self._macros().items() if name in own}
-        rotates_values = rotates(page_format(self.v_format), self.layer.value_dim)
+        rotates_values = int(page_format(self.v_format).rotates)
         macros |= {"ROTATE_VALUES": rotates_values, "NUM_SIMDGROUPS": REDUCE_SIMDGROUPS}
         macros |= {"WINDOW": 0, "SOFTCAP": 0}
         suffix = f"{self.layer.value_dim}_h{self.layer.num_kv_heads * self.group}" + "_r" * rotates_values

@@ -13,7 +13,6 @@ from .units import (
     lane_dim,
     make_unit,
     norm_bits,
-    rotates,
 )
 
 PARTS = 4
@@ -72,9 +71,9 @@ class LatentConfig(PageReaderConfig):
             "NUM_KV_HEADS": 1,
             "NUM_HEADS": self.num_heads,
             **self.visibility_macros(),
-            "ROTATE_KEYS": rotates(latents, layer.head_dim),
-            "ROTATE_VALUES": rotates(latents, layer.head_dim),
-            "ROTATE_ROTARY": rotates(rotary, layer.value_dim),
+            "ROTATE_KEYS": int(latents.rotates),
+            "ROTATE_VALUES": int(latents.rotates),
+            "ROTATE_ROTARY": int(rotary.rotates),
             "KEY_NORM_BITS": norm_bits(layer.head_dim),
             "VALUE_NORM_BITS": norm_bits(layer.head_dim),
             "ROTARY_NORM_BITS": norm_bits(layer.value_dim),

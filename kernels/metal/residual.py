@@ -13,6 +13,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from ..formats import page_format
 from ..interface import AttendOptions, refuse_mask
 from ..metadata import AttentionMetadata, Ints
 from ..reference.codecs import hadamard
@@ -158,8 +159,8 @@ class MetalResidualCache(ResidualCache[MetalPool]):
             # Replace invalid values, because a weight of 0 would keep NaN.
             values = mx.where(run.live[..., None, None], found.values[run.index], 0.0)
             values = (share[..., None] * values).sum(axis=1)
-            rotated = pool.rotates_values(layer) if rotary is None else pool.rotates_keys(layer)
-            out = out + (hadamard(values) if rotated else values)
+            stored = page_format(pool.spec.v_format if rotary is None else pool.spec.k_format)
+            out = out + (hadamard(values) if stored.rotates else values)
         return out / total[..., None]
 
 

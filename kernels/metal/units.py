@@ -98,10 +98,6 @@ def norm_bits(dim: int) -> str:
     return f"0x{int(np.float32(1 / np.sqrt(rotation_block(dim))).view(np.uint32)):08X}u"
 
 
-def rotates(fmt: PageFormat, dim: int) -> int:
-    return int(fmt.rotates(dim))
-
-
 def in_runs(fmt: PageFormat, dim: int) -> int:
     return int(format_source(fmt.name).words and 32 % (dim // 8) != 0)
 
@@ -128,7 +124,7 @@ def write_unit(k_format: PageFormat, v_format: PageFormat, key_dim: int, value_d
         macros |= {
             f"{name}_DIM": dim,
             f"{name}_LANE": lane_dim(dim),
-            f"ROTATE_{name}S": rotates(fmt, dim),
+            f"ROTATE_{name}S": int(fmt.rotates),
             f"{name}_NORM_BITS": norm_bits(dim),
             f"{name}_SCALES": f"{letter}_scales" if scaled else "nullptr",
         }

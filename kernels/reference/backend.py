@@ -76,7 +76,7 @@ class ReferencePool:
                 raise ValueError(f"{name} must be {(tokens, spec.num_kv_heads, dim)}, got {rows.shape}")
             encoder = self._codecs[part]
             wide = rows.astype(mx.float32)
-            encoded = encoder.encode(hadamard(wide) if encoder.format.rotates(dim) else wide)
+            encoded = encoder.encode(hadamard(wide) if encoder.format.rotates else wide)
             targets = self._targets(spec.num_kv_heads)
             for stored, new in zip(self._parts[layer][part], encoded.parts, strict=True):
                 stored[targets] = new
@@ -91,7 +91,7 @@ class ReferencePool:
         if options.rotary is not None:
             return self._attend_latents(layer, queries, options, options.rotary, bias)
         wide = queries.astype(mx.float32) * options.scale
-        if self._codecs[0].format.rotates(spec.head_dim):
+        if self._codecs[0].format.rotates:
             wide = hadamard(wide)
         outs = [
             attend_group(
@@ -105,7 +105,7 @@ class ReferencePool:
             for group in self._groups
         ]
         out = mx.concatenate(outs)[self._restore_order]
-        if self.rotates_values(layer):
+        if self._codecs[1].format.rotates:
             out = hadamard(out)
         return out.astype(queries.dtype)
 
@@ -156,16 +156,8 @@ class ReferencePool:
 
         The result is float32 [B, Hkv, P * page_size, dim].
         """
-        spec = self._spec.layers[layer]
         rows = self._read(layer, part, tables)
-        rotated = self._codecs[part].format.rotates((spec.head_dim, spec.value_dim)[part])
-        return hadamard(rows) if rotated else rows
-
-    def rotates_values(self, layer: int) -> bool:
-        return self._codecs[1].format.rotates(self._spec.layers[layer].value_dim)
-
-    def rotates_keys(self, layer: int) -> bool:
-        return self._codecs[0].format.rotates(self._spec.layers[layer].head_dim)
+        return hadamard(rows) if self._codecs[part].format.rotates else rows
 
     def gather(self, layer: int) -> tuple[mx.array, mx.array]:
         rows = mx.array(self._step.row_sequences)

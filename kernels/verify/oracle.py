@@ -103,7 +103,7 @@ class StoredPart:
         """Return the rows [L, Hkv, D] in these slots, dequantized and rotated back in float64."""
         page, offset = np.divmod(slots, self.codes.shape[2])
         rows = self.format.dequantize(self.codes[page, :, offset], self.scales[page, :, offset])
-        return hadamard64(rows) if self.format.rotates(rows.shape[-1]) else rows.astype(np.float64)
+        return hadamard64(rows) if self.format.rotates else rows.astype(np.float64)
 
 
 @dataclass(slots=True)

@@ -101,7 +101,7 @@ def largest_reading_error() -> float:
     worst = 0.0
     for name, dim in itertools.product(FORMAT_NAMES, (64, 80, 96, 128, 192)):
         pages = page_format(name)
-        if not holds(name, dim) or pages.rotates(dim):
+        if not holds(name, dim) or pages.rotates:
             continue
         rows = hard_rows(44, 2, dim, 3)
         layer = LayerSpec(num_kv_heads=2, head_dim=dim, value_dim=dim)

@@ -37,9 +37,9 @@ def test_packing_puts_element_0_lowest(bits: int) -> None:
 
 
 def test_every_code_is_its_twos_complement(fmt: INT8 | INT4) -> None:
-    codes = np.arange(1 << fmt.bits, dtype=np.uint8)[None]
-    values = fmt.dequantize(pack(codes, fmt.bits), np.array([[0.5]], np.float16))[0]
-    half = 1 << (fmt.bits - 1)
+    codes = np.arange(1 << fmt.code_bits, dtype=np.uint8)[None]
+    values = fmt.dequantize(pack(codes, fmt.code_bits), np.array([[0.5]], np.float16))[0]
+    half = 1 << (fmt.code_bits - 1)
     np.testing.assert_array_equal(values, [(c - 2 * half if c >= half else c) * 0.5 for c in range(2 * half)])
 
 
@@ -55,8 +55,8 @@ def test_codes_are_the_nearest_integers(name: str, head_dim: int) -> None:
         np.testing.assert_array_equal(scales, want_scales, err_msg=kind)
         used = scales[:, 0] > 0
         quotient = rows[used].astype(np.float64) / scales[used].astype(np.float64)
-        want = np.clip(np.rint(quotient), fmt.lowest, fmt.highest).astype(np.int64) & (1 << fmt.bits) - 1
-        np.testing.assert_array_equal(unpack(codes[used], fmt.bits), want, err_msg=kind)
+        want = np.clip(np.rint(quotient), fmt.lowest, fmt.highest).astype(np.int64) & (1 << fmt.code_bits) - 1
+        np.testing.assert_array_equal(unpack(codes[used], fmt.code_bits), want, err_msg=kind)
         assert not codes[~used].any(), kind
 
 
@@ -97,12 +97,12 @@ def test_affine_bits_are_those_of_mlx(affine: AFFINE8 | AFFINE4) -> None:
     rows[0], rows[1], rows[2], rows[3] = 0, 1.5, -0.25, 0
     rows[3, 4], rows[3, 100] = 1, -1
     codes, scales = affine.quantize(rows.astype(np.float32))
-    theirs = [np.array(part) for part in mx.quantize(mx.array(rows), group_size=64, bits=affine.bits)]
+    theirs = [np.array(part) for part in mx.quantize(mx.array(rows), group_size=64, bits=affine.code_bits)]
     np.testing.assert_array_equal(codes, theirs[0])
     np.testing.assert_array_equal(scales[:, ::2], theirs[1])
     np.testing.assert_array_equal(scales[:, 1::2], theirs[2])
     step, bias = (mx.array(part).astype(mx.float32) for part in theirs[1:])
-    back = mx.dequantize(mx.array(codes), step, bias, group_size=64, bits=affine.bits)
+    back = mx.dequantize(mx.array(codes), step, bias, group_size=64, bits=affine.code_bits)
     np.testing.assert_allclose(affine.dequantize(codes, scales), np.array(back), rtol=0, atol=1e-4)
 
 
@@ -111,7 +111,7 @@ def test_affine_ends_are_exact_and_errors_are_below_a_step(affine: AFFINE8 | AFF
     codes, scales = affine.quantize(rows)
     back = affine.dequantize(codes, scales)
     step = np.abs(scales[:, :1].astype(np.float32))
-    rounding = np.abs(rows).max() * 2.0**-11 + step * (1 << affine.bits) * 2.0**-11
+    rounding = np.abs(rows).max() * 2.0**-11 + step * (1 << affine.code_bits) * 2.0**-11
     assert (np.abs(back - rows) <= step + rounding).all(), (
         "zero has a code, so the far end may lie a step off"
     )

@@ -31,7 +31,7 @@ def test_every_scale_byte_has_the_value_of_its_type(fmt: MXFP4 | NVFP4) -> None:
 
 def test_all_sixteen_codes_at_every_scale(fmt: MXFP4 | NVFP4) -> None:
     scales = np.arange(255 if fmt.name == "mxfp4" else 127, dtype=np.uint8)[:, None]
-    words = [0x76543210, 0xFEDCBA98] * (fmt.group_size // 16)
+    words = [0x76543210, 0xFEDCBA98] * (fmt.multiple // 16)
     codes = np.broadcast_to(np.array(words, np.uint32), (len(scales), len(words)))
     values = fmt.dequantize(codes, scales)
     with np.errstate(over="ignore", under="ignore"):
@@ -49,7 +49,7 @@ def test_codes_equal_ml_dtypes_at_the_stored_scale(name: str, dim: int) -> None:
     assert isinstance(fmt, MXFP4 | NVFP4)
     for kind, rows in tricky_rows(dim).items():
         codes, scales = fmt.quantize(rows)
-        used = np.repeat(fmt.scale_values(scales), fmt.group_size, -1).astype(np.float64)
+        used = np.repeat(fmt.scale_values(scales), fmt.multiple, -1).astype(np.float64)
         with np.errstate(divide="ignore", invalid="ignore", under="ignore"):
             quotient = np.clip(np.where(used > 0, rows / used, 0.0), -6, 6)
         want = quotient.astype(ml_dtypes.float4_e2m1fn).view(np.uint8)
@@ -124,7 +124,7 @@ def test_bits_are_those_of_mlx(fmt: MXFP4 | NVFP4) -> None:
     np.testing.assert_array_equal(scales, theirs[1])
     np.testing.assert_array_equal(_without_negative_zeros(codes), _without_negative_zeros(theirs[0]))
     back = mx.dequantize(
-        mx.array(codes), mx.array(scales), mode=fmt.name, group_size=fmt.group_size, dtype=mx.float32
+        mx.array(codes), mx.array(scales), mode=fmt.name, group_size=fmt.multiple, dtype=mx.float32
     )
     np.testing.assert_array_equal(np.array(back), fmt.dequantize(codes, scales))
 

@@ -20,7 +20,14 @@ NAME = "signs"
 def _new_format(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A format with two bits per value: -1, 0 or 1 times the row's largest."""
     integer = INT4.__bases__[0]
-    constants = {"name": NAME, "bits": 2, "lowest": -1, "highest": 1, "scale_factor": np.float32(1)}
+    constants = {
+        "name": NAME,
+        "code_bits": 2,
+        "multiple": 16,
+        "lowest": -1,
+        "highest": 1,
+        "scale_factor": np.float32(1),
+    }
     register(type("Signs", (integer,), constants | {"describe": lambda _: "signs: -1, 0 and 1"}))
     monkeypatch.setattr(selftest, "FORMAT_NAMES", (NAME,))
     yield
