@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ..api.address import Address, bound_socket, check_free
 from ..api.config import EngineConfig
 from ..api.engine_info import EngineInfo
-from ..api.errors import InvalidConfig, OctavoError, Unauthenticated
+from ..api.errors import InvalidConfig, OctavoError
 from ..api.stats import Gauges
 from ..arguments.options import budget_lines, engine_config, set_up_logging
 from ..executor.parallel import follow_leader, is_follower
@@ -27,10 +27,8 @@ from .serve_limits import ExitDeadline, raise_descriptor_limit
 from .serve_options import ServeOptions, add_arguments, serve_options
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ..frontend.async_engine import AsyncEngine
-    from ..grpc.security import Security, TlsFiles
+    from ..grpc.security import Security
     from ..grpc.server import GrpcServer
     from ..grpc.tenant_salts import TenantSalts
     from ..observability.genai_metrics import GenAiMetrics
@@ -64,7 +62,7 @@ async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadl
     """Serve until SIGTERM or SIGINT (returns 0), or until the engine fails (returns 1)."""
     stopping = _signal_event(lambda: deadline.start(options.drain_timeout + GRACE_S, 1))
     from ..frontend.async_engine import AsyncEngine
-    from ..grpc.security import Security
+    from ..grpc.security import ReloadableTls, Security, Tokens
     from ..observability.prometheus import Metrics, MetricsServer
 
     check_free(options.listen, "--listen")
@@ -78,9 +76,15 @@ async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadl
     security = Security(
         tls=options.tls, token_file=options.auth_token_file, api_key=options.api_key, salts=salts
     )
-    metrics_security = MetricsSecurity(options.metrics_tls, options.metrics_token_file)
     reloads: dict[str, Callable[[], None]] = {}
-    _reload_on_hangup(security, options.listen, metrics_security, reloads)
+    scrape_tls, scrape_tokens = None, None
+    if options.metrics_tls is not None:
+        scrape_tls = ReloadableTls(options.metrics_tls)
+        reloads["metrics port, certificate"] = scrape_tls.reload
+    if options.metrics_token_file is not None:
+        scrape_tokens = Tokens(options.metrics_token_file, flag="--metrics-token-file")
+        reloads["metrics port, tokens"] = scrape_tokens.reload
+    _reload_on_hangup(security, options.listen, reloads)
     metrics = Metrics(with_vllm_names=options.vllm_metrics)
     exported, tracing = _exporters(options, metrics, config)
     observer = tracing or exported or metrics
@@ -93,8 +97,8 @@ async def serve(config: EngineConfig, options: ServeOptions, deadline: ExitDeadl
                 options.metrics,
                 metrics,
                 probes,
-                tls=metrics_security.context,
-                may_read=metrics_security.may_read,
+                tls=None if scrape_tls is None else scrape_tls.context,
+                may_read=None if scrape_tokens is None else scrape_tokens.accepts,
             )
             stack.callback(scrapes.close)
         for exporter in (tracing, exported):
@@ -211,11 +215,9 @@ def _tenant_salts(config: EngineConfig) -> TenantSalts:
     return load_tenant_salts(config.save_dir) if key is None else TenantSalts(key)
 
 
-def _reload_on_hangup(
-    security: Security, listen: Address, metrics: MetricsSecurity, more: Mapping[str, Callable[[], None]]
-) -> None:
+def _reload_on_hangup(security: Security, listen: Address, more: Mapping[str, Callable[[], None]]) -> None:
     loop = asyncio.get_running_loop()
-    if security.tls is None and security.tokens is None and not metrics.has_files:
+    if security.tls is None and security.tokens is None and not more:
         loop.add_signal_handler(
             signal.SIGHUP, logger.info, "SIGHUP: the server has no token or certificate files to reload"
         )
@@ -223,7 +225,7 @@ def _reload_on_hangup(
 
     def reload() -> None:
         security.reload()
-        for port, each in {"metrics port": metrics.reload, **more}.items():
+        for port, each in more.items():
             try:
                 each()
             except InvalidConfig as error:
@@ -337,32 +339,3 @@ class ServerProbes:
         if self.server is None:
             return "the model is being loaded"
         return "the server is draining" if self.server.handler.draining else None
-
-
-class MetricsSecurity:
-    """TLS and bearer tokens of the metrics port. Raises InvalidConfig for unusable files."""
-
-    def __init__(self, tls: TlsFiles | None, token_file: Path | None) -> None:
-        from ..grpc.security import ReloadableTls, Tokens
-
-        self._tls = None if tls is None else ReloadableTls(tls)
-        self.context = None if self._tls is None else self._tls.context
-        self._tokens = None if token_file is None else Tokens(token_file, flag="--metrics-token-file")
-
-    @property
-    def has_files(self) -> bool:
-        return self._tls is not None or self._tokens is not None
-
-    def may_read(self, authorization: str) -> bool:
-        if self._tokens is None:
-            return True
-        try:
-            self._tokens.tenant_of([("authorization", authorization)])
-        except Unauthenticated:
-            return False
-        return True
-
-    def reload(self) -> None:
-        for each in (self._tls, self._tokens):
-            if each is not None:
-                each.reload()

@@ -157,6 +157,13 @@ class Tokens:
             raise Unauthenticated("the token is not valid on this server; ask the operator for a token")
         return found
 
+    def accepts(self, authorization: str) -> bool:
+        try:
+            self.tenant_of([("authorization", authorization)])
+        except Unauthenticated:
+            return False
+        return True
+
 
 class Security:
     """TLS and bearer tokens of a server; both are optional."""
