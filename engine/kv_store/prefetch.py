@@ -43,7 +43,7 @@ class PrefetchJob:
         ]
         self._blocks = blocks
         self._found = blocks.num_findable(self.digests)
-        self._there: list[list[bool | None]] = [[True if k else None for k in group] for group in self.known]
+        self._forget()
 
     @property
     def missing(self) -> list[Digest]:
@@ -65,6 +65,11 @@ class PrefetchJob:
 
     def absent(self, group: int, index: int) -> None:
         self._there[group][index] = False
+
+    def num_unreachable(self, has: Callable[[Digest, int], bool]) -> int:
+        end = self._reachable(has)
+        self._forget()
+        return len(self.digests) - end
 
     def plan(self, has: Callable[[Digest, int], bool]) -> list[tuple[int, int]]:
         end = self._reachable(has)
@@ -107,6 +112,9 @@ class PrefetchJob:
             if missing is None:
                 return end
             end = missing
+
+    def _forget(self) -> None:
+        self._there: list[list[bool | None]] = [[True if k else None for k in group] for group in self.known]
 
     def _is_there(self, group: int, index: int, has: Callable[[Digest, int], bool]) -> bool:
         there = self._there[group][index]

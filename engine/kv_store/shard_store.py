@@ -101,7 +101,7 @@ class ShardStore:
     def _may_ask(self, job: PrefetchJob) -> bool:
         if not isinstance(self.folder, RemoteShards) or self.folder.is_down:
             return False
-        num_tokens = self._blocks.page_size * sum(not self.folder.has(digest) for digest in job.missing)
+        num_tokens = self._blocks.page_size * job.num_unreachable(self.folder.has)
         if not num_tokens or job.token_s is None:
             return num_tokens > 0
         return self.reader.ask_rate.is_within(1, num_tokens * job.token_s)

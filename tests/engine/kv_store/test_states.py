@@ -28,6 +28,8 @@ from octavo.engine.core.engine_core import EngineCore
 from octavo.engine.core.snapshots import load, save_all
 from octavo.engine.kv_store.page_files import read_run, write_run
 from octavo.engine.kv_store.page_runs import PageLayoutKey, PagePart, PageRun, StateKind, segments
+from octavo.engine.kv_store.remote import RemoteShards
+from octavo.engine.kv_store.shard_store import ShardStore
 from octavo.kernels.interface import PoolSpec
 from oracle import alone
 from swapping import prefetch_job
@@ -238,3 +240,18 @@ def test_pages_without_bytes_are_files_too(tmp_path: Path) -> None:
     assert [(x.group, x.first, x.pages.tobytes()) for x in segments(run, kind, 0)] == [
         (0, 0, b""), (1, 1, state.tobytes())
     ]  # fmt: skip
+
+
+def test_a_remote_cache_is_asked_again_for_a_missing_state() -> None:
+    digests = [Digest(bytes([number])) for number in range(4)]
+    blocks, shards = BlockManager(GROUPS, 4, states=TAILS), object.__new__(RemoteShards)
+    shards._is_down, shards._names = False, [dict[bytes, None].fromkeys(digests), {}]
+    store = object.__new__(ShardStore)
+    store.folder, store._blocks = shards, blocks
+
+    def asks() -> bool:
+        return store._may_ask(prefetch_job(blocks, digests, [[False] * 4] * 2, 0))
+
+    assert asks(), "the pages were listed before the state was written"
+    shards._names[1][digests[-1]] = None
+    assert not asks()
