@@ -40,7 +40,7 @@ def follow() -> None:
     greedy = SampleState(
         SamplingParams(temperature=0.0), seed=0, prompt_ids=[], vocab_size=runner.info.vocab_size
     )
-    leader.send((runner.info.memory, runner.page_shape, ranks._files_of(runner), ranks._adapters_of(runner)))
+    leader.send((runner.info.memory, runner.page_shape, ranks._files_of(runner)))
     while True:
         try:
             message = leader.recv()

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -40,7 +40,11 @@ class Shape(NamedTuple):
     inputs: int
 
 
-Cut = Callable[[Factors], Factors]
+class Cut(Protocol):
+    @property
+    def of_inputs(self) -> bool: ...
+
+    def __call__(self, factors: Factors) -> Factors: ...
 
 
 class RankLayers(NamedTuple):
@@ -57,7 +61,7 @@ class Layer(NamedTuple):
     part: int
     cut: Cut | None = None
 
-    def made(self, path: str, factors: Factors) -> tuple[Any, int]:
+    def own(self, path: str, factors: Factors) -> Factors:
         if self.cut is not None:
             factors = self.cut(factors)
         given = Shape(factors.a.shape[0], factors.b.shape[2], factors.a.shape[2])
@@ -65,13 +69,19 @@ class Layer(NamedTuple):
             raise InvalidRequest(
                 f"{path} must have factors of {self.shape}, got {given}; use an adapter of this model"
             )
-        if factors.magnitude is None:
-            return self.table.made(factors, None, None)
-        if self.shape.experts > 1:
+        if factors.magnitude is not None and self.shape.experts > 1:
             raise InvalidRequest(f"{path} must have no magnitudes, got DoRA of experts; train LoRA instead")
+        return factors
+
+    def squares(self, factors: Factors) -> mx.array:
         weight = dequantized(self.module).astype(mx.float32)
         a, b = (each[0].astype(mx.float32) for each in (factors.a, factors.b))
-        norm = mx.linalg.norm(weight + (factors.scale * b.T) @ a, axis=1)
+        return mx.square(weight + (factors.scale * b.T) @ a).sum(axis=1)
+
+    def made(self, factors: Factors, squares: mx.array | None = None) -> tuple[Any, int]:
+        if factors.magnitude is None:
+            return self.table.made(factors, None, None)
+        norm = mx.sqrt(self.squares(factors) if squares is None else squares)
         gain = factors.magnitude.astype(mx.float32) / norm
         return self.table.made(factors, gain, self.module.get("bias"))
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
 from mlx.nn.layers.base import Module
 
 from octavo.kernels.interface import MAX_TABLE_LAYERS, AttentionBackend
@@ -20,10 +22,12 @@ from ...api.config import EngineConfig
 from ...api.engine_info import AdapterInfo
 from ...api.errors import InvalidConfig, InvalidRequest, NotFound
 from ...memory.model_files import served_name
+from ..base import Adapters
 from ..row_inputs import RowInputs
 from .files import Factors, read_adapter
 from .layers import Layer, RankLayers, Shape, Table, adapt_layers
 
+Floats = npt.NDArray[np.float32]
 _TEXT_MODELS = ("model.language_model.", "language_model.model.", "model.")
 
 
@@ -150,7 +154,7 @@ def table_maker(backend: AttentionBackend, *, num_slots: int, max_rank: int) -> 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
     info: AdapterInfo
-    made: tuple[tuple[Layer, Any], ...]
+    made: list[tuple[Layer, Any]]
 
 
 class AdapterSlots:
@@ -166,6 +170,7 @@ class AdapterSlots:
         self._slots: OrderedDict[str, int] = OrderedDict()
         self._holders: Counter[str] = Counter()
         self._prepared: _Loaded | None = None
+        self._divided: dict[int, Factors] = {}
         self.num_swaps = 0
 
     def load(self, name: str, folder: Path, *, replace: bool = False) -> AdapterInfo:
@@ -186,7 +191,8 @@ class AdapterSlots:
                 f"the rank of {folder} must be at most {self._max_rank}, got {file.rank}; start the engine "
                 f"with max_lora_rank {file.rank}"
             )
-        made, nbytes = [], 0
+        made: list[tuple[Layer, Any]] = []
+        nbytes, self._divided = 0, {}
         for path, factors in file.layers.items():
             if (layer := self._layers.get(path) or self._by_tail.get(_tail(path))) is None:
                 if _tail(path) in self._elsewhere:
@@ -195,7 +201,10 @@ class AdapterSlots:
                     f"{folder} must have factors of the model's linear layers only, got {path}; embeddings, "
                     "output heads and layers of images cannot be adapted"
                 )
-            each, size = layer.made(path, factors)
+            own = layer.own(path, factors)
+            each, size = layer.made(own)
+            if own.magnitude is not None and layer.cut is not None and layer.cut.of_inputs:
+                self._divided[len(made)] = own
             made.append((layer, each))
             nbytes += size
         if nbytes > left:
@@ -204,11 +213,20 @@ class AdapterSlots:
                 "adapter, or start the engine with more lora_memory"
             )
         info = AdapterInfo(name, str(folder), file.digest, file.rank, nbytes)
-        self._prepared = _Loaded(info, tuple(made))
+        self._prepared = _Loaded(info, made)
         return info
 
-    def commit(self) -> None:
+    def squares(self) -> list[Floats]:
+        """Return sums of squares over this rank's inputs, for DoRA layers whose inputs ranks divide."""
         assert self._prepared is not None, "prepare comes first"
+        made = self._prepared.made
+        return [np.array(made[i][0].squares(factors)) for i, factors in self._divided.items()]
+
+    def commit(self, squares: Sequence[Floats] = ()) -> None:
+        assert self._prepared is not None, "prepare comes first"
+        made = self._prepared.made
+        for (i, factors), total in zip(self._divided.items(), squares, strict=True):
+            made[i] = made[i][0], made[i][0].made(factors, mx.array(total))[0]
         name = self._prepared.info.name
         if name in self._loaded:
             self.unload(name)
@@ -292,20 +310,22 @@ def _observed_groups(model: Any) -> list[tuple[Any, ...]] | None:
     return [group for group in groups if len(group) <= MAX_TABLE_LAYERS]
 
 
-def load_adapters(
+def adapter_slots(
     config: EngineConfig,
     model: Module,
     rows: RowInputs,
     backend: AttentionBackend,
     own: RankLayers,
 ) -> AdapterSlots | None:
-    """Adapt the model's layers and load ``lora_modules``. Raises InvalidConfig."""
     if not config.lora_bytes:
         return None
     make_table = table_maker(backend, num_slots=config.max_loras, max_rank=config.max_lora_rank)
     groups = None if backend.adapter_tables is None else _observed_groups(model)
     layers = adapt_layers(model, rows, make_table, native=backend.has_model_ops, groups=groups, cuts=own.cuts)
-    slots = AdapterSlots(layers, config, own.elsewhere)
+    return AdapterSlots(layers, config, own.elsewhere)
+
+
+def load_modules(config: EngineConfig, adapters: Adapters) -> None:
     model_names = config.served_model_name or (served_name(config.model),)
     for name, folder in config.lora_paths.items():
         if name in model_names:
@@ -313,7 +333,6 @@ def load_adapters(
                 f"lora_modules must differ from the model's name, got {name!r}; choose another name"
             )
         try:
-            slots.load(name, folder)
+            adapters.load(name, folder)
         except InvalidRequest as error:
             raise InvalidConfig(f"lora_modules: {error}") from None
-    return slots

@@ -30,7 +30,7 @@ from ...memory.model_files import model_length, read_config, resolve_model, serv
 from ...memory.sizing import Sizing, num_pages_for, with_max_kv_size, with_windows
 from ...memory.state_sizing import draft_state_bytes, plan_states
 from ..adapters.layers import RankLayers, padded_bytes
-from ..adapters.slots import load_adapters
+from ..adapters.slots import adapter_slots, load_modules
 from ..cache_layout import CacheLayout
 from ..freed_memory import give_freed_memory_back, nothing_cached
 from ..model_runner import PagedRunner
@@ -176,7 +176,9 @@ def load_paged_runner(
     storages = model.kv_cache.storages
     adapters = None
     if not is_draft:
-        adapters = load_adapters(config, loaded.model, model.row_inputs, choice.backend, part.layers)
+        adapters = adapter_slots(config, loaded.model, model.row_inputs, choice.backend, part.layers)
+    if adapters is not None and part.is_whole:
+        load_modules(config, adapters)
     images = None
     if rules is not None:
         has_axes = adapt_language(loaded.model, read_config(path), model.row_inputs)

@@ -21,7 +21,7 @@ from ...api.errors import InvalidConfig, InvalidRequest, OctavoError
 from ...api.sampling_params import SamplingParams
 from ...kv_store.page_runs import PageLayoutKey, StateKind
 from ...memory.weight_files import weight_files
-from ..adapters.slots import AdapterSlots
+from ..adapters.slots import AdapterSlots, load_modules
 from ..base import Adapters, HeadRunner, Images, Pending, Resolved, RunOutput, with_failed_rows
 from ..batch import Batch
 from ..load.load import load_paged_runner
@@ -48,6 +48,9 @@ def load_leading_runner(config: EngineConfig, score: ScoreText) -> LeadingRunner
         memories, shapes = _checked_others(inner, group)
         runner = LeadingRunner(inner, part, group, f"{config.ranks_setting}={config.num_ranks}", shapes)
         runner.info = replace(inner.info, other_ranks=memories)
+        if runner.adapters is not None:
+            load_modules(config, runner.adapters)
+            runner.info = replace(runner.info, adapters=runner.adapters.infos())
         return runner
     except BaseException:
         group.close()
@@ -72,24 +75,13 @@ def _files_of(runner: PagedRunner) -> str:
     return hashlib.sha256((path / "config.json").read_bytes() + repr(sizes).encode()).hexdigest()
 
 
-def _adapters_of(runner: PagedRunner) -> dict[str, bytes]:
-    infos = () if runner.adapters is None else runner.adapters.infos()
-    return {info.name: info.digest for info in infos}
-
-
 def _checked_others(own: PagedRunner, group: LeadingGroup) -> tuple[Any, Any]:
-    memories, shapes, files, adapters = zip(*group.answers(), strict=True)
+    memories, shapes, files = zip(*group.answers(), strict=True)
     if len({_files_of(own), *files}) > 1:
         raise InvalidConfig(
             f"model must have the same config.json and weight files on all ranks, got others for "
             f"{own.info.path}; copy the model to each machine"
         )
-    for rank, digests in enumerate(adapters, 1):
-        if digests != _adapters_of(own):
-            raise InvalidConfig(
-                f"lora_modules must have the same files on all ranks, got others on rank {rank}; copy "
-                "the folders to each machine"
-            )
     return memories, shapes
 
 
@@ -117,8 +109,10 @@ class RankAdapters:
             self._own.discard()
             self._call("discard")
             raise
-        self._own.commit()
-        self._call("commit")
+        squares = zip(self._own.squares(), *self._call("squares"), strict=True)
+        totals = [np.sum(parts, axis=0) for parts in squares]
+        self._own.commit(totals)
+        self._call("commit", totals)
         return info
 
     def unload(self, name: str) -> None:
@@ -221,7 +215,7 @@ def follow() -> None:
         config = leader.recv()
         part = _part_of(config, group)
         runner = _load(config, group, part, lambda trial, _: _follow_steps(trial, part, leader))
-        leader.send((runner.info.memory, runner.page_shape, _files_of(runner), _adapters_of(runner)))
+        leader.send((runner.info.memory, runner.page_shape, _files_of(runner)))
         _follow_steps(runner, part, leader)
     except (EOFError, ConnectionError):
         return

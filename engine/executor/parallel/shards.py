@@ -17,7 +17,7 @@ from mlx.nn.layers.base import Module
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
 
-from ...api.errors import InvalidConfig, InvalidRequest
+from ...api.errors import InvalidConfig
 from ..adapt.output_head import module_at, output_heads
 from ..adapters.files import Factors
 from ..adapters.layers import RankLayers
@@ -75,11 +75,6 @@ class Share:
                 factors,
                 b=self._part(factors.b),
                 magnitude=None if magnitude is None else self._part(magnitude),
-            )
-        if factors.magnitude is not None:
-            raise InvalidRequest(
-                "adapters must not be DoRA for layers whose inputs tensor_parallel splits, got magnitudes; "
-                "use LoRA, or serve in one process"
             )
         return replace(factors, a=self._part(factors.a))
 

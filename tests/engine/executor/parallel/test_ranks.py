@@ -17,13 +17,12 @@ import tiny_adapters
 import tiny_heads
 from large_channels import with_large_channels
 from octavo.engine.api.config import EngineConfig
-from octavo.engine.api.errors import InvalidConfig, InvalidRequest
+from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.client.client import Client
 from octavo.engine.client.server_process import ServerProcess
-from octavo.engine.executor.adapters.files import Factors
 from octavo.engine.executor.parallel.group import _free_ports
-from octavo.engine.executor.parallel.shards import Shard, Share
+from octavo.engine.executor.parallel.shards import Shard
 from page_stores import RedisServer
 from served import collect, eventually
 from tiny_models import make_model
@@ -202,8 +201,8 @@ def test_adapters_give_the_tokens_of_one_process(
     hybrid: dict[str, Any] = {"text_config": tiny_adapters.HYBRID} if name == "qwen3_5" else {}
     model = make_model(tmp_path / "m", name, dtype=mx.float32, **hybrid)
     adapters = [
-        str(tiny_adapters.make_adapter(tmp_path / str(rank), model, rank=rank, keys=keys, seed=rank))
-        for rank in (4, 8)
+        str(tiny_adapters.make_adapter(tmp_path / str(rank), model, rank=rank, keys=keys, seed=rank, kind=of))
+        for rank, of in ((4, "lora"), (8, "lora" if name == "qwen3_moe" else "dora"))
     ]
     settings: dict[str, Any] = {"adapters": adapters, "lora_memory": 2**22, "max_loras": 1}
     one = ranked.answers(model, **settings)
@@ -244,15 +243,9 @@ def test_adapters_that_differ_between_ranks_are_refused(tmp_path: Path, kind: st
         "rank 1: an adapter must be a folder with adapter_config.json, got missing without it; .bin, .pt and "
         ".npz files are not read: save the adapter as safetensors"
     ]  # fmt: skip
-    says = "lora_modules must have the same files on all ranks, got others on rank 1"
+    says = "lora_modules: adapters must have the same files on all ranks, got others on rank 1 for other"
     with pytest.raises(AssertionError, match=says):
         ranked.in_ranks(model, *launcher, **settings, lora_modules=["a=other"], **{kind: 2})
-
-
-def test_dora_of_layers_split_by_inputs_is_refused() -> None:
-    factors = Factors(mx.ones((1, 2, 8)), mx.ones((1, 2, 4)), 1.0, magnitude=mx.ones(4))
-    with pytest.raises(InvalidRequest, match="must not be DoRA for layers whose inputs"):
-        Share(of_inputs=True, segments=1, group=None)(factors)
 
 
 @pytest.mark.slow
