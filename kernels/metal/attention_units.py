@@ -1,15 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..formats import page_format
 from ..interface import LayerSpec
 from .page_reader import PageReaderConfig
 from .units import (
     KernelSource,
     check_dim,
-    has_scales,
     in_runs,
     lane_dim,
     loads_in_flight,
@@ -97,7 +94,7 @@ class AttentionConfig(PageReaderConfig):
 
     def _macros(self) -> dict[str, int | str]:
         layer = self.layer
-        k_format, v_format = page_format(self.k_format), page_format(self.v_format)
+        k_format, v_format = self.formats
         return {
             "HEAD_DIM": layer.head_dim,
             "VALUE_DIM": layer.value_dim,
@@ -111,31 +108,11 @@ class AttentionConfig(PageReaderConfig):
             "ROTATE_VALUES": int(v_format.rotates),
             "KEY_NORM_BITS": norm_bits(layer.head_dim),
             "VALUE_NORM_BITS": norm_bits(layer.value_dim),
-            "KEY_SCALES": "k_scales" if self.key_scales else "nullptr",
-            "VALUE_SCALES": "v_scales" if self.value_scales else "nullptr",
         }
-
-    @property
-    def key_scales(self) -> bool:
-        return has_scales(page_format(self.k_format), self.layer.head_dim)
-
-    @property
-    def value_scales(self) -> bool:
-        return has_scales(page_format(self.v_format), self.layer.value_dim)
-
-    def _inputs(self, plan: str) -> tuple[str, ...]:
-        optional = (
-            ("k_scales", self.key_scales),
-            ("v_scales", self.value_scales),
-            ("sinks", self.sinks),
-            ("seen_since", self.bounded),
-        )
-        fixed = ("queries", plan, "positions", "page_table", "params", "k_codes", "v_codes", "after")
-        return fixed + tuple(name for name, on in optional if on)
 
     def decode_unit(self, *, split: bool) -> KernelSource:
         layer = self.layer
-        k_format, v_format = page_format(self.k_format), page_format(self.v_format)
+        k_format, v_format = self.formats
         shared = max(self.group * layer.head_dim, self.decode_simdgroups // 2 * self.heads * layer.value_dim)
         macros = self._macros() | {
             "KEYS_IN_RUNS": in_runs(k_format, layer.head_dim),
@@ -149,36 +126,15 @@ class AttentionConfig(PageReaderConfig):
             "SHARED_QUADS": shared // 4,
             "PAGES_PER_TILE": max(1, DECODE_TILE // self.page_size),
         }
-        return self._reading_unit("decode", "items", macros, split=split)
-
-    def _reading_unit(
-        self,
-        kernel: str,
-        plan: str,
-        macros: Mapping[str, int | str],
-        *,
-        split: bool,
-        more: tuple[str, ...] = (),
-    ) -> KernelSource:
-        inputs = self._inputs(plan) + more
-        if split:
-            inputs = tuple(name for name in inputs if name != "sinks")
-            macros = {**macros, "SINKS": 0, "SINK(head)": "0.0f"}
-        return make_unit(
-            kernel,
-            f"{self._suffix}{'_split' if split else ''}",
-            inputs,
-            ("partial", "stats", "read") if split else ("out", "read"),
-            {**macros, "SPLIT": int(split)},
-            {"Keys": page_format(self.k_format), "Values": page_format(self.v_format)},
-            ("rows", "attention", "tile") if kernel == "chunk" else ("rows", "attention"),
+        return self.reading_unit(
+            "decode", self._suffix, ("queries", "items"), macros, split=split, shared=("rows", "attention")
         )
 
     def reduce_unit(self) -> KernelSource:
         inputs = ("rows", "partial", "stats") + (("sinks",) if self.sinks else ())
         own = ("VALUE_DIM", "VALUE_LANE", "VALUE_NORM_BITS", "NUM_HEADS", "SINKS", "SINK(head)")
         macros: dict[str, int | str] = {name: value for name, value in self._macros().items() if name in own}
-        rotates_values = int(page_format(self.v_format).rotates)
+        rotates_values = int(self.formats[1].rotates)
         macros |= {"ROTATE_VALUES": rotates_values, "NUM_SIMDGROUPS": REDUCE_SIMDGROUPS}
         macros |= {"WINDOW": 0, "SOFTCAP": 0}
         suffix = f"{self.layer.value_dim}_h{self.layer.num_kv_heads * self.group}" + "_r" * rotates_values
@@ -202,4 +158,12 @@ class AttentionConfig(PageReaderConfig):
             "AHEAD_BYTES": 4 if self._values_first else 16,
             "VALUES_FIRST": int(self._values_first),
         }
-        return self._reading_unit("chunk", "tiles", macros, split=split, more=() if split else ("decoded",))
+        return self.reading_unit(
+            "chunk",
+            self._suffix,
+            ("queries", "tiles"),
+            macros,
+            split=split,
+            shared=("rows", "attention", "tile"),
+            more=() if split else ("decoded",),
+        )

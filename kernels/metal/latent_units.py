@@ -2,14 +2,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..formats import page_format
 from ..interface import LayerSpec
 from .attention_units import CHUNK_BYTES, REDUCE_SIMDGROUPS
 from .page_reader import PageReaderConfig
 from .units import (
     KernelSource,
     check_dim,
-    has_scales,
     lane_dim,
     make_unit,
     norm_bits,
@@ -60,7 +58,7 @@ class LatentConfig(PageReaderConfig):
 
     def _macros(self) -> dict[str, int | str]:
         layer = self.layer
-        latents, rotary = page_format(self.k_format), page_format(self.v_format)
+        latents, rotary = self.formats
         return {
             "HEAD_DIM": layer.head_dim,
             "VALUE_DIM": layer.head_dim,
@@ -81,17 +79,6 @@ class LatentConfig(PageReaderConfig):
 
     def unit(self, *, split: bool) -> KernelSource:
         layer, keys = self.layer, self.keys
-        latents, rotary = page_format(self.k_format), page_format(self.v_format)
-        scales = has_scales(latents, layer.head_dim), has_scales(rotary, layer.value_dim)
-        optional = (
-            ("k_scales", scales[0]),
-            ("v_scales", scales[1]),
-            ("sinks", self.sinks and not split),
-            ("seen_since", self.bounded),
-        )
-        inputs = (
-            "queries", "rotary", "items", "positions", "page_table", "params", "k_codes", "v_codes", "after",
-        )  # fmt: skip
         latent_bytes, rotary_bytes = self.tile_bytes(keys)
         row_group = 8 * (layer.head_dim + layer.value_dim + 4) * 4
         macros = self._macros() | {
@@ -102,20 +89,14 @@ class LatentConfig(PageReaderConfig):
             "LATENT_QUADS": latent_bytes // 16,
             "SHARED_QUADS": max(latent_bytes + rotary_bytes, row_group) // 16,
             "UNUSED": "0xFFFFFFFFu",
-            "SPLIT": int(split),
-            "KEY_SCALES": "k_scales" if scales[0] else "nullptr",
-            "VALUE_SCALES": "v_scales" if scales[1] else "nullptr",
         }
-        if split:
-            macros |= {"SINKS": 0, "SINK(head)": "0.0f"}
-        return make_unit(
+        return self.reading_unit(
             "latent",
-            f"{self._suffix}{'_split' if split else ''}",
-            inputs + tuple(name for name, on in optional if on),
-            ("partial", "stats", "read") if split else ("out", "read"),
+            self._suffix,
+            ("queries", "rotary", "items"),
             macros,
-            {"Keys": latents, "Values": rotary},
-            ("rows", "attention", "tile"),
+            split=split,
+            shared=("rows", "attention", "tile"),
         )
 
     def reduce_unit(self) -> KernelSource:
