@@ -139,9 +139,9 @@ ROWS = (
 SAMPLING = (
     # sampling
     bug(
-        "what may end a nucleus is sought too low",
-        "if (end == 0 && most >= top_p * whole) end = at + 1;",
-        "if (end == 0 && most >= 1.5 * top_p * whole) end = at + 1;",
+        "the end of a nucleus is sought too low",
+        "if (found.above + mass >= target) {",
+        "if (found.above + mass >= 1.5 * target) {",
     ),
     bug(
         "half of a row of 16-bit logits becomes floats",

@@ -73,34 +73,24 @@ double sum_of(const double* sums, int blocks) {
   return sum;
 }
 
-// A sampled token, and the sum of exp(logit - largest) over the row, or 0 if it was not computed.
-struct Found {
-  int token;
-  double powers;
-};
-
-Found draw_from_finite(const RowDraw& call, const Scanned& row, float largest, double* sums) {
-  if (call.temperature == 0) return {first_largest(row, largest), 0};
+int draw_from_finite(const RowDraw& call, const Scanned& row, float largest, double* sums) {
+  if (call.temperature == 0) return first_largest(row, largest);
   const bool cut = call.top_k > 0 && call.top_k < call.size;
-  const Weights weights(row, largest, call, cut ? kth_largest(row, call.top_k) : -__builtin_inff());
+  const float smallest = cut ? kth_largest(row, call.top_k) : -__builtin_inff();
+  const Weights weights{row, largest, call.temperature, smallest, call.min_p};
   const int blocks = weights.blocks();
-  const bool are_powers = call.temperature == 1 && !cut && call.min_p <= kLeastWeight;
   if (call.top_p >= 1) {
     for (int block = 0; block < blocks; ++block) sums[block] = weights.sum_of(block);
-    const double whole = sum_of(sums, blocks);
-    return {walk(weights, sums, call.uniform * whole, 0, [](int) { return 0; }), are_powers ? whole : 0};
+    return walk(weights, sums, call.uniform * sum_of(sums, blocks), 0, [](int) { return 0; });
   }
   const Nucleus nucleus = find_nucleus(weights, sums, call.top_p);
-  const int token = walk(weights, sums, call.uniform * sum_of(sums, blocks), nucleus.end.weight,
-                         [&](int block) { return nucleus.ties_in(block); });
-  return {token, are_powers ? nucleus.whole : 0};
+  return walk(weights, sums, call.uniform * sum_of(sums, blocks), nucleus.end.weight,
+              [&](int block) { return nucleus.ties_in(block); });
 }
 
 // Returns the sum of exp(logit - largest) over the row.
 double sum_of_powers(const Scanned& row, float largest) {
-  RowDraw plain{};
-  plain.temperature = 1;
-  const Weights weights(row, largest, plain, -__builtin_inff());
+  const Weights weights{row, largest, 1, -__builtin_inff(), 0};
   double sum = 0;
   for (int block = 0; block < weights.blocks(); ++block) sum += weights.sum_of(block);
   return sum;
@@ -116,10 +106,10 @@ void find_top(const Scanned& row, RowScores& scores) {
 }
 
 // Fills in a row's log-probability data.
-void fill(const Scanned& row, float largest, const Found& found, RowScores& scores) {
-  scores.log_total = largest + std::log(found.powers > 0 ? found.powers : sum_of_powers(row, largest));
+void fill(const Scanned& row, float largest, int token, RowScores& scores) {
+  scores.log_total = largest + std::log(sum_of_powers(row, largest));
   find_top(row, scores);
-  scores.logit = row.logits[found.token];
+  scores.logit = row.logits[token];
 }
 
 // Memory for a row's block maxima and block sums.
@@ -167,9 +157,9 @@ int draw_token(const RowDraw& call, RowScores* scores) {
     largest = row.largest();
   }
   if (!__builtin_isfinite(largest)) return kNotFinite;
-  const Found found = draw_from_finite(call, row, largest, room.sums);
-  if (scores != nullptr) fill(row, largest, found, *scores);
-  return found.token;
+  const int token = draw_from_finite(call, row, largest, room.sums);
+  if (scores != nullptr) fill(row, largest, token, *scores);
+  return token;
 }
 
 bool score_token(const Row& call, int token, RowScores& scores) {
@@ -177,7 +167,7 @@ bool score_token(const Row& call, int token, RowScores& scores) {
   row.scan_all();
   const float largest = row.largest();
   if (!__builtin_isfinite(largest)) return false;
-  fill(row, largest, {token, 0}, scores);
+  fill(row, largest, token, scores);
   return true;
 }
 

@@ -110,39 +110,18 @@ void bind_sampling(nb::module_& m) {
   nb::class_<Changes>(
       m, "LogitAdjustments",
       "Changes of the logits of some tokens; see engine/executor/sampling/logits_processors.py.")
-      .def(
-          "__init__",
-          [](Changes* self, Ids bias_ids, Values bias, Ids seen_ids, float repetition_penalty, Ids output_ids,
-             Values output_counts, float frequency_penalty, float presence_penalty, Ids suppressed_ids) {
-            new (self) Changes{std::move(bias_ids), std::move(bias),       std::move(seen_ids),
-                               repetition_penalty,  std::move(output_ids), std::move(output_counts),
-                               frequency_penalty,   presence_penalty,      std::move(suppressed_ids)};
-          },
-          "bias_ids"_a, "bias"_a, "seen_ids"_a, "repetition_penalty"_a, "output_ids"_a, "output_counts"_a,
-          "frequency_penalty"_a, "presence_penalty"_a, "suppressed_ids"_a,
-          "Ids are int64 and numbers float32; arrays that belong together have one length. The arrays are "
-          "not copied.");
+      .def(nb::init<Ids, Values, Ids, float, Ids, Values, float, float, Ids>(), "bias_ids"_a, "bias"_a,
+           "seen_ids"_a, "repetition_penalty"_a, "output_ids"_a, "output_counts"_a, "frequency_penalty"_a,
+           "presence_penalty"_a, "suppressed_ids"_a,
+           "Ids are int64 and numbers float32; arrays that belong together have one length. The arrays are "
+           "not copied.");
   nb::class_<Draw>(m, "Draw", "Parameters for sampling a token from one row of logits; see draw_tokens.")
-      .def(
-          "__init__",
-          [](Draw* self, int row, float temperature, int top_k, double top_p, float min_p, uint64_t seed,
-             uint64_t counter, std::optional<Changes> changes, std::optional<Mask> allowed,
-             std::optional<int> num_top) {
-            new (self) Draw{row,
-                            temperature,
-                            top_k,
-                            top_p,
-                            min_p,
-                            seed,
-                            counter,
-                            std::move(changes),
-                            std::move(allowed),
-                            num_top};
-          },
-          "row"_a, nb::kw_only(), "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "counter"_a,
-          "changes"_a = nb::none(), "allowed"_a = nb::none(), "num_top"_a = nb::none(),
-          "allowed [V] bool: tokens that may be sampled. num_top: also return log-probabilities of the "
-          "sampled token and of the num_top likeliest tokens.");
+      .def(nb::init<int, float, int, double, float, uint64_t, uint64_t, std::optional<Changes>,
+                    std::optional<Mask>, std::optional<int>>(),
+           "row"_a, nb::kw_only(), "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "counter"_a,
+           "changes"_a = nb::none(), "allowed"_a = nb::none(), "num_top"_a = nb::none(),
+           "allowed [V] bool: tokens that may be sampled. num_top: also return log-probabilities of the "
+           "sampled token and of the num_top likeliest tokens.");
   nb::class_<TokenScore>(m, "TokenScore", "Natural-log probabilities of a token and of the likeliest tokens.")
       .def_ro("logprob", &TokenScore::logprob)
       .def_ro("top", &TokenScore::top,

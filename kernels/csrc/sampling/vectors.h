@@ -18,21 +18,12 @@ typedef int32_t HalfBits __attribute__((vector_size(4 * kWidth), aligned(4), may
 typedef double Doubles __attribute__((vector_size(8 * kWidth)));
 
 constexpr int kAligned = 64;  // alignment of vectors that are written and read again
-typedef int64_t DoubleBits __attribute__((vector_size(8 * kWidth)));
 
 inline Half load_half(const float* from) { return *reinterpret_cast<const Half*>(from); }
 
 // Returns the values, with values below `bound` replaced by 0.
 inline Half only_from(Half values, float bound) {
   return (Half)((HalfBits)values & (values >= Half{} + bound));
-}
-inline Doubles only_from(Doubles values, Doubles bound) {
-#ifdef OCTAVO_EMULATED  // because GCC 12 has an internal compiler error without 512-bit instructions
-  for (int i = 0; i < kWidth; ++i) values[i] = values[i] >= bound[i] ? values[i] : 0;
-  return values;
-#else
-  return (Doubles)((DoubleBits)values & (values >= bound));
-#endif
 }
 
 // Returns the larger of a number and each value. (GCC compiles `x > bound ? x : bound` to two instructions.)
