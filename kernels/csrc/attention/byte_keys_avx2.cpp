@@ -8,6 +8,7 @@
 //   Chunks of 64 dims are 32 bytes of a row: byte i of vector j is dim 2 i + j of the chunk.
 #include "attention/byte_queries_avx2.h"
 #include "attention/bytes_avx2.h"
+#include "attention/key_sums_avx2.h"
 #include "attention/rows.h"
 #include "attention/sides_avx2.h"
 
@@ -73,8 +74,6 @@ struct Keys {
   int64_t plane_stride;
 };
 
-constexpr int kSums = 8;  // sums computed together: kRows rows times 8 / kRows keys
-
 // Returns eight sums, each over the sixteen lanes of one vector.
 template <class Code>
 OCTAVO_INLINE __m256i reduce(const __m256i (&sums)[kSums]) {
@@ -97,36 +96,6 @@ OCTAVO_INLINE __m256i reduce(const __m256i (&sums)[kSums]) {
       _mm256_add_epi32(_mm256_unpacklo_epi64(two[2], two[3]), _mm256_unpackhi_epi64(two[2], two[3]));
   return _mm256_add_epi32(_mm256_permute2x128_si256(low, high, 0x20),
                           _mm256_permute2x128_si256(low, high, 0x31));
-}
-
-// Loads one number per row into the lanes of all sums of that row.
-template <int kRows>
-OCTAVO_INLINE __m256 spread(const float* of_rows) {
-  float all[kSums];
-  for (int i = 0; i < kSums; ++i) all[i] = of_rows[i * kRows / kSums];
-  return _mm256_loadu_ps(all);
-}
-
-// Converts sums to scores.
-template <int kRows>
-OCTAVO_INLINE void finish(__m256i sums, __m256 factors, const float* scales, float* scores) {
-  const __m256 values = _mm256_cvtepi32_ps(sums);
-  if constexpr (kRows == 1) {
-    _mm256_storeu_ps(scores, _mm256_mul_ps(values, _mm256_mul_ps(factors, _mm256_loadu_ps(scales))));
-  } else if constexpr (kRows == 2) {
-    const __m256 of_keys = _mm256_broadcast_ps(reinterpret_cast<const __m128*>(scales));
-    const __m256 products = _mm256_mul_ps(values, _mm256_mul_ps(factors, of_keys));
-    _mm_storeu_ps(scores, _mm256_castps256_ps128(products));
-    _mm_storeu_ps(scores + kTileTokens, _mm256_extractf128_ps(products, 1));
-  } else {
-    const __m256 of_keys = _mm256_castpd_ps(_mm256_broadcast_sd(reinterpret_cast<const double*>(scales)));
-    const __m256 products = _mm256_mul_ps(values, _mm256_mul_ps(factors, of_keys));
-    const __m128 low = _mm256_castps256_ps128(products), high = _mm256_extractf128_ps(products, 1);
-    _mm_storel_pi(reinterpret_cast<__m64*>(scores), low);
-    _mm_storeh_pi(reinterpret_cast<__m64*>(scores + kTileTokens), low);
-    _mm_storel_pi(reinterpret_cast<__m64*>(scores + 2 * kTileTokens), high);
-    _mm_storeh_pi(reinterpret_cast<__m64*>(scores + 3 * kTileTokens), high);
-  }
 }
 
 // Computes sums[r * kKeys + key], kKeys = 8 / kRows, over kChunks chunks, of which the first begins at dim d.
@@ -174,7 +143,7 @@ OCTAVO_INLINE void score_rows(const Lookup<Code>& lookup, const Queries& queries
                               Keys keys, const uint8_t* ahead, const float (&scales)[16], float* scores) {
   constexpr int kKeys = kSums / kRows;
   const int dim = kDim > 0 ? kDim : any_dim, stride = dim / 2;
-  const __m256 factors = spread<kRows>(queries.factors + first);
+  const __m256 factors = spread_rows<kRows>(queries.factors + first);
   scores += size_t(first) * kTileTokens;
   for (int key = 0; key < 16; key += kKeys) {
     __m256i total = _mm256_setzero_si256();
@@ -182,7 +151,8 @@ OCTAVO_INLINE void score_rows(const Lookup<Code>& lookup, const Queries& queries
       total = _mm256_add_epi32(
           total, dim - d >= kRun ? multiply<Code, kRows, 2>(lookup, queries, first, dim, d, keys, ahead)
                                  : multiply<Code, kRows, 1>(lookup, queries, first, dim, d, keys, ahead));
-    finish<kRows>(total, factors, scales + key, scores + key);
+    const __m256 units = _mm256_mul_ps(factors, spread_keys<kRows>(scales + key));
+    store_scores<kRows>(_mm256_mul_ps(_mm256_cvtepi32_ps(total), units), scores + key);
     keys.codes += kKeys * stride, keys.planes += kKeys * keys.plane_stride, ahead += kKeys * stride;
   }
 }
@@ -201,7 +171,7 @@ void score_dims(const PageLayout& layout, const Tile& tile, const Queries& queri
     const Keys keys = {k_codes(layout, block.base, block.offset), k_scale(layout, block.base, block.offset),
                        format.scale_bytes};
     float scales[16];
-    Code::load_scales(keys.planes, format.scale_bytes, tile.mask(b), scales);
+    load_scales<Code>(keys.planes, format.scale_bytes, tile.mask(b), scales);
     for_rows(num_rows, [&](int row, auto rows) {
       score_rows<Code, kDim, rows()>(lookup, queries, row, format.dim, keys, ahead, scales, scores + 16 * b);
     });

@@ -1,7 +1,10 @@
 // Codes as bytes, 32 to a vector, for products of bytes (VPMADDUBSW).
 #pragma once
 
+#include <cstring>
+
 #include "attention/codes_avx2.h"
+#include "pages/codes.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
@@ -23,13 +26,18 @@ OCTAVO_INLINE void forget(const T*& pointer) {
   asm volatile("" : "+r"(pointer));
 }
 
-// Spreads a plane: bits 2 (i % 4) and 2 (i % 4) + 1 of byte i are the lowest bits of dims 2 i and 2 i + 1.
+// Spreads a row's lowest bits of dims [dim, dim + 64): bits 2 (i % 4) and 2 (i % 4) + 1 of byte i are the
+// lowest bits of dims 2 i and 2 i + 1.
 template <class Code>
 OCTAVO_INLINE __m256i plane_bytes(const uint8_t* planes, int dim) {
   if constexpr (!Code::kPlanes) return _mm256_setzero_si256();
+  uint64_t bits;
+  std::memcpy(&bits, planes + dim / 8, 8);
+  static_assert(kFp5Coarse == 8);
+  if (dim == 0) bits &= ~uint64_t(0xff);  // byte 0 is the scale, not bits
   const __m256i spread = _mm256_setr_epi8(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5,
                                           5, 6, 6, 6, 6, 7, 7, 7, 7);
-  return _mm256_shuffle_epi8(_mm256_set1_epi64x(int64_t(Code::plane(planes, dim))), spread);
+  return _mm256_shuffle_epi8(_mm256_set1_epi64x(int64_t(bits)), spread);
 }
 
 // Looks up value + kShift of each nibble, with low and high nibbles in separate vectors. In `codes`, kEach

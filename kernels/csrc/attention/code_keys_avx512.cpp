@@ -1,6 +1,6 @@
 // Key sides for pages of codes (attention/codes_avx512.h).
 //
-//   K panel  [dim / 4][64 positions][4]  unsigned: the codes' integers, plus kOffset
+//   K panel  [dim / 4][64 positions][4]  unsigned: the codes' integers, plus kLargestValue
 #include <algorithm>
 #include <type_traits>
 
@@ -16,7 +16,7 @@ size_t key_panel_bytes(int dim) { return size_t(dim) * kTileTokens; }
 
 template <class Code>
 using KeyLookup =
-    Lookup<std::conditional_t<Code::kBits == 8, Fp4, Code>, Code::kBits == 8 ? 12 : Code::kOffset>;
+    Lookup<std::conditional_t<Code::kBits == 8, Fp4, Code>, Code::kBits == 8 ? 12 : Code::kLargestValue>;
 
 template <class Code>
 constexpr int kPerWord = 8 / Code::kBits;  // panel vectors from one column of 32-bit words of codes
@@ -127,7 +127,8 @@ OCTAVO_INLINE void score_rows(const Queries<Code>& queries, int first, int dim, 
   add_quads<Code, kRows>(queries.bytes + size_t(first) * Code::kParts * dim, dim, panel, dim / 4, high, low);
 #pragma GCC unroll 3
   for (int r = 0; r < kRows; ++r) {
-    const __m512i offset = _mm512_set1_epi32(int32_t(uint32_t(queries.sums[first + r]) * Code::kOffset));
+    const __m512i offset =
+        _mm512_set1_epi32(int32_t(uint32_t(queries.sums[first + r]) * Code::kLargestValue));
     const __m512 factor = _mm512_set1_ps(queries.factors[first + r]);
 #pragma GCC unroll 4
     for (int b = 0; b < kBlocks; ++b) {
@@ -149,7 +150,7 @@ void score_tiled(const Queries<Code>& queries, int num_rows, int dim, const __m5
     tiles.score(queries.bytes + size_t(first) * Code::kParts * dim, count, dim, panel, products);
     for (int r = first; r < first + count; ++r) {
       const int32_t* const from = products + (r - first) * kTileTokens;
-      const __m512i offset = _mm512_set1_epi32(int32_t(uint32_t(queries.sums[r]) * Code::kOffset));
+      const __m512i offset = _mm512_set1_epi32(int32_t(uint32_t(queries.sums[r]) * Code::kLargestValue));
       const __m512 factor = _mm512_set1_ps(queries.factors[r]);
 #pragma GCC unroll 4
       for (int b = 0; b < kBlocks; ++b) {
@@ -203,7 +204,7 @@ void score_directly(const PageLayout& layout, const Tile& tile, const Queries<Co
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
       const __m512 factor = _mm512_set1_ps(queries.factors[r]);
-      const __m512i offset = _mm512_set1_epi32(int32_t(uint32_t(queries.sums[r]) * Code::kOffset));
+      const __m512i offset = _mm512_set1_epi32(int32_t(uint32_t(queries.sums[r]) * Code::kLargestValue));
       store_scores(_mm512_sub_epi32(join_parts<Code>(high[r], low[r]), offset), factor, scales,
                    scores + r * kTileTokens + 16 * b);
     }
@@ -244,7 +245,7 @@ void score(const PageLayout& layout, const Tile& tile, const void* memory, int n
 // Most dims of int8 rows whose products, with the offset, add up to less than 2^31.
 constexpr int kMostInt8Dims = 512;
 static_assert(int64_t(Queries<Int8>::kLargest) * 127 * kMostInt8Dims <= INT32_MAX);
-static_assert(int64_t(Queries<Fp5>::kLargest) * Fp5::kOffset * kMaxDim <= INT32_MAX);
+static_assert(int64_t(Queries<Fp5>::kLargest) * Fp5::kLargestValue * kMaxDim <= INT32_MAX);
 
 template <class Code>
 constexpr KeySide sides = {query_bytes<Code>, key_panel_bytes, load_queries<Code>, score<Code>};

@@ -12,7 +12,7 @@ namespace octavo::OCTAVO_ISA {
 namespace {
 
 // Each row has `dim` high bytes and, if kParts is 2, `dim` low bytes. Then come a factor per row, and a sum
-// that corrects for kOffset.
+// that corrects for kLargestValue.
 template <class Code>
 struct Queries {
   static constexpr int kLargest = Code::kParts == 2 ? 127 * 256 + 127 : 127;  // the (high) bytes are signed

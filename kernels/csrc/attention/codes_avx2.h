@@ -1,12 +1,9 @@
-// Values and scales of codes: 4 bits (fp4, int4), or 4 bits and a bit plane of the lowest bits (fp5).
+// Scales of codes, and tables of their integers.
 #pragma once
 
 #include <immintrin.h>
 
-#include <cstring>
-
-#include "attention/sides.h"
-#include "pages/codes.h"
+#include "attention/code_values.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
@@ -29,46 +26,14 @@ OCTAVO_INLINE void load_halves(const uint8_t* from, uint32_t mask, float (&to)[1
   for (int i = 0; i < 16; ++i) to[i] = mask >> i & 1 ? to[i] : 0.0f;
 }
 
-// A value times kScale is an integer up to kLargestValue, plus added(code) if its bit in the plane is set.
-struct Nibble {
-  static constexpr bool kPlanes = false;
-  static constexpr int added(int) { return 0; }
-  static uint64_t plane(const uint8_t*, int) { return 0; }
-  OCTAVO_INLINE void load_scales(const uint8_t* from, int64_t, uint32_t mask, float (&to)[16]) {
-    load_halves(from, mask, to);
-  }
-};
-struct Fp4 : Nibble {
-  static constexpr int kScale = 2, kLargestValue = 12;
-  static constexpr int value(int code) { return int(kScale * kE2M1[code]); }
-};
-struct Int4 : Nibble {
-  static constexpr int kScale = 1, kLargestValue = 8;
-  static constexpr int value(int code) { return (code ^ 8) - 8; }
-};
-struct Fp5 {
-  static constexpr bool kPlanes = true;
-  static constexpr int kScale = 4, kLargestValue = 28;
-  static constexpr int value(int code) { return int(kScale * kE2M1[code]); }
-  // Half of the distance to the next E2M1 value, in quarters: 1 for exponents 0 and 1, then 2 and 4.
-  static constexpr int added(int code) {
-    const int exponent = code >> 1 & 3, half = exponent < 2 ? 1 : 1 << (exponent - 1);
-    return code & 8 ? -half : half;
-  }
-
-  // Returns the lowest bits of dims [dim, dim + 64) of a row.
-  OCTAVO_INLINE uint64_t plane(const uint8_t* planes, int dim) {
-    uint64_t bits;
-    std::memcpy(&bits, planes + dim / 8, 8);
-    return dim == 0 ? bits & ~uint64_t(0xff) : bits;  // byte 0 is the scale, not bits
-  }
-  OCTAVO_INLINE void load_scales(const uint8_t* planes, int64_t stride, uint32_t mask, float (&to)[16]) {
-    uint16_t halves[16];
-    for (int i = 0; i < 16; ++i) halves[i] = uint16_t(planes[i * stride] << 7);
-    load_halves(reinterpret_cast<const uint8_t*>(halves), mask, to);
-  }
-};
-static_assert(kFp5Coarse == 8);
+// Loads the scales of 16 rows; 0 where the mask has a 0. A row of planes begins with its scale, an E5M3 byte.
+template <class Code>
+OCTAVO_INLINE void load_scales(const uint8_t* from, int64_t stride, uint32_t mask, float (&to)[16]) {
+  if constexpr (!Code::kPlanes) return load_halves(from, mask, to);
+  uint16_t halves[16];
+  for (int i = 0; i < 16; ++i) halves[i] = uint16_t(from[i * stride] << 7);
+  load_halves(reinterpret_cast<const uint8_t*>(halves), mask, to);
+}
 
 // Returns the side that `of` makes for the class of these codes; null for codes without a class.
 template <class Side, class Of>

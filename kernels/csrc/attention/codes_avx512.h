@@ -8,6 +8,7 @@
 
 #include <cstring>
 
+#include "attention/code_values.h"
 #include "attention/rows.h"
 #include "attention/sides_avx512.h"
 #include "pages/codes.h"
@@ -24,33 +25,10 @@ bool takes_tiles(int num_rows) {
   return num_rows >= kTiledRows && isa() == Isa::amx;
 }
 
-// A code's value is its integer divided by kScale. For K, kOffset is added to make integers unsigned; its
-// contribution to a product is subtracted at the end.
-struct Nibble {
-  static constexpr int kBits = 4;
-  static constexpr int kParts = 2;  // bytes per element of a query, and per weight
-  static constexpr bool kPlanes = false;
-};
-struct Fp4 : Nibble {
-  static constexpr int kScale = 2, kOffset = 12;
-  static constexpr int value(int code) { return int(kScale * kE2M1[code]); }
-};
-struct Int4 : Nibble {
-  static constexpr int kScale = 1, kOffset = 8;
-  static constexpr int value(int code) { return (code ^ 8) - 8; }
-};
-struct Fp5 : Nibble {
-  static constexpr int kScale = 4, kOffset = 28;
-  static constexpr bool kPlanes = true;
-  static constexpr int value(int code) { return int(kScale * kE2M1[code]); }
-  // Returns the integer of a code whose lowest bit is set: half a step of E2M1 more than without it.
-  static constexpr int value_above(int code) {
-    const int exponent = code >> 1 & 3, half = exponent < 2 ? 1 : 1 << (exponent - 1);
-    return value(code) + (code & 8 ? -half : half);
-  }
-};
+// For K, kLargestValue is added to make integers unsigned; its contribution to a product is subtracted at the
+// end.
 struct Int8 : Nibble {
-  static constexpr int kBits = 8, kScale = 1, kOffset = 128;
+  static constexpr int kBits = 8, kScale = 1, kLargestValue = 128;
 };
 
 // Codes that are multiplied by queries and weights of one byte.
@@ -76,7 +54,8 @@ template <class Code, int kShift>
 struct Lookup {
   __m512i values = table([](int code) { return Code::value(code); }, kShift);
   __m512i above = [] {
-    if constexpr (Code::kPlanes) return table([](int code) { return Code::value_above(code); }, kShift);
+    if constexpr (Code::kPlanes)
+      return table([](int code) { return Code::value(code) + Code::added(code); }, kShift);
     else return _mm512_setzero_si512();
   }();
 
