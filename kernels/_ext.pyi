@@ -275,7 +275,7 @@ def quantize_weights(
 ) -> tuple[mx.array, mx.array, mx.array]: ...
 def select_rows(x: mx.array, ids: mx.array, *, stream: mx.Stream | mx.Device | None = None) -> mx.array: ...
 def compute_rows(x: mx.array, ids: mx.array, *, stream: mx.Stream | mx.Device | None = None) -> mx.array: ...
-def measure_roofline(read_bytes: int = 1073741824) -> dict[str, float]: ...
+def measure_flops() -> tuple[float, float]: ...
 
 class PageLayout:
     @property
@@ -320,26 +320,5 @@ def attend(
     mask: mx.array | None,
     rotary: mx.array | None,
     exact: bool,
-) -> mx.array: ...
-def attend_residual(
-    layout: PageLayout,
-    pool: mx.array,
-    residual: PageLayout,
-    residual_pool: mx.array,
-    queries: mx.array,
-    page_table: mx.array,
-    residual_table: mx.array,
-    q_start: mx.array,
-    kv_len: mx.array,
-    starts: mx.array,
-    scale: float,
-    window: int,
-    keep: int,
-    residual_window: int,
-    residual_keep: int,
-    softcap: float,
-    sinks: mx.array | None,
-    mask: mx.array | None,
-    rotary: mx.array | None,
-    exact: bool,
+    residual: tuple[PageLayout, mx.array, mx.array, mx.array, int, int] | None = None,
 ) -> mx.array: ...

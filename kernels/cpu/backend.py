@@ -308,23 +308,20 @@ class CpuResidualCache(ResidualCache[CpuPool]):
         if queries.shape[0] != step.num_tokens:
             raise ValueError(f"queries must have the step's {step.num_tokens} rows, got {queries.shape}")
         mask = quantized.mask(layer, options, queries.shape[1])
-        return _ext.attend_residual(
+        beside = residual_layer.window or 0, residual_layer.keep
+        return _ext.attend(
             *quantized.pages(layer),
-            *residual.pages(layer),
             _ext.shortcut(queries),
             step.page_table,
-            residual.step.page_table,
             step.q_start,
             step.kv_len,
-            residual.step.starts,
             options.scale,
             spec.window or 0,
             spec.keep,
-            residual_layer.window or 0,
-            residual_layer.keep,
             options.softcap or 0.0,
             options.sinks,
             mask,
             options.rotary,
             quantized.exact,
+            (*residual.pages(layer), residual.step.page_table, residual.step.starts, *beside),
         )

@@ -44,16 +44,9 @@ class Roofline:
 def measure_roofline(*, threads: int, available: int, clock: Clock = time.perf_counter) -> Roofline:
     """Return the best of several runs on ``threads`` threads, with at most half of ``available`` bytes."""
     num_bytes = min(READ_BYTES, available // 2)
-    reads = [_read_rate(threads, num_bytes, clock)]
-    rates = {"float32, NumPy": _numpy_matmul_rate(clock)}
-    if (native := _native_limits(num_bytes)) is not None:
-        reads.append(native["read_bytes_per_s"])
-        rates |= {
-            "float32, in registers": native["f32_flops_per_s"],
-            "bf16, in registers": native["bf16_flops_per_s"],
-        }
+    rates = {"float32, NumPy": _numpy_matmul_rate(clock), **_native_rates()}
     by = max(rates, key=lambda name: rates[name])
-    return Roofline(max(reads) / 1e9, rates[by] / 1e9, by)
+    return Roofline(_read_rate(threads, num_bytes, clock) / 1e9, rates[by] / 1e9, by)
 
 
 def best_seconds(run: Callable[[], object], *, repeats: int = 5, clock: Clock = time.perf_counter) -> float:
@@ -82,9 +75,10 @@ def _numpy_matmul_rate(clock: Clock) -> float:
     return 2 * left.size * TILE / best_seconds(lambda: left @ right, clock=clock)
 
 
-def _native_limits(num_bytes: int) -> dict[str, float] | None:
+def _native_rates() -> dict[str, float]:
     try:
         from octavo.kernels import _ext
     except ImportError:
-        return None
-    return _ext.measure_roofline(num_bytes)
+        return {}
+    float32, bf16 = _ext.measure_flops()
+    return {"float32, in registers": float32, "bf16, in registers": bf16}

@@ -63,10 +63,8 @@ class Context:
         if self.has_residual:
             positions = np.arange(first, stop, dtype=np.int32)
             latest = mx.array(residual_starts(positions, window=64, page_size=PAGE_SIZE))
-            inputs = (*self.pool, *self.residual, queries, table, table, starts, length, latest)
-            out = _ext.attend_residual(*inputs, residual_window=64, residual_keep=keep, **options)
-        else:
-            out = _ext.attend(*self.pool, queries, table, starts, length, **options)
+            options["residual"] = (*self.residual, table, latest, 64, keep)
+        out = _ext.attend(*self.pool, queries, table, starts, length, **options)
         return np.array(out.astype(mx.float32))
 
 

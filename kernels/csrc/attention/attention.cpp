@@ -3,11 +3,13 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -160,30 +162,31 @@ class Attend : public mx::Primitive {
   AttendOptions options_;
 };
 
-// Residual pages of a call, and the positions that are read from them.
-struct ResidualInputs {
-  const PageLayout& layout;
-  const mx::array &pool, &page_table, &starts;
-};
+// Residual pages of a call: layout, pool, page_table, starts, window and keep (see Residency).
+using ResidualPages = std::tuple<PageLayout, mx::array, mx::array, mx::array, int, int>;
 
-void require_residual(const PageLayout& layout, const ResidualInputs& residual, const AttendOptions& options,
+void require_residual(const PageLayout& layout, const ResidualPages& residual, const AttendOptions& options,
                       const mx::array& queries, const mx::array& page_table) {
-  require(layout.num_heads == residual.layout.num_heads && layout.page_size == residual.layout.page_size &&
-              layout.k.dim == residual.layout.k.dim && layout.v.dim == residual.layout.v.dim,
+  const auto& [pages, pool, table, starts, window, keep] = residual;
+  require(layout.num_heads == pages.num_heads && layout.page_size == pages.page_size &&
+              layout.k.dim == pages.k.dim && layout.v.dim == pages.v.dim,
           [] { return "residual pages must have the heads, dimensions and page size of quantized pages"; });
-  require_pool(residual.layout, residual.pool);
-  require_ints("residual_table", residual.page_table, page_table.shape());
-  require_ints("starts", residual.starts, {queries.shape(0)});
-  require(options.residual_window >= 1 && options.residual_keep >= 0,
+  require_pool(pages, pool);
+  require_ints("residual_table", table, page_table.shape());
+  require_ints("starts", starts, {queries.shape(0)});
+  require(window >= 1 && keep >= 0,
           [] { return "windows, keeps and softcap must not be negative, and residual pages need a window"; });
-  require(options.window == 0 || options.residual_keep == options.keep,
+  require(options.window == 0 || keep == options.keep,
           [] { return "keep must be equal in both pools of a layer with a window"; });
 }
 
-mx::array attend_over(const PageLayout& layout, const mx::array& pool, const ResidualInputs* residual,
-                      const mx::array& queries, const mx::array& page_table, const mx::array& q_start,
-                      const mx::array& kv_len, AttendOptions options, const std::optional<mx::array>& sinks,
-                      const std::optional<mx::array>& mask, const std::optional<mx::array>& rotary) {
+mx::array attend(const PageLayout& layout, const mx::array& pool, const mx::array& queries,
+                 const mx::array& page_table, const mx::array& q_start, const mx::array& kv_len, float scale,
+                 int window, int keep, float softcap, const std::optional<mx::array>& sinks,
+                 const std::optional<mx::array>& mask, const std::optional<mx::array>& rotary, bool exact,
+                 const std::optional<ResidualPages>& residual) {
+  AttendOptions options{
+      scale, softcap, window, keep, 0, 0, sinks.has_value(), mask.has_value(), rotary.has_value(), exact};
   require_pool(layout, pool);
   require_rows("queries", queries, layout.num_heads, layout.k.dim, true);
   require(page_table.ndim() == 2,
@@ -191,45 +194,24 @@ mx::array attend_over(const PageLayout& layout, const mx::array& pool, const Res
   require_ints("page_table", page_table, page_table.shape());
   require_ints("q_start", q_start, {page_table.shape(0) + 1});
   require_ints("kv_len", kv_len, {page_table.shape(0)});
-  require(options.window >= 0 && options.keep >= 0 && options.softcap >= 0,
+  require(window >= 0 && keep >= 0 && softcap >= 0,
           [] { return "window, keep and softcap must not be negative"; });
-  if (residual != nullptr) require_residual(layout, *residual, options, queries, page_table);
   const mx::Stream stream = cpu_stream();
   std::vector<mx::array> inputs = {queries, q_start, kv_len, pool, page_table};
-  if (residual != nullptr)
-    inputs.insert(inputs.end(), {residual->pool, residual->page_table, residual->starts});
+  std::optional<PageLayout> beside;
+  if (residual) {
+    require_residual(layout, *residual, options, queries, page_table);
+    beside = std::get<0>(*residual);
+    inputs.insert(inputs.end(), {std::get<1>(*residual), std::get<2>(*residual), std::get<3>(*residual)});
+    options.residual_window = std::get<4>(*residual);
+    options.residual_keep = std::get<5>(*residual);
+  }
   add_per_head(inputs, "sinks", sinks, queries.shape(1), stream);
   add_mask(inputs, mask, queries, stream);
-  add_rotary(inputs, rotary, layout, queries, options.softcap);
-  options.sinks = sinks.has_value(), options.mask = mask.has_value(), options.rotary = rotary.has_value();
+  add_rotary(inputs, rotary, layout, queries, softcap);
   const int dim = rotary ? layout.k.dim : layout.v.dim;
-  const auto beside = residual != nullptr ? std::optional(residual->layout) : std::nullopt;
   return mx::array({queries.shape(0), queries.shape(1), dim}, queries.dtype(),
                    std::make_shared<Attend>(stream, layout, beside, options), std::move(inputs));
-}
-
-mx::array attend(const PageLayout& layout, const mx::array& pool, const mx::array& queries,
-                 const mx::array& page_table, const mx::array& q_start, const mx::array& kv_len, float scale,
-                 int window, int keep, float softcap, const std::optional<mx::array>& sinks,
-                 const std::optional<mx::array>& mask, const std::optional<mx::array>& rotary, bool exact) {
-  const AttendOptions options{scale, softcap, window, keep, 0, 0, false, false, false, exact};
-  return attend_over(layout, pool, nullptr, queries, page_table, q_start, kv_len, options, sinks, mask,
-                     rotary);
-}
-
-mx::array attend_residual(const PageLayout& layout, const mx::array& pool, const PageLayout& residual,
-                          const mx::array& residual_pool, const mx::array& queries,
-                          const mx::array& page_table, const mx::array& residual_table,
-                          const mx::array& q_start, const mx::array& kv_len, const mx::array& starts,
-                          float scale, int window, int keep, int residual_window, int residual_keep,
-                          float softcap, const std::optional<mx::array>& sinks,
-                          const std::optional<mx::array>& mask, const std::optional<mx::array>& rotary,
-                          bool exact) {
-  const ResidualInputs beside{residual, residual_pool, residual_table, starts};
-  const AttendOptions options{scale,         softcap, window, keep,  residual_window,
-                              residual_keep, false,   false,  false, exact};
-  return attend_over(layout, pool, &beside, queries, page_table, q_start, kv_len, options, sinks, mask,
-                     rotary);
 }
 
 }  // namespace
@@ -258,23 +240,18 @@ void bind_attention(nb::module_& m) {
         nb::arg("kv_len"), nb::arg("length"), nb::arg("like"),
         "Return dense (K [B, H, length, Dk], V [B, H, length, Dv]) in the dtype of `like`, with zeros past "
         "kv_len.");
-  m.def("attend", &attend, nb::arg("layout"), nb::arg("pool"), nb::arg("queries"), nb::arg("page_table"),
-        nb::arg("q_start"), nb::arg("kv_len"), nb::arg("scale"), nb::arg("window"), nb::arg("keep"),
-        nb::arg("softcap"), nb::arg("sinks").none(), nb::arg("mask").none(), nb::arg("rotary").none(),
-        nb::arg("exact"),
-        "Return causal paged attention [T, Hq, Dv]. window 0: no window. softcap 0: no softcap. mask [T, 1 "
-        "or Hq, L], bool or float: replaces causality and window. rotary [T, Hq, Dv]: for MLA layers, whose "
-        "K rows are latents (keys and values) and whose V rows are rotary keys; dot products of `rotary` and "
-        "rotary keys are added to the scaled logits, and the result is [T, Hq, Dk]. exact: use no 8-bit "
-        "arithmetic, and floats over bf16 pages. The caller checks the indices and that L = max kv_len.");
-  m.def("attend_residual", &attend_residual, nb::arg("layout"), nb::arg("pool"), nb::arg("residual"),
-        nb::arg("residual_pool"), nb::arg("queries"), nb::arg("page_table"), nb::arg("residual_table"),
-        nb::arg("q_start"), nb::arg("kv_len"), nb::arg("starts"), nb::arg("scale"), nb::arg("window"),
-        nb::arg("keep"), nb::arg("residual_window"), nb::arg("residual_keep"), nb::arg("softcap"),
-        nb::arg("sinks").none(), nb::arg("mask").none(), nb::arg("rotary").none(), nb::arg("exact"),
-        "Return attention over quantized pages and 16-bit residual pages; see attend. Row t reads residual "
-        "pages for its first residual_keep positions and from position starts[t] on, which includes at least "
-        "its last residual_window positions.");
+  m.def(
+      "attend", &attend, nb::arg("layout"), nb::arg("pool"), nb::arg("queries"), nb::arg("page_table"),
+      nb::arg("q_start"), nb::arg("kv_len"), nb::arg("scale"), nb::arg("window"), nb::arg("keep"),
+      nb::arg("softcap"), nb::arg("sinks").none(), nb::arg("mask").none(), nb::arg("rotary").none(),
+      nb::arg("exact"), nb::arg("residual").none() = nb::none(),
+      "Return causal paged attention [T, Hq, Dv]. window 0: no window. softcap 0: no softcap. mask [T, 1 "
+      "or Hq, L], bool or float: replaces causality and window. rotary [T, Hq, Dv]: for MLA layers, whose "
+      "K rows are latents (keys and values) and whose V rows are rotary keys; dot products of `rotary` and "
+      "rotary keys are added to the scaled logits, and the result is [T, Hq, Dk]. exact: use no 8-bit "
+      "arithmetic, and floats over bf16 pages. residual (layout, pool, page_table, starts, window, keep): "
+      "16-bit pages, from which row t reads its first `keep` positions and those from starts[t] on, which "
+      "include at least its last `window` positions. The caller checks the indices and that L = max kv_len.");
 }
 
 }  // namespace octavo

@@ -1,5 +1,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/variant.h>
@@ -104,22 +105,9 @@ void bind_linear(nb::module_& m) {
   m.def("take_rows", &take_rows, "weight"_a, "ids"_a, nb::kw_only(), "stream"_a = nb::none(),
         "Return rows of W, [..., inputs], by ids [...].");
   m.def(
-      "measure_roofline",
-      [](std::size_t read_bytes) {
-        Roofline measured;
-        {
-          nb::gil_scoped_release release;
-          measured = measure_roofline(read_bytes);
-        }
-        nb::dict result;
-        result["read_bytes_per_s"] = measured.read_bytes_per_s;
-        result["f32_flops_per_s"] = measured.f32_flops_per_s;
-        result["bf16_flops_per_s"] = measured.bf16_flops_per_s;
-        return result;
-      },
-      "read_bytes"_a = std::size_t{1} << 30,
-      "Measure this machine's memory reads and products in registers per second, with the threads and "
-      "instruction set in use. Takes about a second.");
+      "measure_flops", &measure_flops, no_gil,
+      "Measure float32 and bf16 operations per second in registers, with the threads and instruction set in "
+      "use; 0 if it has no bf16 products.");
 }
 
 }  // namespace octavo
