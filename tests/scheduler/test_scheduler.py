@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.block_manager import BlockManager
+from octavo.block_manager import BlockManager, MediaSpan
 from octavo.scheduler import (
     Limits,
     SampleResult,
@@ -35,6 +35,23 @@ def test_a_prompt_is_computed_in_chunks_and_then_token_by_token() -> None:
     assert sequence.status is Status.FINISHED
     assert s.plan() is None
     assert s.blocks.counts.held == 0
+
+
+@pytest.mark.parametrize(
+    ("span", "stops"),
+    [
+        (MediaSpan(0, 3, bytes(32)), [4, 8, 10]),
+        (MediaSpan(2, 4, bytes(32)), [4, 8, 10]),
+        (MediaSpan(2, 4, bytes(32), is_bidirectional=True), [2, 6, 10]),
+        (MediaSpan(4, 4, bytes(32), is_bidirectional=True), [4, 8, 10]),
+        (MediaSpan(5, 3, bytes(32), is_bidirectional=True), [4, 8, 10]),
+        (MediaSpan(6, 3, bytes(32), is_bidirectional=True), [4, 6, 10]),
+    ],
+)
+def test_chunks_do_not_cut_rows_that_attend_to_each_other(span: MediaSpan, stops: list[int]) -> None:
+    s = scheduler(budget=4)
+    s.add(Sequence("a", [1] * 10, max_tokens=1, media=(span,)))
+    assert [advance(s).work[0].stop for _ in stops] == stops
 
 
 def test_decodes_then_chunks_then_arrivals_share_one_budget() -> None:

@@ -18,7 +18,7 @@ QUEUES: dict[str, Callable[[BlockManager], WaitingQueue]] = {
     "vtc": lambda _: FairQueue(head_start=64.0),
     "dlpm": lambda blocks: DeficitQueue(blocks, quantum=64.0),
 }
-ENOUGH = 4096  # pages
+ENOUGH = 1024  # pages
 every_queue = pytest.mark.parametrize("queue", QUEUES)
 
 
