@@ -41,7 +41,11 @@ def _marks(level: str) -> list[pytest.MarkDecorator]:
     return [pytest.mark.timeout(seconds), *([pytest.mark.slow] if emulated else [])]
 
 
-at_every_level = pytest.mark.parametrize("level", [pytest.param(each, marks=_marks(each)) for each in LEVELS])
+def at_levels(*levels: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("level", [pytest.param(each, marks=_marks(each)) for each in levels])
+
+
+at_every_level = at_levels(*LEVELS)
 
 
 def load_extension() -> None:

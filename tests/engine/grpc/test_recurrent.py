@@ -46,7 +46,10 @@ class RealCore:
         assert (blocks.counts.held, counts.held) == (0, 0)
 
 
-@pytest.fixture(scope="module", params=["qwen3_next", "lfm2", pytest.param("rwkv7", marks=pytest.mark.slow)])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("lfm2", "rwkv7")]
+
+
+@pytest.fixture(scope="module", params=["qwen3_next", *SLOW])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return recurrent_models.make_folder(tmp_path_factory.mktemp(request.param), request.param)
 
@@ -180,7 +183,8 @@ def test_models_without_attention_have_no_residual_window(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("name", "backend"),
-    [("qwen3_5", "cpu"), ("lfm2", "reference"), ("mamba2", "cpu"),
+    [("qwen3_5", "cpu"), ("mamba2", "cpu"),
+     pytest.param("lfm2", "reference", marks=pytest.mark.slow),
      pytest.param("recurrent_gemma", "reference", marks=pytest.mark.slow),
      pytest.param("recurrent_gemma", "cpu", marks=pytest.mark.slow),
      pytest.param("mamba", "cpu", marks=pytest.mark.slow),

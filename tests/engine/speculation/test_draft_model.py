@@ -80,6 +80,7 @@ def test_a_model_that_is_wrong_changes_nothing(folder: Path, windowed: Path) -> 
     assert rejected > 4 * accepted
 
 
+@pytest.mark.slow
 def test_a_model_with_recurrent_layers_is_guessed_for(tmp_path: Path, folder: Path) -> None:
     recurrent = recurrent_models.make_folder(tmp_path / "qwen3_5", "qwen3_5", mx.bfloat16)
     _, rejected = check(recurrent, folder, seeds=range(1))
@@ -162,7 +163,7 @@ def test_kv_memory_pays_for_the_draft_models_pages(folder: Path, windowed: Path)
 AS_PLANNED: dict[str, Any] = {"max_running": 64, "max_step_tokens": 512}
 
 
-@pytest.mark.parametrize("is_recurrent", [False, True])
+@pytest.mark.parametrize("is_recurrent", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_plans_count_the_memory_of_the_draft_model(
     folder: Path, tmp_path: Path, *, is_recurrent: bool
 ) -> None:

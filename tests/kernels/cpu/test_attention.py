@@ -255,14 +255,14 @@ def test_a_single_position_is_read_as_it_is_stored(level: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp4"])
-def test_a_thousand_steps_in_place_equal_truth(name: str) -> None:
+def test_hundreds_of_steps_in_place_equal_truth(name: str) -> None:
     rng = np.random.default_rng(7)
     layer = LayerSpec(num_kv_heads=1, head_dim=32, value_dim=32)
     spec = PoolSpec(layers=(layer, layer), num_pages=6, page_size=16, k_format=name, v_format=name)
     pool, truth = CpuPool(spec), OraclePool(spec)
     lengths, tables = [0, 0], [rng.permutation(6)[:3].astype(np.int32) for _ in range(2)]
     tables[1] = np.setdiff1d(np.arange(6), tables[0]).astype(np.int32)
-    for step in range(1000):
+    for step in range(300):
         new = [int(rng.integers(1, 4)) for _ in lengths]
         if max(old + count for old, count in zip(lengths, new, strict=True)) > 48:
             lengths = [0, 0]
@@ -277,7 +277,7 @@ def test_a_thousand_steps_in_place_equal_truth(name: str) -> None:
         mx.eval(outs, pool.pending())
         for index, (q, k, v) in enumerate(rows):
             truth.layers[index].write(metadata, k, v)
-            if step % 10 == 0 or step > 990:
+            if step % 10 == 0 or step > 290:
                 want = truth.layers[index].attend(metadata, q, scale=0.2)
                 assert np.abs(as_numpy(outs[index]) - want).max() < 1e-3
         lengths = [old + count for old, count in zip(lengths, new, strict=True)]

@@ -128,24 +128,23 @@ def test_chunked_attention_is_paged_and_wider_attention_refused(
 choose = sparse_latents.best_positions
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda scores, positions, count: choose(-scores, positions, count),
-        lambda scores, positions, count: choose(scores, positions + 1, count),
-        lambda scores, positions, count: choose(scores, positions, count - 1),
-    ],
-    ids=["the worst", "one too late", "one too few"],
+WRONG_CHOICES: tuple[Any, ...] = (
+    lambda scores, positions, count: choose(-scores, positions, count),
+    lambda scores, positions, count: choose(scores, positions + 1, count),
+    lambda scores, positions, count: choose(scores, positions, count - 1),
 )
+
+
 def test_chosen_positions_are_paged_and_others_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"dtype": mx.float32}
     right = run_probe(tmp_path / "right", "deepseek_v32", ReferenceBackend(), **settings)
     assert (right.latents, right.gathers) == (True, True)
-    monkeypatch.setattr(sparse_latents, "best_positions", wrong)
-    with pytest.raises(ModelLoadError, match="different results with a paged cache"):
-        run_probe(tmp_path / "wrong", "deepseek_v32", ReferenceBackend(), **settings)
+    for number, wrong in enumerate(WRONG_CHOICES):
+        monkeypatch.setattr(sparse_latents, "best_positions", wrong)
+        with pytest.raises(ModelLoadError, match="different results with a paged cache"):
+            run_probe(tmp_path / str(number), "deepseek_v32", ReferenceBackend(), **settings)
 
 
 def test_choices_that_only_long_texts_need_are_known_at_load(
