@@ -2,17 +2,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from octavo_lab.bench import route as bench
 from octavo_lab.cache_sim.trace import read_trace
-from octavo_lab.plots import figure
-from octavo_lab.plots import route as route_plot
 from router import needs_router
 
 EXCERPT = Path(__file__).parents[2] / "data" / "conversation_trace_500.jsonl"
@@ -61,23 +56,3 @@ def test_cache_aware_routing_finds_more_of_a_trace(
     for measured in (aware, blind):
         assert 0 < measured["ttft_s"]["p50"] <= measured["e2e_s"]["p99"] < measured["wall_s"]
     assert "round_robin" in capsys.readouterr().out
-
-
-def test_the_plot_shows_medians_and_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib")
-    drawn: list[Any] = []
-
-    @contextmanager
-    def kept(path: Path, **options: Any) -> Iterator[list[Any]]:
-        with figure.picture(path, **options) as axes:
-            yield axes
-            drawn.extend(axes)
-
-    monkeypatch.setattr(route_plot, "picture", kept)
-    runs = [
-        {"hit_ratio": n / 10, "ttft_s": {"p50": n / 100}, "output_tokens_per_s": 5.0 * n} for n in (1, 2, 4)
-    ]
-    result = {"requests": 3, "workers": 2, "policies": {"cache_aware": runs, "round_robin": runs[:1]}}
-    route_plot.plot(result, tmp_path / "route.png")
-    assert (tmp_path / "route.png").stat().st_size > 1000
-    assert [[bar.get_height() for bar in axis.patches] for axis in drawn] == [[20, 10], [20, 10], [10, 5]]

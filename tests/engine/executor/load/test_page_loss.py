@@ -15,13 +15,7 @@ from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.api.outputs import TokenLogprob
 from octavo.engine.executor.batch import Batch
 from octavo.engine.executor.load import load
-from octavo.engine.executor.load.page_loss import (
-    MAX_TEXT,
-    MIN_TOKENS,
-    Scores,
-    choose_format,
-    divergence,
-)
+from octavo.engine.executor.load.page_loss import MAX_TEXT, MIN_TOKENS, Scores, choose_format, divergence
 from octavo.engine.executor.model_runner import PagedRunner
 
 
