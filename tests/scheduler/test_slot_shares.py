@@ -132,7 +132,9 @@ def test_requests_one_after_another_do_not_preempt_each_time() -> None:
         while alice.status is not Status.FINISHED:
             step = load.step()
             preempted += 0 if step is None else len(step.preempted)
-    assert preempted <= 3
+        for _ in range(5):
+            load.step()
+    assert preempted <= 6, "not for each of thirty requests"
     load.finish()
 
 
