@@ -1,15 +1,17 @@
 from __future__ import annotations
 
-from typing import Literal
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import pytest
 
 from octavo.block_manager import BlockManager
 from octavo.scheduler import LatencyGoal, Limits, SampleResult, Scheduler, Sequence
-from octavo.scheduler.latency_target import MIN_RUNNING
+from octavo.scheduler.latency_target import MIN_RUNNING, StepTime
 from octavo.scheduler.step_cost import shape_of
 from octavo.scheduler.types import StepShape
 from step_times import machine
+from steps import advance
 
 PAGE_SIZE = 16
 
@@ -84,9 +86,7 @@ def test_a_few_sequences_run_under_any_target() -> None:
 
 
 def advance_by_rows(scheduler: Scheduler) -> None:
-    step = scheduler.plan()
-    assert step is not None
-    scheduler.commit(step, [SampleResult(7)] * len(step.sampled()))
+    step = advance(scheduler)
     scheduler.observe(step, 0.01 + 0.004 * len(step.work) + 1e-6 * step.num_tokens)
 
 
@@ -140,3 +140,9 @@ def test_waiting_samples_count_when_their_prompt_is_admitted() -> None:
     scheduler.add(one)
     advance_by_rows(scheduler)
     assert one.status.name == "RUNNING"
+
+
+def test_drafts_fit_into_the_time_of_a_step() -> None:
+    cost: Any = SimpleNamespace(predict=lambda shape: 0.01 * shape.num_decodes)
+    time = StepTime(cost, StepShape(1, 0, 9, 0), 0.055, is_calibrated=True)
+    assert [time.max_drafts(9, wanted) for wanted in (0, 3, 4, 9)] == [0, 3, 4, 4]
