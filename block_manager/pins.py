@@ -73,40 +73,34 @@ class Pins:
         if not table.num_written:
             blocks.close(table)
             return 0
-        previous = self._take(name)
-        self._put(name, _Pin(owner, table))
+        previous, pin = self._pins.get(name), _Pin(owner, table)
+        self._count(previous, -1)
+        self._count(pin, 1)
         too_many = self.num_pages > blocks.max_pinned
         if states := blocks.states:  # one slot must stay free for a running sequence
             too_many |= self._pages_by_owner[None][len(blocks.groups)] >= states.num_slots
         too_many |= limit is not None and self.num_pages_of(owner) > limit.max_pages
         if too_many:
-            self._take(name)
-            if previous is not None:
-                self._put(name, previous)
+            self._count(pin, -1)
+            self._count(previous, 1)
             blocks.close(table)
             return None
+        self._pins[name] = pin
         if previous is not None:
             blocks.close(previous.table)
         return table.num_written
 
     def unpin(self, name: str) -> bool:
         """Release a pin; return False if no pin has this name."""
-        pin = self._take(name)
+        pin = self._pins.pop(name, None)
+        self._count(pin, -1)
         if pin is not None:
             self._blocks.close(pin.table)
         return pin is not None
 
-    def _put(self, name: str, pin: _Pin) -> None:
-        self._pins[name] = pin
-        self._count(pin, 1)
-
-    def _take(self, name: str) -> _Pin | None:
-        pin = self._pins.pop(name, None)
-        if pin is not None:
-            self._count(pin, -1)
-        return pin
-
-    def _count(self, pin: _Pin, change: int) -> None:
+    def _count(self, pin: _Pin | None, change: int) -> None:
+        if pin is None:
+            return
         held = self._blocks.held_by(pin.table)
         for owner in (None, pin.owner):
             num_pins, num_pages = self._pins_by_owner[owner], self._pages_by_owner[owner]

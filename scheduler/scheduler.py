@@ -277,7 +277,7 @@ class Scheduler:
 
     def _plan_decodes(self, plan: StepPlan) -> None:
         new, chunk = tuple.__new__, ScheduledChunk
-        plan.is_decode_only = not self.drafts
+        plan.is_decode_only, drafts = True, self.drafts
         append = plan.work.append
         running = self._queues.running
         for sequence in [s for s in running if s not in self.paused] if self.paused else tuple(running):
@@ -289,7 +289,7 @@ class Scheduler:
                 plan.chunks.append(sequence)
             elif stop <= table.capacity or self._reserve_or_preempt(sequence, stop, plan):
                 samples: tuple[Sequence, ...] = ()
-                if sequence.parallel_samples or start < sequence.num_prompt:
+                if sequence in drafts or sequence.parallel_samples or start < sequence.num_prompt:
                     samples, plan.is_decode_only = tuple(sequence.parallel_samples), False
                 append(new(chunk, (sequence, start, stop, True, samples, ())))
         plan.num_decodes = len(plan.work)

@@ -33,6 +33,7 @@ DELETED = {
     "fuse": "leave it out; kernels are fused where that changes no result",
     "no-fuse": "leave it out; kernels are fused where that changes no result",
     "draft-tokens": "leave it out; the engine chooses up to 8 draft tokens per sequence and step",
+    "vision-cache": "leave it out; the cache of encoded images has 256MiB",
     "tenant-share": "leave it out; with several tenants, each may take up to half of the limits",
 }
 _READ_ELSEWHERE = {"OCTAVO_CPU_ISA", "OCTAVO_CPU_THREADS"}

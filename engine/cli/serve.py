@@ -229,9 +229,7 @@ def _reload_on_hangup(security: Security, listen: Address, more: Mapping[str, Ca
             try:
                 each()
             except InvalidConfig as error:
-                logger.error(
-                    "%s: reloading failed, so the old certificates and tokens stay in use: %s", port, error
-                )
+                logger.error("%s: reloading failed, so the old files stay in use: %s", port, error)
 
     loop.add_signal_handler(signal.SIGHUP, reload)
     if security.tls is None and security.tokens is not None and not listen.is_local:

@@ -96,7 +96,8 @@ def build_core(
 def load_draft_model(config: EngineConfig, runner: ModelRunner, tokenizer: Tokenizer) -> DraftModel:
     """Load the draft model. Raises InvalidConfig if it does not match the target model."""
     assert config.draft_model is not None
-    own = draft_config(config, num_pages=runner.info.num_pages)
+    threads = config.threads if config.num_ranks == 1 else runner.info.threads
+    own = draft_config(replace(config, threads=threads), num_pages=runner.info.num_pages)
     drafter = load_runner(own, is_draft=True)
     try:
         difference = tokenizer.difference(load_tokenizer(drafter.info.path))

@@ -50,7 +50,6 @@ class HelperProcess:
             process.kill()
 
     def _start(self) -> None:
-        """Start the process if none runs. Raises HelperUnavailable."""
         if self._process is not None and self._process.poll() is None:
             return
         self._end()

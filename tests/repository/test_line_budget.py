@@ -10,15 +10,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {
-    "block_manager": 3_070,
+    "block_manager": 3_064,
     "engine": 85,  # code without a budget below
     "engine/api": 2_080,
-    "engine/arguments": 656,
+    "engine/arguments": 657,
     "engine/chat": 1_819,
-    "engine/cli": 1_596,
+    "engine/cli": 1_594,
     "engine/client": 712,
-    "engine/core": 3_213,
-    "engine/executor": 11_731,
+    "engine/core": 3_214,
+    "engine/executor": 11_751,
     "engine/frontend": 1_725,
     "engine/gguf": 771,
     "engine/grpc": 3_177,
@@ -29,10 +29,10 @@ BUDGETS = {
     "engine/memory": 1_178,
     "engine/observability": 853,
     "engine/speculation": 1_122,
-    "engine/structured_output": 2_000,
+    "engine/structured_output": 1_999,
     "engine/tokenizer": 818,
     "engine/vision": 455,
-    "kernels": 6_588,
+    "kernels": 6_585,
     "kernels/csrc": 72,  # module.cpp
     "kernels/csrc/attention": 5_146,
     "kernels/csrc/linear": 5_960,
@@ -51,7 +51,7 @@ BUDGETS = {
     "lab/plots": 259,
     "lab/policies": 348,
     "scheduler": 2_911,
-    "tests": 60_066,
+    "tests": 60_090,
     "tools": 5_519,
 }
 

@@ -192,7 +192,7 @@ class AdapterSlots:
                 f"with max_lora_rank {file.rank}"
             )
         made: list[tuple[Layer, Any]] = []
-        nbytes, self._divided = 0, {}
+        nbytes, divided = 0, dict[int, Factors]()
         for path, factors in file.layers.items():
             if (layer := self._layers.get(path) or self._by_tail.get(_tail(path))) is None:
                 if _tail(path) in self._elsewhere:
@@ -204,7 +204,7 @@ class AdapterSlots:
             own = layer.own(path, factors)
             each, size = layer.made(own)
             if own.magnitude is not None and layer.cut is not None and layer.cut.of_inputs:
-                self._divided[len(made)] = own
+                divided[len(made)] = own
             made.append((layer, each))
             nbytes += size
         if nbytes > left:
@@ -213,7 +213,7 @@ class AdapterSlots:
                 "adapter, or start the engine with more lora_memory"
             )
         info = AdapterInfo(name, str(folder), file.digest, file.rank, nbytes)
-        self._prepared = _Loaded(info, made)
+        self._prepared, self._divided = _Loaded(info, made), divided
         return info
 
     def squares(self) -> list[Floats]:
@@ -234,7 +234,7 @@ class AdapterSlots:
         self.discard()
 
     def discard(self) -> None:
-        self._prepared = None
+        self._prepared, self._divided = None, {}
 
     def unload(self, name: str) -> None:
         """Unload an unused adapter. Raises NotFound for an unknown name."""

@@ -66,6 +66,7 @@ class WholeModel:
     groups: Sequence[int] | None = None
     layers = RankLayers()
     rank = 0
+    num_machines = 1
     whole: CacheLayout | None = None
 
     def available(self, usable: Callable[[int], int], weight_bytes: int) -> int:
@@ -321,7 +322,7 @@ def _rooms(
     states = _plan_states(config, layout.slot_bytes, size, available)
     if states is None and config.state_memory is not None:
         log.warning("%s: no layer is recurrent, so state_memory is not used", config.model)
-    num_pages = part.smallest(_num_pages(config, size, max_model_len, states, available))
+    num_pages = part.smallest(_num_pages(config, size, max_model_len, states, available, part))
     if states is not None:
         states = replace(states, num_slots=part.smallest(states.num_slots))
     return size, states, num_pages
@@ -361,7 +362,12 @@ def _as_written(
 
 
 def _num_pages(
-    config: EngineConfig, size: Sizing, max_model_len: int, states: RecurrentState | None, available: int
+    config: EngineConfig,
+    size: Sizing,
+    max_model_len: int,
+    states: RecurrentState | None,
+    available: int,
+    part: WholeModel,
 ) -> int:
     taken = 0 if states is None else states.nbytes
     available -= taken
@@ -376,10 +382,11 @@ def _num_pages(
         max_model_len=max_model_len,
         available=available,
     )
-    if size.bytes_for(num_pages) > available:
+    needed = size.own_bytes_for(num_pages) + part.num_machines * size.draft_bytes(num_pages)
+    if needed > available:
         raise InvalidConfig(
-            f"{num_pages} pages take {format_size(size.bytes_for(num_pages))}, but only "
-            f"{format_size(available)} are available; lower kv_memory or num_pages"
+            f"{num_pages} pages take {format_size(needed)}, but only {format_size(available)} are available; "
+            "lower kv_memory or num_pages"
         )
     return num_pages
 

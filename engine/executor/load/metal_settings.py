@@ -31,7 +31,6 @@ def _is_metal() -> bool:
 
 
 def _working_set() -> int:
-    """Return the recommended maximum of GPU memory in bytes."""
     return int(mx.device_info().get("max_recommended_working_set_size", 0))
 
 

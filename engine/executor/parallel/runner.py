@@ -38,12 +38,17 @@ def load_leading_runner(config: EngineConfig, score: ScoreText) -> LeadingRunner
     part = _part_of(config, group)
 
     def score_by_all(trial: Any, of_trial: EngineConfig) -> Scores:
-        scores = score(LeadingRunner(trial, part, group), of_trial)
+        try:
+            scores = score(LeadingRunner(trial, part, group), of_trial)
+        except InvalidConfig as error:
+            group.tell(error)
+            raise
         group.tell(scores)
         return scores
 
     try:
-        group.tell(replace(config, speculate="off"))
+        has_drafter = config.draft_model is not None or config.speculate == "mtp"
+        group.tell(replace(config, speculate="ngram") if has_drafter else config)  # as many state slots
         inner = _load(config, group, part, score_by_all)
         memories, shapes = _checked_others(inner, group)
         runner = LeadingRunner(inner, part, group, f"{config.ranks_setting}={config.num_ranks}", shapes)
@@ -227,6 +232,8 @@ def _follow_steps(runner: Any, part: Shard, leader: Connection[Any, Any]) -> Any
     )
     while isinstance(told := leader.recv(), Batch | Call):
         leader.send(_answer(runner, told) if isinstance(told, Call) else part.follow(runner, told, greedy))
+    if isinstance(told, InvalidConfig):
+        raise told
     return told
 
 

@@ -48,6 +48,7 @@ class Stage(Shard):
         self._embeds = embeds
         self._is_first = group.rank == group.size - 1
         self.groups = ()
+        self.num_machines = group.size // group.num_here
 
     def split(self, model: Any) -> None:
         kind, rank, size = type(model).__module__.rpartition(".")[2], self._group.rank, self._group.size

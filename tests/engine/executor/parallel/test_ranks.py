@@ -109,9 +109,10 @@ def test_auto_chooses_the_page_format_of_one_process(tmp_path: Path, kind: str) 
 def test_rank_0_drafts_for_all(tmp_path: Path, source: str, kind: str) -> None:
     model = tiny_heads.make_model(tmp_path / "m", "qwen3_5", agrees=True, dtype=mx.float32)
     settings: dict[str, Any] = {"speculate": f"draft:{model}" if source == "draft" else "mtp"}
-    one = ranked.answers(model, state_memory=2**20)
-    several = ranked.in_ranks(model, state_memory=2**20, **settings, **{kind: 2})
+    one = ranked.answers(model, **settings)
+    several = ranked.in_ranks(model, **settings, **{kind: 2})
     assert several["tokens"] == one["tokens"]
+    assert sum(several["state_bytes"]) == one["state_bytes"][0], "drafts need states on all ranks"
     assert several["same_alone"], "a sequence's bits depend on its batch"
     assert several["accepted"] > 4 * several["rejected"]
 
@@ -124,7 +125,7 @@ def test_a_rank_without_a_result_leaves_all_without(is_made: bool) -> None:
         return 7
 
     others = Shard(SimpleNamespace(rank=0, smallest=lambda value: min(value, 0)))  # type: ignore[arg-type]
-    with pytest.raises(InvalidConfig, match="another rank" if is_made else "no such heads"):
+    with pytest.raises(InvalidConfig, match="all ranks" if is_made else "no such heads"):
         others.by_all(make)
     equal = Shard(SimpleNamespace(rank=0, smallest=lambda value: value))  # type: ignore[arg-type]
     assert not is_made or equal.by_all(make) == 7

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,15 @@ import pytest
 from mlx.utils import tree_flatten
 
 import ranked
+from octavo.block_manager import FullAttention
+from octavo.block_manager.spec import UNBOUNDED
+from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig
+from octavo.engine.executor.load import load
 from octavo.engine.executor.load.loader import load_model
 from octavo.engine.executor.parallel.stages import Stage
+from octavo.engine.memory.sizing import Sizing
+from octavo.kernels.groups import LayerGroup
 from tiny_models import make_model
 
 
@@ -20,6 +27,7 @@ from tiny_models import make_model
 class Ranks:
     rank: int
     size: int
+    num_here: int = 1
     sent: dict[int, Any] = field(default_factory=dict)
 
     def send(self, values: Any, rank: int) -> None:
@@ -36,7 +44,7 @@ def weights_of(model: Path, num_ranks: int) -> list[dict[str, mx.array]]:
     sent: dict[int, Any] = {}
     found = []
     for rank in reversed(range(num_ranks)):
-        stage = Stage(Ranks(rank, num_ranks, sent))  # type: ignore[arg-type]
+        stage = Stage(Ranks(rank, num_ranks, sent=sent))  # type: ignore[arg-type]
         loaded = load_model(model, weights="keep", change=stage.split)
         found.append(dict(tree_flatten(loaded.model.parameters())))
     return found
@@ -88,6 +96,21 @@ def test_models_whose_layers_share_values_are_refused(tmp_path: Path, name: str,
     model = ranked.tiny(tmp_path / "m", name)
     with pytest.raises(InvalidConfig, match=rf"pipeline_parallel must be 1 for {name} models.*{says}"):
         weights_of(model, 2)
+
+
+@pytest.mark.parametrize(("num_here", "fits"), [(1, False), (2, True)])
+def test_rank_0_must_have_room_for_all_pages_of_its_drafter(num_here: int, fits: bool) -> None:
+    size = Sizing(
+        groups=(LayerGroup(window=None, keep=0, members=(0,)),),
+        specs=(FullAttention(num_pages=UNBOUNDED),),
+        group_bytes=(10,),
+        page_size=32,
+        draft_bytes=lambda pages: 10 * pages,
+    )
+    config = EngineConfig(num_pages=100)
+    stage = Stage(Ranks(0, 2, num_here))  # type: ignore[arg-type]
+    with contextlib.nullcontext() if fits else pytest.raises(InvalidConfig, match="100 pages take"):
+        assert load._num_pages(config, size, 64, None, 2500, stage) == 100
 
 
 def test_more_ranks_than_layers_are_refused(tmp_path: Path) -> None:
