@@ -68,6 +68,7 @@ class Target:
 
 
 Run: TypeAlias = Callable[[Target, Seen], Coroutine[None, None, None]]
+Open: TypeAlias = Callable[[Target], contextlib.AbstractAsyncContextManager[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +95,22 @@ def attack(name: str, finding: str, *, setup: str = "usual", may_see: str = "") 
 
 
 async def repeat(
-    target: Target, num_callers: int, call: Callable[[Any, random.Random], Awaitable[object]]
+    target: Target, num_callers: int, call: Callable[..., Awaitable[object]], *opens: Open
 ) -> None:
-    """Let callers repeat ``call`` until the attack ends, each with a stub and random numbers of its own."""
+    """Let callers repeat ``call`` until the attack ends.
+
+    It gets the caller's own stubs and random numbers, and the seconds left.
+    """
     end = time.monotonic() + target.seconds
 
     async def loop(seed: int) -> None:
         rng = random.Random(seed)
-        async with target.generation() as stub:
-            while time.monotonic() < end:
-                await call(stub, rng)
+        async with contextlib.AsyncExitStack() as stack:
+            stubs = [
+                await stack.enter_async_context(open_(target)) for open_ in opens or (Target.generation,)
+            ]
+            while (left := end - time.monotonic()) > 0:
+                await call(*stubs, rng, left)
 
     await asyncio.gather(*(loop(seed) for seed in range(num_callers)))
 

@@ -23,9 +23,9 @@ VOCABULARY = 1536
 async def take_every_slot(target: Target, seen: Seen) -> None:
     """Send requests with 64 samples, which take every running slot."""
 
-    async def call(stub: Any, rng: random.Random) -> None:
+    async def call(stub: Any, rng: random.Random, left: float) -> None:
         request = request_of("again " * 20, max_tokens=1000, n=64, seed=rng.getrandbits(32), ignore_eos=True)
-        await count(seen, stub.Generate(request, metadata=target.metadata, timeout=target.seconds))
+        await count(seen, stub.Generate(request, metadata=target.metadata, timeout=left))
 
     await repeat(target, 3, call)
 
@@ -74,30 +74,28 @@ async def flood_the_queue(target: Target, seen: Seen) -> None:
 
 @attack("cancelled-requests", "G")
 async def cancel_at_random(target: Target, seen: Seen) -> None:
-    async with target.cache() as cache:
+    async def call(stub: Any, cache: Any, rng: random.Random, *_: Any) -> None:
+        words = "again and again " * rng.randrange(1, 400)
+        kind = rng.randrange(6)
+        if kind == 0:
+            call = stub.Tokenize(pb.TokenizeRequest(text=words), metadata=target.metadata)
+        elif kind == 1:
+            call = cache.GetStats(cache_pb2.GetStatsRequest(), metadata=target.metadata)
+        else:
+            request = request_of(
+                words,
+                max_tokens=400,
+                n=rng.choice((1, 1, 4)),
+                logprobs=rng.choice((None, 5)),
+                structured=pb.Structured(json_object=True) if kind == 2 else None,
+                prompt_logprobs=1 if kind == 3 else None,
+            )
+            deadline = rng.choice((None, 0.02))
+            call = stub.Generate(request, metadata=target.metadata, timeout=deadline)
+        cancel_later(call, rng.random() * 0.1)
+        await count(seen, call)
 
-        async def call(stub: Any, rng: random.Random) -> None:
-            words = "again and again " * rng.randrange(1, 400)
-            kind = rng.randrange(6)
-            if kind == 0:
-                call = stub.Tokenize(pb.TokenizeRequest(text=words), metadata=target.metadata)
-            elif kind == 1:
-                call = cache.GetStats(cache_pb2.GetStatsRequest(), metadata=target.metadata)
-            else:
-                request = request_of(
-                    words,
-                    max_tokens=400,
-                    n=rng.choice((1, 1, 4)),
-                    logprobs=rng.choice((None, 5)),
-                    structured=pb.Structured(json_object=True) if kind == 2 else None,
-                    prompt_logprobs=1 if kind == 3 else None,
-                )
-                deadline = rng.choice((None, 0.02))
-                call = stub.Generate(request, metadata=target.metadata, timeout=deadline)
-            cancel_later(call, rng.random() * 0.1)
-            await count(seen, call)
-
-        await repeat(target, 6, call)
+    await repeat(target, 6, call, Target.generation, Target.cache)
 
 
 @attack("contradictory", "E2, E5")
@@ -149,7 +147,7 @@ async def score_prompts(target: Target, seen: Seen) -> None:
     words = "all of this is scored, word by word. " * 60
     requests = [request_of(words, max_tokens=2, prompt_logprobs=20, n=samples) for samples in (1, 8, 32)]
 
-    async def call(stub: Any, _: random.Random) -> None:
+    async def call(stub: Any, *_: Any) -> None:
         calls = [stub.Generate(request, metadata=target.metadata, timeout=20) for request in requests]
         await count_all(seen, calls)
 
@@ -161,7 +159,7 @@ async def score_prompts(target: Target, seen: Seen) -> None:
 async def cancel_recurrent(target: Target, seen: Seen) -> None:
     """Ask for long outputs of a recurrent model in a small pool, and cancel them at random."""
 
-    async def call(stub: Any, rng: random.Random) -> None:
+    async def call(stub: Any, rng: random.Random, *_: Any) -> None:
         request = request_of(
             f"story {rng.randrange(5)} " * rng.randrange(5, 60),
             max_tokens=rng.randrange(20, 300),

@@ -129,7 +129,7 @@ async def send_costly_masks(target: Target, seen: Seen) -> None:
     strings = _behind_a_letter(16_000, 15), _behind_a_letter(8_000, 4)
     grammars = itertools.cycle((_literal(250_000), _literal(16_000), *strings))
 
-    async def call(stub: Any, _: random.Random) -> None:
+    async def call(stub: Any, *_: Any) -> None:
         request = request_of(max_tokens=500, structured=pb.Structured(grammar=next(grammars)))
         await count(seen, stub.Generate(request, metadata=target.metadata, timeout=20))
 
@@ -140,10 +140,10 @@ async def send_costly_masks(target: Target, seen: Seen) -> None:
 async def spend_grammars(target: Target, seen: Seen) -> None:
     numbers = itertools.count()
 
-    async def call(stub: Any, _: random.Random) -> None:
+    async def call(stub: Any, _: random.Random, left: float) -> None:
         number = next(numbers)
         request = _ambiguous(AMBIGUOUS[number % len(AMBIGUOUS)], n=5, seed=number, ignore_eos=True)
-        call = stub.Generate(request, metadata=target.metadata, timeout=target.seconds)
+        call = stub.Generate(request, metadata=target.metadata, timeout=left)
         if number % 2:
             cancel_later(call, 1.0)
         await count(seen, call)

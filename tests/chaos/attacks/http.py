@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import json
 import random
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias
 
@@ -59,16 +58,15 @@ def _connect(
 
 @attack("http-bodies", "H2")
 async def send_costly_bodies(target: Target, seen: Seen) -> None:
-    end = time.monotonic() + target.seconds
     requests = itertools.cycle(
         [_request(target, body, "connection: close", path=path) for path, body in COSTLY]
     )
 
-    async def call(_stub: Any, _: random.Random) -> None:
+    async def call(_stub: Any, _: random.Random, left: float) -> None:
         with contextlib.suppress(OSError, TimeoutError):
             reader, writer = await _connect(target.http)
             writer.write(next(requests))
-            answer = await asyncio.wait_for(reader.read(), end - time.monotonic() + 5)
+            answer = await asyncio.wait_for(reader.read(), left + 5)
             writer.close()
             seen[f"HTTP {answer[9:12].decode()}"] += 1
 
@@ -79,7 +77,7 @@ async def send_costly_bodies(target: Target, seen: Seen) -> None:
 async def leave_streams(target: Target, seen: Seen) -> None:
     """Stream from a recurrent model with a small pool, and disconnect at random."""
 
-    async def call(_stub: Any, rng: random.Random) -> None:
+    async def call(_stub: Any, rng: random.Random, *_: Any) -> None:
         body = {
             "prompt": f"story {rng.randrange(5)} " * rng.randrange(5, 60),
             "max_tokens": rng.randrange(20, 300),
@@ -105,7 +103,7 @@ async def scrape(target: Target, seen: Seen) -> None:
     request = f"GET /metrics HTTP/1.1\r\nhost: x\r\n{token}\r\nconnection: close\r\n\r\n".encode()
     addresses = itertools.cycle([target.metrics, target.http])
 
-    async def call(_stub: Any, _: random.Random) -> None:
+    async def call(*_: Any) -> None:
         try:
             reader, writer = await _connect(next(addresses))
             writer.write(request)

@@ -32,7 +32,7 @@ async def burn(target: Target, seen: Seen) -> None:
 async def send_distinct_prompts(target: Target, seen: Seen) -> None:
     rng = random.Random(time.time_ns())
 
-    async def call(stub: Any, _: random.Random) -> None:
+    async def call(stub: Any, *_: Any) -> None:
         request = _request(rng, 400, max_tokens=4, ignore_eos=True)
         await count(seen, stub.Generate(request, metadata=target.metadata, timeout=20))
         await asyncio.sleep(0.05)

@@ -83,7 +83,7 @@ async def rerank(target: Target, seen: Seen) -> None:
         pb.RerankRequest(query="q", documents=["d" * (long // many)] * many, yes="a", no="b"),
     ]
 
-    async def call(stub: Any, _: random.Random) -> None:
+    async def call(stub: Any, *_: Any) -> None:
         await count_all(seen, [stub.Rerank(each, metadata=target.metadata, timeout=20) for each in requests])
 
     await repeat(target, 1, call)

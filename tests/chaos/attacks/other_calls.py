@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import random
 from typing import Any
 
 import grpc.aio
@@ -25,12 +24,12 @@ async def pin(target: Target, seen: Seen) -> None:
     async with target.generation() as stub, target.cache() as cache:
         await count(seen, stub.Generate(request_of(words, max_tokens=1), **options))
 
-        async def call(_stub: Any, _: random.Random) -> None:
+        async def call(own: Any, *_: Any) -> None:
             prefix = cache_pb2.Prefix(text=words)
             request = cache_pb2.PinRequest(name=f"pin {next(numbers)}", prefix=prefix)
-            await count(seen, cache.Pin(request, **options))
+            await count(seen, own.Pin(request, **options))
 
-        await repeat(target, 4, call)
+        await repeat(target, 4, call, Target.cache)
         for number in range(next(numbers)):
             await count(seen, cache.Unpin(cache_pb2.UnpinRequest(name=f"pin {number}"), **options))
             if seen["NOT_FOUND"]:
@@ -41,15 +40,14 @@ async def pin(target: Target, seen: Seen) -> None:
 async def ask_for_statistics(target: Target, seen: Seen) -> None:
     """Call GetStats and GetLoads in loops. Each call scans the cache or all requests."""
     options: dict[str, Any] = {"metadata": target.metadata, "timeout": 20}
-    async with target.channel() as channel, target.cache() as cache:
+
+    async def call(channel: Any, cache: Any, *_: Any) -> None:
+        await count(seen, cache.GetStats(cache_pb2.GetStatsRequest(num_prefixes=1000), **options))
         vllm = vllm_engine_pb2_grpc.VllmEngineStub(channel)
+        await count(seen, vllm.GetLoads(vllm_engine_pb2.GetLoadsRequest(), **options))
+        await asyncio.sleep(0.002)
 
-        async def call(_stub: Any, _: random.Random) -> None:
-            await count(seen, cache.GetStats(cache_pb2.GetStatsRequest(num_prefixes=1000), **options))
-            await count(seen, vllm.GetLoads(vllm_engine_pb2.GetLoadsRequest(), **options))
-            await asyncio.sleep(0.002)
-
-        await repeat(target, 8, call)
+    await repeat(target, 8, call, Target.channel, Target.cache)
 
 
 @attack("watchers", "B2, E4")

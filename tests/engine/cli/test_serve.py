@@ -45,7 +45,7 @@ async def test_a_server_and_everything_that_talks_to_it(capsys: pytest.CaptureFi
             "bf16/fp4",
             "64",
         )
-        server.signal(signal.SIGHUP)  # it reads its tokens again, and serves on
+        server.signal(signal.SIGHUP)  # it has no files to reload, and serves on
         await _check_generate(capsys, server.ready["grpc"])
         await _check_bench(capsys, server.ready["grpc"])
         await _check_metrics(server.ready["metrics"])

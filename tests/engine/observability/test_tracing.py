@@ -244,11 +244,14 @@ class MetricsCollector(metrics_service_pb2_grpc.MetricsServiceServicer):
         return metrics_service_pb2.ExportMetricsServiceResponse()
 
 
-async def test_a_collector_of_the_environment_gets_metrics_and_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_spans_go_to_the_option_and_metrics_to_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     spans, metrics = Collector(), MetricsCollector()
     async with listening(spans, metrics) as endpoint:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
-        async with ServerProcess(["--num-pages", "32"]) as server, Client(server.ready["grpc"]) as client:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", endpoint)
+        options = ["--num-pages", "32", "--otlp-traces-endpoint", endpoint]
+        async with ServerProcess(options) as server, Client(server.ready["grpc"]) as client:
             async for _ in client.generate([5, 6, 7], SamplingParams(max_tokens=3, ignore_eos=True)):
                 pass
             few = generation_pb2.SamplingParams(max_tokens=3)

@@ -2,17 +2,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
+from mlx.nn.layers.linear import Linear
 
 import recurrent_models
+import tiny_adapters
 import tiny_models
 from native import require_extension
 from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import ModelLoadError
+from octavo.engine.executor.adapters.layers import Layer, Shape
+from octavo.engine.executor.adapters.slots import AdapterSlots, MLXTable
 from octavo.engine.executor.load.load import load_paged_runner
+from octavo.engine.executor.parallel.shards import Share
 
 ODD = (*tiny_models.LATENT, *tiny_models.CHUNKED, *tiny_models.OWN_ATTENTION, "gemma2", "gpt_oss", "cohere2")
 APART = "longcat_flash_ngram"
@@ -86,3 +93,34 @@ def test_the_budget_counts_space_for_every_adapter(
     assert native.info.memory.adapters == 1 << 24
     assert "MLX's own operations compute adapters" not in caplog.text
     native.close()
+
+
+def test_parts_of_inputs_have_the_gains_of_the_whole_layer(tmp_path: Path) -> None:
+    mx.random.seed(1)
+    weight, x, a, b, magnitude = map(mx.random.normal, ((6, 8), (3, 8), (8, 2), (2, 6), (6,)))
+    named = {"proj.lora_a": a, "proj.lora_b": b, "proj.m": magnitude}
+    parameters = {"fine_tune_type": "dora", "num_layers": 1, "lora_parameters": {"rank": 2, "scale": 3.0}}
+    tiny_adapters.save(tmp_path, named, parameters)
+
+    def prepared(weight: mx.array, cut: Share) -> tuple[Layer, AdapterSlots]:
+        shape = Shape(1, *weight.shape)
+        linear = Linear(shape.inputs, shape.outputs, bias=False)
+        linear.weight = weight
+        layer = Layer(linear, shape, MLXTable([shape], 2, 4), 0, cut)
+        slots = AdapterSlots({"proj": layer}, config(tmp_path, "reference"), ())
+        slots.prepare("one", tmp_path, False)
+        return layer, slots
+
+    def adapted(layer: Layer, slots: AdapterSlots, x: mx.array, squares: Any) -> mx.array:
+        slots.commit(squares)
+        slots.hold("one")
+        return layer.table.add([layer.module(x)], x, mx.full(3, slots.slot("one"), mx.int32))[0]
+
+    groups = [SimpleNamespace(size=lambda: 2, rank=lambda rank=rank: rank) for rank in (0, 1)]
+    cuts = [Share(True, 1, group) for group in groups]
+    parts = [prepared(cut._part(weight), cut) for cut in cuts]
+    totals = np.sum([slots.squares() for _, slots in parts], axis=0)
+    sums = [adapted(*part, cut._part(x), totals) for part, cut in zip(parts, cuts, strict=True)]
+    whole = weight + 3.0 * (a @ b).T
+    wanted = magnitude / mx.linalg.norm(whole, axis=1) * (x @ whole.T)
+    np.testing.assert_allclose(np.array(sums[0] + sums[1]), np.array(wanted), rtol=1e-5, atol=1e-5)

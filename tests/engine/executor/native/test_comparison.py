@@ -195,9 +195,11 @@ def test_a_wrong_native_layer_is_refused_by_its_name(
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
 
+@pytest.mark.parametrize("architecture", sorted({name for name, *_ in MISTAKES.values()}))
 @pytest.mark.parametrize(
-    ("architecture", "dtype"),
-    list(zip(sorted({name for name, *_ in MISTAKES.values()}), itertools.cycle(FLOATS), strict=False)),
+    "dtype",
+    [pytest.param(each, marks=() if each == mx.bfloat16 else pytest.mark.slow) for each in FLOATS],
+    ids=str,
 )
 def test_native_layers_that_are_right_are_not_refused(
     tmp_path: Path, architecture: str, dtype: mx.Dtype
@@ -207,7 +209,16 @@ def test_native_layers_that_are_right_are_not_refused(
 
 @pytest.mark.parametrize(
     ("weights", "dtype"),
-    [("int8", mx.bfloat16), ("int4", mx.float16), ("w8a8", mx.float16), ("w4a8", mx.bfloat16)],
+    [
+        ("int8", mx.bfloat16),
+        ("int4", mx.float16),
+        ("w8a8", mx.float16),
+        ("w4a8", mx.bfloat16),
+        pytest.param("int8", mx.float16, marks=pytest.mark.slow),
+        pytest.param("int4", mx.bfloat16, marks=pytest.mark.slow),
+        pytest.param("w8a8", mx.bfloat16, marks=pytest.mark.slow),
+        pytest.param("w4a8", mx.float16, marks=pytest.mark.slow),
+    ],
 )
 def test_a_wrong_product_of_quantized_weights_is_refused(
     tmp_path: Path, monkeypatch: Patch, weights: str, dtype: mx.Dtype

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -137,6 +137,10 @@ class Seen:
         raise AssertionError(reason)
 
 
+def slow_but(names: Iterable[str], *usual: str) -> list[Any]:
+    return [pytest.param(name, marks=() if name in usual else pytest.mark.slow) for name in names]
+
+
 CHANGES: tuple[dict[str, Any], ...] = (
     {"max_step_tokens": 512},
     {"speculate": "draft:", "max_step_tokens": 64},
@@ -183,7 +187,9 @@ def test_vision_parts_in_bfloat16_give_the_tokens_of_mlx_vlm(
     assert check(outputs, case.wanted, tie=TIE_BF16) > 2 * COUNT
 
 
-@pytest.mark.parametrize("case", ["qwen3_vl", "pixtral", "gemma3", "lfm2-vl"], indirect=True)
+@pytest.mark.parametrize(
+    "case", slow_but(tiny_vlm.CONFIGS, "qwen3_vl", "pixtral", "gemma3", "lfm2-vl"), indirect=True
+)
 def test_a_cached_prefix_ends_before_a_different_image(case: Case) -> None:
     cores: list[EngineCore] = []
 
@@ -207,7 +213,11 @@ def test_a_cached_prefix_ends_before_a_different_image(case: Case) -> None:
         assert "Linear" not in kinds
 
 
-@pytest.mark.parametrize("case", ["qwen3_5", "gemma3"], indirect=True)
+@pytest.mark.parametrize(
+    "case",
+    slow_but(["qwen3_vl", "qwen3_5", "pixtral", "gemma3", "lfm2-vl"], "qwen3_vl", "qwen3_5", "gemma3"),
+    indirect=True,
+)
 def test_a_prompt_has_bit_identical_results_alone_and_in_a_batch(case: Case) -> None:
     params = replace(GREEDY, logprobs=2)
     with LLM(case.config(prefix_cache=False)) as llm:
