@@ -79,7 +79,9 @@ def answers(
             return list(sample.token_ids), [each.logprob for each in sample.logprobs]
 
         several = SamplingParams(max_tokens=8, temperature=0.9, seed=3, n=3, prompt_logprobs=1)
-        guided = SamplingParams(max_tokens=8, structured=StructuredOutput(regex="[a-f]{4,6}[0-9]"), seed=3)
+        guided = SamplingParams(
+            max_tokens=8, temperature=0.0, structured=StructuredOutput(regex="[a-f]{4,6}[0-9]")
+        )
         more = llm.generate([PROMPTS[1], PROMPTS[2]], several, progress=False)
         more += llm.generate(PROMPTS[:2], guided, progress=False)
         for folder in adapters:
@@ -103,6 +105,7 @@ def answers(
             "tokens": [said(output)[0] for output in first],
             "bits": [list(said(output)) for output in first],
             "more": [[*(each.text for each in out.outputs), str(out.prompt_logprobs)] for out in more],
+            "guided": [out.outputs[0].text for out in more[2:]],
             "accepted": drafts.num_accepted,
             "rejected": drafts.num_rejected,
             "kv_format": llm.info.kv_format,
@@ -110,6 +113,7 @@ def answers(
             "cached": [output.cached_tokens for output in alone],
             "found": [output.cached_tokens for output in first],
             "dropped": dict(gauges.store.dropped) if gauges.store else {},
+            "preempted": cores[0]._scheduler.num_preemptions,
             "swapped": gauges.swap.num_in if gauges.swap else 0,
             "refused": refused,
             "adapted": [said(output)[0] for output in adapted],
