@@ -18,7 +18,7 @@ BUDGETS = {
     "engine/cli": 1_594,
     "engine/client": 712,
     "engine/core": 3_214,
-    "engine/executor": 11_751,
+    "engine/executor": 11_748,
     "engine/frontend": 1_725,
     "engine/gguf": 771,
     "engine/grpc": 3_177,

@@ -48,7 +48,7 @@ def load_leading_runner(config: EngineConfig, score: ScoreText) -> LeadingRunner
 
     try:
         has_drafter = config.draft_model is not None or config.speculate == "mtp"
-        group.tell(replace(config, speculate="ngram") if has_drafter else config)  # as many state slots
+        group.tell(replace(config, speculate="ngram") if has_drafter else config)  # plans as many state slots
         inner = _load(config, group, part, score_by_all)
         memories, shapes = _checked_others(inner, group)
         runner = LeadingRunner(inner, part, group, f"{config.ranks_setting}={config.num_ranks}", shapes)

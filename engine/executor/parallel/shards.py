@@ -188,10 +188,7 @@ class Shard(WholeModel):
         return self._group.smallest(value)
 
     def by_all(self, make: Callable[[], Made]) -> Made:
-        made, failure = (
-            None,
-            InvalidConfig("kv_format must suit all ranks; choose another kv_format"),
-        )
+        made, failure = None, InvalidConfig("kv_format must suit all ranks; choose another kv_format")
         try:
             made = make()
         except InvalidConfig as error:
