@@ -36,13 +36,14 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def tiny(folder: Path, name: str, dtype: mx.Dtype = mx.float32) -> Path:
+def tiny(folder: Path, name: str, dtype: mx.Dtype = mx.float32, **more: int) -> Path:
     arguments = importlib.import_module(f"mlx_lm.models.{name}").ModelArgs
     taken = {each.name for each in dataclasses.fields(arguments)}
     config = {key: value for key, value in configuration(name).items() if key in taken}
+    more["vocab_size"] = VOCAB_SIZE
     if "text_config" in config:
-        config["text_config"] |= {"vocab_size": VOCAB_SIZE}
-    return make_model(folder, name, dtype=dtype, **config | {"vocab_size": VOCAB_SIZE})
+        config["text_config"] |= more
+    return make_model(folder, name, dtype=dtype, **config | more)
 
 
 def answers(

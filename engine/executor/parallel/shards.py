@@ -1,11 +1,14 @@
 """A rank's part of each layer, in tensor parallel.
 
 mlx-lm's ``shard`` splits the model. Layers that communicate become plain linear layers, and ``RankSum``
-adds their outputs. So native kernels and quantization work on each rank.
+adds their outputs. So native kernels and quantization work on each rank. All sums are added in the order of
+the ranks, because the bits of MLX's own sum of more than two depend on a row's position in the batch.
 """
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,7 +29,7 @@ from ..cache_layout import CacheLayout
 from ..load.discover import discover_layout
 from ..load.load import Made, WholeModel
 from ..model_runner import PagedRunner
-from ..overrides import model_modules, replaced
+from ..overrides import model_modules, override, replaced
 from ..row_inputs import RowInputs
 from ..sampling.sampler import SampleState
 from .group import RankGroup
@@ -36,10 +39,7 @@ _SPLIT_INPUTS = (distributed.ShardedToAllLinear, distributed.QuantizedShardedToA
 
 
 class RankSum(Module):
-    """Linear layer over part of the inputs; its results are summed over the ranks.
-
-    MLX's sum is not used, because its bits depend on a row's position in the batch.
-    """
+    """Linear layer over part of the inputs; its results are summed over the ranks."""
 
     def __init__(self, inner: Module, bias: mx.array | None, group: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -49,14 +49,7 @@ class RankSum(Module):
             self.bias = bias
 
     def __call__(self, x: mx.array) -> mx.array:
-        y = self.inner(x)
-        if self._group.size() == 2:
-            y = mx.distributed.all_sum(y, group=self._group)
-        else:
-            parts = mx.distributed.all_gather(y[None], group=self._group)
-            y = parts[0]
-            for part in parts[1:]:
-                y = y + part
+        y = mx.distributed.all_sum(self.inner(x), group=self._group)
         return y + self["bias"] if "bias" in self else y
 
 
@@ -105,18 +98,23 @@ def shard(model: Any, group: Any) -> dict[str, Share]:
         raise InvalidConfig(
             f"tensor_parallel must divide the heads and widths of {kind} models, got {group.size()}: {error}"
         ) from error
+    if group.size() > 2:
+        override("mlx.core.distributed", "all_sum", _in_order)
     modules = list(model.named_modules())
-    if group.size() > 2 and any(getattr(module, "sharding_group", None) for _, module in modules):
-        raise InvalidConfig(
-            f"tensor_parallel must be at most 2 for {kind} models, because a row's bits would depend on its "
-            f"batch, got {group.size()}"
-        )
     for path, module in modules:
         if (plain := _as_plain(module, group)) is not None:
             parent, _, name = path.rpartition(".")
             setattr(module_at(model, parent), name, plain)
     shares = {id(weight): share for weight, share in recorded}
     return {path: shares[key] for path, module in modules if (key := id(module.get("weight"))) in shares}
+
+
+def _in_order(_plain: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    def all_sum(x: mx.array, *, group: Any = None, stream: Any = None) -> mx.array:
+        parts = mx.distributed.all_gather(x[None], group=group, stream=stream)
+        return functools.reduce(operator.add, parts)
+
+    return all_sum
 
 
 @contextmanager

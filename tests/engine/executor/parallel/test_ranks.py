@@ -82,8 +82,10 @@ def test_16_bit_models_have_the_same_bits_alone_and_in_a_batch(tmp_path: Path, n
 
 
 @pytest.mark.slow
-def test_four_ranks(tmp_path: Path) -> None:
-    check(make_model(tmp_path / "m", "llama", dtype=mx.float32, num_key_value_heads=4), 4)
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "qwen3_5"])
+def test_four_ranks(tmp_path: Path, name: str) -> None:
+    heads: dict[str, Any] = {"num_key_value_heads": 4, "linear_num_key_heads": 4}
+    check(ranked.tiny(tmp_path / "m", name, **heads), 4, share=name != "qwen3_5")
 
 
 @pytest.mark.slow
