@@ -10,12 +10,7 @@ from typing import Literal, cast, get_args
 
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, Scheduler
-from octavo.scheduler.waiting import (
-    PROMPT_COST,
-    DeficitQueue,
-    FairQueue,
-    WaitingQueue,
-)
+from octavo.scheduler.waiting import DEFAULT_QUANTUM, PROMPT_COST, WaitingQueue
 
 from ..api.config import AUTO, EngineConfig
 from ..api.engine_info import EngineInfo
@@ -205,12 +200,12 @@ def drafts_by(config: EngineConfig, info: EngineInfo) -> Speculate:
 
 
 def waiting_queue(config: EngineConfig, blocks: BlockManager) -> WaitingQueue:
-    weights = config.tenant_weight_by_name
-    if config.schedule_policy == "vtc":
-        return FairQueue(weights, head_start=config.max_step_tokens * PROMPT_COST)
-    if config.schedule_policy == "dlpm":
-        return DeficitQueue(blocks, weights)
-    return WaitingQueue(blocks if config.schedule_policy == "lpm" else None)
+    policy, weights = config.schedule_policy, config.tenant_weight_by_name
+    return WaitingQueue(
+        blocks if policy in {"lpm", "dlpm"} else None,
+        weights if policy in {"vtc", "dlpm"} else None,
+        quantum=DEFAULT_QUANTUM if policy == "dlpm" else config.max_step_tokens * PROMPT_COST,
+    )
 
 
 def _target_itl(config: EngineConfig) -> float | Literal["auto"] | None:

@@ -18,7 +18,7 @@ from typing import Any
 from octavo.block_manager import BlockManager
 from octavo.engine.arguments.usage import counts, positive
 from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence
-from octavo.scheduler.waiting import FairQueue
+from octavo.scheduler.waiting import WaitingQueue
 
 PAGE_SIZE = 32
 NUM_PROMPT = 200
@@ -79,7 +79,7 @@ def time_steps(num_sequences: int, num_steps: int, *, shared: bool = False) -> f
     pages_each = -(-(NUM_PROMPT + num_steps + WARM_UP + 2) // PAGE_SIZE)
     blocks = BlockManager(num_sequences * pages_each, PAGE_SIZE)
     limits = Limits(num_sequences * NUM_PROMPT, num_sequences, target_itl=TARGET_ITL_S if shared else None)
-    scheduler = Scheduler(blocks, limits, waiting=FairQueue() if shared else None)
+    scheduler = Scheduler(blocks, limits, waiting=WaitingQueue(weights={}) if shared else None)
     rng = random.Random(SEED)
     for number in range(num_sequences * (2 if shared else 1)):
         prompt = [rng.randrange(VOCABULARY) for _ in range(NUM_PROMPT - number % PAGE_SIZE)]

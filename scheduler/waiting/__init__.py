@@ -1,13 +1,12 @@
-from .age_order import HARD_MAX_OVERTAKEN, cached_tokens
-from .fair import PROMPT_COST, DeficitQueue, FairQueue
-from .queue import LOOK_AHEAD, WaitingQueue
+from .cached_lengths import cached_tokens
+from .line import HARD_MAX_OVERTAKEN
+from .queue import DEFAULT_QUANTUM, LOOK_AHEAD, PROMPT_COST, WaitingQueue
 
 __all__ = [
+    "DEFAULT_QUANTUM",
     "HARD_MAX_OVERTAKEN",
     "LOOK_AHEAD",
     "PROMPT_COST",
-    "DeficitQueue",
-    "FairQueue",
     "WaitingQueue",
     "cached_tokens",
 ]

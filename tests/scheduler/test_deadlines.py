@@ -6,7 +6,7 @@ import pytest
 
 from octavo.block_manager import BlockManager
 from octavo.scheduler import LatencyGoal, Limits, SampleResult, Scheduler, Sequence, Status
-from octavo.scheduler.waiting.age_order import MAX_OVERTAKEN
+from octavo.scheduler.waiting.line import MAX_OVERTAKEN
 from waiting_queues import QUEUES
 
 TOKEN_S = 0.1  # per prompt token

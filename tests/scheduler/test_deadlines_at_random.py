@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager
 from octavo.scheduler import LatencyGoal, Limits, SampleResult, Scheduler, Sequence
-from octavo.scheduler.waiting.age_order import MAX_OVERTAKEN
+from octavo.scheduler.waiting.line import MAX_OVERTAKEN
 from waiting_queues import QUEUES
 
 pytestmark = pytest.mark.property

@@ -6,8 +6,8 @@ from octavo.block_manager import BlockManager
 from octavo.scheduler import Sequence
 from octavo.scheduler.preemption import has_headroom
 from octavo.scheduler.types import ScheduledChunk
-from octavo.scheduler.waiting import DeficitQueue, FairQueue, WaitingQueue, cached_tokens
-from octavo.scheduler.waiting.age_order import MAX_OVERTAKEN, AgeOrder
+from octavo.scheduler.waiting import WaitingQueue, cached_tokens
+from octavo.scheduler.waiting.line import MAX_OVERTAKEN, Line
 from waiting_queues import QUEUES
 
 PAGE_SIZE = 4
@@ -18,14 +18,21 @@ def sequence(name: str, **options: object) -> Sequence:
 
 
 def test_preempted_sequences_overtake_none_on_return() -> None:
-    order, older, back = AgeOrder(), sequence("older"), sequence("back")
+    line, older, other = Line(), sequence("older"), sequence("other")
+    line.append(older)
+    line.append(other)
     for _ in range(MAX_OVERTAKEN):
-        order.mark_preempted(back)
-        order.remove(back, [older, back])
-    assert order.rank([older])[0][0] == order.rank([sequence("other")])[0][0], "it is not due"
+        line.put_back(back := sequence("back"))
+        line.remove(back)
+    assert rank(line, older) == rank(line, other), "it is not due"
     for _ in range(MAX_OVERTAKEN):
-        order.remove(back, [older, back])
-    assert order.rank([older])[0][0] < order.rank([sequence("other")])[0][0], "now it is"
+        line.append(young := sequence("young"))
+        line.remove(young)
+    assert rank(line, older) < rank(line, other), "now it is"
+
+
+def rank(line: Line, sequence: Sequence) -> int:
+    return next(each for each, _, ranked in line.ranks(9, frozenset(), lambda _: 0) if ranked is sequence)
 
 
 def let_in_as(number: int, name: str = "") -> Sequence:
@@ -82,7 +89,7 @@ def test_a_long_prompt_does_not_delay_higher_priorities() -> None:
 
 
 def test_a_returning_tenant_keeps_its_service_counter() -> None:
-    queue = DeficitQueue(BlockManager(8, PAGE_SIZE), quantum=10.0)
+    queue = WaitingQueue(BlockManager(8, PAGE_SIZE), {}, quantum=10.0)
     first, second = sequence("first", tenant="a"), sequence("second", tenant="a")
     queue.append(first)
     queue.on_planned(ScheduledChunk(first, 0, 3, True))
@@ -92,7 +99,7 @@ def test_a_returning_tenant_keeps_its_service_counter() -> None:
 
 
 def test_tokens_that_drafts_gave_are_charged_each() -> None:
-    queue, one = FairQueue(), sequence("one", tenant="a")
+    queue, one = WaitingQueue(weights={}), sequence("one", tenant="a")
     queue.append(one)
     work = [ScheduledChunk(one, 0, 3, True)]
     queue.on_planned(work[0])

@@ -8,15 +8,15 @@ import pytest
 
 from octavo.block_manager import BlockManager, RecurrentState
 from octavo.scheduler import Limits, SampleResult, Scheduler, SchedulerOutput, Sequence, Status
-from octavo.scheduler.waiting import DeficitQueue, FairQueue, WaitingQueue
+from octavo.scheduler.waiting import WaitingQueue
 from serving import check_shares
 
 SLOTS = 16
 QUEUES: dict[str, Callable[[BlockManager], WaitingQueue]] = {
     "fcfs": lambda _: WaitingQueue(),
     "lpm": WaitingQueue,
-    "vtc": lambda _: FairQueue(head_start=64.0),
-    "dlpm": lambda blocks: DeficitQueue(blocks, quantum=64.0),
+    "vtc": lambda _: WaitingQueue(weights={}, quantum=64.0),
+    "dlpm": lambda blocks: WaitingQueue(blocks, {}, quantum=64.0),
 }
 ENOUGH = 1024  # pages
 every_queue = pytest.mark.parametrize("queue", QUEUES)

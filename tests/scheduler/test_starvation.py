@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence, Status
-from octavo.scheduler.waiting import age_order
+from octavo.scheduler.waiting import line
 from waiting_queues import QUEUES
 
 PAGE_SIZE = 4
@@ -125,8 +125,8 @@ class Flood:
 
 def flood(traffic: Traffic, kind: str, num_steps: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(age_order, "MAX_OVERTAKEN", OVERTAKEN)
-        patch.setattr(age_order, "HARD_MAX_OVERTAKEN", PASSED)
+        patch.setattr(line, "MAX_OVERTAKEN", OVERTAKEN)
+        patch.setattr(line, "HARD_MAX_OVERTAKEN", PASSED)
         served = Flood(traffic, kind)
         for _ in range(num_steps):
             served.step()

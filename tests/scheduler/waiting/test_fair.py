@@ -10,27 +10,27 @@ from hypothesis import strategies as st
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, Scheduler, Sequence, Status
 from octavo.scheduler.types import ScheduledChunk
-from octavo.scheduler.waiting import DeficitQueue, FairQueue, WaitingQueue
-from octavo.scheduler.waiting.age_order import MAX_OVERTAKEN
+from octavo.scheduler.waiting import DEFAULT_QUANTUM, WaitingQueue
+from octavo.scheduler.waiting.line import MAX_OVERTAKEN
 from steps import advance, names, plan
 
 
 def scheduler(
     queue: WaitingQueue | None = None, *, num_pages: int = 64, budget: int = 16, running: int = 4
 ) -> Scheduler:
-    queue = FairQueue() if queue is None else queue
+    queue = WaitingQueue(weights={}) if queue is None else queue
     return Scheduler(BlockManager(num_pages, 4), Limits(budget, running), waiting=queue)
 
 
 def scheduler_of(blocks: BlockManager, kind: str) -> Scheduler:
-    queue = DeficitQueue(blocks, quantum=1e9) if kind == "dlpm" else FairQueue(head_start=16.0)
+    queue = (
+        WaitingQueue(blocks, {}, quantum=1e9) if kind == "dlpm" else WaitingQueue(weights={}, quantum=16.0)
+    )
     return Scheduler(blocks, Limits(16, 4), waiting=queue)
 
 
-def fair(s: Scheduler) -> FairQueue:
-    queue = s._queues.waiting
-    assert isinstance(queue, FairQueue)
-    return queue
+def fair(s: Scheduler) -> WaitingQueue:
+    return s._queues.waiting
 
 
 def request(
@@ -56,7 +56,7 @@ def test_tenants_take_turns_though_one_came_first() -> None:
 
 
 def test_a_weight_of_two_gets_two_turns() -> None:
-    s = scheduler(FairQueue({"b": 2.0}), running=1)
+    s = scheduler(WaitingQueue(weights={"b": 2.0}), running=1)
     for name in ("a1", "a2", "a3", "b1", "b2", "b3", "b4"):
         s.add(request(name))
     assert served(s) == ["a1", "b1", "b2", "a2", "b3", "b4", "a3"]
@@ -72,7 +72,7 @@ def test_prompts_count_once_and_outputs_as_two() -> None:
 
 
 def test_counters_include_sampled_tokens_at_once() -> None:
-    queue, runs, equal = FairQueue(), request("a1"), request("a2")
+    queue, runs, equal = WaitingQueue(weights={}), request("a1"), request("a2")
     queue.append(runs)
     queue.on_planned(ScheduledChunk(runs, 0, 8, True))
     queue.remove(runs)
@@ -147,7 +147,7 @@ def test_a_returning_tenants_counter_rises_to_the_least_waiting() -> None:
 
 
 def test_head_starts_do_not_add_up() -> None:
-    s = scheduler(FairQueue(head_start=8.0), running=1)
+    s = scheduler(WaitingQueue(weights={}, quantum=8.0), running=1)
     for number in range(4):
         s.add(request(f"a{number}"))
         s.add(request(f"b{number}"))
@@ -195,7 +195,7 @@ def test_a_running_long_prompt_delays_no_other_tenant(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["lpm", "dlpm"])
 def test_prompts_with_cached_tokens_come_first(kind: str) -> None:
     blocks = BlockManager(64, 4)
-    queue = WaitingQueue(blocks) if kind == "lpm" else DeficitQueue(blocks)
+    queue = WaitingQueue(blocks) if kind == "lpm" else WaitingQueue(blocks, {}, quantum=DEFAULT_QUANTUM)
     s = Scheduler(blocks, Limits(32, 1), waiting=queue)
     s.add(Sequence("first", [9] * 17, 1))
     advance(s)
@@ -208,7 +208,7 @@ def test_prompts_with_cached_tokens_come_first(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["lpm", "dlpm"])
 def test_the_oldest_is_overtaken_a_bounded_number_of_times(kind: str) -> None:
     blocks = BlockManager(64, 4)
-    queue = WaitingQueue(blocks) if kind == "lpm" else DeficitQueue(blocks, quantum=1e9)
+    queue = WaitingQueue(blocks) if kind == "lpm" else WaitingQueue(blocks, {}, quantum=1e9)
     s = Scheduler(blocks, Limits(32, 1), waiting=queue)
     s.add(Sequence("first", [9] * 17, 1))
     advance(s)
@@ -227,7 +227,7 @@ def test_the_oldest_is_overtaken_a_bounded_number_of_times(kind: str) -> None:
 
 def test_deficits_let_a_tenant_continue_for_a_quantum() -> None:
     blocks = BlockManager(64, 4)
-    s = Scheduler(blocks, Limits(64, 1), waiting=DeficitQueue(blocks, quantum=40))
+    s = Scheduler(blocks, Limits(64, 1), waiting=WaitingQueue(blocks, {}, quantum=40))
     for number in range(4):
         for tenant in "ab":
             prompt = [ord(tenant)] * 16 + [number + 1] * 4
@@ -240,7 +240,7 @@ def test_deficits_let_a_tenant_continue_for_a_quantum() -> None:
 
 def test_a_weight_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match="the weight of tenant a must be above 0, got 0"):
-        FairQueue({"a": 0.0})
+        WaitingQueue(weights={"a": 0.0})
 
 
 @given(
@@ -253,7 +253,7 @@ def test_any_quantum_and_any_cost_let_somebody_in(
 ) -> None:
     blocks = BlockManager(64, 4)
     weights = {"a": 1 / cost, "b": 0.7 / cost, "c": 1 / cost}
-    s = Scheduler(blocks, Limits(16, 2), waiting=DeficitQueue(blocks, weights, quantum=quantum))
+    s = Scheduler(blocks, Limits(16, 2), waiting=WaitingQueue(blocks, weights, quantum=quantum))
     everyone = [request(f"{tenant}{number}", length) for number, (tenant, length) in enumerate(jobs)]
     for each in everyone:
         s.add(each)

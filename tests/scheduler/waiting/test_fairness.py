@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, SampleResult, Scheduler, Sequence
-from octavo.scheduler.waiting import DeficitQueue, FairQueue, WaitingQueue
+from octavo.scheduler.waiting import WaitingQueue
 from serving import Served, check_outputs
 from strategies import Workload, workloads
 
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.property
 PAGE_SIZE = 4
 QUANTUM, HEAD_START = 24.0, 16.0
 QUEUES: dict[str, Callable[[BlockManager], WaitingQueue]] = {
-    "vtc": lambda _blocks: FairQueue(),
-    "dlpm": lambda blocks: DeficitQueue(blocks, quantum=QUANTUM),
+    "vtc": lambda _blocks: WaitingQueue(weights={}),
+    "dlpm": lambda blocks: WaitingQueue(blocks, {}, quantum=QUANTUM),
     "lpm": WaitingQueue,
 }
 
@@ -64,9 +64,9 @@ class Backlogged:
         )
         self.blocks = BlockManager(largest + traffic.spare_pages, PAGE_SIZE)
         queue: WaitingQueue = (
-            FairQueue(self.weights, head_start=HEAD_START)
+            WaitingQueue(weights=self.weights, quantum=HEAD_START)
             if kind == "vtc"
-            else DeficitQueue(self.blocks, self.weights, quantum=QUANTUM)
+            else WaitingQueue(self.blocks, self.weights, quantum=QUANTUM)
         )
         limits = Limits(traffic.budget, min(traffic.max_running, traffic.budget))
         self.scheduler = Scheduler(self.blocks, limits, waiting=queue)
