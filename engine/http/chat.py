@@ -224,7 +224,7 @@ class _Answer(ChoicesAnswer):
             if index not in self._begun:
                 self._begun.add(index)
                 fields = {"role": "assistant", "content": ""} | fields
-            if not (fields or delta.logprobs or delta.finish_reason is not None):
+            if not self.is_sent(delta, fields):
                 return b""
         elif delta.prompt_logprobs is not None and not self.parts:
             self.parts["prompt_logprobs"] = prompt_entries(delta.prompt_logprobs, self.services.texts)

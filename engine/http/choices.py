@@ -93,6 +93,10 @@ class ChoicesAnswer(ABC):
     def choice(self, prompt: int, index: int, delta: Delta) -> bytes:
         """Return a choice as JSON; b"" if a stream has nothing to send."""
 
+    def is_sent(self, delta: Delta, shown: object) -> bool:
+        has_ids = bool(self.request.return_token_ids and delta.token_ids)
+        return bool(shown or has_ids or delta.logprobs or delta.finish_reason is not None)
+
     def finish(self, delta: Delta) -> dict[str, Any]:
         if delta.finish_reason is None:
             return {"finish_reason": None}

@@ -116,20 +116,22 @@ class _Answer(ChoicesAnswer):
         self.prompt_ids: list[list[int]] = []
         self.texts: list[str] = []
         self._writers: dict[int, CompletionLogprobWriter] = {}
-        self._echoed: set[int] = set()
+        self._begun: set[int] = set()
 
     def choice(self, prompt: int, index: int, delta: Delta) -> bytes:
         request = self.request
-        echoes = bool(request.echo) and index not in self._echoed
-        if request.stream and not (echoes or delta.text or delta.logprobs or delta.finish_reason is not None):
+        is_first = index not in self._begun
+        echoes = bool(request.echo) and is_first
+        if request.stream and not self.is_sent(delta, echoes or delta.text):
             return b""
-        self._echoed.add(index)
+        self._begun.add(index)
         text = self.texts[prompt] + delta.text if echoes else delta.text
         fields: dict[str, Any] = {"index": index, "text": text, "logprobs": None} | self.finish(delta)
         if request.logprobs is not None:
             fields["logprobs"] = self._logprobs(index, delta, echoes=echoes)
         if request.return_token_ids:
-            fields |= {"token_ids": list(delta.token_ids), "prompt_token_ids": self.prompt_ids[prompt]}
+            fields["token_ids"] = list(delta.token_ids)
+            fields["prompt_token_ids"] = self.prompt_ids[prompt] if is_first else None
         entries: bytes | None = None
         if request.prompt_logprobs is not None and delta.prompt_logprobs is not None:
             fields["prompt_logprobs"] = None

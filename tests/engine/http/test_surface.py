@@ -822,6 +822,18 @@ async def test_bytes_of_split_characters_in_completions(demo: Demo) -> None:
 
 
 @on_demo
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_a_stream_has_the_ids_of_parts_of_characters(demo: Demo, path: str) -> None:
+    body = BASE[path] | {"regex": "né😀😀", "max_tokens": 30, "return_token_ids": True}
+    choice = _one((await demo.served.post(path, body)).json)
+    own = [_one(event) for event in (await demo.served.post(path, body | {"stream": True})).events]
+    assert len(choice["token_ids"]) > len("né😀😀")
+    assert [i for c in own for i in c["token_ids"]] == choice["token_ids"]
+    if path == COMPLETIONS:
+        assert [c["prompt_token_ids"] for c in own] == [choice["prompt_token_ids"]] + [None] * (len(own) - 1)
+
+
+@on_demo
 async def test_the_openai_client_reads_it_all(demo: Demo) -> None:
     with pytest.raises(openai.NotFoundError, match="model must be 'demo'"):
         await demo.chat.completions.create(model="other", prompt="x")
