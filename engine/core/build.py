@@ -40,6 +40,7 @@ from .engine_core import EngineCore
 from .gauge_source import GaugeSource
 from .image_part import ImagePart
 from .request import Request
+from .step_stats import StepStats
 
 CACHE_DIR_BYTES = 10 * 1024**3  # default limit of the cache folder
 
@@ -155,17 +156,15 @@ def assemble(
         host = HostMemory(runner, blocks, max_bytes=config.swap_memory, clock=clock)
     shards = _shard_store(config, runner, blocks)
     store = PageStore(blocks, transfer, host=host, shards=shards, clock=clock)
+    stats = StepStats(observer)
     adapters = None if runner.adapters is None else AdapterPart(runner.adapters, config.max_loras)
     images = None
     if runner.images is not None:
-        images = ImagePart(runner.images, blocks, max_step_tokens=config.max_step_tokens, clock=clock)
-    scheduler = Scheduler(
-        blocks,
-        limits,
-        store,
-        waiting=waiting_queue(config, blocks),
-        resources=tuple(part for part in (adapters, images) if part is not None),
-    )
+        images = ImagePart(
+            runner.images, blocks, stats=stats, max_step_tokens=config.max_step_tokens, clock=clock
+        )
+    parts = tuple(part for part in (adapters, images) if part is not None)
+    scheduler = Scheduler(blocks, limits, store, waiting=waiting_queue(config, blocks), resources=parts)
     drafts_from = "draft" if draft_model is not None else drafts_by(config, info)
     speculation = Speculation(drafts_from)
     return EngineCore(
@@ -183,9 +182,8 @@ def assemble(
             media_waits=images.num_waiting if images is not None else lambda: 0,
             clock=clock,
         ),
-        observer=observer,
-        adapters=adapters,
-        images=images,
+        stats=stats,
+        parts=parts,
         shards=shards,
         overlaps=config.async_steps is not False,
         clock=clock,

@@ -25,6 +25,7 @@ from ..kv_store.page_runs import PageLayoutKey, PagePart
 from ..kv_store.shard_store import ShardStore
 from ..kv_store.transfer import CachedPrefix, PageTransfer
 from .adapter_part import AdapterPart
+from .step_parts import StepPart
 
 AnswerT = TypeVar("AnswerT")
 AnswerT_co = TypeVar("AnswerT_co", covariant=True)
@@ -35,7 +36,7 @@ Arguments = ParamSpec("Arguments")
 class CommandTarget:
     cache: PrefixCacheInspector
     transfer: PageTransfer
-    adapters: AdapterPart | None = None
+    parts: Sequence[StepPart] = ()
     shards: ShardStore | None = None
 
 
@@ -236,11 +237,12 @@ def list_pages(core: CommandTarget) -> dict[Digest, PageContents]:
 
 
 def _adapters(core: CommandTarget) -> AdapterPart:
-    if core.adapters is None:
+    found = next((part for part in core.parts if isinstance(part, AdapterPart)), None)
+    if found is None:
         raise NotConfigured(
             "the engine must have memory for adapters, got none; start it with --lora-dir or --lora-memory"
         )
-    return core.adapters
+    return found
 
 
 @command

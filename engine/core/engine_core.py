@@ -7,7 +7,6 @@ from typing import NamedTuple
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Scheduler, SchedulerOutput
 
-from ..api.stats import Observer
 from ..executor.base import ModelRunner, Pending
 from ..executor.batch import Batch, build_batch
 from ..inspection.prefix_cache_inspector import PrefixCacheInspector
@@ -15,10 +14,8 @@ from ..kv_store.shard_store import ShardStore
 from ..kv_store.transfer import PageTransfer
 from ..speculation.drafting import Speculation
 from ..tokenizer.tokenizer import Tokenizer
-from .adapter_part import AdapterPart
 from .draft_part import DraftPart
 from .gauge_source import GaugeSource
-from .image_part import ImagePart
 from .live_samples import LiveSamples, SampledSequences
 from .overlap import may_overlap
 from .prompt_parts import Grammars, PromptEmbeddings, PromptScores
@@ -51,10 +48,8 @@ class EngineCore:
         transfer: PageTransfer,
         drafts: DraftPart | None = None,
         gauge_source: GaugeSource | None = None,
-        observer: Observer | None = None,
+        stats: StepStats | None = None,
         parts: tuple[StepPart, ...] = (),
-        adapters: AdapterPart | None = None,
-        images: ImagePart | None = None,
         shards: ShardStore | None = None,
         overlaps: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -67,15 +62,12 @@ class EngineCore:
         self._blocks = blocks
         self._scheduler = scheduler
         self.builder = RequestBuilder(runner.info, tokenizer, runner.adapters)
-        self.adapters = adapters
+        self.parts = parts
         self.shards = shards
-        self._stats = StepStats(observer)
-        if images is not None:
-            images.on_encoded, images.on_hit = self._stats.encoded, self._stats.hit_image
+        self._stats = stats or StepStats(None)
         self._clock = clock
         self.drafts = drafts or DraftPart(Speculation("off"), None, scheduler, clock)
         grammars = Grammars(may_be_late=blocks.states is None)
-        parts = (*(part for part in (adapters, images) if part is not None), *parts)
         self._parts = StepParts((PromptScores(), PromptEmbeddings(), *parts, self.drafts, grammars))
         self._live = LiveSamples(scheduler, self._parts, self._stats, clock)
         self._overlaps = overlaps

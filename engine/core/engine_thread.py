@@ -122,7 +122,7 @@ class EngineThread:
         _leave_mlx()
 
     def _loop(self, core: EngineCore) -> None:
-        parts = CommandTarget(core.cache, core.transfer, core.adapters, core.shards)
+        parts = CommandTarget(core.cache, core.transfer, core.parts, core.shards)
         while self._read_inbox(core):
             self._execute_commands(core, parts)
             if core.has_work:

@@ -18,6 +18,7 @@ from ..executor.base import EncodedImage, Images
 from ..executor.batch import RowInput
 from .request import Request, Sample
 from .step_parts import PartRows, StepPart
+from .step_stats import StepStats
 
 IS_IMAGE, FEATURES, DEEPSTACK = "image_rows", "image_features", "image_deepstack"
 AXES = ("position_t", "position_h", "position_w")
@@ -45,13 +46,13 @@ class ImagePart(StepPart, Resource):
         images: Images,
         blocks: BlockManager,
         *,
+        stats: StepStats,
         max_step_tokens: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.on_encoded: Callable[[float], None] = lambda _: None
-        self.on_hit: Callable[[], None] = lambda: None
         self._images = images
         self._blocks = blocks
+        self._stats = stats
         self._max_step_tokens = max_step_tokens
         self._clock = clock
         self._prompts: dict[Sequence, _Prompt] = {}
@@ -131,7 +132,7 @@ class ImagePart(StepPart, Resource):
             return []
         self._current = None
         self._new = image.digest
-        self.on_encoded(sum(encode_step_s))
+        self._stats.encoded(sum(encode_step_s))
         self._next_image()
         return self._take_ready()
 
@@ -176,7 +177,7 @@ class ImagePart(StepPart, Resource):
                     return image if is_near else None
                 prompt.ready[image.start] = encoded
                 if image.digest != self._new:
-                    self.on_hit()
+                    self._stats.hit_image()
                 self._new = None
             num_rows += image.length
         return None

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import subprocess
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from octavo.scheduler import Sequence
+
 ROOT = Path(__file__).resolve().parents[2]
 BUDGETS = {
     "block_manager": 3_064,
+    "deploy": 110,
     "engine": 85,  # code without a budget below
     "engine/api": 2_080,
     "engine/arguments": 657,
     "engine/chat": 1_819,
     "engine/cli": 1_594,
     "engine/client": 712,
-    "engine/core": 3_209,
+    "engine/core": 3_202,
     "engine/executor": 11_746,
     "engine/frontend": 1_725,
     "engine/gguf": 771,
@@ -32,6 +37,8 @@ BUDGETS = {
     "engine/structured_output": 1_999,
     "engine/tokenizer": 818,
     "engine/vision": 455,
+    "examples": 358,
+    "integrations": 242,
     "kernels": 6_585,
     "kernels/csrc": 72,  # module.cpp
     "kernels/csrc/attention": 5_146,
@@ -50,8 +57,10 @@ BUDGETS = {
     "lab/kernels": 330,
     "lab/plots": 259,
     "lab/policies": 348,
+    "proto": 14,
     "scheduler": 2_800,
-    "tests": 60_375,
+    "src": 3,
+    "tests": 60_233,
     "tools": 5_519,
 }
 
@@ -80,9 +89,34 @@ def test_no_package_has_more_lines_than_its_budget() -> None:
     assert not over, f"lines must be at most the budget, got {over}; delete something, or raise it here"
 
 
+def test_every_package_has_a_budget() -> None:
+    assert set(lines_by_package()) == set(BUDGETS)
+
+
+@pytest.mark.parametrize(
+    ("files", "most"),
+    [
+        (["engine/core/engine_core.py"], 230),
+        (["engine/executor/model_runner.py", "engine/executor/paged_model.py"], 380),
+    ],
+)
+def test_the_loop_and_the_runner_stay_short(files: list[str], most: int) -> None:
+    assert sum(len((ROOT / file).read_text().splitlines()) for file in files) <= most
+
+
+def test_the_loop_hardly_asks_for_optional_parts() -> None:
+    tree = ast.parse((ROOT / "engine/core/engine_core.py").read_text())
+    compared = [each for node in ast.walk(tree) if isinstance(node, ast.Compare) for each in node.comparators]
+    assert sum(isinstance(each, ast.Constant) and each.value is None for each in compared) < 10
+
+
+def test_a_sequence_has_few_fields() -> None:
+    assert len(dataclasses.fields(Sequence)) <= 14
+
+
 def test_files_are_counted_by_folder() -> None:
     assert package_of("engine/core/build.py") == package_of("engine/core/x/y.py") == "engine/core"
     assert package_of("engine/__init__.py") == package_of("engine/of_tomorrow/a.py") == "engine"
     assert package_of("kernels/csrc/ops/rope.cpp") == "kernels/csrc/ops"
     assert package_of("kernels/csrc/module.cpp") == "kernels/csrc"
-    assert package_of("scheduler/waiting/fair.py") == "scheduler"
+    assert package_of("scheduler/waiting/queue.py") == "scheduler"

@@ -11,6 +11,7 @@ from fakes import FakeCore, byte_tokenizer, small_config
 from octavo.engine.api.engine_request import CacheNamespace, EngineRequest
 from octavo.engine.api.errors import InvalidRequest, NotFound
 from octavo.engine.api.sampling_params import SamplingParams
+from octavo.engine.core.adapter_part import AdapterPart
 from octavo.engine.core.engine_core import EngineCore
 from octavo.engine.core.request import Request
 
@@ -23,17 +24,21 @@ def adapters() -> FakeAdapters:
 @pytest.fixture
 def core(adapters: FakeAdapters) -> Iterator[EngineCore]:
     made = FakeCore(tokenizer=byte_tokenizer(), adapters=adapters)(small_config(prefix_cache=False))
-    assert made.adapters is not None
     for name in ("a", "b", "c"):
-        made.adapters.load(name, Path(f"/srv/{name}"))
+        part(made).load(name, Path(f"/srv/{name}"))
     yield made
     made.finish()
     made.close()
 
 
+def part(core: EngineCore) -> AdapterPart:
+    (found,) = core.parts
+    assert isinstance(found, AdapterPart)
+    return found
+
+
 def add(core: EngineCore, name: str | None, *, length: int = 3, max_tokens: int = 4, n: int = 1) -> Request:
-    assert core.adapters is not None
-    variant = next((info.variant for info in core.adapters._adapters.infos() if info.name == name), b"")
+    variant = next((info.variant for info in part(core)._adapters.infos() if info.name == name), b"")
     request = core.builder.build(
         EngineRequest(
             request_id=f"{name}",
@@ -75,10 +80,9 @@ def test_rows_have_the_slots_of_their_requests(core: EngineCore, adapters: FakeA
     run(core)
     add(core, None, length=2)
     add(core, "a", length=4)
-    assert core.adapters is not None
     step = core._scheduler.plan(0.0)
     assert step is not None
-    rows = core.adapters.rows(step)
+    rows = part(core).rows(step)
     assert rows is not None
     slots = rows.inputs["adapters"]
     assert slots.shape == (7, 1, 1)
@@ -89,12 +93,11 @@ def test_rows_have_the_slots_of_their_requests(core: EngineCore, adapters: FakeA
 
 
 def test_a_step_of_the_base_model_alone_has_no_input(core: EngineCore) -> None:
-    assert core.adapters is not None
     add(core, None)
-    assert not core.adapters.is_live
+    assert not part(core).is_live
     step = core._scheduler.plan(0.0)
     assert step is not None
-    assert core.adapters.rows(step) is None
+    assert part(core).rows(step) is None
 
 
 def test_every_sample_of_a_request_holds_the_slot(core: EngineCore, adapters: FakeAdapters) -> None:
@@ -112,33 +115,30 @@ def test_an_aborted_request_leaves_its_slot(core: EngineCore, adapters: FakeAdap
     for request in requests:
         core.abort(request)
     assert not any(adapters.holders.values())
-    assert core.adapters is not None
-    assert not core.adapters.is_live
+    assert not part(core).is_live
 
 
 def test_an_adapter_in_use_cannot_be_unloaded(core: EngineCore) -> None:
-    assert core.adapters is not None
     for name in ("a", "b", "c"):
         add(core, name)
     run(core)
     assert core.gauges.adapters == (8, ("a", "b"), ("c",))
     for name in ("a", "c"):
         with pytest.raises(InvalidRequest, match=f"adapter '{name}' must not be in use, got 1 unfinished"):
-            core.adapters.unload(name)
+            part(core).unload(name)
         with pytest.raises(InvalidRequest, match=f"adapter '{name}' must not be in use, got 1 unfinished"):
-            core.adapters.load(name, Path("/srv/other"), replace=True)
+            part(core).load(name, Path("/srv/other"), replace=True)
     run(core, 12)
     assert not any(core.gauges.adapters[1:])
-    assert core.adapters.load("a", Path("/srv/other"), replace=True).digest == b"other"
-    core.adapters.unload("a")
+    assert part(core).load("a", Path("/srv/other"), replace=True).digest == b"other"
+    part(core).unload("a")
     with pytest.raises(NotFound, match="'a'"):
-        core.adapters.unload("a")
+        part(core).unload("a")
 
 
 def test_a_request_for_a_replaced_adapter_is_refused(core: EngineCore) -> None:
-    assert core.adapters is not None
-    core.adapters.unload("a")
-    core.adapters.load("a", Path("/srv/other"))
+    part(core).unload("a")
+    part(core).load("a", Path("/srv/other"))
     with pytest.raises(NotFound, match="was replaced while the request was read"):
         core.builder.build(
             EngineRequest(
