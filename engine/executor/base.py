@@ -149,7 +149,7 @@ KV_NOT_FINITE = "the model computed keys, values or states that are not finite (
 
 
 def with_failures(samples: Sequence[Sampled], batch: Batch, failed: Sequence[int]) -> tuple[Sampled, ...]:
-    if not failed:
+    if not failed or not samples:
         return tuple(samples)
     starts = batch.attention.q_start[1:]
     first_failed: dict[int, int] = {}

@@ -45,11 +45,13 @@ class OutputSelection(NamedTuple):
 
     rows    [R]  ascending rows whose logits are wanted; None: all rows
     hidden  [P]  ascending rows whose hidden states are wanted; None: no rows
+    head         False: instead of logits, the inputs of the output head where it is known
     """
 
     rows: Ints | None = None
     greedy: bool = False
     hidden: Ints | None = None
+    head: bool = True
 
 
 class Batch(NamedTuple):

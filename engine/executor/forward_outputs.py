@@ -14,6 +14,7 @@ class Form(NamedTuple):
     logits: bool
     greedy: bool
     hidden: bool
+    head: bool
     inputs: tuple[str, ...]
 
 
@@ -45,7 +46,7 @@ def results_of(form: Form, output: mx.array, found: RowSelection) -> list[mx.arr
             raise HookError("the model changes the logits after its output head")
         results += [choice.ids.squeeze(1), choice.logits.squeeze(1)]
     elif form.logits:
-        results.append(output.squeeze(1))
+        results.append((output if form.head or found.taken is None else found.taken).squeeze(1))
     if form.hidden:
         if found.kept is None:
             raise HookError("the output head was not called")

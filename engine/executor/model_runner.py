@@ -75,8 +75,13 @@ class PagedRunner:
     def info(self) -> EngineInfo:
         return self._info
 
-    def submit(self, batch: Batch, states: Sequence[SampleState], after: Pending | None = None) -> Pending:
-        """Submit a step. Raises ValueError for unknown token ids or pages."""
+    def submit(
+        self, batch: Batch, states: Sequence[SampleState] | None, after: Pending | None = None
+    ) -> Pending:
+        """Submit a step; ``states`` is None if another rank samples.
+
+        Raises ValueError for unknown token ids or pages.
+        """
         self._check_tokens(batch)
         for group, stored in self._stored.items() if batch.copies else ():
             if pairs := [(copy.source, copy.target) for copy in batch.copies if copy.group == group]:
@@ -89,11 +94,11 @@ class PagedRunner:
             return Resolved(with_failed_rows(batch, self._run(batch, states)))
         runs = []
         for first, samples, part in batch.slices(size):
-            run = self._run(part, [states[i] for i in samples])
+            run = self._run(part, states and [states[i] for i in samples])
             runs.append(run._replace(failed_rows=tuple(first + row for row in run.failed_rows)))
         return Resolved(with_failed_rows(batch, joined(runs)))
 
-    def run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
+    def run(self, batch: Batch, states: Sequence[SampleState] | None) -> RunOutput:
         return self.submit(batch, states).resolve()
 
     def _check_tokens(self, batch: Batch) -> None:
@@ -132,7 +137,7 @@ class PagedRunner:
         mx.async_eval(*step.arrays, *self._model.kv_cache.pending())
         return step
 
-    def _run(self, batch: Batch, states: Sequence[SampleState]) -> RunOutput:
+    def _run(self, batch: Batch, states: Sequence[SampleState] | None) -> RunOutput:
         if not self._gives_logits:
             return self._run_layers(batch)
         scored = batch.scored
@@ -140,10 +145,13 @@ class PagedRunner:
             batch.sample_rows if scored is None else np.r_[batch.sample_rows, scored.rows]
         )
         greedy = self._fused_argmax and batch.only_samples and len(rows) > 0
-        greedy = greedy and all(state.is_argmax for state in states)
-        outputs = self._model.forward(batch, OutputSelection(rows, greedy, batch.hidden))
+        greedy = greedy and states is not None and all(state.is_argmax for state in states)
+        wanted = OutputSelection(rows, greedy, batch.hidden, head=states is not None)
+        outputs = self._model.forward(batch, wanted)
         self._model.evaluate(outputs.arrays)
         failed = self._model.nonfinite_rows()
+        if states is None:
+            return RunOutput((), tuple(failed))
         num_samples = len(batch.sample_rows)
         samples = self._sample(outputs, places[:num_samples], states)
         scores: tuple[TokenLogprob, ...] = ()

@@ -100,7 +100,9 @@ class PagedModel:
         rows, hidden = wanted.rows, wanted.hidden
         hidden = hidden if hidden is not None and len(hidden) else None
         has_logits = rows is None or len(rows) > 0
-        form = Form(rows is not None, has_logits, wanted.greedy, hidden is not None, tuple(batch.inputs))
+        form = Form(
+            rows is not None, has_logits, wanted.greedy, hidden is not None, wanted.head, tuple(batch.inputs)
+        )
         values: list[RowInput] = [step.positions]
         if rows is not None:
             values.append(rows if has_logits else FIRST_ROW)

@@ -25,7 +25,6 @@ from octavo.engine.core.build import build_core
 from octavo.engine.core.request import Request
 from octavo.engine.executor.parallel import runner as ranks
 from octavo.engine.executor.parallel.group import FollowingGroup
-from octavo.engine.executor.sampling.sampler import SampleState
 
 NUM_STEPS, NUM_PROMPT, NUM_OUTPUT = 100, 256, 64  # steps of a block, tokens of a sequence
 PERCENTILES = (1, 10, 50)
@@ -37,9 +36,6 @@ def follow() -> None:
     config = leader.recv()
     part = ranks._part_of(config, group)
     runner = ranks._load(config, group, part, None)
-    greedy = SampleState(
-        SamplingParams(temperature=0.0), seed=0, prompt_ids=[], vocab_size=runner.info.vocab_size
-    )
     leader.send((runner.info.memory, runner.page_shape, ranks._files_of(runner)))
     while True:
         try:
@@ -48,7 +44,7 @@ def follow() -> None:
             return
         batch, times = message if type(message) is tuple else (message, 1)
         for _ in range(times):
-            failed = part.follow(runner, batch, greedy)
+            failed = part.follow(runner, batch)
         leader.send(failed)
 
 

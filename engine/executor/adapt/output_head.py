@@ -27,6 +27,7 @@ class RowSelection:
         self.rows: mx.array | None = None
         self.greedy = False
         self.greedy_output: GreedyHeadOutput | None = None
+        self.taken: mx.array | None = None
         self.kept_rows: mx.array | None = None
         self.kept: mx.array | None = None
 
@@ -38,13 +39,13 @@ class RowSelection:
         try:
             yield self
         finally:
-            self.rows = self.kept_rows = self.kept = self.greedy_output = None
+            self.rows = self.kept_rows = self.kept = self.taken = self.greedy_output = None
             self.greedy = False
 
     def __call__(self, x: mx.array, head: Module, compute: Callable[[mx.array], mx.array]) -> mx.array:
         if self.kept_rows is not None:
             self.kept = self._take(x, self.kept_rows)
-        x = x if self.rows is None else self._take(x, self.rows)
+        x = self.taken = x if self.rows is None else self._take(x, self.rows)
         logits = compute(x)
         if self.greedy and hasattr(head, "argmax"):
             chosen = head.argmax(x)

@@ -18,7 +18,6 @@ from octavo.kernels.page_bytes import PageBytes
 from ...api.config import EngineConfig
 from ...api.engine_info import AdapterInfo
 from ...api.errors import InvalidConfig, InvalidRequest, OctavoError
-from ...api.sampling_params import SamplingParams
 from ...kv_store.page_runs import PageLayoutKey, StateKind
 from ...memory.weight_files import weight_files
 from ..adapters.slots import AdapterSlots, load_modules
@@ -227,11 +226,8 @@ def follow() -> None:
 
 
 def _follow_steps(runner: Any, part: Shard, leader: Connection[Any, Any]) -> Any:
-    greedy = SampleState(
-        SamplingParams(temperature=0.0), seed=0, prompt_ids=[], vocab_size=runner.info.vocab_size
-    )
     while isinstance(told := leader.recv(), Batch | Call):
-        leader.send(_answer(runner, told) if isinstance(told, Call) else part.follow(runner, told, greedy))
+        leader.send(_answer(runner, told) if isinstance(told, Call) else part.follow(runner, told))
     if isinstance(told, InvalidConfig):
         raise told
     return told

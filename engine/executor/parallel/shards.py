@@ -31,7 +31,6 @@ from ..load.load import Made, WholeModel
 from ..model_runner import PagedRunner
 from ..overrides import model_modules, override, replaced
 from ..row_inputs import RowInputs
-from ..sampling.sampler import SampleState
 from .group import RankGroup
 
 _SPLIT_OUTPUTS = (distributed.AllToShardedLinear, distributed.QuantizedAllToShardedLinear)
@@ -209,5 +208,5 @@ class Shard(WholeModel):
     def receive(self, batch: Batch) -> Batch:
         return batch
 
-    def follow(self, runner: PagedRunner, batch: Batch, greedy: SampleState) -> tuple[int, ...]:
-        return runner.run(batch, [greedy] * len(batch.sample_rows)).failed_rows
+    def follow(self, runner: PagedRunner, batch: Batch) -> tuple[int, ...]:
+        return runner.run(batch, None).failed_rows

@@ -31,7 +31,6 @@ from ..load.discover import discover_layout
 from ..mlx_lm_import import cache as caches_of_mlx_lm
 from ..model_runner import PagedRunner
 from ..overrides import overridden, override_call
-from ..sampling.sampler import SampleState
 from .group import RankGroup
 from .shards import Shard
 
@@ -141,10 +140,9 @@ class Stage(Shard):
         rows = self._group.receive((len(batch.token_ids), self._row_words), self._group.rank + 1)
         return batch._replace(inputs={**batch.inputs, HIDDEN: rows})
 
-    def follow(self, runner: PagedRunner, batch: Batch, greedy: SampleState) -> tuple[int, ...]:
-        del greedy
+    def follow(self, runner: PagedRunner, batch: Batch) -> tuple[int, ...]:
         batch = batch._replace(sample_rows=NO_ROWS, scored=None, hidden=None)
-        output = runner.run(self.receive(batch), [])
+        output = runner.run(self.receive(batch), None)
         assert output.hidden is not None
         self._group.send(output.hidden.view(np.int32), self._group.rank - 1)
         return output.failed_rows

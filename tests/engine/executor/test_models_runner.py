@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -14,6 +15,7 @@ from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.executor import model_runner as paged
 from octavo.engine.executor.batch import Batch
 from octavo.engine.executor.forward_outputs import Outputs
+from octavo.engine.executor.parallel.shards import Shard
 from tiny_runners import PROMPT, load, logprobs_of, make_batch, state, tokens_of
 
 pytestmark = pytest.mark.parity
@@ -43,6 +45,29 @@ def test_a_step_without_samples_writes_its_pages(runner: paged.PagedRunner) -> N
     chunked = runner.run(make_batch([(PROMPT[6:], 6, [4, 5])], [4]), [state()])
     assert tokens_of(chunked) == tokens_of(whole)
     assert logprobs_of(chunked) == pytest.approx(logprobs_of(whole), abs=0.1)
+
+
+def test_a_follower_computes_the_rows_but_not_their_logits(
+    runner: paged.PagedRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[list[mx.array]] = []
+    forward = runner._model.forward
+
+    def noted(*args: Any) -> Outputs:
+        computed.append((outputs := forward(*args)).arrays)
+        return outputs
+
+    monkeypatch.setattr(runner._model, "forward", noted)
+    rank = Shard(SimpleNamespace(rank=1))  # type: ignore[arg-type]
+    for tokens, written, row in ((PROMPT[:6], 0, 5), (PROMPT[6:], 6, 4), (PROMPT[6:], 6, 4)):
+        batch = make_batch([(tokens, written, [4, 5])], [row])._replace(hidden=np.array([row], np.int32))
+        assert rank.follow(runner, batch) == ()
+    rows, hidden = computed[-1]
+    assert rows.shape == hidden.shape == (1, 64)
+    assert mx.array_equal(rows.astype(mx.float32), hidden)
+    sampled = runner.run(make_batch([([PROMPT[-1]], 10, [4, 5])], [0]), [state()])
+    wanted = runner.run(make_batch([(PROMPT, 0, [1, 2])], [10]), [state()])
+    assert tokens_of(sampled) == tokens_of(wanted)
 
 
 def test_pages_are_copied_before_the_step_writes(runner: paged.PagedRunner) -> None:
@@ -114,6 +139,7 @@ def test_keys_that_are_not_finite_fail_their_sequence_only(
     failed = set(output.failed_rows)
     assert {3, 6} <= failed, "the sequence that samples nothing must be told of, too"
     assert not failed & {0, 1, 2}
+    assert set(runner.run(make_batch(work, [2, 4, 8]), None).failed_rows) == failed
     again = runner.run(make_batch([(PROMPT[:3], 0, [1])], [2]), [state()])
     assert tokens_of(again) == [good.token]
     runner.close()
