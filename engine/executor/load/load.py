@@ -3,13 +3,13 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
-from octavo.block_manager import KVGroupSpec, RecurrentState
+from octavo.block_manager import RecurrentState
 from octavo.kernels.backends import BackendSelection, native_instructions, row_tile
 from octavo.kernels.cpus import available_threads
 from octavo.kernels.groups import without_unreached_windows
@@ -19,27 +19,23 @@ from octavo.kernels.kv_cache import GroupedKVCache, create_kv_cache
 from ...api.config import AUTO, EngineConfig
 from ...api.engine_info import EngineInfo, MemoryBudget
 from ...api.errors import InvalidConfig
-from ...memory.budget import (
-    encoding_bytes,
-    format_size,
-    weights_bytes,
-    workspace_bytes,
-)
+from ...memory.budget import encoding_bytes, format_size, weights_bytes, workspace_bytes
 from ...memory.configuration import sliding_windows
 from ...memory.model_files import model_length, read_config, resolve_model, served_name
 from ...memory.sizing import Sizing, num_pages_for, with_max_kv_size, with_windows
 from ...memory.state_sizing import draft_state_bytes, plan_states
 from ..adapters.layers import RankLayers, padded_bytes
-from ..adapters.slots import adapter_slots, load_modules
+from ..adapters.slots import AdapterSlots, adapter_slots, load_modules
 from ..cache_layout import CacheLayout
 from ..freed_memory import give_freed_memory_back, nothing_cached
 from ..model_runner import PagedRunner
+from ..mtp.head import MTPRunner
 from ..paged_model import PagedModel
 from ..recurrent.entries import slot_bytes
 from ..recurrent.mixers import describe_mixers
 from ..recurrent.state_pool import StatePool
 from ..row_inputs import RowInputs
-from ..vision.encoder import CACHE_BYTES, adapt_language, load_encoder
+from ..vision.encoder import CACHE_BYTES, ImageEncoder, adapt_language, load_encoder
 from ..vision.families import read_rules
 from .discover import discover_layout
 from .drafters import draft_page_bytes, draft_weight_bytes, load_mtp, sizing_of
@@ -54,7 +50,6 @@ log = logging.getLogger(__name__)
 
 SCORED_AT_ONCE = 32
 Made = TypeVar("Made")
-Rooms = tuple[Sizing, RecurrentState | None, int]
 
 
 class WholeModel:
@@ -95,6 +90,12 @@ class WholeModel:
 
 
 WHOLE = WholeModel()
+
+
+class _Room(NamedTuple):
+    size: Sizing
+    states: RecurrentState | None
+    num_pages: int
 
 
 def load_paged_runner(
@@ -151,16 +152,14 @@ def load_paged_runner(
     draft_bytes = draft_page_bytes(config, whole)
     if is_draft and layout.slot_bytes:
         config = replace(config, state_memory=draft_state_bytes(config, layout.slot_bytes))
-    size, states, num_pages = _rooms(config, layout, max_model_len, available, draft_bytes, part)
+    room = _room(config, layout, max_model_len, available, draft_bytes, part)
     ready = make_ready(loaded, probed, choice, exact=config.exact)
-    result = ready.result
-    log.info("%s: %s", config.model, describe(result))
-    written = part.slot_bytes(slot_bytes(result.entries))
-    settled, layouts = config, (probed, layout)
+    log.info("%s: %s", config.model, describe(ready.result))
+    checked = _Checked(choice, loaded, ready, part, (probed, layout))
+    written = part.slot_bytes(slot_bytes(ready.result.entries))
+    settled = config
     if score is not None and layout.layers and (config.kv_format == AUTO or not config.has_exact_pages):
-        trial = functools.partial(
-            _trial, choice, loaded, ready, part, layouts, slot=written, max_model_len=max_model_len
-        )
+        trial = functools.partial(checked.trial, slot=written, max_model_len=max_model_len)
         with nothing_cached(choice.backend.name):
             settled = choose_format(config, lambda each: score(*part.by_all(lambda: trial(each))))
         give_freed_memory_back(choice.backend.name)
@@ -168,13 +167,12 @@ def load_paged_runner(
         settled = config.with_format("bf16")
     if settled != config:
         config = settled
-        size, states, num_pages = _rooms(config, layout, max_model_len, available, draft_bytes, part)
-    if states is not None and written != states.slot_bytes:
-        states = _as_written(config, loaded.architecture, states, written, size)
-    rooms, replay = (size, states, num_pages), ready.replays and not config.async_steps
-    made = _allocate(config, choice, loaded, ready, part, layouts, rooms, max_model_len, replay=replay)
-    model, own, own_size = made
-    storages = model.kv_cache.storages
+        room = _room(config, layout, max_model_len, available, draft_bytes, part)
+    if room.states is not None and written != room.states.slot_bytes:
+        states = _as_written(config, loaded.architecture, room.states, written, room.size)
+        room = room._replace(states=states)
+    made = checked.allocate(config, room, max_model_len, replay=ready.replays and not config.async_steps)
+    model, storages = made.model, made.model.kv_cache.storages
     adapters = None
     if not is_draft:
         adapters = adapter_slots(config, loaded.model, model.row_inputs, choice.backend, part.layers)
@@ -189,7 +187,7 @@ def load_paged_runner(
         weights=ops.weight_bytes(loaded.model),
         unread=ops.unread_weight_bytes(loaded.model),
         pages=sum(storage.nbytes for storage in storages),
-        residual=sum(storage.nbytes for storage in storages[len(own_size.groups) :]),
+        residual=sum(storage.nbytes for storage in storages[len(made.size.groups) :]),
         workspace=workspace_bytes(
             read_config(path),
             max_step_tokens=config.max_step_tokens,
@@ -198,7 +196,7 @@ def load_paged_runner(
             activation_bytes=layout.dtype.size,
         ),
         states=0 if model.states is None else model.states.nbytes,
-        drafts=draft_bytes(num_pages),
+        drafts=draft_bytes(room.num_pages),
         adapters=adapter_bytes,
         vision=0 if images is None else images.nbytes + vision_bytes,
     )
@@ -207,32 +205,11 @@ def load_paged_runner(
     head = None
     if config.speculate == "mtp":
         head = load_mtp(
-            config, choice, loaded, whole, ready, num_pages=num_pages, max_model_len=max_model_len
+            config, choice, loaded, whole, ready, num_pages=room.num_pages, max_model_len=max_model_len
         )
-    groups = size.page_groups(num_pages)
-    info = replace(
-        _info(config, choice, loaded, result, layout, budget, max_model_len, groups),
-        adapters=() if adapters is None else adapters.infos(),
-        images=rules,
-        states=states,
-        recurrent="" if result.recurrent is None else describe_mixers(result.recurrent.mixers),
-        batch_invariant=ready.report is not None and not ready.report.kept,
-    )
-    runner = PagedRunner(
-        model,
-        info,
-        gathered_row_bytes=_gathered_row_bytes(own, own_size) if result.gathers else None,
-        exact=config.exact,
-        groups=part.groups,
-        gives_logits=part.gives_logits,
-        fused_argmax=ready.fused_argmax and part.is_whole,
-        sampling=ops.sampler(),
-        on_device=part.is_whole and (not choice.backend.has_model_ops or config.async_steps is True),
-        feeds=config.async_steps is True or (config.async_steps is None and choice.backend.writes_in_place),
-        head=head,
-        adapters=adapters,
-        images=images,
-    )
+    info = checked.info(config, room, budget, max_model_len)
+    info = replace(info, adapters=() if adapters is None else adapters.infos(), images=rules)
+    runner = checked.runner(config, made, info, head=head, adapters=adapters, images=images)
     if choice.backend.compiles_at_launch:
         warm_up(runner, max_step_tokens=config.max_step_tokens)
     if adapters is not None:
@@ -240,98 +217,136 @@ def load_paged_runner(
     return runner
 
 
-def _allocate(
-    config: EngineConfig,
-    choice: BackendSelection,
-    loaded: LoadedModel,
-    ready: ReadyModel,
-    part: WholeModel,
-    layouts: tuple[CacheLayout, CacheLayout],
-    rooms: Rooms,
-    max_model_len: int,
-    *,
-    replay: bool = False,
-) -> tuple[PagedModel, CacheLayout, Sizing]:
-    (size, states, num_pages), result = rooms, ready.result
-    own, own_size = part.own(*layouts, size, lambda own: sizing_of(config, own.layers, max_model_len))
-    kv_cache: PagedKVCache = GroupedKVCache((), ())
-    if own.layers:
-        bounded = replace(own, layers=without_unreached_windows(own.layers, max_model_len))
-        kv_cache = _create_kv_cache(config, choice, bounded, own_size, num_pages)
-    model = PagedModel(
-        loaded.model,
-        own,
-        kv_cache,
-        selection=ready.selection if result.selects_rows else None,
-        replay=replay,
-        recurrent=result.recurrent,
-        states=None if states is None or not result.entries else _state_pool(states, result),
-        row_inputs=part.row_inputs,
-    )
-    return model, own, own_size
+class _Made(NamedTuple):
+    model: PagedModel
+    layout: CacheLayout
+    size: Sizing
 
 
-def _trial(
-    choice: BackendSelection,
-    loaded: LoadedModel,
-    ready: ReadyModel,
-    part: WholeModel,
-    layouts: tuple[CacheLayout, CacheLayout],
-    config: EngineConfig,
-    *,
-    slot: int,
-    max_model_len: int,
-) -> tuple[PagedRunner, EngineConfig]:
-    result, length, layout = ready.result, min(MAX_TEXT, max_model_len), layouts[1]
-    config = replace(
-        config, num_pages=-(-length // config.page_size) + 2, kv_memory=None, max_running=1, max_kv_size=None,
-        speculate="off", max_step_tokens=SCORED_AT_ONCE, max_pinned_pages=0, cache_dir=None,
-        cache_dir_bytes=None, remote_cache=None, save_dir=None, swap_memory=0, state_memory=8 * slot or None,
-        async_steps=False,
-    )  # fmt: skip
-    assert config.num_pages is not None
-    size = sizing_of(config, layout.layers, length)
-    states = _plan_states(config, slot, size, 8 * slot)
-    rooms = size, states, config.num_pages
-    model, own, own_size = _allocate(config, choice, loaded, ready, part, layouts, rooms, length)
-    budget = MemoryBudget(weights=0, pages=0, workspace=0)
-    groups = size.page_groups(config.num_pages)
-    info = replace(_info(config, choice, loaded, result, layout, budget, length, groups), states=states)
-    ops = model_ops(choice.backend)
-    return PagedRunner(
-        model,
-        info,
-        gathered_row_bytes=_gathered_row_bytes(own, own_size) if result.gathers else None,
-        exact=config.exact,
-        groups=part.groups,
-        gives_logits=part.gives_logits,
-        sampling=ops.sampler(),
-        on_device=part.is_whole and not choice.backend.has_model_ops,
-    ), config
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """A loaded and checked model, before it has pages of a format."""
+
+    choice: BackendSelection
+    loaded: LoadedModel
+    ready: ReadyModel
+    part: WholeModel
+    layouts: tuple[CacheLayout, CacheLayout]
+
+    def allocate(
+        self, config: EngineConfig, room: _Room, max_model_len: int, *, replay: bool = False
+    ) -> _Made:
+        part, result = self.part, self.ready.result
+        own, size = part.own(
+            *self.layouts, room.size, lambda own: sizing_of(config, own.layers, max_model_len)
+        )
+        kv_cache: PagedKVCache = GroupedKVCache((), ())
+        if own.layers:
+            bounded = replace(own, layers=without_unreached_windows(own.layers, max_model_len))
+            kv_cache = _create_kv_cache(config, self.choice, bounded, size, room.num_pages)
+        model = PagedModel(
+            self.loaded.model,
+            own,
+            kv_cache,
+            selection=self.ready.selection if result.selects_rows else None,
+            replay=replay,
+            recurrent=result.recurrent,
+            states=_state_pool(room.states, result) if room.states is not None and result.entries else None,
+            row_inputs=part.row_inputs,
+        )
+        return _Made(model, own, size)
+
+    def trial(
+        self, config: EngineConfig, *, slot: int, max_model_len: int
+    ) -> tuple[PagedRunner, EngineConfig]:
+        length = min(MAX_TEXT, max_model_len)
+        num_pages = -(-length // config.page_size) + 2
+        config = replace(
+            config, num_pages=num_pages, kv_memory=None, max_running=1, max_kv_size=None,
+            speculate="off", max_step_tokens=SCORED_AT_ONCE, max_pinned_pages=0, cache_dir=None,
+            cache_dir_bytes=None, remote_cache=None, save_dir=None, swap_memory=0,
+            state_memory=8 * slot or None, async_steps=False,
+        )  # fmt: skip
+        size = sizing_of(config, self.layouts[1].layers, length)
+        states = plan_states(config, slot, page_bytes=size.page_bytes, available=8 * slot)
+        room = _Room(size, states, num_pages)
+        made = self.allocate(config, room, length)
+        info = self.info(config, room, MemoryBudget(weights=0, pages=0, workspace=0), length)
+        return self.runner(config, made, info), config
+
+    def runner(
+        self,
+        config: EngineConfig,
+        made: _Made,
+        info: EngineInfo,
+        *,
+        head: MTPRunner | None = None,
+        adapters: AdapterSlots | None = None,
+        images: ImageEncoder | None = None,
+    ) -> PagedRunner:
+        ready, part, backend = self.ready, self.part, self.choice.backend
+        return PagedRunner(
+            made.model,
+            info,
+            gathered_row_bytes=_gathered_row_bytes(made.layout, made.size) if ready.result.gathers else None,
+            exact=config.exact,
+            groups=part.groups,
+            gives_logits=part.gives_logits,
+            fused_argmax=ready.fused_argmax and part.is_whole,
+            sampling=model_ops(backend).sampler(),
+            on_device=part.is_whole and (not backend.has_model_ops or config.async_steps is True),
+            feeds=config.async_steps is True or (config.async_steps is None and backend.writes_in_place),
+            head=head,
+            adapters=adapters,
+            images=images,
+        )
+
+    def info(self, config: EngineConfig, room: _Room, budget: MemoryBudget, max_model_len: int) -> EngineInfo:
+        backend, ready, layout = self.choice.backend.name, self.ready, self.layouts[1]
+        recurrent, groups = ready.result.recurrent, room.size.page_groups(room.num_pages)
+        return EngineInfo(
+            name=(config.served_model_name or (served_name(config.model),))[0],
+            embeds=ready.result.selects_rows,
+            aliases=config.served_model_name[1:],
+            chat_template=config.chat_template,
+            path=resolve_model(config.model, config.revision),
+            architecture=self.loaded.architecture,
+            num_layers=len(layout.layers),
+            vocab_size=layout.vocab_size,
+            max_model_len=max_model_len,
+            backend=backend,
+            backend_reason=self.choice.reason,
+            threads=native_instructions()[1] if backend == "cpu" else config.threads or available_threads(),
+            weights=self.loaded.weights,
+            kv_format=str(config.page_formats),
+            page_size=config.page_size,
+            num_pages=groups[0].num_pages,
+            memory=budget,
+            groups=groups,
+            row_tile=row_tile(backend),
+            residual_pages=0 if config.residual is None else config.residual.residual_pages,
+            states=room.states,
+            recurrent="" if recurrent is None else describe_mixers(recurrent.mixers),
+            batch_invariant=ready.report is not None and not ready.report.kept,
+        )
 
 
-def _rooms(
+def _room(
     config: EngineConfig,
     layout: CacheLayout,
     max_model_len: int,
     available: int,
     draft_bytes: Callable[[int], int],
     part: WholeModel,
-) -> Rooms:
+) -> _Room:
     size = replace(sizing_of(config, layout.layers, max_model_len), draft_bytes=draft_bytes)
-    states = _plan_states(config, layout.slot_bytes, size, available)
+    states = plan_states(config, layout.slot_bytes, page_bytes=size.page_bytes, available=available)
     if states is None and config.state_memory is not None:
         log.warning("%s: no layer is recurrent, so state_memory is not used", config.model)
     num_pages = part.smallest(_num_pages(config, size, max_model_len, states, available, part))
     if states is not None:
         states = replace(states, num_slots=part.smallest(states.num_slots))
-    return size, states, num_pages
-
-
-def _plan_states(
-    config: EngineConfig, slot_bytes: int, size: Sizing, available: int
-) -> RecurrentState | None:
-    return plan_states(config, slot_bytes, page_bytes=size.page_bytes, available=available)
+    return _Room(size, states, num_pages)
 
 
 def _state_pool(states: RecurrentState, result: ProbeResult) -> StatePool:
@@ -344,7 +359,7 @@ def _as_written(
 ) -> RecurrentState:
     planned = replace(config, state_memory=states.nbytes)
     try:
-        fitting = _plan_states(planned, written, size, states.nbytes)
+        fitting = plan_states(planned, written, page_bytes=size.page_bytes, available=states.nbytes)
     except InvalidConfig:
         raise InvalidConfig(
             f"state_memory must hold the recurrent state of one sequence ({format_size(written)}) and a "
@@ -422,38 +437,3 @@ def _gathered_row_bytes(layout: CacheLayout, size: Sizing) -> int:
     copies = 3 if size.residual else 1
     values = copies * max(spec.num_kv_heads * (spec.head_dim + spec.value_dim) for spec in layout.layers)
     return values * layout.dtype.size
-
-
-def _info(
-    config: EngineConfig,
-    choice: BackendSelection,
-    loaded: LoadedModel,
-    result: ProbeResult,
-    layout: CacheLayout,
-    budget: MemoryBudget,
-    max_model_len: int,
-    groups: tuple[KVGroupSpec, ...],
-) -> EngineInfo:
-    is_native = choice.backend.name == "cpu"
-    return EngineInfo(
-        name=(config.served_model_name or (served_name(config.model),))[0],
-        embeds=result.selects_rows,
-        aliases=config.served_model_name[1:],
-        chat_template=config.chat_template,
-        path=resolve_model(config.model, config.revision),
-        architecture=loaded.architecture,
-        num_layers=len(layout.layers),
-        vocab_size=layout.vocab_size,
-        max_model_len=max_model_len,
-        backend=choice.backend.name,
-        backend_reason=choice.reason,
-        threads=native_instructions()[1] if is_native else config.threads or available_threads(),
-        weights=loaded.weights,
-        kv_format=str(config.page_formats),
-        page_size=config.page_size,
-        num_pages=groups[0].num_pages,
-        memory=budget,
-        groups=groups,
-        row_tile=row_tile(choice.backend.name),
-        residual_pages=0 if config.residual is None else config.residual.residual_pages,
-    )
