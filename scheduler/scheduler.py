@@ -9,7 +9,7 @@ from octavo.block_manager import BlockManager
 from .admitter import Admitter
 from .budget import TokenBudget
 from .connector import KVConnector
-from .draft_times import DraftTimes, draft_rows, drop_rejected, plan_drafts
+from .drafts import drop_rejected, plan_drafts
 from .latency_target import LatencyTargets
 from .limits import Limits, SequenceTooLong
 from .pages import Pages
@@ -64,7 +64,6 @@ class Scheduler:
         self._connector = connector or KVConnector()
         self._has_deadlines = False
         self._deadlines = Deadlines(blocks)
-        self._draft_times: DraftTimes | None = None
         queue = WaitingQueue() if waiting is None else waiting
         self._queues = SequenceQueues(limits.max_running, queue)
         self._resumption = Resumption(self._connector, self._queues, self.prompt_pace)
@@ -227,14 +226,6 @@ class Scheduler:
         self.prompt_pace.observe(step, seconds)
         if (latency := self._targets.latency) is not None:
             latency.observe(step.shape or shape_of(step.work), seconds)
-        if self._draft_times is not None and (rows := draft_rows(step)) is not None:
-            self._draft_times.observe(*rows, seconds)
-
-    @property
-    def draft_times(self) -> DraftTimes:
-        if self._draft_times is None:
-            self._draft_times = DraftTimes()
-        return self._draft_times
 
     def commit(self, step: SchedulerOutput, results: abc.Sequence[SampleResult]) -> None:
         """Record a computed step: append tokens, publish full pages, end finished sequences.

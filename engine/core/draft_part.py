@@ -6,6 +6,7 @@ from octavo.scheduler import Scheduler, SchedulerOutput
 
 from ..api.outputs import FinishReason
 from ..speculation.draft_tables import Average, BatchDrafter, DraftRequest, DraftState
+from ..speculation.draft_times import DraftTimes, draft_rows
 from ..speculation.drafter import ModelDrafter
 from ..speculation.drafting import Speculation
 from .request import Request, Sample
@@ -27,6 +28,7 @@ class DraftPart(StepPart):
         self.draft_states: dict[Sample, DraftState] = {}
         self._scheduler = scheduler
         self._clock = clock
+        self._times: DraftTimes | None = None
         self._drafting_s = 0.0
         self._step_s = Average()
         self._drafting: set[Sample] = set()
@@ -73,12 +75,12 @@ class DraftPart(StepPart):
                 ended.drafting.finished(ended.sequence.tokens)
         self._to_notify.clear()
         if drafting := [sample for sample in unfinished if sample.drafting is not None]:
-            times = self._scheduler.draft_times
+            times = self._times = self._times or DraftTimes()
             if self.model is not None:
                 began = self._clock()
                 self._draft_by_model(self.model, unfinished, times.cost(len(unfinished)))
                 self._drafting_s = self._clock() - began
-            self.speculation.allocate(drafting, len(unfinished), times)
+            self.speculation.allocate(drafting, len(unfinished), times.ratios(len(unfinished)))
         self._scheduler.drafts = {each.sequence: each.drafts for each in self._drafting if each.drafts}
 
     def _draft_by_model(self, model: BatchDrafter, unfinished: Sequence[Sample], cost: float) -> None:
@@ -109,6 +111,8 @@ class DraftPart(StepPart):
             seconds, self._drafting_s = seconds - self._drafting_s, 0.0
             self._step_s.add(seconds)
         self._scheduler.observe(step, seconds)
+        if self._times is not None and (rows := draft_rows(step)) is not None:
+            self._times.observe(*rows, seconds)
 
     def close(self) -> None:
         if self.model is not None:

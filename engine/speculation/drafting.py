@@ -124,10 +124,6 @@ class Drafts(Protocol):
     def tokens_left(self) -> int: ...
 
 
-class StepTimes(Protocol):
-    def ratios(self, num_sequences: int) -> Ratios: ...
-
-
 class Speculation:
     def __init__(self, speculate: Speculate | Literal["draft"], *, max_drafts: int = MAX_DRAFTS) -> None:
         self._speculate = speculate
@@ -171,9 +167,8 @@ class Speculation:
             )
         return drafters
 
-    def allocate(self, drafting: Sequence[Drafts], plain: int, times: StepTimes) -> None:
+    def allocate(self, drafting: Sequence[Drafts], plain: int, ratios: Ratios) -> None:
         self._steps_since_trial += 1
-        ratios = times.ratios(plain)
         may_gain = self._steps_since_trial >= self._try_every or min_acceptance(plain, ratios) < 1
         found: list[Drafting] = []
         best = 0.0

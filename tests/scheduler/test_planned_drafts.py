@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager
 from octavo.scheduler import Limits, Scheduler, Sequence
-from octavo.scheduler.draft_times import NUM_ROWS
+from octavo.scheduler.drafts import NUM_ROWS
 from steps import advance, plan
 
 

@@ -26,10 +26,12 @@ class Parrot:
         self._runner = core._runner
         self._fails_at = fails_at
         self.num_rows: list[int] = []
+        self.now = 0.0
 
     def submit(self, batch: Batch, states: list[SampleState], after: Pending | None = None) -> Pending:
         output = self._runner.submit(batch, states, after).resolve()
         self.num_rows.append(len(batch.token_ids))
+        self.now += len(batch.token_ids) ** 2
         samples = []
         for sampled, state in zip(output.samples, states, strict=True):
             assert sampled.token is not None
@@ -56,6 +58,18 @@ def test_repetitive_texts_take_fewer_steps() -> None:
     assert bytes(harness.result(request).token_ids) == TEXT * 2
     assert len(runner.num_rows) < 64 / 3
     harness.assert_idle()
+
+
+def test_drafts_that_cost_more_than_they_save_are_given_up() -> None:
+    harness, runner = parrot(speculate="ngram")
+    harness.core._clock = lambda: runner.now
+    for _ in range(2):
+        harness.add(TEXT, SamplingParams(max_tokens=64))
+        harness.run()
+    harness.add(TEXT, SamplingParams(max_tokens=64))
+    before = len(runner.num_rows)
+    harness.run()
+    assert len(runner.num_rows) - before > 48
 
 
 def test_a_request_may_choose_another_kind_of_drafts() -> None:

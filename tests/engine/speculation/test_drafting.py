@@ -44,15 +44,6 @@ def test_drafts_are_computed_while_they_pay(
     assert max(rates) <= max(rates[expected], 1.08 * rates[0]) + 1e-9
 
 
-class Times:
-    def __init__(self, cost: float) -> None:
-        self._ratios = tuple((number, 1 + cost * number) for number in range(1, 9))
-
-    def ratios(self, num_sequences: int) -> Sequence[tuple[int, float]]:
-        assert num_sequences
-        return self._ratios
-
-
 class Going:
     def __init__(self, drafter: Always, *, most: int = 4, engine: Speculation | None = None) -> None:
         self.engine = engine or Speculation("ngram", max_drafts=most)
@@ -65,7 +56,7 @@ class Going:
         self.tokens_left = 10**6
 
     def step(self, right: bool, *, cost: float = 0.2) -> int:
-        self.engine.allocate([self], 1, Times(cost))
+        self.engine.allocate([self], 1, [(number, 1 + cost * number) for number in range(1, 9)])
         self.sequence.tokens.append(self.sequence.tokens[-1] + (1 if right else 5))
         self.drafter.num_right = self.drafter.num_right + 1 if right else 0
         assert self.drafting is not None

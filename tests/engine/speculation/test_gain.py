@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from octavo.engine.speculation.draft_times import DraftTimes
 from octavo.engine.speculation.drafting import Drafting, Speculation
 from octavo.scheduler import Sequence as Served
-from octavo.scheduler.draft_times import DraftTimes
 from octavo_lab.bench.draft_texts import TEXTS
 
 PROMPT, OUTPUT, VOCABULARY = 192, 96, 4000
@@ -68,7 +68,8 @@ class Machine:
             self._learned.observe(batch, 0, self._step_s(batch))
         seconds, in_vain = 0.0, 0
         while unfinished := [sample for sample in samples if sample.tokens_left]:
-            self._speculation.allocate(unfinished, len(unfinished), self._learned)
+            ratios = self._learned.ratios(len(unfinished))
+            self._speculation.allocate(unfinished, len(unfinished), ratios)
             num_drafts = sum(len(sample.drafting.drafts) for sample in unfinished if sample.drafting)
             step_s = self._step_s(len(unfinished) + num_drafts)
             self._learned.observe(len(unfinished), num_drafts, step_s)

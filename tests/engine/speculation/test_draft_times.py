@@ -4,9 +4,10 @@ import random
 
 import pytest
 
+from octavo.engine.speculation.draft_times import UNKNOWN_COST, DraftTimes, draft_rows
 from octavo.scheduler import ScheduledChunk, SchedulerOutput
 from octavo.scheduler import Sequence as Served
-from octavo.scheduler.draft_times import NUM_ROWS, UNKNOWN_COST, DraftTimes, draft_rows
+from octavo.scheduler.drafts import NUM_ROWS
 
 # Seconds of a step by number of drafts.
 STEPS = {0: 0.030, 1: 0.043, 2: 0.048, 3: 0.0485, 4: 0.056, 6: 0.062, 8: 0.069}
