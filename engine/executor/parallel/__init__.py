@@ -29,15 +29,20 @@ def load_ranks(config: EngineConfig, score: ScoreText) -> ModelRunner:
     return load_leading_runner(config, score)
 
 
+def launched_rank() -> str | None:
+    """Return the rank that ``mlx.launch`` or ``mpirun`` gave this process."""
+    return os.environ.get("MLX_RANK", os.environ.get("OMPI_COMM_WORLD_RANK"))
+
+
 def is_follower(config: EngineConfig) -> bool:
-    """Return whether ``mlx.launch`` gave this process a rank above 0. Raises InvalidConfig."""
-    rank = os.environ.get("MLX_RANK", "0")
-    if rank != "0" and config.num_ranks == 1:
+    """Return whether this process was launched with a rank above 0. Raises InvalidConfig."""
+    is_first = launched_rank() in (None, "0")
+    if not is_first and config.num_ranks == 1:
         raise InvalidConfig(
             "tensor_parallel or pipeline_parallel must be the number of hosts of mlx.launch, got 1 of each; "
             "set one of them"
         )
-    return rank != "0"
+    return not is_first
 
 
 def follow_leader() -> NoReturn:
@@ -51,7 +56,7 @@ def follow_leader() -> NoReturn:
     except Exception as error:
         if not isinstance(error, OctavoError):
             traceback.print_exc()
-        print(f"octavo: rank {os.environ['MLX_RANK']}: {error}", file=sys.stderr)
+        print(f"octavo: rank {launched_rank()}: {error}", file=sys.stderr)
         code = 1
     sys.stderr.flush()
     os._exit(code)  # the ring's threads may wait for a dead neighbour

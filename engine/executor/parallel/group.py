@@ -1,11 +1,12 @@
-"""The ranks of a group: MLX's ring for arrays, and TCP connections from rank 0 to each other rank.
+"""The ranks of a group: a back end of MLX for arrays, and TCP connections from rank 0 to each other rank.
 
-A rank has one connection for steps and one that closes when a process ends. The ring sends their key to all
-ranks. ``mlx.launch`` sets MLX_RANK and MLX_HOSTFILE. Without them, rank 0 starts the others on this machine.
+A rank has one connection for steps and one that closes when a process ends. MLX sends their key to all
+ranks. A launcher's variables name the back end. Without them, rank 0 starts the others on this machine.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import json
 import os
@@ -17,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
@@ -33,28 +34,36 @@ from ...api.errors import InvalidConfig, OctavoError
 END_GRACE_S = 2.0  # seconds for a process to report its error
 STOP_S = 10.0
 KEY_BYTES = 32
+NAME_BYTES = 64
+_BACKENDS = {
+    "MLX_HOSTFILE": ("ring", "all hosts must reach each other on the ports of the host file"),
+    "MLX_JACCL_COORDINATOR": ("jaccl", "it needs RDMA over Thunderbolt; use mlx.launch --backend ring"),
+    "OMPI_COMM_WORLD_RANK": ("mpi", "set MLX_MPI_LIBNAME to the name of Open MPI's library, as libmpi.so.40"),
+}
+"""Back end and remedy by the variable of the launcher that names it."""
 KEEPALIVE_IDLE_S, KEEPALIVE_PROBE_S, NUM_PROBES = 15, 5, 3
 _started = False  # MLX makes only one group per process
 
 
 class RankGroup:
     def __init__(self) -> None:
-        self.hosts = _hosts()
-        self.mlx = mx.distributed.init(strict=True, backend="ring")
+        self.mlx = _joined()
         self.rank, self.size = self.mlx.rank(), self.mlx.size()
-        self.num_here = self.hosts.count(self.hosts[self.rank])
-        self.steps, self.watched = self._connect()
 
-    def _connect(self) -> tuple[list[Connection[Any, Any]], list[Connection[Any, Any]]]:
+    def _connect(self) -> None:
+        self.hosts = _hosts_of_ring() or self._host_names()
+        self.num_here = self.hosts.count(self.hosts[self.rank])
+        coordinator = os.environ.get("MLX_JACCL_COORDINATOR", "").rpartition(":")[0]
+        address = "127.0.0.1" if self.num_here == self.size else coordinator or self.hosts[0]
         if self.rank:
             port, *key = self._sum([0] * (1 + KEY_BYTES))
-            pair = [Client((self.hosts[0], port), authkey=bytes(key)) for _ in range(2)]
+            pair = [Client((address, port), authkey=bytes(key)) for _ in range(2)]
             for is_watched, connection in enumerate(pair):
                 connection.send((is_watched, self.rank))
             found = [[connection] for connection in pair]
         else:
             new = secrets.token_bytes(KEY_BYTES)
-            with Listener((self.hosts[0], 0), backlog=2 * self.size, authkey=new) as listener:
+            with Listener((address, 0), backlog=2 * self.size, authkey=new) as listener:
                 self._sum([int(listener.address[1]), *new])
                 accepted = [listener.accept() for _ in range(2 * (self.size - 1))]
             named = sorted((connection.recv(), index) for index, connection in enumerate(accepted))
@@ -62,7 +71,12 @@ class RankGroup:
             found = [ordered[: self.size - 1], ordered[self.size - 1 :]]
         for connection in (*found[0], *found[1]):
             _set_options(connection)
-        return found[0], found[1]
+        self.steps, self.watched = found
+
+    def _host_names(self) -> list[str]:
+        name = socket.gethostname().encode()[:NAME_BYTES].ljust(NAME_BYTES)
+        rows = np.array(mx.distributed.all_gather(mx.array([list(name)]), group=self.mlx))
+        return [bytes(row.tolist()).decode().strip() for row in rows]
 
     def tell(self, message: Any) -> None:
         for connection in self.steps:
@@ -97,12 +111,23 @@ class RankGroup:
 class FollowingGroup(RankGroup):
     def __init__(self) -> None:
         super().__init__()
+        self._connect()
+        self._ended, self._is_leaving = threading.Event(), False
         threading.Thread(target=self._watch, daemon=True).start()
 
+    def leave(self) -> None:
+        self._ended.wait()
+        self._is_leaving = True
+        _finalize()
+
     def _watch(self) -> None:
-        _wait_for_end(self.watched[0])
+        if _says_end(self.watched[0]):
+            self._ended.set()
+        elif self.rank == 1:  # one line is enough
+            print("octavo: rank 0 has exited, so all ranks stop", file=sys.stderr, flush=True)
         time.sleep(END_GRACE_S)
-        os._exit(1)
+        if not self._is_leaving:
+            os._exit(1)
 
 
 class LeadingGroup(RankGroup):
@@ -117,18 +142,20 @@ class LeadingGroup(RankGroup):
         _started = True
         self._ending = False
         self._ranks: list[subprocess.Popen[bytes]] = []
-        if "MLX_RANK" not in os.environ:
+        if not {"MLX_RANK", "OMPI_COMM_WORLD_RANK"} & os.environ.keys():
             with _environment(config.num_ranks) as variables:
                 for rank in range(1, config.num_ranks):
                     self._start(rank, variables)
                 super().__init__()
+                self._connect()
             return
-        if len(hosts := _hosts()) != config.num_ranks:
+        super().__init__()
+        if self.size != config.num_ranks:
             raise InvalidConfig(
-                f"{config.ranks_setting} must be the number of hosts of mlx.launch, {len(hosts)}, got "
+                f"{config.ranks_setting} must be the number of hosts of mlx.launch, {self.size}, got "
                 f"{config.num_ranks}; change one of the two"
             )
-        super().__init__()
+        self._connect()
         for rank, connection in enumerate(self.watched, start=1):
             self._watch(functools.partial(self._end_of, rank, connection))
 
@@ -141,7 +168,7 @@ class LeadingGroup(RankGroup):
         self._watch(lambda: f"rank {rank} has exited with status {process.wait()}")
 
     def _end_of(self, rank: int, connection: Connection[Any, Any]) -> str:
-        _wait_for_end(connection)
+        _says_end(connection)
         return f"rank {rank} on {self.hosts[rank]} has exited"
 
     def _watch(self, wait: Callable[[], str]) -> None:
@@ -151,13 +178,21 @@ class LeadingGroup(RankGroup):
         how = wait()
         if not self._ending:
             print(f"octavo: {how}, so all ranks stop", file=sys.stderr, flush=True)
+            self._say_end()
             time.sleep(END_GRACE_S)
             os._exit(1)
 
+    def _say_end(self) -> None:
+        for connection in self.watched:
+            with suppress(OSError):
+                connection.send("end")
+
     def close(self) -> None:
         self._ending = True
+        self._say_end()
         for connection in self.steps:
             connection.close()
+        _finalize()
         for process in self._ranks:
             try:
                 process.wait(STOP_S)
@@ -165,16 +200,39 @@ class LeadingGroup(RankGroup):
                 process.kill()
 
 
-def _hosts() -> list[str]:
-    addresses = json.loads(Path(os.environ["MLX_HOSTFILE"]).read_text().strip() or "[[]]")
-    return [own[0].rpartition(":")[0] if own else "" for own in addresses]
+def _backend() -> str:
+    return next((name for variable, (name, _) in _BACKENDS.items() if variable in os.environ), "any")
 
 
-def _wait_for_end(connection: Connection[Any, Any]) -> None:
+def _finalize() -> None:
+    if _backend() == "mpi":  # stops all ranks if one exits without this call, in which all wait for all
+        ctypes.CDLL(None).MPI_Finalize()
+
+
+def _joined() -> mx.distributed.Group:
+    backend = _backend()
     try:
-        connection.recv()
+        return mx.distributed.init(strict=True, backend=backend)
+    except RuntimeError as error:
+        remedies = dict(_BACKENDS.values())
+        raise InvalidConfig(
+            f"the launcher's back end must be one that MLX can start here, got {backend} ({error}); "
+            f"{remedies.get(backend, 'use mlx.launch --backend ring')}"
+        ) from error
+
+
+def _hosts_of_ring() -> list[str]:
+    if (path := os.environ.get("MLX_HOSTFILE")) is None:
+        return []
+    return [own[0].rpartition(":")[0] for own in json.loads(Path(path).read_text())]
+
+
+def _says_end(connection: Connection[Any, Any]) -> bool:
+    """Wait until the process at the other side says that it ends, or has ended without a word."""
+    try:
+        return bool(connection.recv())
     except (EOFError, OSError):
-        return
+        return False
 
 
 def _set_options(connection: Connection[Any, Any]) -> None:

@@ -222,7 +222,7 @@ def follow() -> None:
         leader.send((runner.info.memory, runner.page_shape, _files_of(runner)))
         _follow_steps(runner, part, leader)
     except (EOFError, ConnectionError):
-        return
+        group.leave()
 
 
 def _follow_steps(runner: Any, part: Shard, leader: Connection[Any, Any]) -> Any:

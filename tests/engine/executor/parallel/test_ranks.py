@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
+from ctypes.util import find_library
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +23,7 @@ from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.client.client import Client
 from octavo.engine.client.server_process import ServerProcess
-from octavo.engine.executor.parallel.group import _free_ports
+from octavo.engine.executor.parallel.group import _free_ports, _joined
 from octavo.engine.executor.parallel.shards import Shard
 from page_stores import RedisServer
 from served import collect, eventually
@@ -312,6 +314,34 @@ def test_mlx_launch_starts_ranks_of_a_program(tmp_path: Path, kind: str) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["tensor_parallel", "pipeline_parallel"])
+def test_mpirun_starts_ranks_of_a_program(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if (program := shutil.which("mpirun")) is None:
+        pytest.skip("Open MPI is not installed: apt-get install openmpi-bin")
+    monkeypatch.setenv("MLX_MPI_LIBNAME", find_library("mpi") or "")
+    model = make_model(tmp_path / "m", "qwen3", dtype=mx.float32)
+    launcher = [program, "--allow-run-as-root", "--oversubscribe", "-n", "2"]
+    several = ranked.in_ranks(model, *launcher, **{kind: 2})
+    assert several["tokens"] == ranked.answers(model)["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "message"),
+    [
+        ("MLX_JACCL_COORDINATOR", r"got jaccl \(.*\); it needs RDMA over Thunderbolt"),
+        ("OMPI_COMM_WORLD_RANK", r"got mpi \(.*\); set MLX_MPI_LIBNAME"),
+    ],
+)
+def test_a_back_end_that_mlx_cannot_start_is_refused(
+    variable: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "0")
+    monkeypatch.setenv("MLX_MPI_LIBNAME", "none")
+    with pytest.raises(InvalidConfig, match=message):
+        _joined()
+
+
+@pytest.mark.slow
 @pytest.mark.server
 @pytest.mark.parametrize(("kind", "ended"), [("--tensor-parallel", 1), ("--pipeline-parallel", 0)])
 async def test_mlx_launch_starts_ranks_of_a_server(tmp_path: Path, kind: str, ended: int) -> None:
@@ -344,9 +374,9 @@ async def test_when_one_rank_is_killed_all_end(kind: str, killed: int) -> None:
         assert len(processes) == num_ranks
         processes[killed].send_signal(signal.SIGKILL)
         await eventually(lambda: _have_ended(processes), "all have ended")
-    if killed:
-        line = f"octavo: rank {killed} has exited with status -9, so all ranks stop"
-        assert line in server.last_errors
+    how = " with status -9" if killed else ""
+    lines = [line for line in server.last_errors if "so all ranks stop" in line]
+    assert lines == [f"octavo: rank {killed} has exited{how}, so all ranks stop"]
 
 
 @pytest.mark.slow
@@ -356,4 +386,5 @@ async def test_a_signal_ends_every_rank(kind: str) -> None:
     async with ServerProcess(["--model", "demo", kind, "2", "--threads", "1"]) as server:
         (rank,) = _ranks_of(server)
     assert server.returncode == 0
+    assert not any("so all ranks stop" in line for line in server.last_errors)
     assert not rank.is_running()
