@@ -3,6 +3,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import os
+from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -59,10 +60,24 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.loadscopereorder = False
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
+    _leave_few(items)
+    yield
     places = {file: place for place, file in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
+
+
+def _leave_few(items: list[pytest.Item]) -> None:
+    cases: dict[tuple[str, int], list[pytest.Item]] = {}
+    for item in items:
+        if (few := item.get_closest_marker("few")) is not None:
+            cases.setdefault((item.nodeid.partition("[")[0], few.args[0]), []).append(item)
+    for (_, count), own in cases.items():
+        kept = {number * len(own) // count - 1 for number in range(1, count + 1)}
+        for number, item in enumerate(own):
+            if number not in kept:
+                item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:

@@ -107,6 +107,7 @@ def test_a_grammar_may_allow_only_one_call(compiler: ConstraintCompiler, parser:
 
 
 @pytest.mark.parametrize("parser", PARSERS)
+@pytest.mark.few(5)
 def test_strict_calls_may_stand_in_text_or_not_at_all(compiler: ConstraintCompiler, parser: str) -> None:
     form = tool_format(parser)
     assert form is not None

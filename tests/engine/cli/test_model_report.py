@@ -22,6 +22,7 @@ require_extension()
         ("baichuan_m1", "cpu", {"mixing of heads": (8, 0)}, set()),
     ],
 )
+@pytest.mark.few(2)
 def test_the_doctor_reports_the_kernels_of_recurrences(
     name: str, backend: str, recurrences: dict[str, tuple[int, int]], kept: set[str], tmp_path: Path
 ) -> None:

@@ -52,6 +52,7 @@ def _cosines(a: npt.ArrayLike, b: npt.ArrayLike) -> Vectors:
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.few(3)
 def test_pooled_hidden_states_are_mlx_lms(folder: Path, pooling: Pooling) -> None:
     prompts = _prompts()
     expected = _mlx_lm(folder, prompts, pooling)

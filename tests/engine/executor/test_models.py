@@ -234,6 +234,7 @@ def check(found: Errors, case: Case) -> None:
 
 
 @pytest.mark.parametrize(("case", "backend"), list(grid()))
+@pytest.mark.few(12)
 def test_greedy_serving_is_mlx_lms_own(case: Case, backend: TestedBackend, tmp_path: Path) -> None:
     if case.is_mixture and case.dtype != mx.float32 and backend.name != "cpu":
         pytest.skip("only the native CPU backend computes experts in bf16 on a CPU")
@@ -253,6 +254,7 @@ MIXED_CASES = [case for case in CASES if case.is_mixture]
 
 @pytest.mark.parametrize("wrong", ["expert", "choice"])
 @pytest.mark.parametrize("mixture", MIXED_CASES[::2], ids=str)
+@pytest.mark.few(3)
 def test_a_wrong_expert_in_one_layer_is_noticed(mixture: Case, wrong: str, tmp_path: Path) -> None:
     name = next(backend.name for backend in reversed(BACKENDS))
     folder = tiny_models.make_model(tmp_path, mixture.architecture, dtype=mixture.dtype)

@@ -83,6 +83,7 @@ def serve(
 @pytest.mark.parametrize(
     ("architecture", "kv_format"), list(zip(MIXED, ["fp4", "bf16", "bf16", "fp4"], strict=True))
 )
+@pytest.mark.few(2)
 def test_a_window_costs_a_window_and_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, kv_format: str
 ) -> None:

@@ -82,6 +82,7 @@ def requests(max_tokens: int = 40) -> list[Sequence]:
 
 
 @pytest.mark.parametrize(("architecture", "backend"), [("qwen3", "reference"), ("gemma3_text", "cpu")])
+@pytest.mark.few(1)
 def test_with_all_pages_kept_tokens_are_those_of_16_bit_pages(
     tmp_path: Path, architecture: str, backend: Backend
 ) -> None:
@@ -107,6 +108,7 @@ def test_with_all_pages_kept_tokens_are_those_of_16_bit_pages(
 
 @pytest.mark.parametrize("settings", [{"residual_pages": 1}, {"sink_pages": 1, "quantize_after": 50}])
 @pytest.mark.parametrize("architecture", ["qwen3", "mistral"])
+@pytest.mark.few(2)
 def test_served_together_in_other_chunks_or_short_of_residual_pages_equals_served_alone(
     tmp_path: Path, architecture: str, settings: dict[str, int]
 ) -> None:

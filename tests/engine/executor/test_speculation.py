@@ -48,6 +48,7 @@ def check(
     assert watched.num_accepted > 0
 
 
+@pytest.mark.slow
 def test_drafts_change_nothing_on_mlx_operations(folder: Path) -> None:
     check(folder, seeds=range(2), count=10, drafters=("ngram", "suffix"), backend="reference")
 

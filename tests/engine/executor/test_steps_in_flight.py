@@ -109,8 +109,9 @@ def essence(output: RequestOutput) -> object:
 
 
 @pytest.mark.parametrize(
-    ("kv_format", "backend"), [*((name, "cpu") for name in FORMATS), ("fp5/fp4", "reference")]
+    ("kv_format", "backend"), [("fp5/fp4", "reference"), *((name, "cpu") for name in FORMATS)]
 )
+@pytest.mark.few(2)
 def test_every_page_format_gives_the_same(
     folder: Path, kv_format: str, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +126,7 @@ def test_every_page_format_gives_the_same(
 
 @pytest.mark.usefixtures("every_draft_is_computed")
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.few(1)
 def test_overlapped_steps_with_drafts_give_equal_outputs(
     folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

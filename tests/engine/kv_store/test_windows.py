@@ -115,6 +115,7 @@ def test_the_other_group_s_shard_is_no_other_format(tmp_path: Path) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
+@pytest.mark.slow
 def test_restarts_and_losses_never_change_outputs(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -98,6 +98,7 @@ def test_a_model_with_recurrent_layers_guesses(tmp_path: Path) -> None:
     assert rejected > 100
 
 
+@pytest.mark.slow
 def test_without_a_slot_a_model_with_recurrent_layers_guesses_less(folder: Path, tmp_path: Path) -> None:
     recurrent = recurrent_models.make_folder(tmp_path / "lfm2", "lfm2", mx.bfloat16)
     assert serve_and_cancel(config_of(folder, recurrent, num_pages=40)) > 5

@@ -74,6 +74,7 @@ def states(size: int, num: int, **params: object) -> list[SampleState]:
 
 
 @pytest.mark.parametrize(("dtype", "kind"), kinds("plain", "narrow", "wide", "ties", "equal", "masked"))
+@pytest.mark.few(5)
 def test_tokens_are_those_of_the_sampler_in_numpy(dtype: str, kind: str) -> None:
     check_tokens(dtype, kind, (1, 2, 7, 511, 513, 5000, 20_000))
 
@@ -141,6 +142,7 @@ def kept_by(weights: NDArray[np.float64], top_p: float) -> NDArray[np.float64]:
 
 
 @pytest.mark.parametrize("kind", LARGE)
+@pytest.mark.few(5)
 def test_large_rows_are_sampled_as_defined(kind: str) -> None:
     check_large(kind, (16_384, 16_385, 151_936))
 
@@ -283,6 +285,7 @@ CHANGES: tuple[dict[str, object], ...] = (
 
 
 @pytest.mark.parametrize(("dtype", "kind"), kinds("plain", "narrow", "ties", "masked"))
+@pytest.mark.few(3)
 def test_changed_tokens_are_sampled_as_if_the_row_had_them(dtype: str, kind: str) -> None:
     for size, changes, params in itertools.product((7, 513, 6000), CHANGES, PARAMS[:9] + PARAMS[-3:]):
         logits = mx.array(logits_of(kind, size)[None]).astype(DTYPES[dtype])

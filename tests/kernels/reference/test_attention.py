@@ -65,6 +65,7 @@ def test_paged_equals_truth(
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=["bfloat16", "float16"])
 @pytest.mark.parametrize("formats", EVERY_FORMAT_PAIR, ids=PAIR_IDS)
+@pytest.mark.few(20)
 def test_16_bit_activations_keep_their_dtype(
     dtype: mx.Dtype, formats: tuple[str, str], backend: AttentionBackend
 ) -> None:

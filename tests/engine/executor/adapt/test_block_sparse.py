@@ -81,6 +81,7 @@ def worst_error(got: Floats, wanted: Floats) -> float:
 
 
 @pytest.mark.parametrize(("name", "backend"), list(zip(NAMES, BACKENDS, strict=True)))
+@pytest.mark.few(1)
 def test_blocks_are_seen_as_by_mlx_lm_one_token_at_a_time(
     tmp_path: Path, name: str, backend: TestedBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

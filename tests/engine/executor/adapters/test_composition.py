@@ -89,6 +89,7 @@ def served(llm: LLM, work: list[tuple[list[int], str | None]], params: SamplingP
 
 @pytest.mark.usefixtures("every_draft_is_computed")
 @pytest.mark.parametrize("name", WAYS)
+@pytest.mark.few(9)
 def test_requests_with_adapters_equal_requests_served_alone(
     name: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -48,6 +48,7 @@ def kinds_of(signatures: set[str]) -> set[str]:
     return {name.split("_")[1] for name in signatures}
 
 
+@pytest.mark.slow
 def test_a_head_for_several_tokens_needs_no_kernels_of_its_own(tmp_path: Path) -> None:
     folder = tiny_heads.make_model(tmp_path / "glm4_moe", "glm4_moe", dtype=mx.float32)
     assert compiled_while_serving(folder, kv_format="fp4", residual_pages=0, speculate="mtp") == set()
@@ -75,6 +76,7 @@ def test_nothing_is_compiled_for_a_request(
 @pytest.mark.parametrize(
     ("architecture", "kinds"), [("qwen3_5", {"delta", "conv"}), ("nemotron_h", {"ssd", "conv"})]
 )
+@pytest.mark.few(1)
 def test_recurrences_are_compiled_before_requests(tmp_path: Path, architecture: str, kinds: set[str]) -> None:
     folder = recurrent_models.make_folder(tmp_path / "model", architecture, mx.bfloat16)
     settings: dict[str, Any] = {"state_memory": 1 << 20, "residual_pages": 0, "speculate": "ngram"}

@@ -53,6 +53,7 @@ def run_probe(folder: Path, name: str, backend: AttentionBackend, **config: Any)
 
 
 @pytest.mark.parametrize("name", sorted(set(tiny_models.CONFIGS) - {"qwen3_moe", "gpt_oss"}))
+@pytest.mark.few(8)
 def test_common_architectures_are_paged(tmp_path: Path, backend: AttentionBackend, name: str) -> None:
     result = run_probe(tmp_path, name, backend)
     assert result.selects_rows
@@ -198,6 +199,7 @@ def test_a_window_of_the_masks_alone_is_a_window(tmp_path: Path, backend: Attent
 
 @pytest.mark.parametrize("num_kv_heads", [2, 4], ids=["grouped", "one query head each"])
 @pytest.mark.parametrize("name", ["gemma2", "gear"])
+@pytest.mark.few(3)
 def test_softcapped_attention_is_paged_with_its_cap(
     tmp_path: Path, backend: AttentionBackend, name: str, num_kv_heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,6 +302,7 @@ def neighbours_pages(patch: pytest.MonkeyPatch) -> AttentionBackend:
         ("cohere2", neighbours_pages),
     ],
 )
+@pytest.mark.few(4)
 def test_mistakes_and_rounding_are_distinguished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, mistake: Change
 ) -> None:

@@ -45,6 +45,7 @@ def config_of(folder: Path, **settings: Any) -> EngineConfig:
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("architecture", ["glm4_moe", "qwen3_5", "qwen3_next"])
+@pytest.mark.few(3)
 def test_the_head_is_numpys(tmp_path: Path, architecture: str, backend: str) -> None:
     folder = tiny_heads.make_model(tmp_path / architecture, architecture, dtype=mx.float32)
     runner = load_paged_runner(config_of(folder, backend=backend, kv_format="bf16"))

@@ -253,6 +253,7 @@ def without_softcap(patch: Patch) -> None:
     ],
     ids=["group size", "plus one", "rope scaling", "activation", "bias", "softcap"],
 )
+@pytest.mark.few(3)
 def test_the_probe_compares_with_the_model_as_it_was_before(
     tmp_path: Path,
     monkeypatch: Patch,
@@ -363,6 +364,7 @@ def load_random(folder: Path, architecture: str, dtype: mx.Dtype = mx.float32) -
 
 
 @pytest.mark.parametrize("mistake", KERNELS)
+@pytest.mark.few(5)
 def test_a_wrong_recurrent_kernel_is_refused_by_its_layer(
     tmp_path: Path, monkeypatch: Patch, mistake: str
 ) -> None:
@@ -376,6 +378,7 @@ def test_a_wrong_recurrent_kernel_is_refused_by_its_layer(
     ("architecture", "dtype"),
     list(zip(sorted({name for name, *_ in KERNELS.values()}), itertools.cycle(FLOATS), strict=False)),
 )
+@pytest.mark.few(4)
 def test_recurrent_kernels_that_are_right_are_not_refused(
     tmp_path: Path, monkeypatch: Patch, architecture: str, dtype: mx.Dtype
 ) -> None:

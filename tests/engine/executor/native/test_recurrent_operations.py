@@ -59,6 +59,7 @@ class Sigmoid(Module):
         (nemotron_h.MambaRMSNormGated, True, 6),
     ],
 )
+@pytest.mark.few(6)
 def test_gated_norms_of_model_files_become_native(
     kind: Any, gate_first: bool, group_size: int | None, dtype: mx.Dtype, tolerance: float
 ) -> None:

@@ -93,6 +93,7 @@ def test_one_launch_for_each_recurrence_of_a_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("every_draft_is_computed")
+@pytest.mark.slow
 def test_drafts_change_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = recurrent_models.make_folder(tmp_path / "model", "qwen3_5", mx.bfloat16)
     prompt = [1, 2, 3] * 8

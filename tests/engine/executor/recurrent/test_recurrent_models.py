@@ -181,6 +181,7 @@ def released(run: Run) -> Iterator[Run]:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.few(3)
 def test_mixed_steps_give_the_logits_of_mlx_lm(name: str) -> None:
     model, tokens = recurrent_models.build(name), sequences()
     adapt_models()
@@ -256,6 +257,7 @@ ROUNDED_KEYS = 1e-4
         for name in KERNELS
     ],
 )
+@pytest.mark.few(3)
 def test_native_kernels_give_the_logits_of_mlx_lm(name: str) -> None:
     model, tokens = recurrent_models.build(name), sequences()
     adapt_models()

@@ -63,6 +63,7 @@ def check(folder: Path, watched: Drafts, *, count: int = 8, **settings: Any) -> 
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.few(2)
 def test_drafts_change_nothing(name: str, tmp_path: Path) -> None:
     require_extension()
     folder = recurrent_models.make_folder(tmp_path / name, name, mx.bfloat16)
@@ -85,6 +86,7 @@ def test_drafts_change_nothing_if_mlx_lm_computes_states(name: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("every_page", [False, True])
+@pytest.mark.few(1)
 def test_states_after_wrong_drafts_are_never_found(tmp_path: Path, *, every_page: bool) -> None:
     require_extension()
     folder = recurrent_models.make_folder(

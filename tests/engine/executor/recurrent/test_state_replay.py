@@ -121,6 +121,7 @@ def drive(driver: Driver) -> Iterator[list[list[float]]]:
 
 
 @pytest.mark.parametrize(("name", "dtype"), MODELS)
+@pytest.mark.few(3)
 def test_a_program_gives_the_bits_of_the_models_code(name: str, dtype: mx.Dtype, tmp_path: Path) -> None:
     folder = recurrent_models.make_folder(tmp_path / "model", name, dtype)
     recorded, plain = load(folder), load(folder)
@@ -161,6 +162,7 @@ def test_operations_that_write_states_are_not_recorded(
 
 
 @pytest.mark.parametrize("weights", ["keep", "int8"])
+@pytest.mark.few(1)
 def test_requests_get_the_same_tokens_and_scores(
     weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

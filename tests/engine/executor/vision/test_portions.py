@@ -70,6 +70,7 @@ def is_left(array: mx.array) -> bool:
     return "->" in file.getvalue()
 
 
+@pytest.mark.few(5)
 def test_portions_have_the_bits_of_encoding_at_once(
     model: tuple[Path, mx.Dtype], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,6 +87,7 @@ def test_portions_have_the_bits_of_encoding_at_once(
     assert sum(many) > 0.7 * len(many), "a portion computes what later ones should"
 
 
+@pytest.mark.few(5)
 def test_native_and_mlx_vision_parts_agree(model: tuple[Path, mx.Dtype]) -> None:
     folder, dtype = model
     (native, _), (plain, _) = encoded(folder, NativeOps()), encoded(folder, MLXOps())

@@ -152,13 +152,10 @@ CHANGES: tuple[dict[str, Any], ...] = (
 
 @pytest.mark.parametrize(
     ("case", "is_changed"),
-    [(name, False) for name in tiny_vlm.CONFIGS]
-    + [
-        pytest.param(name, True, marks=() if number < len(CHANGES) else pytest.mark.slow)
-        for number, name in enumerate(tiny_vlm.CONFIGS)
-    ],
+    [(name, is_changed) for is_changed in (False, True) for name in tiny_vlm.CONFIGS],
     indirect=["case"],
 )
+@pytest.mark.few(10)  # of each way and each of CHANGES
 def test_a_mixed_batch_has_the_tokens_of_mlx_vlm(
     case: Case, is_changed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +224,7 @@ def test_a_prompt_has_bit_identical_results_alone_and_in_a_batch(case: Case) -> 
         assert one.outputs[0].logprobs == all_.outputs[0].logprobs
 
 
+@pytest.mark.few(5)
 def test_pixels_are_prepared_as_by_mlx_vlm(case: Case) -> None:
     from mlx_vlm.utils import load_processor
     from PIL import Image
