@@ -160,7 +160,7 @@ def _insert(
     size = kind.page_size
     start = len(prefix.tokens) - len(run.token_ids)
     new = known = skipped = 0
-    num_states = len(run.parts[-1].indices) if kind.states is not None else 0
+    num_states = len(run.parts[-1].indices) if kind.states else 0
     for segment in segments(run, kind, start):
         num_states -= segment.group == len(kind.specs)
         for first in range(0, len(segment.pages), part := _part(kind)):
@@ -218,11 +218,7 @@ def _read(file: Path, kind: PageLayoutKey) -> PageRun:
             "server with the same --max-model-len, --sink-pages, --residual-pages, --tensor-parallel and "
             "--pipeline-parallel"
         )
-    if (
-        run.kind.states is not None
-        and kind.states is not None
-        and run.kind.states.entries != kind.states.entries
-    ):
+    if any(one.entries != other.entries for one, other in zip(run.kind.states, kind.states, strict=False)):
         raise InvalidRequest(
             f"nothing was loaded: the states of recurrent layers in {file.name} have another layout than "
             "this server's; start the server with the --backend that saved the file"
@@ -300,8 +296,7 @@ def _read_chain(run_command: RunCommand, kind: PageLayoutKey, chain: Chain) -> P
 
 def _part(kind: PageLayoutKey) -> int:
     num_bytes = sum(spec.page_bytes for spec in kind.specs)
-    if kind.states is not None and kind.states.nbytes <= num_bytes:
-        num_bytes += kind.states.nbytes
+    num_bytes += sum(states.nbytes for states in kind.states if states.nbytes <= num_bytes)
     return min(max(1, PART_BYTES // max(num_bytes, 1)), PART_PAGES)
 
 

@@ -23,7 +23,7 @@ from .batch import Batch, OutputSelection, each_once
 from .device_step import DeviceStep
 from .forward_outputs import Outputs
 from .mtp.head import MTPRunner
-from .paged_model import PagedModel
+from .paged_model import ALL_ROWS, PagedModel
 from .recurrent.state_pool import StatePool
 from .sampling.logit_rows import NumpySampler, Sampler, Target
 from .sampling.sampler import Sampled, SampleState, greedy_samples
@@ -138,8 +138,6 @@ class PagedRunner:
         return step
 
     def _run(self, batch: Batch, states: Sequence[SampleState] | None) -> RunOutput:
-        if not self._gives_logits:
-            return self._run_layers(batch)
         scored = batch.scored
         rows, places = each_once(
             batch.sample_rows if scored is None else np.r_[batch.sample_rows, scored.rows]
@@ -147,9 +145,13 @@ class PagedRunner:
         greedy = self._fused_argmax and batch.only_samples and len(rows) > 0
         greedy = greedy and states is not None and all(state.is_argmax for state in states)
         wanted = OutputSelection(rows, greedy, batch.hidden, head=states is not None)
-        outputs = self._model.forward(batch, wanted)
+        outputs = self._model.forward(batch, wanted if self._gives_logits else ALL_ROWS)
         self._model.evaluate(outputs.arrays)
         failed = self._model.nonfinite_rows()
+        if not self._gives_logits:
+            assert outputs.logits is not None
+            bits = np.array(outputs.logits.view(mx.int32)).view(np.float32)
+            return RunOutput((), tuple(failed), hidden=bits)
         if states is None:
             return RunOutput((), tuple(failed))
         num_samples = len(batch.sample_rows)
@@ -165,13 +167,6 @@ class PagedRunner:
             )
         hidden = None if outputs.hidden is None else np.array(outputs.hidden)
         return RunOutput(tuple(samples), tuple(failed), scores, hidden)
-
-    def _run_layers(self, batch: Batch) -> RunOutput:
-        rows = self._model.forward(batch).logits
-        assert rows is not None
-        self._model.evaluate([rows])
-        bits = np.array(rows.view(mx.int32)).view(np.float32)
-        return RunOutput((), tuple(self._model.nonfinite_rows()), hidden=bits)
 
     def _sample(
         self, outputs: Outputs, places: Sequence[int], states: Sequence[SampleState]
@@ -197,8 +192,8 @@ class PagedRunner:
         groups, states = self._info.groups, self._model.states
         specs = tuple(getattr(self._stored.get(i), "spec", none) for i in range(len(groups)))
         windows = [group for group in groups if isinstance(group, ResidualWindow)]
-        kind = None if states is None else StateKind(page_size, states.layout, states.snapshot_bytes)
-        return PageLayoutKey("", specs, windows[0].context if windows else "", kind)
+        kinds = () if states is None else (StateKind(page_size, states.layout, states.snapshot_bytes),)
+        return PageLayoutKey("", specs, windows[0].context if windows else "", kinds)
 
     def read_pages(self, pages: Sequence[int], group: int) -> PageBytes:
         if (stored := self._stored.get(group)) is None:

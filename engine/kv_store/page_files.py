@@ -169,11 +169,11 @@ def _read(file: BufferedIOBase, size: int) -> tuple[dict[str, str], list[PageByt
 
 
 def _parse(metadata: Mapping[str, str], parts: Sequence[PageBytes]) -> PageRun:
-    states = None
+    states: tuple[StateKind, ...] = ()
     pages_of_groups = list(parts)
     if "states" in metadata:
         nbytes = pages_of_groups.pop().shape[1]
-        states = StateKind(int(metadata["page_size"]), _entries(metadata["states"]), nbytes)
+        states = (StateKind(int(metadata["page_size"]), _entries(metadata["states"]), nbytes),)
     specs = tuple(
         PoolSpec(
             layers=tuple(

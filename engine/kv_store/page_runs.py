@@ -30,24 +30,20 @@ class StateKind:
 
 @dataclass(frozen=True, slots=True)
 class PageLayoutKey:
-    """Layout of pages. Pages are exchanged unchanged only between equal layouts."""
+    """Layout of pages and of recurrent states. Pages are exchanged unchanged only between equal layouts."""
 
     model: str
     specs: tuple[PoolSpec, ...]
     context: str = ""
-    states: StateKind | None = None
+    states: tuple[StateKind, ...] = ()
 
     @property
     def page_size(self) -> int:
-        if self.specs:
-            return self.specs[0].page_size
-        assert self.states is not None, "a kind must have pages or states"
-        return self.states.page_size
+        return self.specs[0].page_size if self.specs else self.states[0].page_size
 
     @property
     def part_bytes(self) -> tuple[int, ...]:
-        states = () if self.states is None else (self.states.nbytes,)
-        return tuple(spec.page_bytes for spec in self.specs) + states
+        return (*(spec.page_bytes for spec in self.specs), *(states.nbytes for states in self.states))
 
     def group(self, index: int) -> PageLayoutKey:
         if len(self.part_bytes) == 1:
@@ -73,7 +69,7 @@ class PageLayoutKey:
             ]
             for spec in self.specs
         ]
-        states = {} if self.states is None else {"states": json.dumps(self.states.entries)}
+        states = {"states": json.dumps(self.states[0].entries)} if self.states else {}
         return states | {
             "octavo": VERSION,
             "model": self.model,
@@ -193,7 +189,7 @@ def segments(run: PageRun, kind: PageLayoutKey, start: int) -> Iterator[Segment]
                 pages = _converted(run, kind, group, pages, skip=at * new - position)
             if len(pages):
                 yield Segment(group, at, pages)
-    if run.kind.states is not None:
+    if run.kind.states:
         for index, state in zip(run.parts[-1].indices, run.parts[-1].pages, strict=True):
             position = start + (index + 1) * old
             if position % new == 0:

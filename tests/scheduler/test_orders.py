@@ -8,6 +8,7 @@ from octavo.scheduler.preemption import has_headroom
 from octavo.scheduler.types import ScheduledChunk
 from octavo.scheduler.waiting import WaitingQueue, cached_tokens
 from octavo.scheduler.waiting.line import MAX_OVERTAKEN, Line
+from octavo.scheduler.waiting.queue import SHORT_STEPS
 from waiting_queues import QUEUES
 
 PAGE_SIZE = 4
@@ -109,6 +110,17 @@ def test_tokens_that_drafts_gave_are_charged_each() -> None:
     one.tokens += [5, 6, 7]
     queue.on_computed([ScheduledChunk(one, 3, 4, True, (), (5, 6))])
     assert queue.service_of("a") == 3 + 2 + 3 * 2
+
+
+def test_one_step_in_several_may_end_early() -> None:
+    queue, one, other = WaitingQueue(weights={}), sequence("one", tenant="a"), sequence("other", tenant="b")
+    work = [ScheduledChunk(other, 0, 3, True)]
+    for _ in range(3):
+        assert queue.ends_step(one, work)
+        for _ in range(SHORT_STEPS):
+            queue.on_computed(work)
+            assert not queue.ends_step(one, work)
+        queue.on_computed(work)
 
 
 def test_a_prompt_that_is_to_be_computed_has_nothing_cached() -> None:

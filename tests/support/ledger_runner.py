@@ -167,9 +167,9 @@ class LedgerRunner:
     @property
     def page_layout_key(self) -> PageLayoutKey:
         """16 bytes per position: the position, its token and the digest."""
-        states = StateKind(self.info.page_size, (("digest", (8,), "uint8"),), STATE.size)
+        states = (StateKind(self.info.page_size, (("digest", (8,), "uint8"),), STATE.size),)
         return PageLayoutKey(
-            "ledger", tuple(map(self._spec, self._groups)), states=states if self._states else None
+            "ledger", tuple(map(self._spec, self._groups)), states=states if self._states else ()
         )
 
     def _spec(self, group: KVGroupSpec) -> PoolSpec:

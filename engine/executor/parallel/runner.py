@@ -183,12 +183,11 @@ class LeadingRunner:
             for ranks in groups
         )
 
-    def _states(self) -> StateKind | None:
-        kinds = [shape.states for shape in self._shapes if shape.states is not None]
-        if not kinds:
-            return None
+    def _states(self) -> tuple[StateKind, ...]:
+        kinds = [kind for shape in self._shapes for kind in shape.states]
         entries = tuple(entry for kind in kinds for entry in kind.entries)
-        return replace(kinds[0], entries=entries, nbytes=sum(kind.nbytes for kind in kinds))
+        nbytes = sum(kind.nbytes for kind in kinds)
+        return tuple(replace(kind, entries=entries, nbytes=nbytes) for kind in kinds[:1])
 
     @property
     def storages(self) -> tuple[PageStorage, ...]:

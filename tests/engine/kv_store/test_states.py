@@ -114,8 +114,7 @@ def test_states_of_another_kind_are_not_looked_at(tmp_path: Path) -> None:
     (path,) = snapshots(generate(tmp_path, [PROMPT[:40]])[2])[:1]
     run = read_run(path)
     kind = run.kind
-    assert kind.states is not None
-    other = PageLayoutKey(kind.model, (), kind.context, StateKind(4, (("digest", (8,), "int8"),), 16))
+    other = PageLayoutKey(kind.model, (), kind.context, (StateKind(4, (("digest", (8,), "int8"),), 16),))
     assert not kind.matches(other)
     assert kind.key != other.key
 
@@ -221,9 +220,8 @@ def test_states_kept_in_another_way_are_refused(engine: Callable[..., LLM], tmp_
     path = tmp_path / "x.safetensors"
     engine().save_prompt(PROMPT, path)
     run = read_run(path)
-    assert run.kind.states is not None
     entries = (("another", (8,), "uint8"),)
-    kind = PageLayoutKey(run.kind.model, run.kind.specs, run.kind.context, StateKind(4, entries, 16))
+    kind = PageLayoutKey(run.kind.model, run.kind.specs, run.kind.context, (StateKind(4, entries, 16),))
     write_run(tmp_path / "y.safetensors", PageRun(kind, run.parent, run.token_ids, run.parts, run.salt))
     with pytest.raises(InvalidRequest, match="nothing was loaded: the states of recurrent layers"):
         engine().load_prompt(tmp_path / "y.safetensors")
@@ -231,7 +229,7 @@ def test_states_kept_in_another_way_are_refused(engine: Callable[..., LLM], tmp_
 
 def test_pages_without_bytes_are_files_too(tmp_path: Path) -> None:
     spec = PoolSpec(layers=(), num_pages=2, page_size=4, k_format="bf16", v_format="bf16")
-    kind = PageLayoutKey("m", (spec,), states=StateKind(4, (("s", (2,), "float32"),), 16))
+    kind = PageLayoutKey("m", (spec,), states=(StateKind(4, (("s", (2,), "float32"),), 16),))
     state = np.arange(16, dtype=np.uint8)[None]
     parts = (PagePart((0, 1), np.empty((2, 0), np.uint8)), PagePart((1,), state))
     write_run(tmp_path / "x.safetensors", PageRun(kind, root(b""), tuple(range(8)), parts, b""))
