@@ -96,6 +96,7 @@ class ShardReader:
 
     def _give_up(self, now: float) -> bool:
         late = [fetch for fetch, since in self._started.items() if now - since > WAIT_S]
+        self._counters.drop("read_slow", len(late))
         began = self._read_began
         if began is not None and now - began > STALL_S and not self.is_stuck:
             self.is_stuck = True

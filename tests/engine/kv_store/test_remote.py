@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import functools
 import itertools
 import threading
 import time
@@ -19,7 +21,8 @@ from octavo.engine.api.outputs import RequestOutput
 from octavo.engine.api.store_counters import StoreCounts
 from octavo.engine.cli.serve import _tenant_salts
 from octavo.engine.core import commands
-from octavo.engine.kv_store import redis_store
+from octavo.engine.frontend.async_engine import AsyncEngine
+from octavo.engine.kv_store import reader, redis_store
 from octavo.engine.kv_store.page_runs import PageRun
 from octavo.engine.kv_store.redis_store import RedisStore
 from octavo.engine.kv_store.remote import RemoteShards
@@ -269,6 +272,61 @@ def test_a_server_that_hangs_delays_a_prompt_by_one_timeout(server: StoreServer)
     assert late.cached_tokens == 0
     assert late.outputs[0].token_ids == cold.outputs[0].token_ids
     assert seconds < 10
+
+
+def test_pages_that_come_too_slowly_are_computed(
+    server: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, calls = small_config(remote_cache=server.url), dict[str, set[str]]()
+    cold, _ = generate(config)
+    monkeypatch.setattr(reader, "WAIT_S", 0.3)
+    core = FakeCore()
+    with LLM(config, core_factory=core) as llm:
+        store = shards_of(core)._store
+
+        def slow(name: str, call: Callable[..., Any], *arguments: Any) -> Any:
+            calls.setdefault(name, set()).add(threading.current_thread().name)
+            time.sleep(0.2)
+            return call(*arguments)
+
+        for name in ("get", "put", "delete", "touch", "find", "used_bytes"):
+            setattr(store, name, functools.partial(slow, name, getattr(store, name)))
+        late, other = llm.generate([PROMPT, PROMPT[50:]], FOUR_TOKENS, progress=False)
+        assert core.core is not None
+        counts = core.core._gauge_source.measure().store
+    assert late.cached_tokens < 100
+    assert late.outputs[0].token_ids == cold.outputs[0].token_ids
+    assert other.cached_tokens == 0
+    assert counts is not None
+    assert counts.dropped["read_slow"] >= 1
+    assert {"get", "find"} <= calls.keys()
+    threads = {f"octavo-store-{name}" for name in ("reader", "writer", "index")}
+    assert set.union(*calls.values()) <= threads, "the engine's thread must not wait"
+
+
+def test_a_tenant_does_not_find_the_pages_of_another(server: StoreServer) -> None:
+    config = small_config(remote_cache=server.url)
+
+    async def asked(tenant: str) -> tuple[int, StoreCounts]:
+        core = FakeCore()
+        engine = AsyncEngine(config, core_factory=core)
+        await engine.start()
+        try:
+            salt = _tenant_salts(config).of(tenant)
+            deltas = [delta async for delta in engine.generate(PROMPT, FOUR_TOKENS, salt=salt)]
+        finally:
+            await engine.stop()
+        assert core.core is not None
+        counts = core.core._gauge_source.measure().store
+        assert counts is not None
+        return deltas[-1].cached_tokens, counts
+
+    _, wrote = asyncio.run(asked("a"))
+    assert wrote.written == 26
+    cached, counts = asyncio.run(asked("b"))
+    assert (cached, counts.hits, counts.misses, counts.loaded) == (0, 0, 1, 0)
+    cached, counts = asyncio.run(asked("a"))
+    assert (cached, counts.hits, counts.misses, counts.loaded) == (100, 1, 0, 25)
 
 
 def test_tenants_have_one_key_on_all_machines(server: StoreServer) -> None:
