@@ -168,17 +168,23 @@ async def _requests(worker_metrics: str) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith("octavo_requests_total{"))
 
 
+async def _answered_once(load: Load, left: str, answered_by_other: float) -> None:
+    await _idle(left)
+    assert await _requests(left) <= load.num_done + len(PROMPTS) - answered_by_other
+
+
 async def test_a_drained_worker_loses_no_request() -> None:
     async with _fleet() as (ready, load):
         drained, metrics = ready["workers"].split(",")[0], ready["worker_metrics"].split(",")
         pid = _worker_pids(ready)[drained]
         assert load.open
+        gone = await _requests(metrics[0])
         os.kill(pid, signal.SIGTERM)
         await load.more(24)
         assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
         await load.stop()
         assert not load.failed
-        await _idle(metrics[1])
+        await _answered_once(load, metrics[1], gone)
 
 
 async def test_an_added_worker_serves_and_no_request_is_answered_twice() -> None:
@@ -205,6 +211,7 @@ async def test_a_killed_worker_fails_only_streams_that_it_had_begun() -> None:
         killed, metrics = ready["workers"].split(",")[0], ready["worker_metrics"].split(",")
         await _until(lambda: sum(map(bool, load.open.values())) >= 4)
         begun = {number for number, messages in load.open.items() if messages}
+        gone = await _requests(metrics[0])
         os.kill(_worker_pids(ready)[killed], signal.SIGKILL)
 
         async def noticed() -> bool:
@@ -215,4 +222,4 @@ async def test_a_killed_worker_fails_only_streams_that_it_had_begun() -> None:
         await load.stop()
         assert all(load.failed.values()), f"requests without an answer must not fail, got {load.failed}"
         assert len(load.failed) < len(begun), "the other worker's streams go on"
-        await _idle(metrics[1])
+        await _answered_once(load, metrics[1], gone)

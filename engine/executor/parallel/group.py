@@ -123,7 +123,7 @@ class FollowingGroup(RankGroup):
     def _watch(self) -> None:
         if _says_end(self.watched[0]):
             self._ended.set()
-        elif self.rank == 1:  # one line is enough
+        elif self.rank == 1:
             print("octavo: rank 0 has exited, so all ranks stop", file=sys.stderr, flush=True)
         time.sleep(END_GRACE_S)
         if not self._is_leaving:
@@ -228,7 +228,6 @@ def _hosts_of_ring() -> list[str]:
 
 
 def _says_end(connection: Connection[Any, Any]) -> bool:
-    """Wait until the process at the other side says that it ends, or has ended without a word."""
     try:
         return bool(connection.recv())
     except (EOFError, OSError):

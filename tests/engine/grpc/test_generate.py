@@ -2,15 +2,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 
 import octavo
+from draft_checks import Cores
 from engines import Gate, SlowSteps
 from fakes import VOCAB_SIZE, FakeCore, byte_tokenizer, small_config
 from ledger_runner import EOS
+from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidRequest
 from octavo.engine.api.outputs import FinishReason
 from octavo.engine.api.prompt import Prompt
@@ -18,7 +21,7 @@ from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.grpc.octavo_v1 import messages
 from octavo.proto import generation_pb2 as pb
 from scripted import TEMPLATE
-from served import collect, served
+from served import Served, collect, served
 
 pytestmark = pytest.mark.server
 
@@ -61,6 +64,39 @@ async def test_a_stream_brings_tokens_as_they_come_and_counts_them() -> None:
     assert running == 12
     assert [r.finish_reason for r in responses[:-1]] == [pb.FINISH_REASON_UNSPECIFIED] * (len(responses) - 1)
     assert responses[-1].finish_reason == pb.FINISH_REASON_LENGTH
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("drafts", ["off", "suffix"])
+async def test_a_continued_request_has_the_bits_of_the_unbroken_one(drafts: str) -> None:
+    config = EngineConfig(num_pages=64, page_size=8, max_running=4, max_step_tokens=64, speculate=drafts)
+    prompt, num_tokens = list(range(60, 79)), 20
+
+    async def told(its: Served, earlier: list[int], **fields: Any) -> tuple[Any, ...]:
+        sampling = pb.SamplingParams(
+            max_tokens=40, min_tokens=num_tokens, temperature=1.1, seed=7, presence_penalty=0.6,
+            frequency_penalty=0.5, repetition_penalty=1.3, logprobs=2, logit_bias=dict.fromkeys(ends, 100.0),
+            **fields,
+        )  # fmt: skip
+        ids = pb.TokenIds(ids=[*prompt, *earlier])
+        request = pb.GenerateRequest(token_ids=ids, sampling=sampling)
+        found = [response async for response in its.client.stub.Generate(request)]
+        scores = [score.SerializeToString(deterministic=True) for each in found for score in each.logprobs]
+        tokens = [token for each in found for token in each.token_ids]
+        return tokens, scores, "".join(each.text for each in found), found[-1].finish_reason
+
+    core: Any = Cores()
+    async with served(core, config=config) as its:
+        ends = list((await its.client.model_info()).eos_token_ids)
+        tokens, scores, text, reason = await told(its, [])
+        assert len(set(tokens)) > 8
+        assert (len(tokens), len(scores), reason) == (num_tokens + 1, num_tokens + 1, pb.FINISH_REASON_STOP)
+        for cut in (1, 8, 19):
+            rest = await told(its, tokens[:cut], num_output_tokens=cut)
+            assert rest[:2] == (tokens[cut:], scores[cut:])
+            assert rest[3] == reason
+            assert text.endswith(rest[2])
+            assert await told(its, tokens[:cut]) != rest
 
 
 async def test_final_mode_gives_one_response_per_sample() -> None:
