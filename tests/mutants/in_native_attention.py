@@ -6,8 +6,8 @@ ATTENTION = (
     # 8-bit products in attention
     bug(
         "scores forget that codes are scaled",
-        "largest / (kLargestByte * Code::kScale)",
-        "largest / kLargestByte",
+        "largest / (kLargestFixed<Code> * Code::kScale)",
+        "largest / kLargestFixed<Code>",
     ),
     bug(
         "codes keep the offset that made them unsigned",

@@ -9,29 +9,15 @@
 #include "attention/float.h"
 #include "attention/loop.h"
 
-#if defined(__AVX512F__)
-namespace octavo::avx2 {
-AttendKernel attend_kernel(const AttendArgs& args);
-}
-#endif
-
 namespace octavo::OCTAVO_ISA {
 
 #if defined(__AVX2__)
-// Return this instruction set's integer or bf16 sides, or null (attention/sides_avx2.cpp, sides_avx512.cpp).
+// Return this instruction set's integer or bf16 sides, or null (attention/*keys_*.cpp, *values_*.cpp).
 const KeySide* special_key_side(const AttendArgs& args);
 const ValueSide* special_value_side(const AttendArgs& args);
 #else
 static const KeySide* special_key_side(const AttendArgs&) { return nullptr; }
 static const ValueSide* special_value_side(const AttendArgs&) { return nullptr; }
-#endif
-
-#if defined(__AVX512F__)
-// Whether AVX2 is faster (measured), as it is for fp16 pages if the call has only float sides.
-static bool avx2_is_faster(const AttendArgs& args) {
-  return args.layout.k.codes == CodeType::fp16 && args.layout.v.codes == CodeType::fp16 &&
-         special_key_side(args) == nullptr && special_value_side(args) == nullptr;
-}
 #endif
 
 const KeySide* key_side(const AttendArgs& args) {
@@ -56,11 +42,6 @@ const ValueSide* value_side(const AttendArgs& args) {
   }
 }
 
-AttendKernel attend_kernel(const AttendArgs& args) {
-#if defined(__AVX512F__)
-  if (avx2_is_faster(args)) return avx2::attend_kernel(args);
-#endif
-  return tile_kernel(args);
-}
+AttendKernel attend_kernel(const AttendArgs& args) { return tile_kernel(args); }
 
 }  // namespace octavo::OCTAVO_ISA

@@ -25,22 +25,11 @@ int padded_dim(int dim) { return (dim + 31) / 32 * 32; }
 size_t query_bytes(int dim, int num_rows) { return size_t(num_rows) * padded_dim(dim) * 2; }
 
 void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) {
-  const int group = group_size(args), num_rows = item.num_tokens * group, dim = args.layout.k.dim;
+  const int num_rows = item.num_tokens * group_size(args), dim = args.layout.k.dim;
   uint16_t* to = static_cast<uint16_t*>(memory);
-  const bool as_they_are = args.queries.dim_stride == 1 && padded_dim(dim) == dim;  // rows need no conversion
   alignas(64) float row[kMaxDim];
   for (int r = 0; r < num_rows; ++r, to += padded_dim(dim)) {
-    const auto place = [&](int of_row) {
-      return (item.first_token + of_row / group) * args.queries.row_stride +
-             (item.kv_head * group + of_row % group) * args.queries.head_stride;
-    };
-    if (args.queries.dim_stride == 1 && r + kRowsAhead < num_rows)
-      prefetch_row(args.queries.data, args.queries.type, place(r + kRowsAhead), dim);
-    if (as_they_are) {
-      std::memcpy(to, static_cast<const uint16_t*>(args.queries.data) + place(r), size_t(dim) * 2);
-      continue;
-    }
-    load_row(args.queries, item.first_token + r / group, item.kv_head * group + r % group, dim, row);
+    load_query(args, item, r, row);
     for (int d = 0; d < padded_dim(dim); ++d) to[d] = d < dim ? float_to_bf16(row[d]) : 0;
   }
 }
@@ -302,14 +291,12 @@ void accumulate(const PageLayout& layout, const Tile& tile, const float* weights
   });
 }
 
-void to_natural(int dim, const float* accumulator, float* row) {  // the row's buffer is longer than dim
-  alignas(64) static constexpr int32_t kOrder[16] = {0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23};
-  merge_row(dim, accumulator, kOrder, row);
-}
+// Returns the dim of float i of two vectors, see load_values.
+constexpr int dim_of(int i) { return i % 16 / 4 * 8 + i / 16 * 4 + i % 4; }
 
 }  // namespace
 
 const KeySide bf16_keys = {query_bytes, key_panel_bytes, load_queries, score};
-const ValueSide bf16_values = {padded_dim, value_panel_bytes, accumulate, to_natural};
+const ValueSide bf16_values = {padded_dim, value_panel_bytes, accumulate, to_natural<32, dim_of>};
 
 }  // namespace octavo::OCTAVO_ISA

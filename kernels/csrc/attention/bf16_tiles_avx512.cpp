@@ -26,7 +26,7 @@ int padded_rows(int num_rows) { return (num_rows + kRows - 1) / kRows * kRows; }
 size_t query_bytes(int dim, int num_rows) { return size_t(padded_rows(num_rows)) * dim * 2; }
 
 void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) {
-  const int group = group_size(args), num_rows = item.num_tokens * group, dim = args.layout.k.dim;
+  const int num_rows = item.num_tokens * group_size(args), dim = args.layout.k.dim;
   const int steps = dim / kStepValues;
   alignas(64) float row[kMaxDim];
   alignas(64) uint16_t rows[kRows][kMaxDim];
@@ -38,7 +38,7 @@ void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) 
         std::memset(rows[i], 0, size_t(dim) * 2);
         continue;
       }
-      load_row(args.queries, item.first_token + r / group, item.kv_head * group + r % group, dim, row);
+      load_query(args, item, r, row);
       round_to_bf16(row, dim, rows[i]);
     }
     for (int step = 0; step < steps; ++step, to += kTileValues) {
@@ -155,10 +155,7 @@ void accumulate(const PageLayout& layout, const Tile& tile, const float* weights
   }
 }
 
-void to_natural(int dim, const float* accumulator, float* row) {  // the row's buffer is longer than dim
-  alignas(64) static constexpr int32_t kOrder[16] = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
-  merge_row(dim, accumulator, kOrder, row);
-}
+constexpr int dim_of(int i) { return i % 16 * 2 + i / 16; }  // a vector of even dims, then one of odd dims
 
 bool has_tiles(const AttendArgs& args, const RowFormat& format) {
   return isa() == Isa::amx && format.codes == CodeType::bf16 && args.queries.type == Float::bf16 &&
@@ -168,7 +165,8 @@ bool has_tiles(const AttendArgs& args, const RowFormat& format) {
 }  // namespace
 
 static const KeySide bf16_tile_keys = {query_bytes, key_panel_bytes, load_queries, score};
-static const ValueSide bf16_tile_values = {width, value_panel_bytes, accumulate, to_natural};
+static const ValueSide bf16_tile_values = {width, value_panel_bytes, accumulate,
+                                           to_natural<kStepValues, dim_of>};
 
 const KeySide* tiled_keys(const AttendArgs& args) {
   return has_tiles(args, args.layout.k) ? &bf16_tile_keys : nullptr;

@@ -2,7 +2,6 @@
 //
 //   K panel  [dim / 4][64 positions][4]  unsigned: the codes' integers, plus kLargestValue
 #include <algorithm>
-#include <type_traits>
 
 #include "attention/ahead.h"
 #include "attention/code_queries_avx512.h"
@@ -15,26 +14,17 @@ namespace {
 size_t key_panel_bytes(int dim) { return size_t(dim) * kTileTokens; }
 
 template <class Code>
-using KeyLookup =
-    Lookup<std::conditional_t<Code::kBits == 8, Fp4, Code>, Code::kBits == 8 ? 12 : Code::kLargestValue>;
+using KeyLookup = Lookup<Code, Code::kLargestValue>;
 
 template <class Code>
 constexpr int kPerWord = 8 / Code::kBits;  // panel vectors from one column of 32-bit words of codes
-
-// Loads words [word, word + 16) of 16 rows, one vector per word; words from `num_words` on become zeros.
-OCTAVO_INLINE void load_columns_of_codes(const uint8_t* codes, int64_t stride, int word, int num_words,
-                                         __m512i (&columns)[16]) {
-  const __mmask16 valid = __mmask16((1u << std::min(16, num_words - word)) - 1);
-#pragma GCC unroll 16
-  for (int t = 0; t < 16; ++t) columns[t] = _mm512_maskz_loadu_epi32(valid, codes + t * stride + 4 * word);
-  transpose16(columns);
-}
 
 // Loads the bit planes with the lowest bits of a block's codes, as columns.
 template <class Code>
 OCTAVO_INLINE void load_key_planes(const uint8_t* of_rows, int64_t stride, __m512i* planes) {
   if constexpr (Code::kPlanes) {
-    load_columns(of_rows, stride, planes);
+    for (int word = 0; 4 * word < stride; word += 16)
+      load_columns(of_rows, stride, word, *reinterpret_cast<__m512i(*)[16]>(planes + word));
     planes[0] = _mm512_and_si512(planes[0], _mm512_set1_epi32(int(0xffffff00)));  // byte 0 is the scale
   }
 }
@@ -74,7 +64,7 @@ void load_keys(const PageLayout& layout, const Tile& tile, __m512i* panel) {
     load_key_planes<Code>(of_rows, layout.k.scale_bytes, planes);
     for (int word = 0; word < num_words; word += 16) {
       __m512i columns[16];
-      load_columns_of_codes(codes, layout.k.row_bytes, word, num_words, columns);
+      load_columns(codes, layout.k.row_bytes, word, columns);
       __m512i* to = panel + size_t(word) * kPerWord<Code> * kBlocks + b;
 #pragma GCC unroll 16
       for (int i = 0; i < 16; ++i) {
@@ -183,7 +173,7 @@ void score_directly(const PageLayout& layout, const Tile& tile, const Queries<Co
     for (int r = 0; r < kRows; ++r) high[r] = low[r] = _mm512_setzero_si512();
     for (int word = 0; word < num_words; word += 16) {
       __m512i columns[16];
-      load_columns_of_codes(codes, layout.k.row_bytes, word, num_words, columns);
+      load_columns(codes, layout.k.row_bytes, word, columns);
       const int8_t* from = queries.bytes + word * 4 * kPerWord<Code>;
 #pragma GCC unroll 16
       for (int i = 0; i < 16; ++i) {
@@ -216,15 +206,12 @@ void score(const PageLayout& layout, const Tile& tile, const void* memory, int n
            float* scores) {
   const int dim = layout.k.dim;
   const Queries<Code> queries(const_cast<void*>(memory), dim, num_rows);
-  // Queries of two bytes over pages of 4 or 5 bits are exact calls, whose few rows have no code of their own.
-  if constexpr (Code::kParts == 1 || Code::kBits == 8) {
-    switch (num_rows) {
-      case 1: return score_directly<Code, 1>(layout, tile, queries, scores);
-      case 2: return score_directly<Code, 2>(layout, tile, queries, scores);
-      case 3: return score_directly<Code, 3>(layout, tile, queries, scores);
-      case kDirectRows: return score_directly<Code, kDirectRows>(layout, tile, queries, scores);
-      default: break;
-    }
+  switch (num_rows) {
+    case 1: return score_directly<Code, 1>(layout, tile, queries, scores);
+    case 2: return score_directly<Code, 2>(layout, tile, queries, scores);
+    case 3: return score_directly<Code, 3>(layout, tile, queries, scores);
+    case kDirectRows: return score_directly<Code, kDirectRows>(layout, tile, queries, scores);
+    default: break;
   }
   __m512i* const panel = static_cast<__m512i*>(scratch);
   load_keys<Code>(layout, tile, panel);
@@ -252,14 +239,14 @@ constexpr KeySide sides = {query_bytes<Code>, key_panel_bytes, load_queries<Code
 
 }  // namespace
 
-const KeySide* code_keys(const AttendArgs& args) {
-  const RowFormat& format = args.layout.k;
-  const bool bytes = by_bytes(args);
-  switch (format.codes) {
-    case CodeType::fp4: return bytes ? &sides<InBytes<Fp4>> : &sides<Fp4>;
-    case CodeType::fp5: return bytes ? &sides<InBytes<Fp5>> : &sides<Fp5>;
-    case CodeType::int4: return bytes ? &sides<InBytes<Int4>> : &sides<Int4>;
-    case CodeType::int8: return format.dim <= kMostInt8Dims ? &sides<Int8> : nullptr;
+const KeySide* special_key_side(const AttendArgs& args) {
+  if (const KeySide* side = tiled_keys(args)) return side;
+  switch (args.layout.k.codes) {
+    case CodeType::bf16: return args.queries.type == Float::bf16 ? &bf16_keys : nullptr;
+    case CodeType::int8: return args.layout.k.dim <= kMostInt8Dims ? &sides<Int8> : nullptr;
+    case CodeType::fp4: return by_bytes(args) ? &sides<Fp4> : nullptr;
+    case CodeType::fp5: return by_bytes(args) ? &sides<Fp5> : nullptr;
+    case CodeType::int4: return by_bytes(args) ? &sides<Int4> : nullptr;
     default: return nullptr;
   }
 }

@@ -72,25 +72,6 @@ OCTAVO_INLINE void fix_query(const Queries<Code>& queries, int r, int dim, const
 
 constexpr int kQueryRows = 8;  // most rows that are loaded together
 
-// Loads and rotates rows [first, first + count) of an item, `stride` floats apart, and pads them with zeros
-// to whole vectors. Not inlined, because that would be once for each Code.
-[[gnu::noinline]] void load_rows(const AttendArgs& args, const AttendItem& item, int first, int count,
-                                 int stride, float* rows) {
-  const RowFormat& format = args.layout.k;
-  const int group = group_size(args), num_rows = item.num_tokens * group, dim = format.dim;
-  for (int i = 0; i < count; ++i, rows += stride) {
-    const int r = first + i;
-    if (const int next = r + kRowsAhead; next < num_rows && args.queries.dim_stride == 1)
-      prefetch_row(args.queries.data, args.queries.type,
-                   (item.first_token + next / group) * args.queries.row_stride +
-                       (item.kv_head * group + next % group) * args.queries.head_stride,
-                   dim);
-    load_row(args.queries, item.first_token + r / group, item.kv_head * group + r % group, dim, rows);
-    if (format.rotated) hadamard(rows, dim);
-    std::fill(rows + dim, rows + stride, 0.0f);
-  }
-}
-
 // Rotates and converts several rows alternately, because the steps for one row depend on each other.
 template <class Code>
 void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) {
@@ -102,7 +83,10 @@ void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) 
   float largest[kQueryRows];
   for (int first = 0; first < num_rows; first += together) {
     const int count = std::min(together, num_rows - first);
-    load_rows(args, item, first, count, stride, rows);
+    for (int i = 0; i < count; ++i) {
+      load_query(args, item, first + i, rows + i * stride);
+      std::fill_n(rows + i * stride + dim, stride - dim, 0.0f);
+    }
     for (int i = 0; i < count; ++i) largest[i] = largest_of(rows + i * stride, dim);
     for (int i = 0; i < count; ++i) fix_query(queries, first + i, dim, rows + i * stride, largest[i]);
   }

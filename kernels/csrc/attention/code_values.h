@@ -1,5 +1,5 @@
-// Integers that stand for the values of 4-bit codes (fp4, int4), and of 4-bit codes with a bit plane of
-// lowest bits (fp5).
+// Integers that stand for the values of 4-bit codes (fp4, int4), of 4-bit codes with a bit plane of lowest
+// bits (fp5), and of bytes (int8), which are their own.
 #pragma once
 
 #include "attention/sides.h"
@@ -9,10 +9,10 @@ namespace octavo::OCTAVO_ISA {
 namespace {
 
 // A value times kScale is an integer up to kLargestValue: value(code), plus added(code) if its bit in the
-// plane is set.
+// plane is set. Where K must be unsigned, kLargestValue is added, and what that adds to a product taken off.
 struct Nibble {
   static constexpr int kBits = 4;
-  static constexpr int kParts = 2;  // bytes per element of a query, and per weight (AVX-512)
+  static constexpr int kParts = 1;  // bytes per element of a query, and per weight (AVX-512)
   static constexpr bool kPlanes = false;
   static constexpr int added(int) { return 0; }
 };
@@ -23,6 +23,10 @@ struct Fp4 : Nibble {
 struct Int4 : Nibble {
   static constexpr int kScale = 1, kLargestValue = 8;
   static constexpr int value(int code) { return (code ^ 8) - 8; }
+};
+struct Int8 : Nibble {
+  static constexpr int kBits = 8, kParts = 2, kScale = 1, kLargestValue = 128;
+  static constexpr int value(int code) { return code; }
 };
 struct Fp5 : Nibble {
   static constexpr int kScale = 4, kLargestValue = 28;

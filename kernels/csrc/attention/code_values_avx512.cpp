@@ -176,17 +176,19 @@ void accumulate(const PageLayout& layout, const Tile& tile, const float* weights
 }
 
 template <class Code>
-constexpr ValueSide sides = {value_width<Code>, value_panel_bytes<Code>, accumulate<Code>, to_natural<Code>};
+constexpr ValueSide sides = {value_width<Code>, value_panel_bytes<Code>, accumulate<Code>,
+                             to_natural<kChunkDims<Code>, dim_of<Code>>};
 
 }  // namespace
 
-const ValueSide* code_values(const AttendArgs& args) {
-  const bool bytes = by_bytes(args);
+const ValueSide* special_value_side(const AttendArgs& args) {
+  if (const ValueSide* side = tiled_values(args)) return side;
   switch (args.layout.v.codes) {
-    case CodeType::fp4: return bytes ? &sides<InBytes<Fp4>> : &sides<Fp4>;
-    case CodeType::fp5: return bytes ? &sides<InBytes<Fp5>> : &sides<Fp5>;
-    case CodeType::int4: return bytes ? &sides<InBytes<Int4>> : &sides<Int4>;
+    case CodeType::bf16: return args.queries.type == Float::bf16 ? &bf16_values : nullptr;
     case CodeType::int8: return &sides<Int8>;
+    case CodeType::fp4: return by_bytes(args) ? &sides<Fp4> : nullptr;
+    case CodeType::fp5: return by_bytes(args) ? &sides<Fp5> : nullptr;
+    case CodeType::int4: return by_bytes(args) ? &sides<Int4> : nullptr;
     default: return nullptr;
   }
 }

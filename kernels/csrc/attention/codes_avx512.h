@@ -1,11 +1,12 @@
 // Integer dot products (VNNI) for pages of codes. Codes represent small integers, so products with integer
 // queries and weights are exact. Scales of K multiply scores, and scales of V multiply weights, as floats.
 //
-// Queries and softmax weights become 16-bit fixed point in two bytes, and vpdpbusd multiplies each byte.
-// Their rounding error, 2^-16 of the largest element, is far below bf16's. For 16-bit queries over pages of 4
-// or 5 bits one byte suffices unless results must be exact, because the pages' own error is larger.
+// For int8, queries and softmax weights become 16-bit fixed point in two bytes, and vpdpbusd multiplies each
+// byte. Their rounding error, 2^-16 of the largest element, is far below bf16's. For pages of 4 or 5 bits one
+// byte suffices, because the pages' own error is larger; rows that must be exact are multiplied as floats.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 
 #include "attention/code_values.h"
@@ -21,21 +22,8 @@ namespace {
 // way, so only speed decides (measured on Sapphire Rapids).
 template <typename Code>
 bool takes_tiles(int num_rows) {
-  constexpr int kTiledRows = Code::kParts == 1 ? 20 : Code::kBits == 8 ? 16 : 8;
-  return num_rows >= kTiledRows && isa() == Isa::amx;
+  return num_rows >= (Code::kParts == 1 ? 20 : 16) && isa() == Isa::amx;
 }
-
-// For K, kLargestValue is added to make integers unsigned; its contribution to a product is subtracted at the
-// end.
-struct Int8 : Nibble {
-  static constexpr int kBits = 8, kScale = 1, kLargestValue = 128;
-};
-
-// Codes that are multiplied by queries and weights of one byte.
-template <class Code>
-struct InBytes : Code {
-  static constexpr int kParts = 1;
-};
 
 // Table for VPSHUFB: of(code) + offset for each of 16 codes, in every 128 bits.
 template <class Of>
@@ -88,49 +76,22 @@ OCTAVO_INLINE __m512i join(__m512i high, __m512i low) {
   return _mm512_add_epi32(_mm512_slli_epi32(high, 8), low);
 }
 
-// Loads 32-bit words of 16 rows, `stride` bytes apart, as columns: lane i of to[w] is word w of row i. An
-// incomplete last word is filled up with zeros.
-OCTAVO_INLINE void load_columns(const uint8_t* from, int64_t stride, __m512i* to) {
-  if (stride == 4) {
-    to[0] = _mm512_loadu_si512(from);
-  } else if (stride == 8) {
-    const __m512i a = _mm512_loadu_si512(from), b = _mm512_loadu_si512(from + 64);
-    alignas(64) static constexpr int32_t kIndices[16] = {0,  2,  4,  6,  8,  10, 12, 14,
-                                                         16, 18, 20, 22, 24, 26, 28, 30};
-    const __m512i even = _mm512_load_si512(kIndices), odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
-    to[0] = _mm512_permutex2var_epi32(a, even, b);
-    to[1] = _mm512_permutex2var_epi32(a, odd, b);
-  } else if (stride == 16) {
-    const __m512i a = _mm512_loadu_si512(from), b = _mm512_loadu_si512(from + 64);
-    const __m512i c = _mm512_loadu_si512(from + 128), d = _mm512_loadu_si512(from + 192);
-    alignas(64) static constexpr int32_t kIndices[16] = {0, 4, 8, 12, 16, 20, 24, 28,
-                                                         0, 4, 8, 12, 16, 20, 24, 28};
-    __m512i index = _mm512_load_si512(kIndices);
-#pragma GCC unroll 4
-    for (int w = 0; w < 4; ++w) {
-      const __m512i lower = _mm512_permutex2var_epi32(a, index, b),
-                    upper = _mm512_permutex2var_epi32(c, index, d);
-      to[w] = _mm512_mask_mov_epi32(lower, 0xff00, upper);
-      index = _mm512_add_epi32(index, _mm512_set1_epi32(1));
-    }
-  } else {
-    for (int64_t at = 0; at < stride; at += 4, ++to) {
-      alignas(64) uint32_t words[16] = {};
-      for (int t = 0; t < 16; ++t)
-        std::memcpy(words + t, from + t * stride + at, size_t(stride - at < 4 ? stride - at : 4));
-      *to = _mm512_load_si512(words);
-    }
-  }
+// Loads words [word, word + 16) of 16 rows as columns: lane i of vector w is word w of row i; bytes from
+// `stride` on become zeros.
+OCTAVO_INLINE void load_columns(const uint8_t* from, int64_t stride, int word, __m512i (&columns)[16]) {
+  const __mmask64 valid = ~uint64_t(0) >> (64 - std::min<int64_t>(64, stride - 4 * word));
+#pragma GCC unroll 16
+  for (int t = 0; t < 16; ++t) columns[t] = _mm512_maskz_loadu_epi8(valid, from + t * stride + 4 * word);
+  transpose16(columns);
 }
 
 // Loads the scales of 16 rows, one per row.
 template <class Code>
 OCTAVO_INLINE __m512 load_row_scales(const uint8_t* from, int64_t stride, __mmask16 visible) {
   if constexpr (!Code::kPlanes) return halves(from, visible);
-  __m512i columns[kMaxDim / 32];
-  load_columns(from, stride, columns);
-  const __m512i bits = _mm512_slli_epi32(_mm512_and_si512(columns[0], _mm512_set1_epi32(255)), 7);
-  return _mm512_maskz_cvtph_ps(visible, _mm512_cvtepi32_epi16(bits));
+  alignas(32) uint16_t bits[16];
+  for (int t = 0; t < 16; ++t) bits[t] = uint16_t(from[t * stride] << 7);
+  return halves(reinterpret_cast<const uint8_t*>(bits), visible);
 }
 
 }  // namespace

@@ -156,11 +156,10 @@ struct FloatSides {
 
   static void load_queries(const AttendArgs& args, const AttendItem& item, void* memory) {
     const RowFormat& format = args.layout.k;
-    const int group = group_size(args), num_rows = item.num_tokens * group, padded = padded_dim(format.dim);
+    const int num_rows = item.num_tokens * group_size(args), padded = padded_dim(format.dim);
     float* row = static_cast<float*>(memory);
     for (int r = 0; r < num_rows; ++r, row += padded) {
-      load_row(args.queries, item.first_token + r / group, item.kv_head * group + r % group, format.dim, row);
-      if (format.rotated) hadamard(row, format.dim);
+      load_query(args, item, r, row);
       std::fill(row + format.dim, row + padded, 0.0f);
       if (kSplit) split_row(row, padded);
     }

@@ -74,31 +74,27 @@ struct Workspace {
       rotary_bytes = rotary_keys.query_bytes(rotary.format.dim, num_rows);
       panel_bytes = std::max(panel_bytes, rotary_keys.panel_bytes(rotary.format.dim));
     }
-    const size_t sizes[] = {keys.query_bytes(args.layout.k.dim, num_rows),
-                            panel_bytes,
-                            values.panel_bytes(args.layout.v.dim, num_rows),
-                            size_t(num_rows) * kTileTokens * sizeof(float),
-                            size_t(partial_floats(args, item.num_tokens, width)) * results * sizeof(float),
-                            small_pages ? size_t(layout.head_bytes) * kBlocks : 0,
-                            rotary_bytes,
-                            rotary ? size_t(num_rows) * kTileTokens * sizeof(float) : 0};
-    size_t total = 0;
-    for (size_t size : sizes) total += round_up64(size);
-    uint8_t* next = static_cast<uint8_t*>(thread_scratch(total));
-    constexpr int kParts = 8;
-    uint8_t* parts[kParts];
-    for (int i = 0; i < kParts; ++i) {
-      parts[i] = next;
-      next += round_up64(sizes[i]);
-    }
-    queries = parts[0];
-    key_panel = parts[1];
-    value_panel = parts[2];
-    scores = reinterpret_cast<float*>(parts[3]);
-    result = reinterpret_cast<float*>(parts[4]);
-    blocks = parts[5];
-    rotary_queries = parts[6];
-    rotary_scores = reinterpret_cast<float*>(parts[7]);
+    const size_t score_bytes = size_t(num_rows) * kTileTokens * sizeof(float);
+    const size_t result_bytes =
+        size_t(partial_floats(args, item.num_tokens, width)) * results * sizeof(float);
+    const auto lay_out = [&](void* memory) {
+      const uintptr_t start = reinterpret_cast<uintptr_t>(memory);
+      uintptr_t next = start;
+      const auto take = [&](auto*& part, size_t bytes) {
+        part = reinterpret_cast<std::remove_reference_t<decltype(part)>>(next);
+        next += round_up64(bytes);
+      };
+      take(queries, keys.query_bytes(args.layout.k.dim, num_rows));
+      take(key_panel, panel_bytes);
+      take(value_panel, values.panel_bytes(args.layout.v.dim, num_rows));
+      take(scores, score_bytes);
+      take(result, result_bytes);
+      take(blocks, small_pages ? size_t(layout.head_bytes) * kBlocks : 0);
+      take(rotary_queries, rotary_bytes);
+      take(rotary_scores, rotary ? score_bytes : 0);
+      return size_t(next - start);
+    };
+    lay_out(thread_scratch(lay_out(nullptr)));
   }
 };
 

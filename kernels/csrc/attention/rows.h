@@ -111,6 +111,42 @@ inline void hadamard(float* row, int dim) {
   for (int i = 0; i < dim; ++i) row[i] *= factor;
 }
 
+// Loads row r of an item's queries, rotated like K, and prefetches a later one. Not inlined, because that
+// would be once for each format.
+[[gnu::noinline]] inline void load_query(const AttendArgs& args, const AttendItem& item, int r, float* row) {
+  const RowFormat& format = args.layout.k;
+  const RowsView& view = args.queries;
+  const int group = group_size(args), next = r + kRowsAhead;
+  if (next < item.num_tokens * group && view.dim_stride == 1)
+    prefetch_row(view.data, view.type,
+                 (item.first_token + next / group) * view.row_stride +
+                     (item.kv_head * group + next % group) * view.head_stride,
+                 format.dim);
+  load_row(view, item.first_token + r / group, item.kv_head * group + r % group, format.dim, row);
+  if (format.rotated) hadamard(row, format.dim);
+}
+
+// Copies an accumulator to the order of dims, kFloats at a time: float i of them is dim kDimOf(i). Writes
+// whole vectors, because the row is read again at once.
+template <int kFloats, auto kDimOf>
+void to_natural(int dim, const float* accumulator, float* row) {
+  struct Places {
+    int of[kFloats];
+    constexpr Places() : of() {
+      for (int i = 0; i < kFloats; ++i) of[kDimOf(i)] = i;
+    }
+  };
+  constexpr Places kPlaces;
+  for (; dim > 0; dim -= kFloats, accumulator += kFloats, row += kFloats)
+#pragma GCC unroll 16
+    for (int d = 0; d < kFloats; d += kLanes) {
+      Vec lanes{};
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) lanes[i] = accumulator[kPlaces.of[d + i]];
+      store(row + d, lanes);
+    }
+}
+
 // Return the addresses of row `offset` in a (page, head) that begins at `base`.
 inline const uint8_t* k_codes(const PageLayout& layout, const uint8_t* base, int offset) {
   return base + offset * layout.k.row_bytes;

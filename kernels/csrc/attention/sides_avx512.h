@@ -15,11 +15,6 @@ extern const ValueSide bf16_values;
 const KeySide* tiled_keys(const AttendArgs& args);
 const ValueSide* tiled_values(const AttendArgs& args);
 
-// Return the sides that multiply codes as integers (codes_avx512.h), or null. Queries and weights are fixed
-// point of 8 bits, or of 16 bits, which are as precise as float32.
-const KeySide* code_keys(const AttendArgs& args);
-const ValueSide* code_values(const AttendArgs& args);
-
 namespace {
 
 // Calls body<n>(first_row) until all rows are done, with n = 2 or 1 rows, whose sums fit into registers.
@@ -28,28 +23,6 @@ OCTAVO_INLINE void for_pairs_of_rows(int num_rows, Body body) {
   int row = 0;
   for (; row + 2 <= num_rows; row += 2) body.template operator()<2>(row);
   if (row < num_rows) body.template operator()<1>(row);
-}
-
-// Reorders two vectors to 32 words of an accumulator (VPERMT2D): 16 words by the indices `first`, then 16 by
-// indices that are 8 higher. It stores whole vectors, because the row is read again at once, and the CPU
-// cannot forward partial stores to loads.
-struct Merged {
-  __m512i low, high;
-};
-OCTAVO_INLINE Merged merge(const float* accumulator, __m512i first) {
-  const __m512i even = _mm512_loadu_si512(accumulator), odd = _mm512_loadu_si512(accumulator + 16);
-  return {_mm512_permutex2var_epi32(even, first, odd),
-          _mm512_permutex2var_epi32(even, _mm512_add_epi32(first, _mm512_set1_epi32(8)), odd)};
-}
-
-// Copies an accumulator row, reordered by Merged; `row` needs `dim` floats rounded up to a multiple of 32.
-inline void merge_row(int dim, const float* accumulator, const int32_t* order, float* row) {
-  const __m512i first = _mm512_load_si512(order);
-  for (int to = 0; to < dim; to += 32) {
-    const Merged words = merge(accumulator + to, first);
-    _mm512_storeu_si512(row + to, words.low);
-    _mm512_storeu_si512(row + to + 16, words.high);
-  }
 }
 
 // Rounds softmax weights or queries to bf16; values below 2^-126 become 0. `count` is a multiple of 16.

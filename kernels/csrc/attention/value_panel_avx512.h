@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <type_traits>
 
 #include "attention/ahead.h"
 #include "attention/codes_avx512.h"
@@ -82,7 +81,7 @@ OCTAVO_INLINE void expand_values(const __m512i (&rows)[4], const Lookup<Code, 0>
 
 template <class Code>
 void load_values(const PageLayout& layout, const Tile& tile, __m512i* panel) {
-  const Lookup<std::conditional_t<Code::kBits == 8, Fp4, Code>, 0> lookup;
+  const Lookup<Code, 0> lookup;
   const int64_t row_bytes = layout.v.row_bytes, scale_bytes = layout.v.scale_bytes;
   const int num_vectors = value_width<Code>(layout.v.dim) / 16;
   for (int b = 0; b < kBlocks; ++b) {
@@ -142,7 +141,7 @@ struct DirectValues {
   const Tile& tile;
   int num_vectors;
   Ahead aheads[kBlocks];
-  Lookup<std::conditional_t<Code::kBits == 8, Fp4, Code>, 0> lookup;
+  Lookup<Code, 0> lookup;
 
   // `first`: whether these rows are the first to read this tile.
   DirectValues(const PageLayout& layout, const Tile& tile, bool first)
@@ -194,42 +193,13 @@ OCTAVO_INLINE void add_sums(__m512i sums, __m512 factor, float* to) {
   _mm512_storeu_ps(to, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums), factor, _mm512_loadu_ps(to)));
 }
 
+// Returns the dim of float i of 64 bytes of codes. Lane 4 c + k of vector m is byte 16 c + 4 m + k; nibbles
+// have two vectors for each m, the second for the high ones.
 template <class Code>
-void to_natural(int dim, const float* accumulator, float* row) {
-  if constexpr (Code::kBits == 8) {  // lane 4 c + k of vector m is dim 16 c + 4 m + k
-    alignas(64) static constexpr int32_t kFirst[16] = {0, 1, 2, 3, 16, 17, 18, 19,
-                                                       4, 5, 6, 7, 20, 21, 22, 23};
-    const __m512i first = _mm512_load_si512(kFirst);
-    for (int to = 0; to < dim; to += 64, accumulator += 64) {
-      __m512i low[2], high[2];  // low and high 128 bits of vectors 0 and 1, then of 2 and 3
-      for (int half = 0; half < 2; ++half) {
-        const Merged words = merge(accumulator + 32 * half, first);
-        low[half] = words.low, high[half] = words.high;
-      }
-      _mm512_storeu_si512(row + to, _mm512_shuffle_i32x4(low[0], low[1], 0x44));
-      _mm512_storeu_si512(row + to + 16, _mm512_shuffle_i32x4(low[0], low[1], 0xee));
-      _mm512_storeu_si512(row + to + 32, _mm512_shuffle_i32x4(high[0], high[1], 0x44));
-      _mm512_storeu_si512(row + to + 48, _mm512_shuffle_i32x4(high[0], high[1], 0xee));
-    }
-    return;
-  }
-  // For 128 dims, interleaved: lane 4 c + k of vector 2 m is dim 32 c + 8 m + 2 k, of 2 m + 1 the next dim.
-  alignas(64) static constexpr int32_t kPairs[16] = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
-  const __m512i first = _mm512_load_si512(kPairs);
-  for (int to = 0; to < dim; to += 128, accumulator += 128) {
-    for (int half = 0; half < 2; ++half) {
-      __m512i low[2], high[2];  // 128-bit lanes 0 and 1, then 2 and 3
-      for (int m = 0; m < 2; ++m) {
-        const Merged words = merge(accumulator + 64 * half + 32 * m, first);
-        low[m] = words.low, high[m] = words.high;
-      }
-      float* const at = row + to + 16 * half;
-      _mm512_storeu_si512(at, _mm512_shuffle_i32x4(low[0], low[1], 0x44));
-      _mm512_storeu_si512(at + 32, _mm512_shuffle_i32x4(low[0], low[1], 0xee));
-      _mm512_storeu_si512(at + 64, _mm512_shuffle_i32x4(high[0], high[1], 0x44));
-      _mm512_storeu_si512(at + 96, _mm512_shuffle_i32x4(high[0], high[1], 0xee));
-    }
-  }
+constexpr int dim_of(int i) {
+  constexpr int kEach = 8 / Code::kBits;
+  const int lane = i % 16, vector = i / 16;
+  return kEach * (lane / 4 * 16 + vector / kEach * 4 + lane % 4) + vector % kEach;
 }
 
 }  // namespace
