@@ -58,6 +58,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     "scheduler/preemption.py": SCHEDULER,
     "scheduler/resumption.py": SCHEDULER,
     "scheduler/scheduler.py": SCHEDULER,
+    "scheduler/waiting/line.py": SCHEDULER,
     "scheduler/waiting/queue.py": SCHEDULER,
     "engine/core/overlap.py": ("tests/engine/core/test_overlap.py",),
     "engine/executor/batch.py": ("tests/engine/executor/test_batch.py",),

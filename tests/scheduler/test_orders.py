@@ -48,10 +48,11 @@ def test_preempted_sequences_return_in_order_of_admission(kind: str) -> None:
     never_ran = sequence("never ran")
     queue.append(never_ran)
     first, second, third = (let_in_as(number) for number in range(3))
-    for each in (second, third, first):
+    sample = let_in_as(1, "of the second")
+    for each in (second, third, first, sample):
         queue.put_back(each)
     queue.set_late({never_ran})
-    assert list(queue.admission_order()) == [first, second, third, never_ran]
+    assert list(queue.admission_order()) == [first, sample, second, third, never_ran]
 
 
 @pytest.mark.parametrize("kind", QUEUES)
