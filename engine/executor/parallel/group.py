@@ -36,7 +36,7 @@ STOP_S = 10.0
 KEY_BYTES = 32
 NAME_BYTES = 64
 _BACKENDS = {
-    "MLX_HOSTFILE": ("ring", "all hosts must reach each other on the ports of the host file"),
+    "MLX_HOSTFILE": ("ring", "list two or more hosts that reach each other on the listed ports"),
     "MLX_JACCL_COORDINATOR": ("jaccl", "it needs RDMA over Thunderbolt; use mlx.launch --backend ring"),
     "OMPI_COMM_WORLD_RANK": ("mpi", "set MLX_MPI_LIBNAME to the name of Open MPI's library, as libmpi.so.40"),
 }

@@ -328,6 +328,7 @@ def test_mpirun_starts_ranks_of_a_program(tmp_path: Path, kind: str, monkeypatch
 @pytest.mark.parametrize(
     ("variable", "message"),
     [
+        ("MLX_HOSTFILE", r"got ring \(.*\); list two or more hosts"),
         ("MLX_JACCL_COORDINATOR", r"got jaccl \(.*\); it needs RDMA over Thunderbolt"),
         ("OMPI_COMM_WORLD_RANK", r"got mpi \(.*\); set MLX_MPI_LIBNAME"),
     ],
