@@ -14,12 +14,6 @@ namespace {
 
 constexpr int kMaxGroup = 128;  // most inputs per group, hence also most bytes of its codes
 
-// Returns the number of a panel's outputs that are not padding.
-int panel_outputs(const PackedShape& shape, int panel) {
-  const int left = shape.outputs - panel * kPanel;
-  return left < kPanel ? left : kPanel;
-}
-
 // The 64 rows of a matrix (outputs) that form one panel.
 struct PanelRows {
   const void* rows[kPanel];
@@ -143,14 +137,6 @@ struct Codes {
   }
   uint32_t get(int i, int n) const { return low.get(i, n) | (high.bits > 0 ? high.get(i, n) : 0); }
 };
-
-template <class T>
-void unpack_panel(const T* panel, int num_rows, int inputs, int run, T* rows) {
-  for (int n = 0; n < num_rows; ++n)
-    for (int k = 0; k < inputs; ++k)
-      rows[static_cast<std::size_t>(n) * inputs + k] =
-          panel[(static_cast<std::size_t>(k / run) * kPanel + n) * run + k % run];
-}
 
 // Where an output's group begins in MLX's codes and scales.
 struct Place {
@@ -376,16 +362,11 @@ void PackedWeight::find_channels(const std::vector<MatrixRows>& scales,
 }
 
 void PackedWeight::unpack_dense(void* weight) const {
-  parallel_for(shape.num_panels(), [&](int p) {
-    const std::size_t start = static_cast<std::size_t>(p) * kPanel * shape.inputs;
-    const int rows = panel_outputs(shape, p);
-    if (shape.kind == WeightKind::f32) {
-      unpack_panel(reinterpret_cast<const float*>(panel(p)), rows, shape.inputs, 1,
-                   static_cast<float*>(weight) + start);
-    } else {
-      unpack_panel(reinterpret_cast<const uint16_t*>(panel(p)), rows, shape.inputs,
-                   shape.kind == WeightKind::bf16 ? 2 : 1, static_cast<uint16_t*>(weight) + start);
-    }
+  parallel_for(shape.outputs, [&](int output) {
+    float* const values = static_cast<float*>(thread_scratch(sizeof(float) * shape.inputs));
+    row(output, values);
+    store_floats(weight, shape.scale_type, static_cast<std::size_t>(output) * shape.inputs, shape.inputs,
+                 values);
   });
 }
 

@@ -178,7 +178,8 @@ struct PackedWeight {
   // Writes one row of W as float32 [inputs].
   void row(int output, float* out) const;
 
-  // Restore the packed matrices as one, bit for bit. Buffers have the layout that the constructors take.
+  // Restore the packed matrices as one, bit for bit except for NaNs. Buffers have the layout that the
+  // constructors take.
   void unpack_dense(void* weight) const;
   void unpack_quantized(uint32_t* codes, void* scales, void* biases) const;
 
