@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 
 from octavo.block_manager import BlockManager, Digest, EventLog, EventsLost
 from octavo.block_manager.miss_reasons import Evictions
+from octavo.block_manager.page_pool import PagePool
+from octavo.block_manager.policies.base import LRU
 
 
 def serve(blocks: BlockManager, tokens: list[int]) -> list[Digest]:
@@ -35,6 +37,19 @@ def test_events_tell_which_pages_are_cached(prompts: list[list[int]], num_pages:
                 known -= set(event.digests)
         assert set(digests) <= known
         assert len(known) == blocks.counts.idle_cached
+
+
+@pytest.mark.parametrize("num_known", [1, 2, 3])
+def test_pages_published_around_known_ones_are_named_with_their_parents(num_known: int) -> None:
+    pool, names = PagePool(10, LRU()), [Digest(bytes([number])) for number in range(5)]
+    pages, contents = pool.allocate(10) or [], [bytes([10 + number]) for number in range(5)]
+    known = range(1, 1 + num_known)
+    pool.publish([pages[at] for at in known], [names[at] for at in known], None)
+    pool.publish(pages[5:], names, Digest(b"root"), contents=contents)
+    told = [(event.digests, event.parent, event.contents) for event in pool.events.since(2)]
+    last = 1 + num_known
+    after = (names[last:], names[last - 1], contents[last:])
+    assert told == [([names[0]], Digest(b"root"), contents[:1]), after]
 
 
 @given(
