@@ -84,7 +84,7 @@ test-slow: $(DEV)
 	@$(BIN)/python -m pip install -q --disable-pip-version-check "octavo[clients]" || \
 		echo "octavo: the extra clients could not be installed; the tests with these programs will skip" >&2
 	$(BIN)/python -m pytest -q -m slow --timeout 900 -o faulthandler_timeout=1200 $(PYTEST_ARGS) \
-		$$(grep -rlE 'mark\.slow|at_every_level' tests --include='test_*.py')  # to collect all takes 15 s more
+		$$(grep -rlE 'mark\.(slow|few)|at_every_level' tests --include='test_*.py')  # to collect all takes 15 s more
 
 chaos: $(DEV)
 	@PYTHONPATH=tests:tests/support $(BIN)/python -m chaos $(CHAOS_ARGS)

@@ -71,7 +71,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
 def _leave_few(items: list[pytest.Item]) -> None:
     cases: dict[tuple[str, int], list[pytest.Item]] = {}
     for item in items:
-        if (few := item.get_closest_marker("few")) is not None:
+        few, slow = item.get_closest_marker("few"), item.get_closest_marker("slow")
+        if few is not None and slow is None:
             cases.setdefault((item.nodeid.partition("[")[0], few.args[0]), []).append(item)
     for (_, count), own in cases.items():
         kept = {number * len(own) // count - 1 for number in range(1, count + 1)}

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 DROP_REASONS = (
     "queue_full", "write_failed", "read_failed", "read_slow", "torn", "altered", "foreign", "budget",
 )  # fmt: skip
-"""Reasons why a page was not written to disk, or is no longer there:
+"""Reasons why a page was not written to disk, not read, or is no longer there:
 
 queue_full                 it was not written, because the disk is slower than the engine
 write_failed, read_failed  the system reported an error; the operation is not retried
-read_slow                  a prompt waited too long for its pages, so the rest was computed
+read_slow                  counts prompts: one waited too long for its pages, so the rest was computed
 torn, altered, foreign     the file's contents differ from those written (see page_files.BadPages)
 budget                     it was evicted, because other pages were used more recently
 """

@@ -227,7 +227,7 @@ class WaitingQueue:
             heapq.heapreplace(heap, (service[name], index, name, line))
 
     def _ordered(self, line: Line, *, by_length: bool = False) -> Iterator[Sequence]:
-        sequences = [*line]
+        sequences = [*islice(line, LOOK_AHEAD if self._by_tenant else None)]
         if by_length := by_length and self._by_length:
             self._lengths.refresh(sequences[:LOOK_AHEAD])
         if by_length or self._late:

@@ -111,6 +111,15 @@ def test_every_path_of_make_quick_exists() -> None:
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
+def test_make_runs_every_file_with_slow_cases() -> None:
+    found = re.search(r"grep -rlE '([^']+)' tests", (ROOT / "Makefile").read_text())
+    assert found is not None
+    files = {file: file.read_text() for file in tracked("tests/**/test_*.py")}
+    marked = {file for file, text in files.items() if "mark.slow" in text or "mark.few(" in text}
+    assert len(marked) > 40
+    assert [file for file in marked if not re.search(found[1], files[file])] == []
+
+
 def test_every_relative_link_in_the_docs_exists() -> None:
     # MkDocs checks the site's pages (test_docs.py), because they link to generated pages.
     documents = [document for document in tracked("*.md") if ROOT / "docs" not in document.parents]

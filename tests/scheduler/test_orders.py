@@ -8,7 +8,7 @@ from octavo.scheduler.preemption import has_headroom
 from octavo.scheduler.types import ScheduledChunk
 from octavo.scheduler.waiting import WaitingQueue, cached_tokens
 from octavo.scheduler.waiting.line import MAX_OVERTAKEN, Line
-from octavo.scheduler.waiting.queue import SHORT_STEPS
+from octavo.scheduler.waiting.queue import LOOK_AHEAD, SHORT_STEPS
 from waiting_queues import QUEUES
 
 PAGE_SIZE = 4
@@ -122,6 +122,14 @@ def test_one_step_in_several_may_end_early() -> None:
             queue.on_computed(work)
             assert not queue.ends_step(one, work)
         queue.on_computed(work)
+
+
+def test_a_tenant_with_many_waiting_offers_few_of_them_in_a_step() -> None:
+    queue = WaitingQueue(weights={})
+    for number in range(3 * LOOK_AHEAD):
+        queue.append(sequence(str(number), tenant="a"))
+    queue.append(sequence("last", tenant="b"))
+    assert sorted(each.tenant for each in queue.admission_order()) == ["a"] * LOOK_AHEAD + ["b"]
 
 
 def test_a_prompt_that_is_to_be_computed_has_nothing_cached() -> None:

@@ -38,6 +38,8 @@ def is_follower(config: EngineConfig) -> bool:
     """Return whether this process was launched with a rank above 0. Raises InvalidConfig."""
     is_first = launched_rank() in (None, "0")
     if not is_first and config.num_ranks == 1:
+        if "MLX_RANK" not in os.environ:
+            return False  # mpirun starts programs that are no ranks, too
         raise InvalidConfig(
             "tensor_parallel or pipeline_parallel must be the number of hosts of mlx.launch, got 1 of each; "
             "set one of them"

@@ -51,19 +51,27 @@ class RankGroup:
         self.rank, self.size = self.mlx.rank(), self.mlx.size()
 
     def _connect(self) -> None:
-        self.hosts = _hosts_of_ring() or self._host_names()
+        listed = _hosts_of_ring()
+        self.hosts = listed or self._host_names()
         self.num_here = self.hosts.count(self.hosts[self.rank])
+        are_here = self.num_here == self.size
         coordinator = os.environ.get("MLX_JACCL_COORDINATOR", "").rpartition(":")[0]
-        address = "127.0.0.1" if self.num_here == self.size else coordinator or self.hosts[0]
+        address = "127.0.0.1" if are_here else coordinator or self.hosts[0]
         if self.rank:
             port, *key = self._sum([0] * (1 + KEY_BYTES))
-            pair = [Client((address, port), authkey=bytes(key)) for _ in range(2)]
+            try:
+                pair = [Client((address, port), authkey=bytes(key)) for _ in range(2)]
+            except OSError as error:
+                raise InvalidConfig(
+                    f"rank 0 must be reachable at {address}, got {error}; let its host name lead to it"
+                ) from error
             for is_watched, connection in enumerate(pair):
                 connection.send((is_watched, self.rank))
             found = [[connection] for connection in pair]
         else:
             new = secrets.token_bytes(KEY_BYTES)
-            with Listener((address, 0), backlog=2 * self.size, authkey=new) as listener:
+            own = address if are_here or listed else "0.0.0.0"  # its own name may lead to the loopback
+            with Listener((own, 0), backlog=2 * self.size, authkey=new) as listener:
                 self._sum([int(listener.address[1]), *new])
                 accepted = [listener.accept() for _ in range(2 * (self.size - 1))]
             named = sorted((connection.recv(), index) for index, connection in enumerate(accepted))
@@ -152,7 +160,7 @@ class LeadingGroup(RankGroup):
         super().__init__()
         if self.size != config.num_ranks:
             raise InvalidConfig(
-                f"{config.ranks_setting} must be the number of hosts of mlx.launch, {self.size}, got "
+                f"{config.ranks_setting} must be the number of launched ranks, {self.size}, got "
                 f"{config.num_ranks}; change one of the two"
             )
         self._connect()
@@ -187,12 +195,13 @@ class LeadingGroup(RankGroup):
             with suppress(OSError):
                 connection.send("end")
 
-    def close(self) -> None:
+    def close(self, *, has_failed: bool = False) -> None:
         self._ending = True
         self._say_end()
         for connection in self.steps:
             connection.close()
-        _finalize()
+        if not has_failed:  # other ranks may end without it, and the error must be printed first
+            _finalize()
         for process in self._ranks:
             try:
                 process.wait(STOP_S)

@@ -57,7 +57,7 @@ def load_leading_runner(config: EngineConfig, score: ScoreText) -> LeadingRunner
             runner.info = replace(runner.info, adapters=runner.adapters.infos())
         return runner
     except BaseException:
-        group.close()
+        group.close(has_failed=True)
         raise
 
 

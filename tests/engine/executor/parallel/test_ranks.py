@@ -23,6 +23,7 @@ from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.client.client import Client
 from octavo.engine.client.server_process import ServerProcess
+from octavo.engine.executor.parallel import is_follower
 from octavo.engine.executor.parallel.group import _free_ports, _joined
 from octavo.engine.executor.parallel.shards import Shard
 from page_stores import RedisServer
@@ -309,7 +310,7 @@ def test_mlx_launch_starts_ranks_of_a_program(tmp_path: Path, kind: str) -> None
     model = make_model(tmp_path / "m", "qwen3", dtype=mx.float32)
     several = ranked.in_ranks(model, *_launcher(tmp_path), **{kind: 2})
     assert several["tokens"] == ranked.answers(model)["tokens"]
-    with pytest.raises(AssertionError, match=f"{kind} must be the number of hosts of mlx.launch, 2, got 3"):
+    with pytest.raises(AssertionError, match=f"{kind} must be the number of launched ranks, 2, got 3"):
         ranked.in_ranks(model, *_launcher(tmp_path), **{kind: 3})
 
 
@@ -323,6 +324,15 @@ def test_mpirun_starts_ranks_of_a_program(tmp_path: Path, kind: str, monkeypatch
     launcher = [program, "--allow-run-as-root", "--oversubscribe", "-n", "2"]
     several = ranked.in_ranks(model, *launcher, **{kind: 2})
     assert several["tokens"] == ranked.answers(model)["tokens"]
+
+
+def test_programs_under_mpirun_may_be_no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    assert not is_follower(EngineConfig())
+    assert is_follower(EngineConfig(tensor_parallel=2))
+    monkeypatch.setenv("MLX_RANK", "1")
+    with pytest.raises(InvalidConfig, match=r"number of hosts of mlx\.launch, got 1 of each"):
+        is_follower(EngineConfig())
 
 
 @pytest.mark.parametrize(
