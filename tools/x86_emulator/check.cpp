@@ -66,8 +66,6 @@ void memory() {
   EXPECT(masked.at[0] == 1 && masked.at[1] == 0 && masked.at[2] == 3 && masked.at[62] == 0 && masked.at[63] == 64);
   const Words words = Words::from(_mm512_maskz_loadu_epi16(0x80000002, bytes));
   EXPECT(words.at[0] == 0 && words.at[1] == 0x0302 && words.at[2] == 0 && words.at[31] == 0x3f3e);
-  const Ints ints = Ints::from(_mm512_maskz_loadu_epi32(0x8001, bytes + 1));
-  EXPECT(ints.at[0] == 0x04030201 && ints.at[1] == 0 && ints.at[15] == 0x403f3e3d);
   const unsigned control = _mm_getcsr();
   _mm_setcsr(control | 0x8040);  // subnormals are zeros
   EXPECT(_mm_getcsr() == (control | 0x8040));
@@ -146,8 +144,6 @@ void masks() {
   const Bytes bytes = Bytes::of([](int i) { return i; });
   EXPECT(_mm512_test_epi8_mask(bytes, _mm512_set1_epi8(1)) == 0xaaaaaaaaaaaaaaaa);
   EXPECT(_mm512_test_epi8_mask(bytes, _mm512_set1_epi8(32)) == 0xffffffff00000000);
-  const Ints moved = Ints::from(_mm512_mask_mov_epi32(_mm512_set1_epi32(7), 0x8001, _mm512_set1_epi32(9)));
-  EXPECT(moved.at[0] == 9 && moved.at[1] == 7 && moved.at[15] == 9);
   const Words blended =
       Words::from(_mm512_mask_blend_epi16(0x80000002, _mm512_set1_epi32(7), _mm512_set1_epi32(0x90009)));
   EXPECT(blended.at[0] == 7 && blended.at[1] == 9 && blended.at[2] == 7 && blended.at[31] == 9);
@@ -167,8 +163,6 @@ void masks() {
 void conversions() {
   EXPECT(Ints::from(_mm512_cvtepu8_epi32(_mm_setr_epi32(0x8001, 0, 0, int(0xff000000)))).at[1] == 128);
   EXPECT(Ints::from(_mm512_cvtepu8_epi32(_mm_setr_epi32(0x8001, 0, 0, int(0xff000000)))).at[15] == 255);
-  const Words low_words = Words::from(_mm512_cvtepi32_epi16(Ints::of([](int i) { return i * 0x10001 + 0x20000; })));
-  EXPECT(low_words.at[0] == 0 && low_words.at[15] == 15);
   const Bytes low_bytes = Bytes::from(_mm512_cvtepi64_epi8(Bytes::of([](int i) { return i; })));
   EXPECT(low_bytes.at[0] == 0 && low_bytes.at[1] == 8 && low_bytes.at[7] == 56 && low_bytes.at[8] == 0);
   const Floats ties = Floats::of([](int i) {
@@ -237,13 +231,11 @@ void shuffles() {
   const Ints x = Ints::of([](int i) { return i / 4; }), y = Ints::of([](int i) { return 10 + i / 4; });
   const Ints mixed = Ints::from(_mm512_shuffle_i32x4(x, y, 0x8d));  // 1, 3 of x, then 0, 2 of y
   EXPECT(mixed.at[0] == 1 && mixed.at[7] == 3 && mixed.at[8] == 10 && mixed.at[15] == 12);
-  const Ints numbers = Ints::of([](int i) { return i; }), others = Ints::of([](int i) { return 100 + i; });
+  const Ints numbers = Ints::of([](int i) { return i; });
   EXPECT(Ints::from(_mm512_shuffle_epi32(numbers, _MM_PERM_ENUM(0x1b))).at[4] == 7);
   const Ints backwards = Ints::of([](int i) { return 0x40 + 15 - i + 16 * (i % 2); });
   EXPECT(Ints::from(_mm512_permutexvar_epi32(backwards, numbers)).at[1] == 14);
   EXPECT(Floats::from(_mm512_permutexvar_ps(backwards, Floats::of([](int i) { return i; }))).at[0] == 15);
-  const Ints both = Ints::from(_mm512_permutex2var_epi32(numbers, backwards, others));
-  EXPECT(both.at[0] == 15 && both.at[1] == 114 && both.at[14] == 1 && both.at[15] == 100);
   alignas(16) uint8_t small[16] = {15, 0x80, 3}, taken[16], bytes[17];
   for (int i = 0; i < 17; ++i) bytes[i] = uint8_t(i);
   const __m128i order = _mm_load_si128(reinterpret_cast<const __m128i*>(small));

@@ -30,16 +30,15 @@ def load_ranks(config: EngineConfig, score: ScoreText) -> ModelRunner:
 
 
 def launched_rank() -> str | None:
-    """Return the rank that ``mlx.launch`` or ``mpirun`` gave this process."""
     return os.environ.get("MLX_RANK", os.environ.get("OMPI_COMM_WORLD_RANK"))
 
 
 def is_follower(config: EngineConfig) -> bool:
-    """Return whether this process was launched with a rank above 0. Raises InvalidConfig."""
+    """Return whether ``mlx.launch`` or ``mpirun`` gave this process a rank above 0. Raises InvalidConfig."""
     is_first = launched_rank() in (None, "0")
     if not is_first and config.num_ranks == 1:
         if "MLX_RANK" not in os.environ:
-            return False  # mpirun starts programs that are no ranks, too
+            return False
         raise InvalidConfig(
             "tensor_parallel or pipeline_parallel must be the number of hosts of mlx.launch, got 1 of each; "
             "set one of them"

@@ -200,7 +200,7 @@ class LeadingGroup(RankGroup):
         self._say_end()
         for connection in self.steps:
             connection.close()
-        if not has_failed:  # other ranks may end without it, and the error must be printed first
+        if not has_failed:
             _finalize()
         for process in self._ranks:
             try:

@@ -129,7 +129,7 @@ struct AttendArgs {
   int64_t table_width;
   int num_sequences, num_query_heads;
   float scale, softcap;  // softcap 0: no cap
-  bool exact;            // 16-bit queries keep 15 bits over quantized pages, and all bits over other pages
+  bool exact;            // queries keep at least 15 bits over int8 pages, and all bits over other pages
   int window, keep;      // window 0: no window
   MaskView mask;
   RotaryPart rotary;

@@ -27,9 +27,6 @@ OCTAVO_EMULATED __m512i _mm512_maskz_loadu_epi8(__mmask64 mask, const void* from
 OCTAVO_EMULATED __m512i _mm512_maskz_loadu_epi16(__mmask32 mask, const void* from) {
   return (__m512i)x86_emulator::read_masked<int16_t>(mask, from);
 }
-OCTAVO_EMULATED __m512i _mm512_maskz_loadu_epi32(__mmask16 mask, const void* from) {
-  return (__m512i)x86_emulator::read_masked<int32_t>(mask, from);
-}
 OCTAVO_EMULATED void _mm_storeu_si128(__m128i* to, __m128i value) { x86_emulator::write(to, value); }
 OCTAVO_EMULATED void _mm256_storeu_si256(__m256i* to, __m256i value) { x86_emulator::write(to, value); }
 OCTAVO_EMULATED __m512 _mm512_load_ps(const void* from) { return x86_emulator::read_aligned<__m512>(from); }
@@ -121,9 +118,6 @@ OCTAVO_EMULATED __m512i octavo_select(uint64_t mask, __m512i set, __m512i unset)
 OCTAVO_EMULATED __m512i _mm512_mask_blend_epi16(__mmask32 mask, __m512i unset, __m512i set) {
   return octavo_select<int16_t>(mask, set, unset);
 }
-OCTAVO_EMULATED __m512i _mm512_mask_mov_epi32(__m512i unset, __mmask16 mask, __m512i set) {
-  return octavo_select<int32_t>(mask, set, unset);
-}
 OCTAVO_EMULATED __m512i _mm512_maskz_mov_epi32(__mmask16 mask, __m512i set) {
   return octavo_select<int32_t>(mask, set, __m512i{});
 }
@@ -191,7 +185,7 @@ OCTAVO_EMULATED __m512i _mm512_mullo_epi16(__m512i a, __m512i b) {
   return (__m512i)(OCTAVO_LANES(uint16_t, a) * OCTAVO_LANES(uint16_t, b));
 }
 OCTAVO_EMULATED __m512i _mm512_mask_add_epi32(__m512i unset, __mmask16 mask, __m512i a, __m512i b) {
-  return _mm512_mask_mov_epi32(unset, mask, _mm512_add_epi32(a, b));
+  return octavo_select<int32_t>(mask, _mm512_add_epi32(a, b), unset);
 }
 OCTAVO_EMULATED __m512i _mm512_xor_si512(__m512i a, __m512i b) { return a ^ b; }
 OCTAVO_EMULATED __m512i _mm512_max_epi32(__m512i a, __m512i b) {
@@ -245,10 +239,6 @@ OCTAVO_EMULATED __m512i _mm512_cvtepu16_epi32(__m256i a) {
 }
 OCTAVO_EMULATED __m512i _mm512_cvtepu8_epi32(__m128i a) {
   return (__m512i)__builtin_convertvector((x86_emulator::Lanes128<uint8_t>)a, x86_emulator::Lanes<uint32_t>);
-}
-OCTAVO_EMULATED __m256i _mm512_cvtepi32_epi16(__m512i a) {  // the low word of each
-  typedef int16_t Words __attribute__((vector_size(32)));
-  return (__m256i)__builtin_convertvector(OCTAVO_LANES(int32_t, a), Words);
 }
 OCTAVO_EMULATED __m128i _mm512_cvtepi64_epi8(__m512i a) {  // the low byte of each; zeros above
   __m128i to = {};
@@ -387,7 +377,7 @@ OCTAVO_EMULATED __m512i _mm512_shuffle_epi32(__m512i a, _MM_PERM_ENUM select) {
   return (__m512i)to;
 }
 
-// VPERMD and VPERMPS take any element of the register; VPERMT2D takes elements of a, then of b.
+// VPERMD and VPERMPS take any element of the register.
 OCTAVO_EMULATED __m512i _mm512_permutexvar_epi32(__m512i index, __m512i a) {
   x86_emulator::Lanes<int32_t> to;
   for (int i = 0; i < 16; ++i) to[i] = OCTAVO_LANES(int32_t, a)[OCTAVO_LANES(int32_t, index)[i] & 15];
@@ -395,14 +385,6 @@ OCTAVO_EMULATED __m512i _mm512_permutexvar_epi32(__m512i index, __m512i a) {
 }
 OCTAVO_EMULATED __m512 _mm512_permutexvar_ps(__m512i index, __m512 a) {
   return (__m512)_mm512_permutexvar_epi32(index, (__m512i)a);
-}
-OCTAVO_EMULATED __m512i _mm512_permutex2var_epi32(__m512i a, __m512i index, __m512i b) {
-  x86_emulator::Lanes<int32_t> to;
-  for (int i = 0; i < 16; ++i) {
-    const int at = OCTAVO_LANES(int32_t, index)[i] & 31;
-    to[i] = at < 16 ? OCTAVO_LANES(int32_t, a)[at] : OCTAVO_LANES(int32_t, b)[at - 16];
-  }
-  return (__m512i)to;
 }
 
 // VSHUFI32X4: the two lower 128 bits come from a, the two upper ones from b.
