@@ -23,7 +23,7 @@ BUDGETS = {
     "engine/cli": 1_594,
     "engine/client": 712,
     "engine/core": 3_201,
-    "engine/executor": 11_799,
+    "engine/executor": 11_802,
     "engine/frontend": 1_725,
     "engine/gguf": 771,
     "engine/grpc": 3_177,

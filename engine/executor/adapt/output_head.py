@@ -24,6 +24,7 @@ class GreedyHeadOutput:
 class RowSelection:
     def __init__(self, take: TakeRows = operator.getitem) -> None:
         self._take = take
+        self.is_choosing = False
         self.rows: mx.array | None = None
         self.greedy = False
         self.greedy_output: GreedyHeadOutput | None = None
@@ -35,17 +36,19 @@ class RowSelection:
     def choosing(
         self, rows: mx.array | None, kept_rows: mx.array | None = None, *, greedy: bool = False
     ) -> Iterator[RowSelection]:
-        self.rows, self.kept_rows, self.greedy = rows, kept_rows, greedy
+        self.is_choosing, self.rows, self.kept_rows, self.greedy = True, rows, kept_rows, greedy
         try:
             yield self
         finally:
             self.rows = self.kept_rows = self.kept = self.taken = self.greedy_output = None
-            self.greedy = False
+            self.is_choosing = self.greedy = False
 
     def __call__(self, x: mx.array, head: Module, compute: Callable[[mx.array], mx.array]) -> mx.array:
         if self.kept_rows is not None:
             self.kept = self._take(x, self.kept_rows)
-        x = self.taken = x if self.rows is None else self._take(x, self.rows)
+        x = x if self.rows is None else self._take(x, self.rows)
+        if self.is_choosing:  # an array that is kept for longer keeps the weights before they are packed
+            self.taken = x
         logits = compute(x)
         if self.greedy and hasattr(head, "argmax"):
             chosen = head.argmax(x)
