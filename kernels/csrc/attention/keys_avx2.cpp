@@ -306,14 +306,7 @@ constexpr KeySide sides = {Queries<Code>::bytes, [](int) { return size_t(0); }, 
 }  // namespace
 
 const KeySide* special_key_side(const AttendArgs& args) {
-  if (!takes_integers(args, args.layout.k)) return nullptr;
-  switch (args.layout.k.codes) {
-    case CodeType::fp4: return &sides<Fp4>;
-    case CodeType::fp5: return &sides<Fp5>;
-    case CodeType::int4: return &sides<Int4>;
-    case CodeType::int8: return &sides<Int8>;
-    default: return nullptr;
-  }
+  return integer_side(args, args.layout.k, [](auto code) { return &sides<decltype(code)>; });
 }
 
 }  // namespace octavo::OCTAVO_ISA

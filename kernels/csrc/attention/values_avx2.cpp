@@ -306,14 +306,7 @@ constexpr ValueSide sides = {value_width, Weights<Code>::bytes, accumulate<Code>
 }  // namespace
 
 const ValueSide* special_value_side(const AttendArgs& args) {
-  if (!takes_integers(args, args.layout.v)) return nullptr;
-  switch (args.layout.v.codes) {
-    case CodeType::fp4: return &sides<Fp4>;
-    case CodeType::fp5: return &sides<Fp5>;
-    case CodeType::int4: return &sides<Int4>;
-    case CodeType::int8: return &sides<Int8>;
-    default: return nullptr;
-  }
+  return integer_side(args, args.layout.v, [](auto code) { return &sides<decltype(code)>; });
 }
 
 }  // namespace octavo::OCTAVO_ISA
