@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ from .folder_files import read_json, special_tokens
 
 log = logging.getLogger(__name__)
 
+_ASKS_FOR_NONE = re.compile(r"(?<!\w)content['\"]?\]? (?:is not|is|==|!=) [nN]one")
+_CONTINUE_HERE = "\ufdd0 "
+
 
 class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
@@ -39,13 +43,14 @@ class ChatTemplate:
             raise ModelLoadError(f"the model's chat template is broken: {error}") from error
         self._special_tokens = dict(special_tokens)
         self.source = source
+        self._takes_none = _ASKS_FOR_NONE.search(source) is not None
 
     def render(self, chat: ChatPrompt) -> str:
         """Return the conversation as text. Raises InvalidRequest if the template rejects it."""
         if not chat.messages:
             raise InvalidRequest("messages is empty; give at least one message")
         messages = [
-            _for_template(index, message, has_images=chat.has_images)
+            _for_template(index, message, has_images=chat.has_images, takes_none=self._takes_none)
             for index, message in enumerate(chat.messages)
         ]
         if "message.thinking" in self.source:
@@ -53,6 +58,8 @@ class ChatTemplate:
         names = {"tools": None, "documents": None, **self._special_tokens, **chat.variables}
         if chat.tools:
             names["tools"] = list(chat.tools)
+        if chat.continue_final_message:
+            messages[-1] = _marked(messages[-1])
         names |= {"messages": messages, "add_generation_prompt": chat.open_turn}
         try:
             try:
@@ -63,10 +70,10 @@ class ChatTemplate:
             raise InvalidRequest(f"the model's chat template refuses these messages: {error}") from error
         except TypeError as error:
             raise InvalidRequest(f"the model's chat template cannot use these messages: {error}") from error
-        return _within_last(text, messages[-1]) if chat.continue_final_message else text
+        return _until_mark(text, messages[-1]["content"]) if chat.continue_final_message else text
 
 
-def _for_template(index: int, message: object, *, has_images: bool) -> dict[str, Any]:
+def _for_template(index: int, message: object, *, has_images: bool, takes_none: bool) -> dict[str, Any]:
     calls = message.get("tool_calls") if isinstance(message, Mapping) else None
     if not isinstance(message, Mapping) or "role" not in message or ("content" not in message and not calls):
         raise InvalidRequest(f"message {index} must have a role and a content, got {message!r}")
@@ -74,8 +81,10 @@ def _for_template(index: int, message: object, *, has_images: bool) -> dict[str,
     if not (has_images and isinstance(content, list) and {"type": "image"} in content):
         content = _one_text(index, content)
     found = {**message, "content": content}
+    found.pop("tool_calls", None)
     if calls:
         found["tool_calls"] = [_with_arguments(call, _loaded) for call in calls]
+        found["content"] = content or (None if takes_none else "")
     return found
 
 
@@ -117,12 +126,14 @@ def _with_texts(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _with_arguments(call: Any, change: Callable[[Any], Any]) -> Any:
     function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or "arguments" not in function:
+    if not isinstance(function, Mapping):
         return call
-    return {**call, "function": {**function, "arguments": change(function["arguments"])}}
+    return {**call, "function": {**function, "arguments": change(function.get("arguments"))}}
 
 
 def _loaded(arguments: Any) -> Any:
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        return {}
     if not isinstance(arguments, str):
         return arguments
     try:
@@ -136,16 +147,21 @@ def _dumped(arguments: Any) -> Any:
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
-def _within_last(text: str, message: Message) -> str:
+def _marked(message: Message) -> dict[str, Any]:
     said = message["content"]
-    end = text.rfind(said.strip()) if isinstance(said, str) and said.strip() else -1
-    if end < 0:
+    return {**message, "content": said + _CONTINUE_HERE if isinstance(said, str) else said}
+
+
+def _until_mark(text: str, marked: object) -> str:
+    said = marked.removesuffix(_CONTINUE_HERE) if isinstance(marked, str) else None
+    text, mark, rest = text.rpartition(_CONTINUE_HERE[0])
+    if said is None or not mark or said.strip() not in text:
         raise InvalidRequest(
             "continue_final_message needs a last message whose text the chat template prints unchanged; give "
             "the message a text, or leave continue_final_message out"
         )
-    exact = text.startswith(said, max(0, end - (len(said) - len(said.lstrip()))))
-    return text[: end + len(said.strip())] + (said[len(said.rstrip()) :] if exact else "")
+    is_trimmed = said.strip() and not rest.startswith(_CONTINUE_HERE[1])
+    return text.removesuffix(said[len(said.rstrip()) :]) if is_trimmed else text
 
 
 class _Generation(jinja2.ext.Extension):

@@ -70,16 +70,20 @@ def source_of(family: str) -> str:
 
 
 def by_transformers(
-    source: str, chat: list[dict[str, Any]], tools: Any, variables: dict[str, Any]
+    source: str,
+    chat: list[dict[str, Any]],
+    tools: Any,
+    variables: dict[str, Any],
+    *,
+    continues: bool = False,
 ) -> str | None:
     """Return transformers' text; None if the template refuses."""
     from transformers.utils import chat_template_utils
 
     render: Any = chat_template_utils.render_jinja_template
+    how = {"add_generation_prompt": not continues, "continue_final_message": continues}
     try:
-        rendered, _ = render(
-            [chat], tools=tools, chat_template=source, add_generation_prompt=True, **SPECIAL, **variables
-        )
+        rendered, _ = render([chat], tools=tools, chat_template=source, **how, **SPECIAL, **variables)
     except Exception:
         return None
     return str(rendered[0])
@@ -100,6 +104,48 @@ def test_templates_are_rendered_as_transformers_does(family: str) -> None:
     assert num_equal >= len(VARIABLES) * len(CHATS)
 
 
+@pytest.mark.parity
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_message_is_continued_as_by_transformers(family: str) -> None:
+    source, num_equal = source_of(family), 0
+    template = ChatTemplate(source, SPECIAL)
+    for said in ("Gut", "Gut. ", " Gut\n", "end", "im", "<", "|", "e", "s", ">", "assistant", "ist"):
+        chat = [USER, {"role": "assistant", "content": said}]
+        asked = ChatPrompt(chat, open_turn=False, continue_final_message=True)
+        wanted = by_transformers(source, chat, None, {}, continues=True)
+        if wanted is None:
+            with pytest.raises(InvalidRequest):
+                template.render(asked)
+            continue
+        assert template.render(asked) == wanted, said
+        num_equal += 1
+    assert num_equal > 10
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_empty_list_of_calls_changes_nothing(family: str) -> None:
+    said = {"role": "assistant", "content": "Gut."}
+    text = ChatTemplate(source_of(family), SPECIAL).render(
+        ChatPrompt([USER, {**said, "tool_calls": []}, USER])
+    )
+    assert text == by_transformers(source_of(family), [USER, said, USER], None, {})
+
+
+@pytest.mark.parametrize("content", [None, ""])
+def test_calls_without_text_have_no_content_for_templates_that_ask(content: str | None) -> None:
+    source = (
+        "{% for m in messages %}{% for call in m.tool_calls or [] %}{{ call.function.name }};{% endfor %}"
+        "{% if m['content'] is not none %}[{{ m['content'] }}]{% endif %}{% endfor %}"
+    )
+    said: dict[str, Any] = {"role": "assistant", "content": content, "tool_calls": [CALLED]}
+    chat = [USER, said]
+    wanted = by_transformers(source, [USER, {**said, "content": None}], None, {})
+    assert ChatTemplate(source, {}).render(ChatPrompt(chat)) == wanted == "[ Wie <ist> es? ]weather;"
+    other = "{% for m in messages %}{{ m.reasoning_content is not none }}{{ m.content + ';' }}{% endfor %}"
+    assert ChatTemplate(other, {}).render(ChatPrompt(chat)) == "True Wie <ist> es? ;True;"
+
+
 def test_reasoning_is_given_under_the_name_of_gpt_oss() -> None:
     source = "{% for message in messages %}{{ message.thinking }}|{{ message.content }};{% endfor %}"
     reply = {"role": "assistant", "content": "Let me look.", "reasoning_content": "Hm."}
@@ -116,6 +162,19 @@ def test_arguments_are_given_as_a_template_takes_them() -> None:
             chat = [*CHATS["tools"][:2], {**CHATS["tools"][2], "tool_calls": [call]}, CHATS["tools"][3]]
             texts.append(template.render(ChatPrompt(chat, tools=TOOLS)))
         assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("function", [{"arguments": ""}, {"arguments": " "}, {"arguments": None}, {}])
+def test_calls_without_arguments_have_an_empty_object(function: dict[str, Any]) -> None:
+    for family in FAMILIES:
+        template = ChatTemplate(source_of(family), SPECIAL)
+        texts = []
+        given: dict[str, Any]
+        for given in (function, {"arguments": {}}):
+            call = {**CALLED, "function": {"name": "weather", **given}}
+            chat = [*CHATS["tools"][:2], {**CHATS["tools"][2], "tool_calls": [call]}, CHATS["tools"][3]]
+            texts.append(template.render(ChatPrompt(chat, tools=TOOLS)))
+        assert texts[0] == texts[1], family
 
 
 def test_errors_of_templates_are_reported() -> None:
