@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +18,15 @@ Parse: TypeAlias = Callable[[str, Tools], Any]
 """Parser of mlx-lm: from the text of complete calls to {"name", "arguments"}, or a list of such objects."""
 
 _CDATA = "<![CDATA["
+_KINDS: Mapping[type, tuple[str, ...]] = {
+    type(None): ("null",),
+    bool: ("boolean",),
+    int: ("integer", "number"),
+    float: ("number",),
+    str: ("string",),
+    list: ("array",),
+    dict: ("object",),
+}
 
 
 def parsed_calls(parse: Parse, text: str, tools: Tools) -> list[Mapping[str, Any]]:
@@ -100,20 +111,26 @@ class TagCalls(ToolFormat):
         if self.value[0]:
             yield from source.expect(self.value[0])
         yield calls.arguments(f"{as_json(key)}: ")
-        text = _TextValue(self) if _is_text(calls.properties(name).get(key)) else None
-        end, written = self.value[1], ""
+        schema = calls.properties(name).get(key)
+        text = _TextValue(self) if _is_text(schema) else None
+        end, written, pieces = self.value[1], "", list[str]()
         while (at := source.rest.find(end)) < 0:
             piece = source.take(source.certain_length((end,)))
+            pieces.append(piece)
             if text is not None and (shown := text.add(piece)):
                 written += shown
                 yield calls.arguments(shown)
             yield from source.require_more()
-        source.take(at + len(end))
+        pieces.append(source.take(at))
+        source.take(len(end))
         close = "" if self._outer_end else self.call_end
         [parsed] = parsed_calls(self.parse, source.taken[begun:] + close, calls.tools)
         if key not in parsed["arguments"]:
             raise Malformed
-        whole = as_json(parsed["arguments"][key])
+        value = parsed["arguments"][key]
+        if isinstance(schema, Mapping) and not isinstance(schema.get("type"), str):
+            value = _allowed_value("".join(pieces).strip(), value, schema)
+        whole = as_json(value)
         if not whole.startswith(written):
             raise Malformed
         yield calls.arguments(whole[len(written) :])
@@ -146,6 +163,28 @@ class _TextValue:
 
 def _is_text(schema: object) -> bool:
     return isinstance(schema, Mapping) and schema.get("type") == "string" and "enum" not in schema
+
+
+def _allowed_value(text: str, parsed: Any, schema: Mapping[str, Any]) -> Any:
+    for parse in (json.loads, lambda _: parsed):
+        with contextlib.suppress(ValueError, RecursionError, Malformed):
+            value = parse(text)
+            as_json(value)
+            if _allows(schema, value):
+                return value
+    return text
+
+
+def _allows(schema: Any, value: Any) -> bool:
+    if not isinstance(schema, Mapping):
+        return True
+    for options in (schema.get("anyOf"), schema.get("oneOf")):
+        if isinstance(options, list):
+            return any(_allows(option, value) for option in options)
+    if isinstance(choices := schema.get("enum"), list):
+        return as_json(value) in map(as_json, choices)
+    kinds = schema.get("type")
+    return not isinstance(kinds, str | list) or any(kind in kinds for kind in _KINDS.get(type(value), ()))
 
 
 _WORD = re.compile(r"[^\s{}\[\],:<]+")

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from answers import ARGUMENTS, CALLS, STREAMED, WRITTEN, Answer, read, reader
-from octavo.engine.chat.tool_formats import TOOL_PARSERS
+from answers import ARGUMENTS, CALLS, STREAMED, WRITTEN, Answer, read, reader, tool
+from octavo.engine.chat.answer import AnswerReader
+from octavo.engine.chat.tool_formats import TOOL_PARSERS, tool_format
 
 BEFORE = {name: "" if name == "llama3_json" else "Let me look.\n\n" for name in WRITTEN}
 
@@ -102,6 +104,52 @@ def test_malformed_calls_return_as_text(parser: str, text: str) -> None:
         assert text in answer.malformed, answer
         assert answer.shown.startswith("Hm.")
         assert answer.shown.endswith("Well.")
+
+
+TEXT_OR_NULL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+NUMBER_OR_NULL = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
+
+
+@pytest.mark.parametrize("parser", ["glm47", "longcat", "minicpm5", "minimax_m2", "qwen3_coder"])
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        (TEXT_OR_NULL, "Köln", "Köln"),
+        (TEXT_OR_NULL, '"Köln"', "Köln"),
+        (TEXT_OR_NULL, "123", "123"),
+        (TEXT_OR_NULL, "null", None),
+        ({"type": ["string", "null"]}, "123", "123"),
+        (NUMBER_OR_NULL, "5", 5),
+        (NUMBER_OR_NULL, "null", None),
+        ({"oneOf": [{"type": "array"}, {"type": "object"}]}, '{"a": true}', {"a": True}),
+        ({"enum": ["a", "1"]}, '"a"', "a"),
+        ({"enum": ["a", "1"]}, "1", "1"),
+        ({"$ref": "#/$defs/color"}, '"red"', "red"),
+        ({}, "[1, null]", [1, None]),
+        ({}, "Infinity", "Infinity"),
+    ],
+)
+def test_values_have_a_type_of_their_schema(
+    parser: str, schema: dict[str, Any], text: str, value: Any
+) -> None:
+    form = tool_format(parser)
+    assert form is not None
+    assert form.shape.parameters is not None
+    before, after = form.shape.call
+    argument = form.shape.parameters.before.replace("{key}", "a") + text + form.shape.parameters.after
+    call = before.replace("{name}", "f") + argument + after
+    whole = form.shape.section[0] + call + form.shape.section[1]
+    for pieces in ([whole], list(whole)):
+        answer = read(AnswerReader(tool_format=form, tools=[tool("f", a=schema)]), pieces)
+        assert calls_of(answer) == [("f", {"a": value})]
+
+
+def test_values_without_a_json_form_are_malformed() -> None:
+    for text in ("{1, 2}", "...", "b'x'"):
+        call = f"<tool_call>\n<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>\n</tool_call>"
+        made = AnswerReader(tool_format=tool_format("qwen3_coder"), tools=[tool("f", a={"type": "array"})])
+        answer = read(made, [call])
+        assert answer.malformed == call
 
 
 def test_text_similar_to_a_call_is_content() -> None:
