@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 from ..api.outputs import ChatAnswer, ToolCall
 from .call_grammar import ToolFormat
 from .call_writer import CallWriter, Tools
@@ -15,6 +17,8 @@ from .events import (
 from .harmony import HarmonyCalls, read_messages
 from .reasoning import Reasoning
 from .text_source import Malformed, Steps, TextSource, Unfinished
+
+_MAX_CALL_STARTS = 16
 
 
 class AnswerReader:
@@ -96,11 +100,24 @@ class AnswerReader:
             yield from source.skip_space()
         elif marks.header and self._is_cut_within((marks.header,)):
             source.take(len(source.rest))
+        source.mark()
         ended = yield from source.stream_until(marks.end, wrap=ReasoningText, holds_space=True)
         if ended is not None:
             yield from source.skip_space()
-        elif text := self._last_text((marks.end,)).rstrip():
+            return
+        if text := self._last_text((marks.end,)).rstrip():
             yield ReasoningText(text)
+        if self._format is not None and not self._was_cut:
+            yield from self._calls_at_end(source.taken, self._format)
+
+    def _calls_at_end(self, thought: str, form: ToolFormat) -> list[Event]:
+        starts = [found.start() for found in re.finditer(re.escape(form.start), thought)]
+        for start in starts[-_MAX_CALL_STARTS:]:
+            reader = AnswerReader(tool_format=form, tools=self._calls.tools, max_calls=self._max_calls)
+            events = reader.add(thought[start:].rstrip()) + reader.finish(was_cut=False)
+            if all(isinstance(event, CallBegin | CallArguments | CallEnd) for event in events):
+                return events
+        return []
 
     def _leading_space(self) -> Steps[str]:
         self._source.mark()

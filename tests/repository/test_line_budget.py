@@ -19,7 +19,7 @@ BUDGETS = {
     "engine": 85,  # code without a budget below
     "engine/api": 2_083,
     "engine/arguments": 657,
-    "engine/chat": 1_819,
+    "engine/chat": 1_878,
     "engine/cli": 1_594,
     "engine/client": 712,
     "engine/core": 3_201,
@@ -35,7 +35,7 @@ BUDGETS = {
     "engine/observability": 853,
     "engine/speculation": 1_224,
     "engine/structured_output": 1_999,
-    "engine/tokenizer": 818,
+    "engine/tokenizer": 834,
     "engine/vision": 455,
     "examples": 358,
     "integrations": 242,
@@ -60,7 +60,7 @@ BUDGETS = {
     "proto": 14,
     "scheduler": 2_689,
     "src": 3,
-    "tests": 60_649,
+    "tests": 60_770,
     "tools": 5_519,
 }
 

@@ -61,6 +61,20 @@ def test_marks_of_calls_within_reasoning_are_reasoning() -> None:
     assert (answer.calls, answer.content) == ([], "No.")
 
 
+@pytest.mark.parametrize("before", ["Now.\n", "A <tool_call> may help. <tool_call>{</tool_call>\n"])
+def test_calls_that_end_an_unclosed_reasoning_are_calls(before: str) -> None:
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    text = f"{before}{call}\n{call}\n"
+    made = reader("json_tools", reasoning_named("qwen3"), is_thinking=True)
+    answer = read(made, list(text))
+    assert [call.name for call in answer.calls if call.is_complete] == ["now", "now"]
+    assert (answer.reasoning, answer.shown) == (text.strip(), "")
+    for text, was_cut in ((f"{call} or not?", False), (call, True)):
+        made = reader("json_tools", reasoning_named("qwen3"), is_thinking=True)
+        answer = read(made, list(text), was_cut=was_cut)
+        assert (answer.reasoning, answer.calls, answer.shown) == (text, [], "")
+
+
 def test_marks_are_found_in_the_template_or_the_vocabulary() -> None:
     assert reasoning_of("{{ '<think>' }}{{ '</think>' }}", {}) == Reasoning("<think>", "</think>")
     assert reasoning_of("", {"[THINK]": 1, "[/THINK]": 2}) == reasoning_named("magistral")
