@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512BF16__)
+#if defined(__F16C__)
 #include <immintrin.h>
 #endif
 
@@ -52,7 +52,7 @@ inline float f16_to_float(f16_t value) {
   return as_float((magnitude >= 0x0f800000 ? special : finite) | sign);
 }
 
-// Rounds to nearest, ties to even; overflow becomes infinity.
+// Rounds to nearest, ties to even; overflow becomes infinity. VCVTPS2PH differs in a NaN's bits alone.
 inline f16_t float_to_f16(float value) {
   const uint32_t bits = as_bits(value), magnitude = bits & 0x7fffffff;
   const uint32_t sign = (bits >> 16) & 0x8000;
@@ -102,7 +102,12 @@ inline float fp4_scale(bool e8m0, uint32_t bits) {
     for (int i = 0; i < count; ++i) out[i] = bf16_to_float(from[i]);
   } else {
     const f16_t* from = static_cast<const f16_t*>(source) + offset;
-    for (int i = 0; i < count; ++i) out[i] = f16_to_float(from[i]);
+    int i = 0;
+#if defined(__F16C__)
+    for (; i + 8 <= count; i += 8)
+      _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
+#endif
+    for (; i < count; ++i) out[i] = f16_to_float(from[i]);
   }
 }
 
@@ -135,7 +140,12 @@ inline void store_bf16(const float* values, int count, bf16_t* to) {
     store_bf16(values, count, static_cast<bf16_t*>(target) + offset);
   } else {
     f16_t* to = static_cast<f16_t*>(target) + offset;
-    for (int i = 0; i < count; ++i) to[i] = float_to_f16(values[i]);
+    int i = 0;
+#if defined(__F16C__)
+    for (; i + 8 <= count; i += 8)
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), _mm256_cvtps_ph(_mm256_loadu_ps(values + i), 0));
+#endif
+    for (; i < count; ++i) to[i] = float_to_f16(values[i]);
   }
 }
 

@@ -8,17 +8,13 @@ namespace {
 
 // Rounds values as if they were stored as `type` and loaded again.
 inline void round_floats(Float type, int count, float* values) {
-  if (type == Float::bf16) {
-    constexpr int kBlock = 256;
-    bf16_t rounded[kBlock];
-    for (int at = 0; at < count; at += kBlock) {
-      const int n = count - at < kBlock ? count - at : kBlock;
-      store_bf16(values + at, n, rounded);
-      load_floats(rounded, type, 0, n, values + at);
-    }
+  constexpr int kBlock = 256;
+  float rounded[kBlock];
+  for (int at = 0; type != Float::f32 && at < count; at += kBlock) {
+    const int n = count - at < kBlock ? count - at : kBlock;
+    store_floats(rounded, type, 0, n, values + at);
+    load_floats(rounded, type, 0, n, values + at);
   }
-  if (type == Float::f16)
-    for (int i = 0; i < count; ++i) values[i] = f16_to_float(float_to_f16(values[i]));
 }
 
 }  // namespace
