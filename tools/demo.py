@@ -11,26 +11,24 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from tempfile import TemporaryFile
 from typing import Any
 
 import octavo.engine
-from demo_view import View, make_view
 from octavo.engine import SamplingParams
 from octavo.engine.api.outputs import FinishReason
 from octavo.engine.client.client import Client
+from octavo.engine.client.server_process import ServerProcess
 from octavo.kernels.formats import format_pair, page_format
 from octavo_lab.bench.ledgers.documents import make_ledger
 from octavo_lab.bench.ledgers.kinds import Codes, Residents
 
-SERVE = ("serve", "--model", "demo", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
-PAGES = ("--kv-format", "fp5/fp4", "--page-size", "32", "--num-pages", "128")
+SERVE = ("--model", "demo", "--kv-format", "fp5/fp4", "--page-size", "32", "--num-pages", "128")
 START_TIMEOUT, STOP_TIMEOUT, REQUEST_TIMEOUT = 120.0, 30.0, 120.0
+CHUNK = 24  # characters of a stream per line of output
 
 
 class DemoFailed(Exception): ...
@@ -83,52 +81,31 @@ def make_prompts() -> list[Ask]:
     return asks
 
 
-@asynccontextmanager
-async def server() -> AsyncIterator[str]:
-    """Run `octavo serve` and yield its gRPC address; stop the server at the end."""
-    print(f"$ octavo {' '.join(SERVE + PAGES)}", flush=True)
-    with TemporaryFile() as log:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "octavo.engine.cli",
-            *SERVE,
-            *PAGES,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=log,
-        )
-        try:
-            yield await asyncio.wait_for(_ready(process), START_TIMEOUT)
-        except (TimeoutError, DemoFailed) as error:
-            log.seek(0)
-            tail = log.read().decode(errors="replace").strip().splitlines()[-15:]
-            raise DemoFailed("\n".join([str(error) or "the server was not ready in time", *tail])) from error
-        finally:
-            await _stop(process)
-    if process.returncode != 0:
-        raise DemoFailed(f"the server ended with exit code {process.returncode} instead of 0")
+class View:
+    """Prints a line per piece of text, with the time and the label."""
 
+    def __init__(self, asks: list[Ask]) -> None:
+        self.begin = time.perf_counter()
+        self.pending = {ask.label: "" for ask in asks}
+        self.width = max(map(len, self.pending))
+        for ask in asks:
+            print(f"  {'':7} {ask.label:{self.width}} ? {ask.question}")
 
-async def _ready(process: asyncio.subprocess.Process) -> str:
-    assert process.stdout is not None
-    async for raw in process.stdout:
-        line = raw.decode().rstrip()
-        print(f"  {line}", flush=True)
-        if line.startswith("octavo ready: "):
-            facts = dict(word.split("=", 1) for word in line.removeprefix("octavo ready: ").split())
-            return facts["grpc"]
-    raise DemoFailed(f"the server ended before it was ready, exit code {await process.wait()}")
+    def update(self, label: str, text: str) -> None:
+        if len(self.pending[label]) >= CHUNK and text.startswith(" "):
+            self._flush(label, "|")
+        self.pending[label] += text
 
+    def end(self, label: str, ok: bool) -> None:
+        if self.pending[label]:
+            self._flush(label, "|")
+        self.pending[label] = "(right)" if ok else "(WRONG)"
+        self._flush(label, "=")
 
-async def _stop(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is not None:
-        return
-    process.terminate()
-    try:
-        await asyncio.wait_for(process.wait(), STOP_TIMEOUT)
-    except TimeoutError:
-        process.kill()
-        await process.wait()
+    def _flush(self, label: str, mark: str) -> None:
+        seconds = time.perf_counter() - self.begin
+        print(f"  {seconds:6.3f}s {label:{self.width}} {mark} {self.pending[label].strip()}", flush=True)
+        self.pending[label] = ""
 
 
 async def stream(client: Client, ask: Ask, view: View, first_token: asyncio.Event | None = None) -> None:
@@ -214,19 +191,31 @@ def bytes_per_position(kv_format: str) -> int:
 
 
 async def demo() -> bool:
+    server = ServerProcess(SERVE, stop_timeout=STOP_TIMEOUT)
+    print(f"$ octavo serve {' '.join(SERVE)}", flush=True)
+    try:
+        await asyncio.wait_for(server.start(), START_TIMEOUT)
+    except TimeoutError:
+        raise DemoFailed("the server was not ready in time") from None
+    try:
+        print(f"  octavo ready: {' '.join(f'{name}={value}' for name, value in server.ready.items())}")
+        async with Client(server.ready["grpc"]) as client:
+            is_right = await ask_all(client)
+    finally:
+        code = await server.stop()
+    if code != 0:
+        raise DemoFailed(f"the server ended with exit code {code} instead of 0")
+    return is_right
+
+
+async def ask_all(client: Client) -> bool:
     asks = make_prompts()
-    async with server() as address, Client(address) as client:
-        print(
-            f"\n{len(asks)} prompts over gRPC, one of them long; {len(asks) - 1} share a system prompt:",
-            flush=True,
-        )
-        view = make_view([(ask.label, ask.question) for ask in asks])
-        model = await client.model_info()
-        begin = time.perf_counter()
-        with view:
-            usage = await run(client, asks, view)
-        seconds = time.perf_counter() - begin
-        idle = await client.server_info()
+    print(f"\n{len(asks)} prompts over gRPC, one of them long; {len(asks) - 1} share a system prompt:")
+    model, view = await client.model_info(), View(asks)
+    begin = time.perf_counter()
+    usage = await run(client, asks, view)
+    seconds = time.perf_counter() - begin
+    idle = await client.server_info()
     print("\n" + "\n".join(summary(asks, usage, seconds, model)))
     if idle.pages.held:
         raise DemoFailed(f"{idle.pages.held} pages are still held after the last answer")
