@@ -1,97 +1,70 @@
-"""Write the Grafana dashboards into deploy/grafana: ``python tools/dashboards.py``.
-
-Needs the extra ``dashboards``.
-"""
+"""Write the Grafana dashboards into deploy/grafana: ``python tools/dashboards.py``."""
 
 from __future__ import annotations
 
 import json
-import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TypeAlias
-
-from grafana_foundation_sdk.builders import common as common_builders
-from grafana_foundation_sdk.builders import dashboard as builders
-from grafana_foundation_sdk.builders import heatmap, prometheus, stat, timeseries
-from grafana_foundation_sdk.cog.encoder import JSONEncoder
-from grafana_foundation_sdk.models import common, dashboard
-from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+from typing import Any
 
 from dashboard_panels import DASHBOARDS, Kind, Page, Panel
 
 FOLDER = Path(__file__).parent.parent / "deploy" / "grafana"
-SOURCE = dashboard.DataSourceRef(type_val="prometheus", uid="${datasource}")
-AnyPanel: TypeAlias = timeseries.Panel | stat.Panel | heatmap.Panel
+COLUMNS = 24
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+VARIABLES = [
+    {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"},
+    {
+        "name": "instance", "label": "Server", "type": "query", "datasource": SOURCE,
+        "query": "label_values(octavo_build_info, instance)", "refresh": 2, "multi": True, "includeAll": True,
+        "allValue": ".*", "current": {"selected": True, "text": "All", "value": "$__all"},
+    },
+]  # fmt: skip
+LINES = {"lineWidth": 1, "showPoints": "never"}
+STYLES: Mapping[Kind, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
+    Kind.STAT: ("stat", {"graphMode": "area"}, {}),
+    Kind.HEATMAP: ("heatmap", {"calculate": False}, {}),
+    Kind.LINES: ("timeseries", {}, LINES),
+    Kind.STACK: ("timeseries", {}, LINES | {"fillOpacity": 30, "stacking": {"mode": "normal"}}),
+}
+"""Type of a panel, its options, and those of its fields."""
 
 
 def build(page: Page) -> str:
-    board = (
-        builders.Dashboard(page.title)
-        .uid(page.uid)
-        .tags(["octavo"])
-        .description(page.description)
-        .refresh("30s")
-        .time("now-1h", "now")
-        .timezone("browser")
-        .tooltip(dashboard.DashboardCursorSync.CROSSHAIR)
-        .with_variable(builders.DatasourceVariable("datasource").label("Data source").type("prometheus"))
-        .with_variable(_instances())
-    )
-    for panel in page.panels:
-        board = board.with_panel(_panel(panel))
-    built = json.loads(JSONEncoder().encode(board.build()))
-    for variable in built["templating"]["list"]:
-        for name in ("auto", "auto_count", "auto_min"):
-            variable.pop(name, None)
-    return json.dumps(built, sort_keys=True, indent=2) + "\n"
+    board = {
+        "uid": page.uid, "title": page.title, "description": page.description, "tags": ["octavo"],
+        "editable": True, "graphTooltip": 1, "refresh": "30s", "schemaVersion": 41, "timezone": "browser",
+        "time": {"from": "now-1h", "to": "now"}, "templating": {"list": VARIABLES},
+        "panels": list(_placed(page.panels)),
+    }  # fmt: skip
+    return json.dumps(board, sort_keys=True, indent=2) + "\n"
 
 
-def _instances() -> builders.QueryVariable:
-    every = dashboard.VariableOption(text="All", value="$__all", selected=True)
-    return (
-        builders.QueryVariable("instance")
-        .label("Server")
-        .datasource(SOURCE)
-        .query("label_values(octavo_build_info, instance)")
-        .refresh(dashboard.VariableRefresh.ON_TIME_RANGE_CHANGED)
-        .multi(True)
-        .include_all(True)
-        .all_value(".*")
-        .current(every)
-    )
+def _placed(panels: tuple[Panel, ...]) -> Iterator[dict[str, Any]]:
+    x = y = height = 0
+    for panel in panels:
+        if x + panel.width > COLUMNS:
+            x, y = 0, y + height
+        height = 4 if panel.kind is Kind.STAT else 8
+        yield _panel(panel) | {"gridPos": {"h": height, "w": panel.width, "x": x, "y": y}}
+        x += panel.width
 
 
-def _panel(panel: Panel) -> AnyPanel:
-    built = _bare(panel).title(panel.title).description(panel.description).datasource(SOURCE).unit(panel.unit)
-    built = built.span(panel.width).height(4 if panel.kind is Kind.STAT else 8).min(0)
-    for number, (legend, expression) in enumerate(panel.series.items()):
-        query = prometheus.Dataquery().expr(expression).legend_format(legend).ref_id(chr(ord("A") + number))
-        if panel.kind is Kind.HEATMAP:
-            query = query.format(PromQueryFormat.HEATMAP)
-        built = built.with_target(query.datasource(SOURCE).range())
-    return built
-
-
-def _bare(panel: Panel) -> AnyPanel:
-    if panel.kind is Kind.STAT:
-        return stat.Panel().graph_mode(common.BigValueGraphMode.AREA)
-    if panel.kind is Kind.HEATMAP:
-        return heatmap.Panel().calculate(False)
-    lines = timeseries.Panel().line_width(1).show_points(common.VisibilityMode.NEVER)
-    if panel.kind is Kind.STACK:
-        lines = lines.fill_opacity(30).stacking(
-            common_builders.StackingConfig().mode(common.StackingMode.NORMAL)
-        )
-    return lines
-
-
-def main() -> int:
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    for page in DASHBOARDS:
-        (FOLDER / f"{page.uid}.json").write_text(build(page), encoding="utf-8")
-        print(f"wrote deploy/grafana/{page.uid}.json: {len(page.panels)} panels")
-    return 0
+def _panel(panel: Panel) -> dict[str, Any]:
+    kind, options, custom = STYLES[panel.kind]
+    more = {"format": "heatmap"} if panel.kind is Kind.HEATMAP else {}
+    return {
+        "type": kind, "title": panel.title, "description": panel.description, "datasource": SOURCE,
+        "options": options,
+        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0, "custom": custom}, "overrides": []},
+        "targets": [
+            {"datasource": SOURCE, "expr": expr, "legendFormat": legend, "range": True, "refId": ref, **more}
+            for ref, (legend, expr) in zip("ABCDEFGH", panel.series.items(), strict=False)
+        ],
+    }  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    for page in DASHBOARDS:
+        (FOLDER / f"{page.uid}.json").write_text(build(page), encoding="utf-8")
+        print(f"wrote deploy/grafana/{page.uid}.json: {len(page.panels)} panels")
