@@ -25,17 +25,6 @@ EPILOG = (
     "Every option can also be set by an environment variable (--kv-format: OCTAVO_KV_FORMAT) or in the file "
     'of --config (kv-format = "fp4"). The command line overrides variables, and variables override the file.'
 )
-DELETED = {
-    "k-format": "give both formats as --kv-format K/V",
-    "v-format": "give both formats as --kv-format K/V",
-    "max-waiting-tokens": "leave it out; the queue holds at most 1048576 prompt tokens",
-    "max-unread-bytes": "leave it out; unread output is bounded at 64MiB",
-    "fuse": "leave it out; kernels are fused where that changes no result",
-    "no-fuse": "leave it out; kernels are fused where that changes no result",
-    "draft-tokens": "leave it out; the engine chooses up to 8 draft tokens per sequence and step",
-    "vision-cache": "leave it out; the cache of encoded images has 256MiB",
-    "tenant-share": "leave it out; with several tenants, each may take up to half of the limits",
-}
 _READ_ELSEWHERE = {"OCTAVO_CPU_ISA", "OCTAVO_CPU_THREADS"}
 _OF_SERVICES = re.compile(
     r"OCTAVO\w*_(SERVICE_(HOST|PORT)\w*=.*|PORT=\w+://.*|PORT_\d+_(TCP|UDP|SCTP)\w*=.*)"
@@ -168,8 +157,6 @@ def _read_file(path: Path, names: Mapping[str, _Name]) -> dict[str, Any]:
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:
-    if (now := DELETED.get(name)) is not None:
-        return now
     near = difflib.get_close_matches(name, list(names), n=1)
     return f"did you mean {near[0]!r}?" if near else "see `octavo serve --help` for the options"
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 from ..api.errors import InvalidConfig
-from .sources import DELETED, EPILOG, found_options
+from .sources import EPILOG, found_options
 
 T = TypeVar("T")
 
@@ -51,9 +51,6 @@ class Parser(argparse.ArgumentParser):
             args = (self._with_sources(args[0]), *args[1:])
         namespace, unknown = super().parse_known_args(*args, **kwargs)
         if unknown:
-            option = unknown[0].partition("=")[0]
-            if (now := DELETED.get(option.removeprefix("--"))) is not None:
-                self.error(f"{option} is not an option any more; {now}")
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return namespace, unknown
 

@@ -145,7 +145,6 @@ WRONG: dict[str, tuple[str, str]] = {
     "no such option": ('kv_formt = "fp4"', "kv-format"),
     "nested too deep": ("a = " + 50_000 * "[", "not nest"),
     "not TOML": ("kv_format = fp4", "not TOML"),
-    "deleted": ('k-format = "fp4"', "give both formats as --kv-format K/V"),
     "twice": ('kv_format = "fp4"\nkv-format = "fp5"', "second time"),
     "a table": ("[serve]\nthreads = 1", "'serve'"),
     "a list": ("threads = [1, 2]", "one value"),
@@ -170,10 +169,6 @@ def test_a_wrong_variable_is_named(
     monkeypatch.delenv("OCTAVO_MAX_NUM_SEQS")
     monkeypatch.setenv("OCTAVO_CONFIG", "/nowhere/octavo.toml")
     _fails(capsys, "/nowhere/octavo.toml")
-
-
-def test_a_deleted_option_names_its_replacement(capsys: pytest.CaptureFixture[str]) -> None:
-    _fails(capsys, "--max-unread-bytes is not an option any more; leave it out", "--max-unread-bytes", "5")
 
 
 @pytest.mark.parametrize(
