@@ -10,7 +10,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 TAIL_TOKENS = 24
+TOKEN_CHARACTERS = 256  # text of one token at most: normalizers join characters, pre-tokenizers drop some
 MAX_EXTRA_TOKENS = 512
 """Largest number of additional tokens, such as markers, in one of two tokenizers that count as the same."""
 
@@ -64,7 +65,7 @@ class Tokenizer:
         self.vocab_size = max(vocab.values(), default=-1) + 1
         # Share one int object per token id, to save memory with many waiting prompts.
         self._ids = list(range(self.vocab_size))
-        self.longest_token = longest_token(backend, vocab)
+        self.longest_token = max(TOKEN_CHARACTERS, max(map(len, vocab), default=0))
         self._piece_bytes = piece_decoder(backend)
 
     def difference(self, other: Tokenizer) -> str | None:
@@ -269,30 +270,6 @@ def piece_decoder(backend: tokenizers.Tokenizer) -> Callable[[str], bytes]:
     return of_text
 
 
-UNPROVEN_CHARACTERS = 256
-# Unicode normalization joins at most four characters into one.
-_NORMALIZERS = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 1, "Lowercase": 1, "Prepend": 1, "ByteLevel": 1}
-_PRE_TOKENIZERS = frozenset({"ByteLevel", "Metaspace", "Digits", "FixedLength"})
-_SPLITTERS = frozenset({"Split", "Punctuation"})
-_MAX_SHRINKING = 64
-
-
-def longest_token(backend: tokenizers.Tokenizer, vocab: Mapping[str, int]) -> int:
-    longest = max(map(len, vocab), default=1)
-    normalizers, pre_tokenizers = _parts(backend.normalizer), _parts(backend.pre_tokenizer)
-    shrinking = _shrinking(normalizers)
-    added = backend.get_added_tokens_decoder().values()
-    proven = (
-        shrinking is not None
-        and all(map(_keeps_text, pre_tokenizers))
-        and _covers_text(backend.model, vocab, [*normalizers, *pre_tokenizers])
-        and not any(token.lstrip or token.rstrip for token in added)
-    )
-    if proven and shrinking is not None:
-        return longest * shrinking
-    return max(longest, UNPROVEN_CHARACTERS)
-
-
 def _parts(component: Any) -> list[dict[str, Any]]:
     if component is None:
         return []
@@ -304,34 +281,3 @@ def _flattened(part: dict[str, Any]) -> Iterable[dict[str, Any]]:
         return [part]
     inner = part.get("normalizers") or part.get("pretokenizers") or part.get("decoders") or []
     return [leaf for each in inner for leaf in _flattened(each)]
-
-
-def _shrinking(normalizers: list[dict[str, Any]]) -> int | None:
-    found = 1
-    for part in normalizers:
-        kind = part.get("type")
-        if kind == "Replace":
-            pattern, content = part.get("pattern", {}).get("String"), part.get("content", "")
-            if pattern is None or not content:
-                return None
-            found *= -(-len(pattern) // len(content))
-        elif kind in _NORMALIZERS:
-            found *= _NORMALIZERS[kind]
-        else:
-            return None
-    return found if found <= _MAX_SHRINKING else None
-
-
-def _keeps_text(pre_tokenizer: dict[str, Any]) -> bool:
-    kind = pre_tokenizer.get("type")
-    return kind in _PRE_TOKENIZERS or (kind in _SPLITTERS and pre_tokenizer.get("behavior") != "Removed")
-
-
-def _covers_text(model: Any, vocab: Mapping[str, int], parts: list[dict[str, Any]]) -> bool:
-    if not isinstance(model, tokenizers.models.BPE):
-        return False
-    if any(part.get("type") == "ByteLevel" for part in parts):
-        return all(letter in vocab for letter in tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    if model.byte_fallback:
-        return all(f"<0x{byte:02X}>" in vocab for byte in range(256))
-    return model.unk_token is not None and model.unk_token in vocab and not model.fuse_unk

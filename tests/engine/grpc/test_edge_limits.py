@@ -148,7 +148,7 @@ async def test_prompts_that_can_never_fit_are_refused_before_they_are_looked_at(
 
 
 async def test_text_calls_have_a_bound_of_their_own() -> None:
-    async with served() as its:
+    async with served(max_message_bytes=8 * MIB) as its:
         longest = TEXT_LENGTHS * MODEL_LEN
         assert len(await its.client.detokenize([120] * longest)) == longest
         for refused, message in (
