@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from .errors import InvalidRequest
@@ -64,8 +63,8 @@ class SamplingParams:
         low=-2, high=2,
     )  # fmt: skip
     logit_bias: Mapping[int, float] = parameter(
-        MappingProxyType({}), "number X added to the logit of token ID; repeatable", shown="none",
-        kind="biases", metavar="ID=X",
+        {}, "number X added to the logit of token ID; repeatable", shown="none", kind="biases",
+        metavar="ID=X",
     )  # fmt: skip
     seed: int | None = parameter(
         None, "seed of random numbers; with a seed, the output does not depend on other requests in the "

@@ -5,7 +5,6 @@ import functools
 import math
 import reprlib
 import typing
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any
@@ -110,8 +109,8 @@ def parameter(default: Any, text: str, **said: Any) -> Any:
 
 def _field(default: Any, declared: Setting) -> Any:
     metadata = {"setting": declared}
-    if isinstance(default, Mapping):  # dataclasses reject mappings as defaults
-        return dataclasses.field(default_factory=lambda: default, metadata=metadata)
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=default.copy, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 

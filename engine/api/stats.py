@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from octavo.block_manager import PageCounts
@@ -49,7 +48,7 @@ class AdapterLoad(NamedTuple):
     waiting: tuple[str, ...]
 
 
-NO_TENANTS: Mapping[str, TenantLoad] = MappingProxyType({})
+NO_TENANTS: Mapping[str, TenantLoad] = {}
 
 
 class Gauges(NamedTuple):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import copyreg
 import functools
-import io
 import itertools
 import logging
 import os
@@ -19,7 +17,6 @@ import time
 from concurrent.futures import Future
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from types import MappingProxyType
 from typing import Any
 
 from ..api.config import EngineConfig
@@ -47,21 +44,6 @@ class _Call:
     number: int | None = None
 
 
-def _pickled(message: object) -> bytes:
-    data = io.BytesIO()
-    pickler = pickle.Pickler(data)
-    pickler.dispatch_table = _DISPATCH
-    pickler.dump(message)
-    return data.getvalue()
-
-
-def _view(mapping: dict[Any, Any]) -> MappingProxyType[Any, Any]:
-    return MappingProxyType(mapping)
-
-
-_DISPATCH = {**copyreg.dispatch_table, MappingProxyType: lambda view: (_view, (dict(view),))}
-
-
 class _Pipe:
     """End of a pipe. Any thread may send; one thread receives."""
 
@@ -70,7 +52,7 @@ class _Pipe:
         self._lock = threading.Lock()
 
     def send(self, message: object) -> None:
-        data = _pickled(message)
+        data = pickle.dumps(message)
         with self._lock, contextlib.suppress(OSError):
             self._connection.send_bytes(data)
 
@@ -294,7 +276,7 @@ class _Child:
 
 def _portable(error: BaseException | None) -> BaseException | None:
     try:
-        pickle.loads(_pickled(error))
+        pickle.loads(pickle.dumps(error))
     except Exception:
         return EngineDead(f"{type(error).__name__}: {error}")
     return error
