@@ -8,8 +8,6 @@ import resource
 import sys
 import threading
 
-from octavo.kernels.cpus import cpu_quota as cpu_quota
-
 logger = logging.getLogger(__name__)
 
 LAST_RESORT_S = 1.0

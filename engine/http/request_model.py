@@ -51,8 +51,7 @@ class RequestModel(BaseModel):
     def check_fields(self, where: str = "") -> None:
         """Raise FieldError for the first unsupported field, including nested objects."""
         for name, value in (self.model_extra or {}).items():
-            if value is not None:
-                raise not_served(where + name)
+            only(where + name, value, ())
         kind = getattr(self, "type", None)
         fields = self.fields_of.get(kind)
         for field in self.model_fields_set:
@@ -83,10 +82,6 @@ def _check_within(value: object, where: str) -> None:
             return
         for index, item in enumerate(value):
             _check_within(item, f"{where}[{index}]")
-
-
-def not_served(name: str) -> FieldError:
-    return FieldError(name, f"{name} is not served here; leave it out")
 
 
 def only(name: str, value: object, allowed: Sequence[object], why: str = "") -> None:

@@ -77,10 +77,6 @@ class ReasoningGate:
         return [ReasoningGate(self._marks, each, self._budget, is_open=is_open) for each in constraints]
 
     @property
-    def is_stuck(self) -> bool:
-        return self._constraint is not None and self._constraint.is_stuck
-
-    @property
     def is_late(self) -> bool:
         return self._constraint is not None and self._constraint.is_late
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from octavo.block_manager import Miss, PageCounts, PageEvent
+from octavo.block_manager import Miss, PageEvent
 from octavo.proto import cache_pb2 as pb
 from octavo.proto import generation_pb2
 
@@ -19,17 +19,6 @@ MAX_NAME = 256
 MAX_PREFIXES = 1000
 DEFAULT_PREFIXES = 10
 OFF = "the prefix cache is off: the server was started with --no-prefix-cache"
-
-REASONS: Mapping[str, pb.MissReason] = {
-    "new": pb.MISS_REASON_NEW,
-    "evicted": pb.MISS_REASON_EVICTED,
-    "other_salt": pb.MISS_REASON_OTHER_SALT,
-    "last_token": pb.MISS_REASON_LAST_TOKEN,
-    "partial_page": pb.MISS_REASON_PARTIAL_PAGE,
-    "disabled": pb.MISS_REASON_DISABLED,
-    "other_format": pb.MISS_REASON_OTHER_FORMAT,
-    "no_state": pb.MISS_REASON_NO_STATE,
-}
 
 
 def num_prefixes(request: pb.GetStatsRequest) -> int:
@@ -57,19 +46,24 @@ def pin_name(name: str) -> str:
     return name
 
 
+def _reason(miss: str) -> str:
+    return f"MISS_REASON_{miss.upper()}"
+
+
 def misses_message(misses: Mapping[str, int], *, hide_salts: bool) -> list[pb.MissTokens]:
     shown = dict(misses)
     if hide_salts and (hidden := shown.pop("other_salt", 0)):
         shown["new"] = shown.get("new", 0) + hidden
-    return [pb.MissTokens(reason=REASONS[reason], tokens=tokens) for reason, tokens in shown.items()]
+    return [pb.MissTokens(reason=_reason(reason), tokens=tokens) for reason, tokens in shown.items()]
 
 
 def stats_message(
     totals: CacheTotals, gauges: Gauges, pins: Mapping[str, int], *, hide_salts: bool
 ) -> pb.GetStatsResponse:
+    residual = gauges.residual
     return pb.GetStatsResponse(
         pages=pages_message(gauges),
-        residual_pages=None if gauges.residual is None else _counts_message(gauges.residual),
+        residual_pages=None if residual is None else generation_pb2.PageCounts(**residual._asdict()),
         page_size=totals.page_size,
         policy=totals.policy,
         enabled=totals.enabled,
@@ -80,12 +74,6 @@ def stats_message(
         pinned_pages=totals.pinned_pages,
         max_pinned_pages=totals.max_pinned_pages,
         pins=[pb.PinStats(name=name, num_tokens=kept) for name, kept in sorted(pins.items())],
-    )
-
-
-def _counts_message(counts: PageCounts) -> generation_pb2.PageCounts:
-    return generation_pb2.PageCounts(
-        held=counts.held, idle_cached=counts.idle_cached, idle_empty=counts.idle_empty
     )
 
 
@@ -113,7 +101,7 @@ def explain_message(
         prompt_tokens=found.num_tokens,
         cached_tokens=found.num_hit,
         miss_position=position,
-        reason=REASONS[reason],
+        reason=_reason(reason),
         evicted_seconds_before=before,
         misses=misses_message(found.misses, hide_salts=hide),
         text=f"{found.num_hit} of {found.num_tokens} prompt tokens were cached; "

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,12 +28,7 @@ if TYPE_CHECKING:
     from ...tokenizer.tokenizer import Tokenizer
 
 _FIELDS = SamplingFields(pb.SamplingParams.DESCRIPTOR)
-_FINISH: Mapping[FinishReason, pb.FinishReason] = {
-    FinishReason.STOP: pb.FINISH_REASON_STOP,
-    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
-    FinishReason.ABORT: pb.FINISH_REASON_ABORT,
-    FinishReason.ERROR: pb.FINISH_REASON_ERROR,
-}
+_FINISH = {reason: getattr(pb, f"FINISH_REASON_{reason.name}") for reason in FinishReason}
 _FINISH_BACK = {number: reason for reason, number in _FINISH.items()}
 
 

@@ -11,7 +11,6 @@ import time
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 
 import grpc
 from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2_grpc
@@ -189,12 +188,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
             embedding=vector, prompt_tokens=delta.prompt_tokens, embedding_dim=len(vector)
         )
 
-    async def StartProfile(self, _request: common_pb2.StartProfileRequest, context: Context) -> Any:
-        await _unimplemented(context, "this server has no profiler; see `octavo bench`")
+    async def StartProfile(self, _request: common_pb2.StartProfileRequest, context: Context) -> None:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server has no profiler; see `octavo bench`")
 
-    async def StopProfile(self, _request: common_pb2.StopProfileRequest, context: Context) -> Any:
-        await _unimplemented(context, "this server has no profiler; see `octavo bench`")
-
-
-async def _unimplemented(context: Context, message: str) -> None:
-    await context.abort(grpc.StatusCode.UNIMPLEMENTED, message)
+    StopProfile = StartProfile
