@@ -15,7 +15,6 @@ AGES = (0, *(round(YOUNG * GROWTH**age) for age in range(NUM_AGES - 1)))
 WIDTHS = (*(end - begin for begin, end in pairwise(AGES)), AGES[-1])
 
 NUM_GAPS, NUM_NEW, MAX_USES = 11, 7, 127
-GAPS = tuple(1 + min((age // 16).bit_length(), NUM_GAPS - 2) for age in AGES)
 USES = tuple(uses if uses <= 6 else 6 + (uses // 6).bit_length() for uses in range(MAX_USES + 1))
 ONE_MORE = NUM_GAPS * NUM_NEW
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -24,15 +24,17 @@ from octavo.engine.core.engine_core import EngineCore
 
 from .ledgers.documents import make_ledger
 
+Rng: TypeAlias = np.random.Generator
+Dictated: TypeAlias = tuple[list[int], list[int]]
+"""A prompt, and the text that the model is made to say."""
+
 
 class Text(NamedTuple):
-    make: Callable[[np.random.Generator, list[int], int, EngineCore], tuple[list[int], list[int]]]
+    make: Callable[[Rng, list[int], int, EngineCore], Dictated]
     structured: StructuredOutput | None = None
 
 
-def _copy(
-    rng: np.random.Generator, prompt: list[int], length: int, core: EngineCore
-) -> tuple[list[int], list[int]]:
+def _copy(rng: Rng, prompt: list[int], length: int, core: EngineCore) -> Dictated:
     said: list[int] = []
     while len(said) < length:
         start = int(rng.integers(0, max(1, len(prompt) - 40)))
@@ -43,18 +45,14 @@ def _copy(
     return prompt, said[:length]
 
 
-def _edit(
-    rng: np.random.Generator, prompt: list[int], length: int, core: EngineCore
-) -> tuple[list[int], list[int]]:
+def _edit(rng: Rng, prompt: list[int], length: int, core: EngineCore) -> Dictated:
     said = (prompt * -(-length // len(prompt)))[:length]
     for place in np.flatnonzero(rng.random(length) < 1 / 25).tolist():
         said[place] = int(rng.integers(300, core.info.vocab_size))
     return prompt, said
 
 
-def _form(
-    rng: np.random.Generator, prompt: list[int], length: int, core: EngineCore
-) -> tuple[list[int], list[int]]:
+def _form(rng: Rng, prompt: list[int], length: int, core: EngineCore) -> Dictated:
     names = [rng.integers(300, core.info.vocab_size, 4).tolist() for _ in range(6)]
     said: list[int] = []
     while len(said) < len(prompt) + length:
@@ -63,83 +61,60 @@ def _form(
     return said[: len(prompt)], said[len(prompt) : len(prompt) + length]
 
 
-def _adversarial(
-    rng: np.random.Generator, prompt: list[int], length: int, core: EngineCore
-) -> tuple[list[int], list[int]]:
+def _adversarial(rng: Rng, prompt: list[int], length: int, core: EngineCore) -> Dictated:
     alphabet = rng.integers(300, core.info.vocab_size, 6)
     said: list[int] = alphabet[rng.integers(0, len(alphabet), len(prompt) + length)].tolist()
     return said[: len(prompt)], said[len(prompt) :]
 
 
-def _free(
-    rng: np.random.Generator, prompt: list[int], length: int, core: EngineCore
-) -> tuple[list[int], list[int]]:
+def _free(rng: Rng, prompt: list[int], length: int, core: EngineCore) -> Dictated:
     return prompt, rng.integers(300, core.info.vocab_size, length).tolist()
 
 
-NAMES = ("customer_name", "account_number", "opening_balance", "is_overdrawn")
+FIELDS = {
+    "customer_name": "string",
+    "account_number": "integer",
+    "opening_balance": "number",
+    "is_overdrawn": "boolean",
+}
 LEDGER = StructuredOutput(
     json_schema={
         "type": "array",
         "items": {
             "type": "object",
-            "properties": {
-                "customer_name": {"type": "string"},
-                "account_number": {"type": "integer"},
-                "opening_balance": {"type": "number"},
-                "is_overdrawn": {"type": "boolean"},
-            },
-            "required": list(NAMES),
+            "properties": {name: {"type": kind} for name, kind in FIELDS.items()},
+            "required": list(FIELDS),
             "additionalProperties": False,
         },
     }
 )
 
 
-def _json(
-    rng: np.random.Generator, prompt: list[int], length: int, core: EngineCore
-) -> tuple[list[int], list[int]]:
+def _json(rng: Rng, prompt: list[int], length: int, core: EngineCore) -> Dictated:
     said: list[int] = []
     num_records = 0
     while len(said) < length:
         num_records += max(1, length // 32)
         records = [
-            dict(
-                zip(
-                    NAMES,
-                    (
-                        "".join(map(chr, rng.integers(97, 123, 6).tolist())),
-                        int(rng.integers(10**5)),
-                        int(rng.integers(10**6)) / 100,
-                        bool(rng.integers(2)),
-                    ),
-                    strict=True,
-                )
-            )
+            {
+                "customer_name": "".join(map(chr, rng.integers(97, 123, 6).tolist())),
+                "account_number": int(rng.integers(10**5)),
+                "opening_balance": int(rng.integers(10**6)) / 100,
+                "is_overdrawn": bool(rng.integers(2)),
+            }
             for _ in range(num_records)
         ]
         said = core.tokenizer.encode(json.dumps(records))
     return prompt, said[:length]
 
 
-def _ledger(
-    rng: np.random.Generator, prompt: list[int], length: int, core: EngineCore
-) -> tuple[list[int], list[int]]:
+def _ledger(rng: Rng, prompt: list[int], length: int, core: EngineCore) -> Dictated:
     ledger = make_ledger(Random(int(rng.integers(2**32))), len(prompt), share=0.7)
     turn = int(rng.integers(len(ledger.turns)))
     encode = core.tokenizer.encode
     asked = encode(ledger.prompts()[turn], add_special_tokens=False)
     answer = encode(ledger.segments()[2 * turn + 1][0], add_special_tokens=False)
     return asked[-len(prompt) :], answer[:length]
-
-
-def _own(
-    rng: np.random.Generator,  # noqa: ARG001 - as the others
-    prompt: list[int],
-    length: int,  # noqa: ARG001
-    core: EngineCore,  # noqa: ARG001
-) -> tuple[list[int], list[int]]:
-    return prompt, []
 
 
 OWN = "own"
@@ -151,5 +126,5 @@ TEXTS: Mapping[str, Text] = {
     "ledger": Text(_ledger),
     "adversarial": Text(_adversarial),
     "free": Text(_free),
-    OWN: Text(_own),
+    OWN: Text(lambda _rng, prompt, _length, _core: (prompt, [])),
 }

@@ -147,13 +147,9 @@ def perplexity_ratio(base: Sequence[Predictions], other: Sequence[Predictions]) 
             mine.logprobs - theirs.logprobs, range(BLOCK_TOKENS, len(mine.logprobs), BLOCK_TOKENS)
         )
     ]
-    sums, sizes = np.array([block.sum() for block in changes]), np.array([len(block) for block in changes])
-    mean, count = sums.sum() / sizes.sum(), len(sizes)
-    ratio = float(np.exp(mean))
-    if count < 2:
-        return PerplexityRatio(ratio, None)
-    spread = ((sums - mean * sizes) ** 2).sum() * count / (count - 1)
-    return PerplexityRatio(ratio, ratio * float(np.sqrt(spread) / sizes.sum()))
+    change = _mean([block.sum() for block in changes], [len(block) for block in changes])
+    ratio, error = float(np.exp(change.mean)), change.standard_error
+    return PerplexityRatio(ratio, None if error is None else ratio * error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +160,15 @@ class Difference:
     standard_error: float | None
 
 
+def _mean(all_sums: Sequence[float], all_sizes: Sequence[int]) -> Difference:
+    sums, sizes = np.array(all_sums), np.array(all_sizes)
+    mean, count = float(sums.sum() / sizes.sum()), len(sizes)
+    if count < 2:
+        return Difference(mean, None)
+    spread = ((sums - mean * sizes) ** 2).sum() * count / (count - 1)
+    return Difference(mean, float(np.sqrt(spread) / sizes.sum()))
+
+
 def paired_difference(documents: Sequence[tuple[NDArray[np.bool_], NDArray[np.bool_]]]) -> Difference:
     """Return the change in the share of correct answers.
 
@@ -171,13 +176,8 @@ def paired_difference(documents: Sequence[tuple[NDArray[np.bool_], NDArray[np.bo
 
     The error comes from a ratio estimator over documents; None for a single document.
     """
-    changes = np.array([int(after.sum()) - int(before.sum()) for before, after in documents])
-    sizes = np.array([len(after) for _, after in documents])
-    mean, count = changes.sum() / sizes.sum(), len(sizes)
-    if count < 2:
-        return Difference(float(mean), None)
-    spread = ((changes - mean * sizes) ** 2).sum() * count / (count - 1)
-    return Difference(float(mean), float(np.sqrt(spread) / sizes.sum()))
+    changes = [int(after.sum()) - int(before.sum()) for before, after in documents]
+    return _mean(changes, [len(after) for _, after in documents])
 
 
 def row_errors(name: str, head_dim: int) -> dict[str, float]:

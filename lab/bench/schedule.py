@@ -10,6 +10,7 @@ import argparse
 import random
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 from octavo.block_manager import BlockManager
@@ -22,7 +23,7 @@ from octavo.scheduler import Limits
 from ..cache_sim.trace import read_trace
 from ..plots.figure import require_matplotlib
 from ..plots.schedule import plot
-from .schedule_sim import Arrival, Service, SimulatedSwap, StepModel, compare, simulate
+from .schedule_sim import Arrival, Outcome, SimulatedSwap, StepModel, simulate
 
 ORDERS = {
     "fcfs": EngineConfig(),
@@ -30,6 +31,7 @@ ORDERS = {
     "vtc": EngineConfig(schedule_policy="vtc"),
     "dlpm": EngineConfig(schedule_policy="dlpm"),
 }
+FIXED = (64, 128, 256, 512)  # tokens in a step, for --rates
 PAGE_SIZE = 32
 TRACE_PAGE = 512  # tokens
 VOCABULARY = 150_000
@@ -137,25 +139,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     require_matplotlib(args.plot)
-    model = StepModel(args.step_ms, args.row_ms, args.prompt_token_ms, args.position_ms)
-    limits = Limits(
-        args.max_step_tokens,
-        min(args.max_running, args.max_step_tokens),
-        target_itl=args.target_itl,
-    )
     if args.rates:
-        return {"bench": "schedule", "rates": _compare_rates(args, model)}
+        return {"bench": "schedule", "rates": _compare_rates(args)}
     results: dict[str, dict[str, Any]] = {}
     lines: dict[str, dict[str, list[float]]] = {}
     for name, arrivals in _traffic(args).items():
         for order in args.order or ORDERS:
             for swap_pages in (0, args.swap_pages)[: 2 if args.swap_pages else 1]:
-                blocks = BlockManager(args.num_pages, PAGE_SIZE, max_chunk=args.max_step_tokens)
-                swap = SimulatedSwap(blocks, swap_pages, args.swap_page_ms / 1e3) if swap_pages else None
-                queue = waiting_queue(ORDERS[order], blocks)
-                outcome = simulate(
-                    arrivals, blocks, limits, queue, model, target_ttft_s=args.target_ttft, swap=swap
-                )
+                outcome = _simulated(args, arrivals, order, swap_pages=swap_pages)
                 label = f"{order}+swap" if swap_pages else order
                 figures = outcome.to_json(args.good_ttft, args.good_itl)
                 results.setdefault(name, {})[label] = figures
@@ -166,6 +157,25 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     return {"bench": "schedule", "page_size": PAGE_SIZE, "num_pages": args.num_pages, "traffic": results}
 
 
+def _simulated(
+    args: argparse.Namespace,
+    arrivals: list[Arrival],
+    order: str,
+    *,
+    chunk: int | None = None,
+    swap_pages: int = 0,
+) -> Outcome:
+    """Serve ``arrivals``; with ``chunk``, in fixed chunks of that size and without targets."""
+    step_tokens = chunk or args.max_step_tokens
+    blocks = BlockManager(args.num_pages, PAGE_SIZE, max_chunk=step_tokens)
+    target_itl, target_ttft = (None, None) if chunk else (args.target_itl, args.target_ttft)
+    limits = Limits(step_tokens, min(args.max_running, step_tokens), target_itl=target_itl)
+    model = StepModel(args.step_ms, args.row_ms, args.prompt_token_ms, args.position_ms)
+    swap = SimulatedSwap(blocks, swap_pages, args.swap_page_ms / 1e3) if swap_pages else None
+    queue = waiting_queue(ORDERS[order], blocks)
+    return simulate(arrivals, blocks, limits, queue, model, target_ttft_s=target_ttft, swap=swap)
+
+
 def _target(text: str) -> float | Literal["auto"]:
     return "auto" if text == "auto" else above_zero(text) / 1e3
 
@@ -174,28 +184,39 @@ def _rates(text: str) -> list[float]:
     return [above_zero(part) for part in text.split(",")]
 
 
-def _compare_rates(args: argparse.Namespace, model: StepModel) -> list[dict[str, Any]]:
+def _compare_rates(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Compare fixed chunk sizes with latency targets; print and return the goodput at each rate.
+
+    Rates and goodput are in requests per second; goodput has one value per seed.
+    """
     if args.target_itl is None:
         raise InvalidRequest("--rates compares a target with fixed chunks; add --target-itl MS")
     order = (args.order or ["fcfs"])[0]
-    service = Service(
-        args.num_pages,
-        PAGE_SIZE,
-        args.max_running,
-        model,
-        lambda blocks: waiting_queue(ORDERS[order], blocks),
-        args.good_ttft,
-        args.good_itl,
-    )
-    return compare(
-        service,
-        overload,
-        args.rates,
-        args.seeds,
-        target_itl=args.target_itl,
-        target_ttft=args.target_ttft,
-        step_tokens=args.max_step_tokens,
-    )
+    rows: list[dict[str, Any]] = []
+    for rate in args.rates:
+        fixed: dict[int, list[float]] = {tokens: [] for tokens in FIXED}
+        targeted: list[float] = []
+        for seed in range(1, args.seeds + 1):
+            arrivals = overload(random.Random(seed), rate)
+            for chunk, found in (*fixed.items(), (None, targeted)):
+                outcome = _simulated(args, arrivals, order, chunk=chunk)
+                found.append(rate * outcome.share_of_good(args.good_ttft, args.good_itl))
+        rows.append({"rate_per_s": rate, "fixed": fixed, "targets": targeted})
+        means = ", ".join(f"{tokens} {fmean(found):.3f}" for tokens, found in fixed.items())
+        print(f"{rate:g} requests/s: goodput with targets {fmean(targeted):.3f}/s, with chunks of {means}")
+    default = args.max_step_tokens if args.max_step_tokens in FIXED else FIXED[-1]
+    for name, sizes in (("any of these chunks", FIXED), (f"chunks of {default}", (default,))):
+        tokens, at = max(
+            ((size, row) for size in sizes for row in rows), key=lambda pair: fmean(pair[1]["fixed"][pair[0]])
+        )
+        best = max(fmean(at["fixed"][tokens]), 1e-9)
+        ratio = fmean(at["targets"]) / best
+        most = max(fmean(row["targets"]) for row in rows) / best
+        print(
+            f"the knee of {name} ({tokens}, {at['rate_per_s']:g} requests/s): {ratio:.2f} times their "
+            f"goodput there, {most:.2f} times at the targets' best rate"
+        )
+    return rows
 
 
 def _traffic(args: argparse.Namespace) -> dict[str, list[Arrival]]:

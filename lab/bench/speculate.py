@@ -11,6 +11,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +34,7 @@ from octavo.engine.structured_output.compiler import ConstraintCompiler
 from octavo.engine.structured_output.constraint import Constraint
 
 from ..plots.figure import require_matplotlib
-from .draft_texts import OWN, TEXTS
+from .draft_texts import OWN, TEXTS, Dictated
 from .drive import request_of, step_of
 
 SEED = 1
@@ -168,24 +169,12 @@ def _measure(
 ) -> list[dict[str, Any]]:
     dictation = ScriptedRunner(core._runner)
     core._runner = dictation
-    compiler = ConstraintCompiler(core.tokenizer, vocab_size=core.info.vocab_size)
-    try:
-        return _measure_texts(core, counter, dictation, compiler, args, texts)
-    finally:
-        compiler.close()
-
-
-def _measure_texts(
-    core: EngineCore,
-    counter: DraftCounter,
-    dictation: ScriptedRunner,
-    compiler: ConstraintCompiler,
-    args: argparse.Namespace,
-    texts: list[str],
-) -> list[dict[str, Any]]:
     rng = np.random.default_rng(SEED)
     rows = []
-    with tqdm(total=len(texts) * len(args.batch) * args.rounds, unit="round", disable=None) as bar:
+    with (
+        closing(ConstraintCompiler(core.tokenizer, vocab_size=core.info.vocab_size)) as compiler,
+        tqdm(total=len(texts) * len(args.batch) * args.rounds, unit="round", disable=None) as bar,
+    ):
         for name in texts:
             structured = TEXTS[name].structured
             form = None if structured is None else compiler.compile(structured)
@@ -204,26 +193,23 @@ def _measure_texts(
 
 def _waves(
     name: str, batch: int, rng: np.random.Generator, core: EngineCore, args: argparse.Namespace
-) -> list[list[tuple[list[int], list[int]]]]:
-    waves: list[list[tuple[list[int], list[int]]]] = []
+) -> list[list[Dictated]]:
+    waves: list[list[Dictated]] = []
     num_tokens = 0
     while not waves or num_tokens < batch * args.output_tokens:
-        waves.append([_made_up(name, rng, core, args) for _ in range(batch)])
-        num_tokens += sum(len(text) or args.output_tokens for _, text in waves[-1])
+        wave = []
+        for _ in range(batch):
+            prompt: list[int] = rng.integers(300, core.info.vocab_size, args.prompt_tokens).tolist()
+            wave.append(TEXTS[name].make(rng, prompt, args.output_tokens, core))
+        waves.append(wave)
+        num_tokens += sum(len(text) or args.output_tokens for _, text in wave)
     return waves
-
-
-def _made_up(
-    name: str, rng: np.random.Generator, core: EngineCore, args: argparse.Namespace
-) -> tuple[list[int], list[int]]:
-    prompt: list[int] = rng.integers(300, core.info.vocab_size, args.prompt_tokens).tolist()
-    return TEXTS[name].make(rng, prompt, args.output_tokens, core)
 
 
 def _rate(
     core: EngineCore,
     dictation: ScriptedRunner,
-    waves: list[list[tuple[list[int], list[int]]]],
+    waves: list[list[Dictated]],
     how: Speculate | None,
     form: Constraint | None,
     most: int,
@@ -236,7 +222,7 @@ def _rate(
 def _serve(
     core: EngineCore,
     dictation: ScriptedRunner,
-    work: list[tuple[list[int], list[int]]],
+    work: list[Dictated],
     how: Speculate | None,
     form: Constraint | None,
     most: int,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from octavo.block_manager import RecurrentState
 from octavo.engine.api.errors import InvalidRequest
@@ -18,27 +19,15 @@ SIZES = (8, 4, 2, 1)  # memory sizes: the whole memory divided by each number
 ATTENTION = "none needed"
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """A snapshot policy, with fields of ``RecurrentState``."""
-
-    tail: bool = True
-    branch: bool = True
-    demote_earlier: bool = True
-    every_page: bool = False
-
-    @property
-    def takes_any(self) -> bool:
-        return self.tail or self.branch or self.every_page
-
-
-POLICIES = {
-    "tail and junction": Policy(),
-    "without stepping down": Policy(demote_earlier=False),
-    "tail": Policy(branch=False),
-    "every page": Policy(every_page=True),
-    "none": Policy(tail=False, branch=False),
+_ALL = {"tail": True, "branch": True, "demote_earlier": True, "every_page": False}
+POLICIES: dict[str, dict[str, Any]] = {
+    "tail and junction": _ALL,
+    "without stepping down": _ALL | {"demote_earlier": False},
+    "tail": _ALL | {"branch": False},
+    "every page": _ALL | {"every_page": True},
+    "none": _ALL | {"tail": False, "branch": False},
 }
+"""Snapshot policies: fields of ``RecurrentState``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,31 +74,20 @@ def compare_states(
         dense = replay(requests, num_bytes // page_bytes).hit_ratio
         rows.append(StateRow(ATTENTION, num_bytes, 0.0, num_bytes // page_bytes, 0, dense, 1.0))
         for name, policy in POLICIES.items():
-            for share in shares if policy.takes_any else shares[:1]:
-                states = _slots(policy, int(num_bytes * share), state_bytes, page_bytes)
-                pages = (num_bytes - states.nbytes) // page_bytes if states is not None else 0
-                if not pages:
+            takes_any = policy["tail"] or policy["branch"] or policy["every_page"]
+            for share in shares if takes_any else shares[:1]:
+                slots = int(num_bytes * share) // state_bytes
+                pages = (num_bytes - slots * state_bytes) // page_bytes
+                if slots < 2 or not pages:
                     continue
+                states = RecurrentState(
+                    num_slots=slots, slot_bytes=state_bytes, page_bytes=page_bytes, **policy
+                )
                 found = replay(requests, pages, states=states).hit_ratio
-                slots = 0 if states is None else states.num_slots
                 rows.append(
                     StateRow(name, num_bytes, share, pages, slots, found, found / dense if dense else 0)
                 )
     return rows
-
-
-def _slots(policy: Policy, num_bytes: int, state_bytes: int, page_bytes: int) -> RecurrentState | None:
-    if (num_slots := num_bytes // state_bytes) < 2:
-        return None
-    return RecurrentState(
-        num_slots=num_slots,
-        slot_bytes=state_bytes,
-        every_page=policy.every_page,
-        tail=policy.tail,
-        branch=policy.branch,
-        demote_earlier=policy.demote_earlier,
-        page_bytes=page_bytes,
-    )
 
 
 def render_states(rows: Sequence[StateRow]) -> str:

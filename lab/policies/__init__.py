@@ -1,5 +1,5 @@
 """Experimental eviction policies, registered by importing this package."""
 
-from . import gittins, lfu
+from . import lfu
 
-__all__ = ["gittins", "lfu"]
+__all__ = ["lfu"]

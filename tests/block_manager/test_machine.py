@@ -205,10 +205,6 @@ class LfuMachine(Machine):
     policy = "lfu"
 
 
-class GittinsMachine(Machine):
-    policy = "gittins"
-
-
 class WindowMachine(Machine):
     groups = (FullAttention(num_pages=NUM_PAGES), SlidingWindow(num_pages=9, window=6))
 
@@ -240,8 +236,6 @@ TestMachine = Machine.TestCase
 TestMachine.settings = settings(max_examples=settings().max_examples // 3, stateful_step_count=30)
 TestLfuMachine = LfuMachine.TestCase
 TestLfuMachine.settings = TestMachine.settings
-TestGittinsMachine = GittinsMachine.TestCase
-TestGittinsMachine.settings = TestMachine.settings
 TestWindowMachine = WindowMachine.TestCase
 TestWindowMachine.settings = TestMachine.settings
 TestKeepingMachine = KeepingMachine.TestCase

@@ -21,7 +21,7 @@ def digests(num_pages: int) -> list[Digest | None]:
     return [Digest(bytes([page])) for page in range(num_pages)]
 
 
-@pytest.mark.parametrize("name", ["lru", "lfu", "gittins"])
+@pytest.mark.parametrize("name", ["lru", "lfu"])
 def test_pages_never_found_go_in_the_order_of_release(name: str) -> None:
     policy = make_policy(name, 6)
     policy.release(ids(3, 2), digests(6))

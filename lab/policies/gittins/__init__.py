@@ -1,3 +1,0 @@
-from .policy import Gittins
-
-__all__ = ["Gittins"]
