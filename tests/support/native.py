@@ -34,11 +34,12 @@ FLAGS = {"generic": "", "avx2": "avx2", "avx512": "avx512_bf16", "amx": "amx_bf1
 
 
 def _marks(level: str) -> list[pytest.MarkDecorator]:
-    """An emulated level is slow: the first such test builds kernels for minutes."""
+    """Slow: an emulated level, whose first test builds kernels for minutes, and a level below AVX2."""
     cpu = Path("/proc/cpuinfo")
-    emulated = cpu.exists() and FLAGS[level] not in cpu.read_text()
+    flags = cpu.read_text() if cpu.exists() else ""
+    is_slow = bool(flags) and (FLAGS[level] not in flags or (level == "generic" and FLAGS["avx2"] in flags))
     seconds = 3600 if os.environ.get(EXTENSION_VARIABLE) else 900  # checked code is many times slower
-    return [pytest.mark.timeout(seconds), *([pytest.mark.slow] if emulated else [])]
+    return [pytest.mark.timeout(seconds), *([pytest.mark.slow] if is_slow else [])]
 
 
 def at_levels(*levels: str) -> pytest.MarkDecorator:

@@ -31,7 +31,7 @@ FP4 = ("fp4", "fp4")
 
 
 @pytest.mark.parametrize(("case", "formats", "dtype"), tuple(covering()), ids=case_id)
-@pytest.mark.few(8)
+@pytest.mark.few(6)
 def test_equals_truth(case: Case, formats: tuple[str, str], dtype: mx.Dtype) -> None:
     outcome, emulator = run_watched(case, formats, dtype)
     assert outcome.error < TOLERANCES[dtype]

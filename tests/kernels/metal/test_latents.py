@@ -41,11 +41,13 @@ ALIKE = Case(((140, 1), (20, 1), (0, 11)), num_heads=6)
 @pytest.mark.parametrize(
     ("name", "formats"), list(zip(SHORT, itertools.cycle([("bf16", "bf16"), ("fp5", "fp4")]), strict=False))
 )
+@pytest.mark.few(5)
 def test_equals_truth(name: str, formats: tuple[str, str]) -> None:
     assert worst_latents(CASES[name], formats) < LATENT_LIMIT
 
 
 @pytest.mark.parametrize("name", METAL_FORMATS)
+@pytest.mark.few(4)
 def test_every_format_equals_truth(name: str) -> None:
     assert worst_latents(MLA, (name, name)) < LATENT_LIMIT
 
@@ -129,6 +131,7 @@ def test_latents_are_read_once_for_a_tile_of_heads() -> None:
 
 
 @pytest.mark.parametrize("name", METAL_FORMATS)
+@pytest.mark.few(4)
 def test_rows_of_latents_are_bit_equal(name: str) -> None:
     check_bytes(name, 512, Emulator(ftz=False), limit=300, value_dim=64)
 

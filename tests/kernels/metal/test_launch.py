@@ -48,7 +48,7 @@ class Linter:
 
 @needs_compiler
 @pytest.mark.parametrize("name", METAL_FORMATS)
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 def test_kernels_use_nothing_that_metal_forbids(name: str) -> None:
     linter = Linter()
     layer = LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64, window=560, keep=4)

@@ -47,11 +47,13 @@ def _on_the_cpu() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
+@pytest.mark.few(9)
 def test_outputs_and_states_are_those_of_float64(case: Case) -> None:
     check_truth(case)
 
 
 @pytest.mark.parametrize("case", CASES[::2], ids=name_of)
+@pytest.mark.few(4)
 def test_a_sequence_has_bit_identical_results_however_it_is_cut(case: Case) -> None:
     whole = run(case, [LENGTH])
     for cuts, mates in (([LENGTH], True), ([3, 9, 1, 1, 13, 13], True), ([33, 7], False)):

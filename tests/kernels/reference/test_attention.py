@@ -56,6 +56,7 @@ def _grid() -> Iterator[object]:
 
 
 @pytest.mark.parametrize(("case", "formats"), list(_grid()))
+@pytest.mark.few(75)
 def test_paged_equals_truth(
     case: Case, formats: tuple[str, str], tested: TestedBackend, backend: AttentionBackend
 ) -> None:
