@@ -21,6 +21,9 @@ SERVE_ARGS ?=
 CHAOS_ARGS ?=
 SOAK_ARGS ?=
 
+# Dozens of processes of the tests import the same modules: compile them once.
+quick test test-slow chaos: export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: wheel sbom help demo demo-chat serve serve-http quick test test-slow chaos soak lint format types cross-aarch64 hot-loops sanitize docs proto check clean
 
 help:
