@@ -234,7 +234,7 @@ def check(found: Errors, case: Case) -> None:
 
 
 @pytest.mark.parametrize(("case", "backend"), list(grid()))
-@pytest.mark.few(12)
+@pytest.mark.few(8)
 def test_greedy_serving_is_mlx_lms_own(case: Case, backend: TestedBackend, tmp_path: Path) -> None:
     if case.is_mixture and case.dtype != mx.float32 and backend.name != "cpu":
         pytest.skip("only the native CPU backend computes experts in bf16 on a CPU")

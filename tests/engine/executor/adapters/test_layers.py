@@ -37,7 +37,7 @@ CASES += [("reference", name) for name in (*ODD[::4], "kimi_linear")]
 
 
 @pytest.mark.parametrize(("backend", "architecture"), CASES)
-@pytest.mark.few(10)
+@pytest.mark.few(7)
 def test_steps_with_adapters_are_tried_when_a_model_is_loaded(
     architecture: str, backend: str, tmp_path: Path
 ) -> None:

@@ -177,7 +177,7 @@ def ragged_logits(folder: Path, architecture: str, *, fuse: bool) -> list[mx.arr
 
 
 @pytest.mark.parametrize("architecture", tiny_models.CONFIGS)
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 def test_fused_and_replayed_steps_are_the_bits_of_plain_ones(tmp_path: Path, architecture: str) -> None:
     folder = tiny_models.make_model(tmp_path / "model", architecture)
     fused, plain = (ragged_logits(folder, architecture, fuse=fuse) for fuse in (True, False))

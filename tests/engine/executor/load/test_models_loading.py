@@ -29,7 +29,7 @@ FITTING = [name for name in FORMAT_NAMES if holds(name, head_dim=16)]
 
 
 @pytest.mark.parametrize("kv_format", FITTING)
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 def test_the_budget_equals_allocation_and_plan(folder: Path, backend: str, kv_format: str) -> None:
     runner = load(folder, backend, kv_format=kv_format)
     info = runner.info
@@ -123,7 +123,7 @@ def test_a_format_that_cannot_hold_the_rows_is_refused(folder: Path, backend: st
     ("weights", "named"),
     [("bf16", "bf16"), ("int8", "int8"), ("w8a8", "w8a8"), ("int4", "int4"), ("w4a8", "w4a8")],
 )
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 def test_weights_convert_on_loading(tmp_path: Path, backend: str, weights: str, named: str) -> None:
     folder = tiny_models.make_model(tmp_path, "qwen3", dtype=mx.float32)
     plain, converted = load(folder, backend), load(folder, backend, weights=weights)

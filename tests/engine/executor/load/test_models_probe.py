@@ -53,7 +53,7 @@ def run_probe(folder: Path, name: str, backend: AttentionBackend, **config: Any)
 
 
 @pytest.mark.parametrize("name", sorted(set(tiny_models.CONFIGS) - {"qwen3_moe", "gpt_oss"}))
-@pytest.mark.few(8)
+@pytest.mark.few(7)
 def test_common_architectures_are_paged(tmp_path: Path, backend: AttentionBackend, name: str) -> None:
     result = run_probe(tmp_path, name, backend)
     assert result.selects_rows
@@ -302,7 +302,7 @@ def neighbours_pages(patch: pytest.MonkeyPatch) -> AttentionBackend:
         ("cohere2", neighbours_pages),
     ],
 )
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 def test_mistakes_and_rounding_are_distinguished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, mistake: Change
 ) -> None:

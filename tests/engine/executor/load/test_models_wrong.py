@@ -125,7 +125,7 @@ def refusal(folder: Path, scale: float, backend: AttentionBackend, name: str = "
     [neighbours_offset, longest_offset, no_causal_mask, swapped(0), swapped(1)],
     ids=["a neighbour's offset", "the longest's offset", "no mask", "K heads", "V heads"],
 )
-@pytest.mark.few(8)
+@pytest.mark.few(7)
 def test_a_mistake_is_refused_at_any_scale(
     tmp_path: Path,
     monkeypatch: Patch,
@@ -197,7 +197,7 @@ def test_latents_that_are_right_are_served(tmp_path: Path, scale: float) -> None
     ],
     ids=["a neighbour's offset", "the longest's offset", "no rotary part", "other heads' rotary part"],
 )
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 def test_a_mistake_over_latents_is_refused_at_any_scale(
     tmp_path: Path, monkeypatch: Patch, scale: float, mistake: Callable[[Patch], None]
 ) -> None:

@@ -364,7 +364,7 @@ def load_random(folder: Path, architecture: str, dtype: mx.Dtype = mx.float32) -
 
 
 @pytest.mark.parametrize("mistake", KERNELS)
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 def test_a_wrong_recurrent_kernel_is_refused_by_its_layer(
     tmp_path: Path, monkeypatch: Patch, mistake: str
 ) -> None:
@@ -378,7 +378,7 @@ def test_a_wrong_recurrent_kernel_is_refused_by_its_layer(
     ("architecture", "dtype"),
     list(zip(sorted({name for name, *_ in KERNELS.values()}), itertools.cycle(FLOATS), strict=False)),
 )
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 def test_recurrent_kernels_that_are_right_are_not_refused(
     tmp_path: Path, monkeypatch: Patch, architecture: str, dtype: mx.Dtype
 ) -> None:

@@ -213,7 +213,7 @@ def tiny_model(
     [(None, "affine"), (8, "affine"), (4, "affine"), (3, "affine"), (4, "mxfp4"), (4, "nvfp4")],
 )
 @pytest.mark.parametrize(("name", "tied"), [("qwen3", False), ("llama", True)])
-@pytest.mark.few(8)
+@pytest.mark.few(5)
 def test_models_agree_with_mlx(
     name: str, tied: bool, bits: int | None, mode: str, exact: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
