@@ -214,8 +214,3 @@ async def fuzz(num_messages: int) -> None:
 
 async def test_nonsense_harms_no_other_request() -> None:
     await fuzz(1500)
-
-
-@pytest.mark.slow
-async def test_much_nonsense_harms_no_other_request() -> None:
-    await fuzz(6_000)

@@ -185,9 +185,7 @@ def test_models_without_attention_have_no_residual_window(tmp_path: Path) -> Non
     ("name", "backend"),
     [("qwen3_5", "cpu"), ("mamba2", "cpu"),
      pytest.param("lfm2", "reference", marks=pytest.mark.slow),
-     pytest.param("recurrent_gemma", "reference", marks=pytest.mark.slow),
      pytest.param("recurrent_gemma", "cpu", marks=pytest.mark.slow),
-     pytest.param("mamba", "cpu", marks=pytest.mark.slow),
      pytest.param("rwkv7", "cpu", marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_bits_are_the_same_cold_and_from_disk(name: str, backend: str, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ OTHERS = (
 )  # fmt: skip
 """Gated delta with either gate, SSD, scans, RG-LRU, wkv7, lightning attention, short convolutions."""
 
-ON_REFERENCE = ("qwen3_5", "mamba", "recurrent_gemma", "rwkv7")
+ON_REFERENCE = ("qwen3_5", "rwkv7")
 """Bits on the reference backend do not depend on other requests, unlike those of mlx-lm's SSD."""
 
 DRAFTERS: tuple[Speculate, ...] = ("ngram", "suffix")
