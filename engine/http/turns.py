@@ -91,7 +91,7 @@ def _joined(contents: Sequence[Any]) -> Any:
 
 
 def one_system_message(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Merge system messages at the start; later system messages become user text."""
+    """Merge messages of one role; system messages after the start become user text."""
     found: list[tuple[dict[str, Any], list[Any]]] = []
     is_begun = False
     for message in messages:
@@ -99,12 +99,16 @@ def one_system_message(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any
         if role == "system" and is_begun:
             role, content = "user", f"<system-reminder>\n{content}\n</system-reminder>"
         is_begun = is_begun or role != "system"
-        if role in ("system", "user") and found and found[-1][0]["role"] == role:
-            found[-1][1].append(content)
-        else:
+        if role == "tool" or not found or found[-1][0]["role"] != role:
             found.append(({**message, "role": role}, [content]))
+            continue
+        last, contents = found[-1]
+        contents.append(content)
+        for name in message.keys() & {"tool_calls", "reasoning_content"}:
+            last[name] = last[name] + message[name] if name in last else message[name]
     for message, contents in found:
-        message["content"] = contents[0] if len(contents) == 1 else _joined(contents)
+        given = list(filter(None, contents)) or [""]
+        message["content"] = given[0] if len(given) == 1 else _joined(given)
     return [message for message, _ in found]
 
 

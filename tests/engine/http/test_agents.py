@@ -132,6 +132,21 @@ async def test_results_go_back_through_the_template(model: Scripted) -> None:
     assert model.prompt.partition("</tools>")[2] == asked.partition("</tools>")[2]
 
 
+async def test_turns_of_the_assistant_in_a_row_are_one(model: Scripted) -> None:
+    model.says("</think>Sunny.")
+    use = {"type": "tool_use", "name": "weather", "input": {"city": "Köln"}}
+    turns = [
+        {"role": "assistant", "content": "Let me look."},
+        {"role": "assistant", "content": [{"type": "text", "text": "Now."}, {**use, "id": "c1"}]},
+        {"role": "assistant", "content": [{**use, "id": "c2"}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "sun"}]},
+    ]
+    await message(model, messages=[*USER, *turns], tools=[CLAUDE_TOOL])
+    assert f"<assistant>Let me look.\n\nNow.{CALL}{CALL}\n<tool>sun\n" in model.prompt.replace(
+        "\n<tool_call>", "<tool_call>"
+    )
+
+
 async def test_thinking_can_be_switched_off_and_bounded(model: Scripted) -> None:
     model.says("Four.")
     off = {"chat_template_kwargs": {"enable_thinking": False}}
