@@ -238,17 +238,6 @@ class Program:
     @property
     def num_evaluated(self) -> int: ...
 
-def pack_indices(
-    packed: NDArray[np.int32],
-    positions: NDArray[np.int32],
-    slots: NDArray[np.int32],
-    q_start: NDArray[np.int32],
-    kv_len: NDArray[np.int32],
-    page_table: NDArray[np.int32],
-    starts: NDArray[np.int32] | None,
-    page_size: int,
-    num_pages: int,
-) -> bool: ...
 def kernel_seconds() -> float: ...
 def kept_bytes() -> int: ...
 def release_kept() -> None: ...

@@ -38,7 +38,7 @@ def pinned_version(requirements: Iterable[str]) -> str | None:
     return None if match is None else match.group(1)
 
 
-ABI_VERSION = 10
+ABI_VERSION = 11
 """Version of the native extension's interface; csrc/module.cpp must have the same number."""
 
 BackendName = Literal["auto", "metal", "cpu", "reference"]

@@ -79,28 +79,20 @@ class CpuPool:
     def begin_group(self, metadata: AttentionMetadata, group: GroupMetadata) -> None:
         if metadata.page_size != self._spec.page_size:
             raise ValueError(f"page_size must be the pool's {self._spec.page_size}, got {metadata.page_size}")
-        num_rows, num_sequences = len(metadata.positions), len(metadata.kv_len)
+        replace(metadata, groups=(group,)).check(self._spec.num_pages)
+        num_rows, (num_sequences, num_columns) = len(metadata.positions), group.page_table.shape
         width = MIN_COLUMNS
-        while width < group.page_table.shape[-1]:
+        while width < num_columns:
             width *= 4
-        values = np.empty(3 * num_rows + (2 + width) * num_sequences + 1, np.int32)
-        if not _ext.pack_indices(
-            values,
-            metadata.positions,
-            group.slots,
-            metadata.q_start,
-            metadata.kv_len,
-            group.page_table,
-            group.starts,
-            metadata.page_size,
-            self._spec.num_pages,
-        ):
-            replace(metadata, groups=(group,)).check(self._spec.num_pages)
-            raise AssertionError("the native check refuses indices that AttentionMetadata.check accepts")
+        table = np.zeros((num_sequences, width), np.int32)
+        table[:, :num_columns] = group.page_table
+        zeros = np.zeros(num_rows, np.int32)
+        starts = zeros if group.starts is None else group.starts
+        indices = group.slots, metadata.q_start, metadata.kv_len, table.reshape(-1), starts
         self._reach, self._masks = None, {}
         if metadata.last is not None:
-            replace(metadata, groups=(group,)).check(self._spec.num_pages)
             self._reach = mx.array(metadata.positions[:, None]), mx.array(metadata.last[:, None])
+        values = np.concatenate((*indices, zeros))
         self._values, self._shape = values, (num_rows, num_sequences, width)
         self._step = None
         self._flags = None

@@ -14,7 +14,7 @@ namespace octavo {
 
 // Version of the module's interface for kernels/backends.py. It is raised whenever functions or their meaning
 // change, so that an extension built from older sources is reported instead of run.
-constexpr int kAbiVersion = 10;
+constexpr int kAbiVersion = 11;
 
 void bind_linear(nb::module_& m);
 void bind_attention(nb::module_& m);

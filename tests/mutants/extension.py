@@ -24,7 +24,6 @@ FOLDER = ROOT / "build" / "mutants"
 SOURCE, BUILD = FOLDER / "source", FOLDER / "build"
 
 PROGRAM = ("tests/engine/executor/native/test_program.py", "tests/engine/executor/native/test_greedy_head.py")
-INDICES = ("tests/kernels/cpu/test_indices.py",)
 LINEAR = ("tests/engine/executor/native/test_linear.py::test_every_level_agrees_with_float64[avx2]",)
 CHANNELS = ("tests/engine/executor/native/test_linear.py::test_every_level_agrees_with_float64[avx512]",)
 QUANTIZED = (
@@ -85,7 +84,6 @@ SAMPLING = tuple(
 )
 SUITES = (
     (in_native.STEPS, PROGRAM),
-    (in_native.INDICES, INDICES),
     (in_native.MAPPED, MAPPED),
     (in_native_attention.ATTENTION, BYTES),
     (in_native_attention.CODES, CODES),

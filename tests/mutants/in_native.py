@@ -26,21 +26,6 @@ STEPS = (
     bug("memory that MLX reads begins at its buffer", "from.flags(), from.offset());", "from.flags(), 0);"),
 )
 
-INDICES = (
-    # indices of steps
-    bug(
-        "a slot behind the last page passes",
-        "step.slots, num_pages * page_size)",
-        "step.slots, num_pages * page_size + 1)",
-    ),
-    bug(
-        "a sequence without rows passes",
-        "step.q_start[b + 1] <= step.q_start[b]",
-        "step.q_start[b + 1] < step.q_start[b]",
-    ),
-    bug("slots may be fewer than rows", "step.slots.size() != tokens ||", ""),
-)
-
 MAPPED = (
     # mapped weights
     bug("arrays may end behind their file", "bytes <= size_ - offset", "bytes <= 2 * size_"),
@@ -151,6 +136,6 @@ SAMPLING = (
 )
 
 MUTANTS = (
-    *STEPS, *INDICES, *MAPPED, *in_native_attention.MUTANTS, *STORES, *LINEAR, *CHANNELS, *QUANTIZED, *AFFINE,
+    *STEPS, *MAPPED, *in_native_attention.MUTANTS, *STORES, *LINEAR, *CHANNELS, *QUANTIZED, *AFFINE,
     *PACKED, *POOLS, *ROWS, *SAMPLING,
 )  # fmt: skip

@@ -1,4 +1,5 @@
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/variant.h>
@@ -9,7 +10,6 @@
 #include <vector>
 
 #include "ops/gather_rows.h"
-#include "pages/indices.h"
 #include "program/primitive.h"
 #include "program/program.h"
 #include "program/step_memory.h"
@@ -20,29 +20,7 @@ using namespace nb::literals;
 namespace octavo {
 namespace {
 
-// A contiguous int32 array, read through the buffer protocol. nb::ndarray requests more information, and
-// finds out only by an exception that an array is read-only.
-class Values {
- public:
-  explicit Values(nb::handle array, int flags = PyBUF_CONTIG_RO) {
-    if (PyObject_GetBuffer(array.ptr(), &buffer_, flags | PyBUF_FORMAT) != 0) PyErr_Clear();
-  }
-  ~Values() { PyBuffer_Release(&buffer_); }
-  Values(const Values&) = delete;
-  Values& operator=(const Values&) = delete;
-
-  // Whether the buffer is a contiguous int32 array; otherwise no other method may be called.
-  bool are_ints() const { return buffer_.obj && std::strcmp(buffer_.format, "i") == 0; }
-  bool are_ints(int num_dims) const { return are_ints() && buffer_.ndim == num_dims; }
-
-  std::size_t size() const { return static_cast<std::size_t>(buffer_.len) / sizeof(int32_t); }
-  int64_t width() const { return buffer_.shape[1]; }
-  int32_t* data() const { return static_cast<int32_t*>(buffer_.buf); }
-  Ints ints() const { return {data(), size()}; }
-
- private:
-  Py_buffer buffer_ = {};
-};
+using Values = nb::ndarray<const int32_t, nb::c_contig, nb::device::cpu>;
 
 // Copies values to inputs from number `input` on; returns the index after the last input that was filled.
 std::size_t fill(const Program& program, std::size_t input, const Values& values) {
@@ -63,8 +41,9 @@ void run(Program& program, const nb::sequence& arrays) {
   const std::size_t num_inputs = program.inputs().size();
   std::size_t num_filled = 0, num_more = 0;
   for (const nb::handle array : arrays) {
-    const Values values(array);
-    if (!values.are_ints()) throw nb::type_error("values must be arrays of int32 without gaps");
+    Values values;
+    if (!nb::try_cast(array, values, false))
+      throw nb::type_error("values must be arrays of int32 without gaps");
     if (num_filled < num_inputs) num_filled = fill(program, num_filled, values);
     else ++num_more;
   }
@@ -86,29 +65,6 @@ void create(Program* self, const std::shared_ptr<Arena>& arena, std::vector<mx::
   new (self) Program(arena, std::move(filled), std::move(fixed), std::move(outputs), evaluate_released);
 }
 
-bool pack_indices(nb::handle packed, nb::handle positions, nb::handle slots, nb::handle q_start,
-                  nb::handle kv_len, nb::handle page_table, nb::handle residual_starts, int64_t page_size,
-                  int64_t num_pages) {
-  const Values rows(positions), places(slots), starts(q_start), lengths(kv_len), table(page_table);
-  for (const Values* values : {&rows, &places, &starts, &lengths})
-    if (!values->are_ints(1)) return false;
-  if (!table.are_ints(2) || table.size() != lengths.size() * static_cast<std::size_t>(table.width()))
-    return false;
-  const StepIndices step = {rows.ints(),    places.ints(), starts.ints(),
-                            lengths.ints(), table.ints(),  table.width()};
-  if (!are_inside(step, page_size, num_pages)) return false;
-  const Values to(packed, PyBUF_CONTIG);
-  if (!to.are_ints(1)) throw nb::type_error("packed must be an array [N] of int32 that can be written");
-  if (residual_starts.is_none()) {
-    pack(step, {}, {to.data(), to.size()});
-    return true;
-  }
-  const Values first(residual_starts);
-  if (!first.are_ints(1) || first.size() != rows.size()) return false;
-  pack(step, first.ints(), {to.data(), to.size()});
-  return true;
-}
-
 }  // namespace
 
 void bind_program(nb::module_& m) {
@@ -127,12 +83,6 @@ void bind_program(nb::module_& m) {
       .def_prop_ro("outputs", &Program::outputs)
       .def_prop_ro("num_tasks", &Program::num_tasks)
       .def_prop_ro("num_evaluated", &Program::num_evaluated);
-  m.def("pack_indices", &pack_indices, "packed"_a, "positions"_a, "slots"_a, "q_start"_a, "kv_len"_a,
-        "page_table"_a, "starts"_a.none(), "page_size"_a, "num_pages"_a,
-        "Return whether AttentionMetadata.check accepts these arrays. If so, fill `packed`, int32, with "
-        "slots, q_start, kv_len, page_table (padded with zeros on its right), starts (None: zeros), and a "
-        "zero for each row. The size of `packed` determines the width of the table. Raises ValueError if it "
-        "fits no width.");
   m.def("kernel_seconds", &KernelTime::seconds,
         "Return the seconds that this process has spent in native kernels, on the threads that call them.");
   m.def("kept_bytes", &kept_bytes,

@@ -191,6 +191,9 @@ def test_an_array_fills_one_input_or_several() -> None:
     ):
         with pytest.raises(ValueError, match=problem):
             program.run(given)
+    for other in (ids.astype(np.int64), ids.astype(np.float32), np.repeat(ids, 2)[::2]):
+        with pytest.raises(TypeError, match="values must be arrays of int32 without gaps"):
+            program.run([other])
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32, mx.int32])
