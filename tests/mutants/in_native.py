@@ -40,8 +40,8 @@ STORES = (
     # rows in registers
     bug(
         "ties of E2M1 go to the odd code",
-        "(magnitude > scale * 2.5f) + (magnitude >= scale * 3.5f)",
-        "(magnitude > scale * 2.5f) + (magnitude > scale * 3.5f)",
+        "(quotient + magic) - magic",
+        "(quotient * 1.0000001f + magic) - magic",
     ),
 )
 

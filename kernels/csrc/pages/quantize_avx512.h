@@ -1,6 +1,5 @@
-// Conversion of rows to codes on AVX-512, in registers, bit-identical to pages/quantize.h and
-// pages/quantize_fp5.h. It supports fp4 and fp5 rows whose length is a power of two from 64 to 256. Internal
-// linkage.
+// Conversion of rows to codes on AVX-512, in registers, bit-identical to pages/quantize.h, for fp4
+// and fp5 rows whose length is a power of two from 64 to 256. Internal linkage.
 //
 // The index of the nearest of 2^n magnitudes is found by binary search in tables of edges. Comparisons with
 // edges alternate between ">" and ">=" (ties to the even index); x > e is tested as x >= the float after e.
@@ -10,10 +9,8 @@
 
 #include <cstdint>
 #include <cstring>
-#include <iterator>
 
 #include "attention/rows.h"
-#include "pages/quantize_fp5.h"
 #include "pages/quantize_row.h"
 #include "runtime/numeric.h"
 
@@ -76,8 +73,10 @@ constexpr float kE2m1Magnitudes[8] = {0, .5f, 1, 1.5f, 2, 3, 4, 6};
 constexpr float kE2m2Magnitudes[16] = {0, .25f, .5f, .75f, 1, 1.25f, 1.5f, 1.75f,
                                        2, 2.5f, 3,   3.5f, 4, 5,     6,    7};
 
-constexpr Grid<3> kE2m1Grid(kE2m1Magnitudes);
-constexpr Grid<4> kE2m2Grid(kE2m2Magnitudes);
+template <int kBits>
+constexpr Grid<kBits> kGrid(kE2m1Magnitudes);
+template <>
+constexpr Grid<4> kGrid<4>(kE2m2Magnitudes);
 
 // Sums vectors by repeatedly adding the upper half to the lower half, in the order of halving_sum.
 template <int kVectors>
@@ -124,10 +123,7 @@ inline __attribute__((always_inline)) __m512i with_sign(__m512i codes, __mmask16
   return _mm512_mask_add_epi32(codes, negative, codes, _mm512_set1_epi32(8));
 }
 
-// Number of candidate scales. All errors are computed first, because branches would often be mispredicted.
-constexpr int kCandidates = 5;
-static_assert(std::size(kScaleFactors) == kCandidates && std::size(kScaleSteps) == kCandidates);
-
+// Candidate scales. All errors are computed first, because branches would often be mispredicted.
 template <class Scale>
 struct Choice {
   Scale scales[kCandidates];
@@ -146,70 +142,47 @@ struct Choice {
   }
 };
 
-template <int kVectors>
-bool store_fp4_of(const float* row, uint8_t* codes, uint8_t* scale) {
-  const Magnitudes<kVectors> x(row);
-  if (!x.finite) return false;
-  Choice<uint16_t> choice;
-  for (int c = 0; c < kCandidates; ++c) {
-    choice.scales[c] = float_to_f16(std::min(x.largest * kScaleFactors[c], kMaxHalf));
-    const ScaledGrid<3> grid(kE2m1Grid, f16_to_float(choice.scales[c]));
-    __m512 errors[kVectors];
-#pragma GCC unroll 16
-    for (int i = 0; i < kVectors; ++i) errors[i] = grid.squared_error(x.at[i]);
-    choice.errors[c] = halving_sum_of<kVectors>(errors);
-  }
-  const uint16_t best = choice.best();
-  store_half(scale, best);
-  if (best == 0) {
-    std::memset(codes, 0, size_t(kVectors) * 8);
-    return true;
-  }
-  const ScaledGrid<3> grid(kE2m1Grid, f16_to_float(best));
-#pragma GCC unroll 16
-  for (int i = 0; i < kVectors; ++i)
-    store_nibbles(with_sign(grid.index(x.at[i]), x.negative[i]), codes + 8 * i);
-  return true;
-}
-
-template <int kVectors>
-bool store_fp5_of(const float* row, uint8_t* codes, uint8_t* planes) {
+template <class Format, int kVectors>
+bool store_fp_of(const float* row, uint8_t* codes, uint8_t* scales) {
   constexpr __mmask16 kCoarse = (1 << kFp5Coarse) - 1;
+  constexpr int kBits = Format::kPlanes ? 4 : 3;
   const Magnitudes<kVectors> x(row);
   if (!x.finite) return false;
-  const uint16_t half = float_to_f16(std::min(x.largest * (1.0f / 7), e5m3(kLargestE5m3)));
-  Choice<uint8_t> choice;
+  Choice<typename Format::Scale> choice;
   for (int c = 0; c < kCandidates; ++c) {
-    const uint8_t byte = uint8_t(std::min(std::max(half >> 7, 1) + kScaleSteps[c], kLargestE5m3));
-    choice.scales[c] = half == 0 ? 0 : byte;
-    const ScaledGrid<4> grid(kE2m2Grid, e5m3(byte));
-    const ScaledGrid<3> coarse(kE2m1Grid, e5m3(byte));
+    choice.scales[c] = Format::candidate(x.largest, c);
+    const ScaledGrid<kBits> grid(kGrid<kBits>, Format::value(choice.scales[c]));
     __m512 errors[kVectors];
 #pragma GCC unroll 16
     for (int i = 0; i < kVectors; ++i) errors[i] = grid.squared_error(x.at[i]);
-    errors[0] = _mm512_mask_mov_ps(errors[0], kCoarse, coarse.squared_error(x.at[0]));
+    if constexpr (Format::kPlanes) {
+      const ScaledGrid<3> coarse(kGrid<3>, Format::value(choice.scales[c]));
+      errors[0] = _mm512_mask_mov_ps(errors[0], kCoarse, coarse.squared_error(x.at[0]));
+    }
     choice.errors[c] = halving_sum_of<kVectors>(errors);
   }
-  const uint8_t best = choice.best();
+  const auto best = choice.best();
   if (best == 0) {
     std::memset(codes, 0, size_t(kVectors) * 8);
-    std::memset(planes, 0, size_t(kVectors) * 2);
+    std::memset(scales, 0, Format::kPlanes ? size_t(kVectors) * 2 : sizeof best);
     return true;
   }
-  const ScaledGrid<4> grid(kE2m2Grid, e5m3(best));
-  const ScaledGrid<3> coarse(kE2m1Grid, e5m3(best));
+  const ScaledGrid<kBits> grid(kGrid<kBits>, Format::value(best));
 #pragma GCC unroll 16
   for (int i = 0; i < kVectors; ++i) {
     __m512i index = grid.index(x.at[i]);
-    if (i == 0) {
-      const __m512i doubled = coarse.index(x.at[0]);
-      index = _mm512_mask_add_epi32(index, kCoarse, doubled, doubled);
+    if constexpr (Format::kPlanes) {
+      if (i == 0) {
+        const __m512i doubled = ScaledGrid<3>(kGrid<3>, Format::value(best)).index(x.at[0]);
+        index = _mm512_mask_add_epi32(index, kCoarse, doubled, doubled);
+      }
+      const uint16_t lowest = _mm512_test_epi32_mask(index, _mm512_set1_epi32(1));
+      std::memcpy(scales + 2 * i, &lowest, 2);
+      index = _mm512_srli_epi32(index, 1);
     }
-    const uint16_t lowest = _mm512_test_epi32_mask(index, _mm512_set1_epi32(1));
-    std::memcpy(planes + 2 * i, &lowest, 2);
-    store_nibbles(with_sign(_mm512_srli_epi32(index, 1), x.negative[i]), codes + 8 * i);
+    store_nibbles(with_sign(index, x.negative[i]), codes + 8 * i);
   }
-  planes[0] = best;
+  std::memcpy(scales, &best, sizeof best);
   return true;
 }
 
