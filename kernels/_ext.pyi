@@ -160,7 +160,6 @@ def rope(
     interleaved: bool = False,
     position_scale: float = 1.0,
     value_scale: float = 1.0,
-    fuse: bool = False,
     stream: mx.Stream | mx.Device | None = None,
 ) -> mx.array: ...
 def shortcut(x: mx.array) -> mx.array: ...

@@ -211,7 +211,6 @@ def _replace_rope(module: Any, _exact: bool) -> str | None:
         return f"rotates {rotation.dims} dimensions"
     module.__class__ = rope.NATIVE[type(module)]
     module.rotation = rotation
-    module.fuse = False
     return None
 
 

@@ -38,7 +38,6 @@ class Rotation:
 
 class _Native:
     rotation: Rotation
-    fuse: bool
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0, **unusual: Any) -> mx.array:
         if unusual or x.ndim not in (3, 4) or x.dtype not in (mx.bfloat16, mx.float16, mx.float32):
@@ -53,7 +52,6 @@ class _Native:
             interleaved=r.interleaved,
             position_scale=r.position_scale,
             value_scale=r.value_scale,
-            fuse=self.fuse,
         )
 
 

@@ -17,10 +17,10 @@ namespace {
 
 mx::array rope_at(const mx::array& x, const std::variant<int, mx::array>& offset,
                   const mx::array& inverse_frequencies, int dims, bool interleaved, float position_scale,
-                  float value_scale, bool fuse, mx::StreamOrDevice stream) {
+                  float value_scale, mx::StreamOrDevice stream) {
   const mx::array at =
       std::holds_alternative<int>(offset) ? mx::array(std::get<int>(offset)) : std::get<mx::array>(offset);
-  return rope(x, at, inverse_frequencies, {dims, interleaved, position_scale, value_scale}, fuse, stream);
+  return rope(x, at, inverse_frequencies, {dims, interleaved, position_scale, value_scale}, stream);
 }
 
 }  // namespace
@@ -36,10 +36,9 @@ void bind_ops(nb::module_& m) {
   m.def("gated", &gated, "gate"_a, "up"_a.none(), "activation"_a, nb::kw_only(), "stream"_a = nb::none(),
         "Return activation(gate) * up, or activation(gate); silu, gelu, gelu_tanh or gelu_sigmoid.");
   m.def("rope", &rope_at, "x"_a, "offset"_a, "inverse_frequencies"_a, nb::kw_only(), "dims"_a,
-        "interleaved"_a = false, "position_scale"_a = 1.0f, "value_scale"_a = 1.0f, "fuse"_a = false,
-        "stream"_a = nb::none(),
+        "interleaved"_a = false, "position_scale"_a = 1.0f, "value_scale"_a = 1.0f, "stream"_a = nb::none(),
         "Return the rotary embedding of x [B, H, L, D] or [B, L, D]; token l of b has position offset[b] + "
-        "l. With `fuse`, if x is an unevaluated RMS norm over D, the same kernel computes x.");
+        "l.");
   m.def("shortcut", &shortcut, "x"_a,
         "Return x with fewer graph nodes: several shape operations after a native kernel become one.");
   m.def("rows_behind", &rows_behind, "x"_a, "count"_a,

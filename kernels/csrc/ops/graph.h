@@ -36,9 +36,8 @@ struct RopeOptions {
 };
 
 // Rotary embedding (Su et al. 2021) of x [B, H, L, D] or [B, L, D]: token l of b has position offset[b] + l
-// (offset [B], or one for all), and pair i rotates by position * inverse_frequencies[i]. With `fuse`, an
-// unevaluated RMS norm over D is computed in the same node.
+// (offset [B], or one for all), and pair i rotates by position * inverse_frequencies[i].
 mx::array rope(const mx::array& x, const mx::array& offset, const mx::array& inverse_frequencies,
-               const RopeOptions& options, bool fuse, mx::StreamOrDevice stream);
+               const RopeOptions& options, mx::StreamOrDevice stream);
 
 }  // namespace octavo

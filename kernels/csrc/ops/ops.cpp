@@ -1,7 +1,6 @@
 #include "ops/ops.h"
 
 #include "linear/linear.h"
-#include "ops/fusion.h"
 #include "ops/graph.h"
 #include "ops/views.h"
 #include "program/primitive.h"
@@ -10,31 +9,21 @@
 namespace octavo {
 namespace {
 
-enum class NormKind { rms, layer };
-
-void run_norm(NormKind kind, const NormCall& call) {
-  if (kind == NormKind::layer) OCTAVO_AT_LEVEL(layer_norm, call);
-  else OCTAVO_AT_LEVEL(rms_norm, call);
-}
-
-void run_gated(const GateCall& call) { OCTAVO_AT_LEVEL(gated, call); }
-
 // Inputs: x, then added, weight and bias if present. Outputs: y, and the sum if there is `added`.
 class Norm : public CpuPrimitive {
  public:
-  Norm(mx::Stream stream, NormKind kind, float eps, bool adds, bool has_weight, bool has_bias)
+  Norm(mx::Stream stream, bool centered, float eps, bool adds, bool has_weight, bool has_bias)
       : CpuPrimitive(stream),
-        kind_(kind),
         eps_(eps),
+        centered_(centered),
         adds_(adds),
         has_weight_(has_weight),
         has_bias_(has_bias) {}
 
   const char* name() const override {
-    if (kind_ == NormKind::layer) return adds_ ? "octavo.add_layer_norm" : "octavo.layer_norm";
+    if (centered_) return adds_ ? "octavo.add_layer_norm" : "octavo.layer_norm";
     return adds_ ? "octavo.add_rms_norm" : "octavo.rms_norm";
   }
-  float eps() const { return eps_; }
   bool computes_rows(const mx::array& /*x*/) const override { return true; }
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
@@ -63,13 +52,13 @@ class Norm : public CpuPrimitive {
     call.size = plain[0].shape(-1);
     call.rows = static_cast<int>(plain[0].size() / call.size);
     call.eps = eps_;
-    encoder.dispatch([call, kind = kind_] { run_norm(kind, call); });
+    call.centered = centered_;
+    encoder.dispatch([call] { OCTAVO_AT_LEVEL(norm, call); });
   }
 
  private:
-  NormKind kind_;
   float eps_;
-  bool adds_, has_weight_, has_bias_;
+  bool centered_, adds_, has_weight_, has_bias_;
 };
 
 // Where rows begin in an input: known from the graph if the input is a view, else from the evaluated array.
@@ -116,7 +105,7 @@ class Gated : public CpuPrimitive {
     call.rows = static_cast<int64_t>(y.size()) / call.size;
     call.gate = place(inputs[0], rows_[0], encoder);
     if (inputs.size() > 1) call.up = place(inputs[1], rows_[1], encoder);
-    encoder.dispatch([call] { run_gated(call); });
+    encoder.dispatch([call] { OCTAVO_AT_LEVEL(gated, call); });
   }
 
  private:
@@ -144,7 +133,7 @@ bool is_plain_sum(const mx::array& x) {
   return true;
 }
 
-mx::array norm(NormKind kind, mx::array& x, const MaybeArray& weight, const MaybeArray& bias, float eps,
+mx::array norm(bool centered, mx::array& x, const MaybeArray& weight, const MaybeArray& bias, float eps,
                bool fuse, mx::StreamOrDevice stream) {
   require_floats("x", x, x.ndim() >= 1, "with a last axis");
   const bool adds = fuse && is_plain_sum(x);
@@ -158,7 +147,7 @@ mx::array norm(NormKind kind, mx::array& x, const MaybeArray& weight, const Mayb
     inputs.push_back(*bias);
   }
   auto primitive =
-      std::make_shared<Norm>(cpu_stream(stream), kind, eps, adds, weight.has_value(), bias.has_value());
+      std::make_shared<Norm>(cpu_stream(stream), centered, eps, adds, weight.has_value(), bias.has_value());
   if (!adds) return mx::array(x.shape(), x.dtype(), std::move(primitive), std::move(inputs));
   auto outputs = mx::array::make_arrays({x.shape(), x.shape()}, {x.dtype(), x.dtype()}, primitive, inputs);
   x.overwrite_descriptor(outputs[1]);
@@ -192,18 +181,13 @@ Activation activation_of(const std::string& name) {
 
 void run_gated_here(const GateCall& call) { OCTAVO_AT_LEVEL(gated_here, call); }
 
-std::optional<PendingNorm> pending_rms_norm(const mx::array& x) {
-  if (!made_by(x, "octavo.rms_norm") || x.inputs().size() != 2) return std::nullopt;
-  return PendingNorm{x.inputs()[0], x.inputs()[1], static_cast<const Norm&>(x.primitive()).eps()};
-}
-
 mx::array rms_norm(mx::array& x, const MaybeArray& weight, float eps, bool fuse, mx::StreamOrDevice stream) {
-  return norm(NormKind::rms, x, weight, std::nullopt, eps, fuse, stream);
+  return norm(false, x, weight, std::nullopt, eps, fuse, stream);
 }
 
 mx::array layer_norm(mx::array& x, const MaybeArray& weight, const MaybeArray& bias, float eps, bool fuse,
                      mx::StreamOrDevice stream) {
-  return norm(NormKind::layer, x, weight, bias, eps, fuse, stream);
+  return norm(true, x, weight, bias, eps, fuse, stream);
 }
 
 mx::array gated(const mx::array& gate, const MaybeArray& up, const std::string& activation,

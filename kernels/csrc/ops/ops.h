@@ -10,11 +10,12 @@ struct NormCall {
   const void* added;  // like x: the norm's input is x + added, rounded to `type` and stored in `sum`; or null
   void* sum;          // like x, or null
   const void* weight;  // [size], or null
-  const void* bias;    // [size], or null; layer norm only
+  const void* bias;    // [size], or null
   void* y;             // like x
   Float type, weight_type, bias_type;
   int rows, size;
   float eps;
+  bool centered;  // whether the mean is subtracted first (layer norm)
 };
 
 enum class Activation { silu, gelu, gelu_tanh, gelu_sigmoid };
@@ -35,17 +36,14 @@ struct GateCall {
   int size;
 };
 
-// Rotation of the first `dims` of each head's `size` values by the angles of its token, after an RMS norm of
-// the head if there is a weight. Values are rounded to `type` wherever separate operations would round.
+// Rotation of the first `dims` of each head's `size` values by the angles of its token.
 struct RopeCall {
   const void* x;  // value [b, h, l, i] at b * strides[0] + h * strides[1] + l * strides[2] + i
   int64_t strides[3];
   int batch, heads, length, size;
   const float* angles;   // [batch or 1, length, 2, dims / 2]: cosines, then sines
   int64_t angle_stride;  // distance between batches, in values; 0 if they share angles
-  const void* weight;    // [size], weight of the norm; or null
-  Float type, weight_type;
-  float eps;
+  Float type;
   int dims;
   bool interleaved;  // the two values of a pair are neighbours; else dims / 2 apart
   float scale;       // factor on the rotated values
@@ -63,8 +61,7 @@ struct AngleCall {
 
 #define OCTAVO_DECLARE_OPS(isa)            \
   namespace isa {                          \
-  void rms_norm(const NormCall& call);     \
-  void layer_norm(const NormCall& call);   \
+  void norm(const NormCall& call);         \
   void gated(const GateCall& call);        \
   void gated_here(const GateCall& call);   \
   void rope(const RopeCall& call);         \

@@ -1,7 +1,6 @@
 #include <array>
 #include <cstring>
 
-#include "ops/fusion.h"
 #include "ops/graph.h"
 #include "ops/ops.h"
 #include "ops/views.h"
@@ -56,11 +55,11 @@ std::optional<Heads> heads_of(const mx::array& x, int64_t offset, const mx::Stri
   return Heads{offset, {strides[0], strides[1], strides[2]}};
 }
 
-// Inputs: x, angles, and the weight of a norm if there is one. Output: y.
+// Inputs: x, angles. Output: y.
 class Rope : public CpuPrimitive {
  public:
-  Rope(mx::Stream stream, const RopeOptions& options, std::optional<Heads> heads, float eps)
-      : CpuPrimitive(stream), options_(options), heads_(heads), eps_(eps) {}
+  Rope(mx::Stream stream, const RopeOptions& options, std::optional<Heads> heads)
+      : CpuPrimitive(stream), options_(options), heads_(heads) {}
 
   const char* name() const override { return "octavo.rope"; }
 
@@ -79,12 +78,6 @@ class Rope : public CpuPrimitive {
     call.angles = inputs[1].data<float>();
     call.angle_stride = inputs[1].shape(0) == 1 ? 0 : static_cast<int64_t>(call.length) * options_.dims;
     call.type = float_of(y.dtype());
-    if (inputs.size() > 2) {
-      const mx::array weight = row_contiguous(inputs[2], encoder);
-      call.weight = weight.data<void>();
-      call.weight_type = float_of(weight.dtype());
-    }
-    call.eps = eps_;
     call.dims = options_.dims;
     call.interleaved = options_.interleaved;
     call.scale = options_.value_scale;
@@ -107,49 +100,7 @@ class Rope : public CpuPrimitive {
 
   RopeOptions options_;
   std::optional<Heads> heads_;
-  float eps_;
 };
-
-// Returns the strides of a view of a view in their base. The outer view has `shape` and `strides`, the inner
-// one has shape `inner` and strides `steps`. Nullopt if the outer view merges or splits axes.
-std::optional<mx::Strides> retrace(const mx::Shape& shape, const mx::Strides& strides, const mx::Shape& inner,
-                                   const mx::Strides& steps) {
-  mx::Strides result(shape.size(), 0);
-  for (std::size_t i = 0; i < shape.size(); ++i) {
-    if (shape[i] == 1) continue;
-    int64_t stride = 1;
-    bool found = false;
-    for (std::size_t j = inner.size(); j-- > 0 && !found; stride *= inner[j]) {
-      found = inner[j] == shape[i] && stride == strides[i];
-      if (found) result[i] = steps[j];
-    }
-    if (!found) return std::nullopt;
-  }
-  return result;
-}
-
-// What a rotation reads: x, the base of x if x is a view, or the input of an RMS norm that gives x.
-struct Source {
-  mx::array array;
-  std::optional<Heads> heads;
-  std::optional<PendingNorm> norm;
-};
-
-Source find_source(const mx::array& x, bool fuse) {
-  const auto view = find_view(x);
-  if (!view) return {x, std::nullopt, std::nullopt};
-  if (const auto norm = fuse ? pending_rms_norm(view->base) : std::nullopt;
-      norm && view->offset == 0 && view->base.shape(-1) == x.shape(-1)) {
-    if (const auto inner = find_view(norm->x)) {
-      const auto strides = retrace(x.shape(), view->strides, view->base.shape(), inner->strides);
-      const auto heads = strides ? heads_of(x, inner->offset, *strides) : std::nullopt;
-      if (heads) return {inner->base, heads, norm};
-    }
-  }
-  const auto heads = heads_of(x, view->offset, view->strides);
-  if (heads) return {view->base, heads, std::nullopt};
-  return {x, std::nullopt, std::nullopt};
-}
 
 // Returns the angles of a step. The last few are cached, because all layers use equal angles. (Replayed
 // graphs do not need the cache, because MLX joins equivalent nodes when it traces.)
@@ -178,7 +129,7 @@ mx::array angles_for(const mx::array& offset, const mx::array& inverse_frequenci
 }  // namespace
 
 mx::array rope(const mx::array& x, const mx::array& offset, const mx::array& inverse_frequencies,
-               const RopeOptions& options, bool fuse, mx::StreamOrDevice stream) {
+               const RopeOptions& options, mx::StreamOrDevice stream) {
   require_floats("x", x, x.ndim() == 3 || x.ndim() == 4, "[B, H, L, D] or [B, L, D]");
   require(options.dims >= 2 && options.dims % 2 == 0 && options.dims <= x.shape(-1),
           "dims must be even and lie in [2, " + std::to_string(x.shape(-1)) + "], got " +
@@ -193,11 +144,10 @@ mx::array rope(const mx::array& x, const mx::array& offset, const mx::array& inv
               array_text(offset));
   const mx::Stream cpu = cpu_stream(stream);
   const mx::array angles = angles_for(offset, inverse_frequencies, x.shape(-2), options.position_scale, cpu);
-  Source source = find_source(x, fuse);
-  std::vector<mx::array> inputs{source.array, angles};
-  if (source.norm) inputs.push_back(source.norm->weight);
-  auto primitive = std::make_shared<Rope>(cpu, options, source.heads, source.norm ? source.norm->eps : 0.0f);
-  return mx::array(x.shape(), x.dtype(), std::move(primitive), std::move(inputs));
+  const auto view = find_view(x);
+  const auto heads = view ? heads_of(x, view->offset, view->strides) : std::nullopt;
+  return mx::array(x.shape(), x.dtype(), std::make_shared<Rope>(cpu, options, heads),
+                   {heads ? view->base : x, angles});
 }
 
 }  // namespace octavo

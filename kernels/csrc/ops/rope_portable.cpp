@@ -8,17 +8,6 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-// Loads the values of one head, after its RMS norm if there is one.
-void load_head(const RopeCall& call, std::size_t start, float* values) {
-  if (call.weight == nullptr) return load_floats(call.x, call.type, start, call.size, values);
-  const float factor = rms_factor(call.x, call.type, start, call.size, call.eps);
-  for (int at = 0; at < call.size; at += kBlock) {
-    const int n = call.size - at < kBlock ? call.size - at : kBlock;
-    scale_block(call.x, call.type, start, call.weight, call.weight_type, at, n, factor, values + at);
-  }
-  round_floats(call.type, call.size, values);
-}
-
 void rotate(const RopeCall& call, const float* angles, float* values) {
   const int half = call.dims / 2;
   if (call.scale != 1.0f) {
@@ -48,7 +37,7 @@ void rope(const RopeCall& call) {
       const std::size_t from = b * call.strides[0] + l * call.strides[2];
       const std::size_t to = (static_cast<std::size_t>(b) * call.heads * call.length + l) * call.size;
       for (int h = 0; h < call.heads; ++h) {
-        load_head(call, from + h * call.strides[1], values);
+        load_floats(call.x, call.type, from + h * call.strides[1], call.size, values);
         rotate(call, angles, values);
         store_floats(call.y, call.type, to + static_cast<std::size_t>(h) * call.length * call.size, call.size,
                      values);

@@ -5,32 +5,8 @@
 #include "runtime/numeric.h"
 #include "runtime/vectors.h"
 
-#if defined(__AVX512F__) || defined(__FMA__)
-#include <immintrin.h>
-#endif
-
 namespace octavo {
 namespace {
-
-inline Vec splat(float x) { return Vec{} + x; }
-
-inline float fma(float a, float b, float c) {
-#if defined(__FMA__)
-  return __builtin_fmaf(a, b, c);
-#else
-  return a * b + c;
-#endif
-}
-
-inline Vec fma(Vec a, Vec b, Vec c) {
-#if defined(__AVX512F__)
-  return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__)
-  return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#else
-  return a * b + c;
-#endif
-}
 
 typedef float Four __attribute__((vector_size(16), aligned(4), may_alias));
 #if defined(__AVX__)
@@ -68,23 +44,6 @@ inline Four sums(Vec a, Vec b, Vec c, Vec d) {
 #endif
 
 inline float sum(Vec x) { return sums(x, Vec{}, Vec{}, Vec{})[0]; }
-
-// Returns e^x with a relative error below 2e-7 (Cephes' expf); x is clamped to [-87, 88].
-inline Vec exp_lanes(Vec x) {
-  x = x > 88.0f ? splat(88.0f) : (x < -87.0f ? splat(-87.0f) : x);
-  const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
-  const Vec shifted = fma(x, splat(1.44269504088896341f), magic);
-  const Vec n = shifted - magic;
-  const Vec r = fma(n, splat(2.12194440e-4f), fma(n, splat(-0.693359375f), x));
-  Vec p = splat(1.9875691500e-4f);
-  p = fma(p, r, splat(1.3981999507e-3f));
-  p = fma(p, r, splat(8.3334519073e-3f));
-  p = fma(p, r, splat(4.1665795894e-2f));
-  p = fma(p, r, splat(1.6666665459e-1f));
-  p = fma(p, r, splat(5.0000001201e-1f));
-  p = fma(p, r * r, r + 1.0f);
-  return p * (Vec)(((UintVec)shifted << 23) + 0x3f800000u);
-}
 
 inline Vec sigmoid_lanes(Vec x) { return 1.0f / (1.0f + exp_lanes(-x)); }
 

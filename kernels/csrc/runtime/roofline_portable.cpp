@@ -17,4 +17,20 @@ float multiply(int rounds) {
   return total;
 }
 
+#if defined(__AVX512BF16__)
+extern const double bf16_flops_per_round = 2.0 * 2 * kLanes * kChains;
+
+float multiply_bf16(int rounds) {
+  const __m512bh factor = reinterpret_cast<__m512bh>(_mm512_set1_ps(0.5f));
+  __m512 sums[kChains];
+  for (int c = 0; c < kChains; ++c) sums[c] = _mm512_set1_ps(static_cast<float>(c));
+  for (int round = 0; round < rounds; ++round)
+#pragma GCC unroll 10
+    for (int c = 0; c < kChains; ++c) sums[c] = _mm512_dpbf16_ps(sums[c], factor, factor);
+  float total = 0;
+  for (int c = 0; c < kChains; ++c) total += _mm512_cvtss_f32(sums[c]);
+  return total;
+}
+#endif
+
 }  // namespace octavo::OCTAVO_ISA

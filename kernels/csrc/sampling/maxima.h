@@ -45,7 +45,7 @@ struct Scanned {
     Vec largest = Vec{} - __builtin_inff();
     for (int i = 0; i < kTopBlock; i += kLanes) {
       const Vec x = load(values + i);
-      largest = at_least(x, largest);
+      largest = largest_of(x, largest);
       nan |= x != x;
     }
     maxima[block] = largest_lane(largest);
@@ -58,7 +58,7 @@ struct Scanned {
   // Returns the largest logit of the row, or NaN if it holds one.
   float largest() const {
     Vec most = Vec{} - __builtin_inff();
-    for (int block = 0; block < room(size); block += kLanes) most = at_least(load(maxima + block), most);
+    for (int block = 0; block < room(size); block += kLanes) most = largest_of(load(maxima + block), most);
     return any(nan) ? __builtin_nanf("") : largest_lane(most);
   }
 };

@@ -26,17 +26,6 @@ inline Half only_from(Half values, float bound) {
   return (Half)((HalfBits)values & (values >= Half{} + bound));
 }
 
-// Returns the larger of a number and each value. (GCC compiles `x > bound ? x : bound` to two instructions.)
-inline Vec at_least(Vec bound, Vec values) {
-#if defined(__AVX512F__)
-  return (Vec)_mm512_max_ps((__m512)bound, (__m512)values);
-#elif defined(__AVX2__)
-  return (Vec)_mm256_max_ps((__m256)bound, (__m256)values);
-#else
-  return bound > values ? bound : values;
-#endif
-}
-
 inline Doubles widen(Half values) {
 #if defined(__AVX512F__)
   return (Doubles)_mm512_cvtps_pd((__m256)values);
