@@ -42,6 +42,8 @@ const ValueSide* value_side(const AttendArgs& args) {
   }
 }
 
-AttendKernel attend_kernel(const AttendArgs& args) { return tile_kernel(args); }
+AttendKernel attend_kernel(const AttendArgs& args) {
+  return {attend, merge, value_side(args)->width(args.layout.v.dim)};
+}
 
 }  // namespace octavo::OCTAVO_ISA

@@ -15,7 +15,6 @@
 
 #include "attention/plan.h"
 #include "attention/primitives.h"
-#include "mlx/primitives.h"
 #include "pages/pages.h"
 #include "program/encoder.h"
 #include "runtime/threads.h"
@@ -36,8 +35,7 @@ float* partial_buffer(int64_t size) {
   return buffer.data();
 }
 
-}  // namespace
-
+// Turns `args` into a latent call, for a layer whose pages hold latents as K and rotary keys as V.
 void attend_latents(AttendArgs& args, const RowsView& rotary_queries) {
   const PageLayout stored = args.layout;
   args.rotary = {stored.v, stored.v_codes, stored.v_scales, rotary_queries};
@@ -45,8 +43,6 @@ void attend_latents(AttendArgs& args, const RowsView& rotary_queries) {
   args.layout.v_codes = 0;
   args.layout.v_scales = stored.k_scales;
 }
-
-namespace {
 
 // A call with its kernel and its division into items.
 struct PlannedCall {
@@ -67,14 +63,15 @@ struct PlannedCall {
   }
 };
 
-}  // namespace
-
+// Runs one call on all threads. Called by the thread that evaluates the primitive.
 void run_attention(const AttendArgs& args) {
   PlannedCall call(args);
   call.partials = partial_buffer(call.plan.partial_floats);
   call.run();
 }
 
+// Runs the same attention over two pools: the second call joins both results into `second.out` and adds
+// `second.sinks`.
 void run_attention(const AttendArgs& first_args, const AttendArgs& second_args) {
   PlannedCall first(first_args), second(second_args);
   first.args.sinks = nullptr;  // sinks are folded in once, by the second call
@@ -89,7 +86,14 @@ void run_attention(const AttendArgs& first_args, const AttendArgs& second_args) 
   second.run();
 }
 
-namespace {
+MaskView view_mask(const mx::array& mask) {
+  MaskView view{};
+  if (mask.dtype() == mx::bool_) view.seen = reinterpret_cast<const uint8_t*>(mask.data<bool>());
+  else view.added = mask.data<float>();
+  view.row_stride = int64_t(mask.shape(1)) * mask.shape(2);
+  view.head_stride = mask.shape(1) > 1 ? mask.shape(2) : 0;
+  return view;
+}
 
 struct AttendOptions {
   float scale, softcap;
@@ -102,11 +106,11 @@ struct AttendOptions {
 // Attention over one pool, or over two pools of a layer: quantized pages, and 16-bit residual pages for some
 // positions. Each pool has kernels for its format. The call over quantized pages leaves float rows with
 // maxima and sums of weights. The call over residual pages joins these rows with its own and adds sinks.
-class Attend : public mx::Primitive {
+class Attend : public CpuPrimitive {
  public:
   Attend(mx::Stream stream, const PageLayout& layout, const std::optional<PageLayout>& residual,
          const AttendOptions& options)
-      : Primitive(stream), layout_(layout), residual_(residual), options_(options) {}
+      : CpuPrimitive(stream), layout_(layout), residual_(residual), options_(options) {}
 
   // Inputs: queries, q_start, kv_len, pool, page_table; optional: residual pool, its page_table and starts,
   // sinks, mask, rotary queries. Output: out.
@@ -151,9 +155,6 @@ class Attend : public mx::Primitive {
     const AttendArgs second = over(*residual_, 5, Residency::residual);
     Encoder(stream()).dispatch([first, second] { run_attention(first, second); });
   }
-  void eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) override {
-    throw std::runtime_error("octavo's paged attention primitive runs on the CPU only");
-  }
   const char* name() const override { return residual_ ? "OctavoAttendResidual" : "OctavoAttend"; }
 
  private:
@@ -180,6 +181,40 @@ void require_residual(const PageLayout& layout, const ResidualPages& residual, c
           [] { return "keep must be equal in both pools of a layer with a window"; });
 }
 
+// Adds optional numbers, one per head, to a call's inputs, as floats.
+void add_per_head(std::vector<mx::array>& inputs, const char* name, const std::optional<mx::array>& values,
+                  int num_query_heads, mx::Stream stream) {
+  if (!values) return;
+  require(values->shape() == mx::Shape{num_query_heads}, [&] {
+    return std::string(name) + " must be [" + std::to_string(num_query_heads) +
+           "], one per query head, got " + shape_text(values->shape());
+  });
+  inputs.push_back(mx::contiguous(mx::astype(*values, mx::float32, stream), false, stream));
+}
+
+// Adds an optional mask [T, 1 or Hq, any], bool or float, to a call's inputs; view_mask returns its view.
+void add_mask(std::vector<mx::array>& inputs, const std::optional<mx::array>& mask, const mx::array& queries,
+              mx::Stream stream) {
+  if (!mask) return;
+  const bool fits = mask->ndim() == 3 && mask->shape(0) == queries.shape(0) &&
+                    (mask->shape(1) == 1 || mask->shape(1) == queries.shape(1));
+  require(fits, [&] { return "mask must be [T, 1 or Hq, L], got " + shape_text(mask->shape()); });
+  const mx::Dtype dtype = mask->dtype() == mx::bool_ ? mx::bool_ : mx::float32;
+  inputs.push_back(mx::contiguous(mx::astype(*mask, dtype, stream), false, stream));
+}
+
+// Adds optional rotary queries [T, Hq, layout.v.dim] of the type of `queries` to a call's inputs; throws if
+// the layer cannot hold latents.
+void add_rotary(std::vector<mx::array>& inputs, const std::optional<mx::array>& rotary,
+                const PageLayout& layout, const mx::array& queries, float softcap) {
+  if (!rotary) return;
+  require(layout.num_heads == 1 && softcap == 0, [] { return "latents need one KV head and no softcap"; });
+  require_rows("rotary queries", *rotary, queries.shape(1), layout.v.dim, false);
+  require(rotary->shape(0) == queries.shape(0) && rotary->dtype() == queries.dtype(),
+          [] { return "rotary queries must have the rows and the type of the queries"; });
+  inputs.push_back(*rotary);
+}
+
 mx::array attend(const PageLayout& layout, const mx::array& pool, const mx::array& queries,
                  const mx::array& page_table, const mx::array& q_start, const mx::array& kv_len, float scale,
                  int window, int keep, float softcap, const std::optional<mx::array>& sinks,
@@ -196,7 +231,7 @@ mx::array attend(const PageLayout& layout, const mx::array& pool, const mx::arra
   require_ints("kv_len", kv_len, {page_table.shape(0)});
   require(window >= 0 && keep >= 0 && softcap >= 0,
           [] { return "window, keep and softcap must not be negative"; });
-  const mx::Stream stream = cpu_stream();
+  const mx::Stream stream = cpu_stream({});
   std::vector<mx::array> inputs = {queries, q_start, kv_len, pool, page_table};
   std::optional<PageLayout> beside;
   if (residual) {

@@ -39,5 +39,17 @@ struct Fp5 : Nibble {
   }
 };
 
+// Returns the side that make() has for these codes, or null if they are not multiplied as integers.
+template <class Make>
+auto integer_side(CodeType codes, Make make) -> decltype(make(Fp4{})) {
+  switch (codes) {
+    case CodeType::fp4: return make(Fp4{});
+    case CodeType::fp5: return make(Fp5{});
+    case CodeType::int4: return make(Int4{});
+    case CodeType::int8: return make(Int8{});
+    default: return nullptr;
+  }
+}
+
 }  // namespace
 }  // namespace octavo::OCTAVO_ISA

@@ -1,14 +1,182 @@
-// Value sides for pages of codes with one scale per row (attention/codes_avx512.h).
+// Value sides for pages of codes with one scale per row (attention/codes_avx512.h). A 32-bit lane of V has
+// the codes' integers of four positions of one dim.
+//
+//   V panel  [16][width][4 positions]
 #include <algorithm>
-#include <cmath>
+#include <cstring>
 
+#include "attention/ahead.h"
 #include "attention/codes_avx512.h"
 #include "attention/rows.h"
 #include "attention/tiles_amx.h"
-#include "attention/value_panel_avx512.h"
+#include "runtime/unrolled.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
+
+// Number of dims in 64 bytes of codes; a row's accumulator has one float per dim.
+template <class Code>
+constexpr int kChunkDims = 512 / Code::kBits;
+
+template <class Code>
+int value_width(int dim) {
+  return (dim + kChunkDims<Code> - 1) / kChunkDims<Code> * kChunkDims<Code>;
+}
+
+// Interleaves four rows to words with a byte of each: lane 4 c + k of vector m is byte 16 c + 4 m + k.
+OCTAVO_INLINE void interleave(const __m512i (&rows)[4], __m512i* quads) {
+  const __m512i ab_low = _mm512_unpacklo_epi8(rows[0], rows[1]);
+  const __m512i ab_high = _mm512_unpackhi_epi8(rows[0], rows[1]);
+  const __m512i cd_low = _mm512_unpacklo_epi8(rows[2], rows[3]);
+  const __m512i cd_high = _mm512_unpackhi_epi8(rows[2], rows[3]);
+  quads[0] = _mm512_unpacklo_epi16(ab_low, cd_low), quads[1] = _mm512_unpackhi_epi16(ab_low, cd_low);
+  quads[2] = _mm512_unpacklo_epi16(ab_high, cd_high), quads[3] = _mm512_unpackhi_epi16(ab_high, cd_high);
+}
+
+// Loads bit planes of four rows, beginning with the byte of their first value. Word m of the c-th 128 bits
+// has byte 4 c + m of each row.
+OCTAVO_INLINE __m512i load_planes(const uint8_t* from, int64_t stride, int64_t left, bool first) {
+  __m512i rows;
+  if (stride == 16) {
+    rows = _mm512_loadu_si512(from);
+  } else {
+    alignas(64) uint8_t bytes[64] = {};
+    for (int t = 0; t < 4; ++t)
+      std::memcpy(bytes + 16 * t, from + t * stride, size_t(std::min<int64_t>(16, left)));
+    rows = _mm512_load_si512(bytes);
+  }
+  alignas(64) static constexpr int32_t kWords[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
+  alignas(16) static constexpr int8_t kBytes[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
+  rows = _mm512_permutexvar_epi32(_mm512_load_si512(kWords), rows);
+  rows = _mm512_shuffle_epi8(
+      rows, _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(kBytes))));
+  return first ? _mm512_maskz_mov_epi32(0xfffe, rows) : rows;  // byte 0 is the row's scale, not bits
+}
+
+// Converts code bytes of four rows to vectors whose 32-bit lanes hold one signed byte per row. kHalf selects
+// the lower (0) or upper (1) eight bytes of each 128 bits. For nibbles, lane 4 c + k of vector 2 m + n is dim
+// 2 (16 c + 4 m + k) + n. Bytes have one half of four vectors.
+template <class Code, int kHalf>
+OCTAVO_INLINE void expand_half(const __m512i (&rows)[4], const Lookup<Code, 0>& lookup, __m512i planes,
+                               __m512i* to) {
+  if constexpr (Code::kBits == 8) return interleave(rows, to);
+  const auto bytes = [](__m512i a, __m512i b) {
+    return kHalf == 0 ? _mm512_unpacklo_epi8(a, b) : _mm512_unpackhi_epi8(a, b);
+  };
+  const __m512i ab = bytes(rows[0], rows[1]), cd = bytes(rows[2], rows[3]);
+  // Mask of bit 2 k for lane k of each 128 bits, because the lane reads bits 2 k and 2 k + 1 of its byte.
+  const __m512i low_bit =
+      _mm512_broadcast_i32x4(_mm_setr_epi32(0x01010101, 0x04040404, 0x10101010, 0x40404040));
+  constexpr auto kFirst = _MM_PERM_ENUM(0x55 * 2 * kHalf), kSecond = _MM_PERM_ENUM(0x55 * (2 * kHalf + 1));
+  lookup.expand(_mm512_unpacklo_epi16(ab, cd), Code::kPlanes ? _mm512_shuffle_epi32(planes, kFirst) : planes,
+                low_bit, to[0], to[1]);
+  lookup.expand(_mm512_unpackhi_epi16(ab, cd), Code::kPlanes ? _mm512_shuffle_epi32(planes, kSecond) : planes,
+                low_bit, to[2], to[3]);
+}
+
+// Loads 64 bytes of codes of rows [4 quad, 4 quad + 4), from `byte` on, and returns their planes.
+template <class Code>
+OCTAVO_INLINE __m512i load_four(const PageLayout& layout, const Tile::Block& block, int quad, int64_t byte,
+                                __m512i (&rows)[4]) {
+  const int64_t row_bytes = layout.v.row_bytes, stride = layout.v.scale_bytes;
+  const __mmask64 valid = ~uint64_t(0) >> (64 - std::min<int64_t>(64, row_bytes - byte));
+  const uint8_t* const from = v_codes(layout, block.base, block.offset) + 4 * quad * row_bytes + byte;
+#pragma GCC unroll 4
+  for (int t = 0; t < 4; ++t) rows[t] = _mm512_maskz_loadu_epi8(valid, from + t * row_bytes);
+  if constexpr (!Code::kPlanes) return rows[0];
+  return load_planes(v_scale(layout, block.base, block.offset) + 4 * quad * stride + byte / 4, stride,
+                     stride - byte / 4, byte == 0);
+}
+
+template <class Code>
+void load_values(const PageLayout& layout, const Tile& tile, __m512i* panel) {
+  const Lookup<Code, 0> lookup;
+  const int num_vectors = value_width<Code>(layout.v.dim) / 16;
+  for (int b = 0; b < kBlocks; ++b) {
+    const Tile::Block &block = tile.blocks[b], &next = tile.next[b];
+    if (block.base == nullptr) continue;
+    if (next.base != nullptr) {
+      prefetch(v_codes(layout, next.base, next.offset), 16 * layout.v.row_bytes);
+      prefetch(v_scale(layout, next.base, next.offset), 16 * layout.v.scale_bytes);
+    }
+    for (int64_t byte = 0; byte < layout.v.row_bytes; byte += 64)
+      for (int quad = 0; quad < 4; ++quad) {
+        __m512i rows[4];
+        const __m512i planes = load_four<Code>(layout, block, quad, byte, rows);
+        __m512i* const to = panel + size_t(4 * b + quad) * num_vectors + byte / 64 * (kChunkDims<Code> / 16);
+        expand_half<Code, 0>(rows, lookup, planes, to);
+        if constexpr (Code::kBits == 4) expand_half<Code, 1>(rows, lookup, planes, to + 4);
+      }
+  }
+}
+
+// Values of four positions, read from a panel four vectors at a time.
+struct PanelValues {
+  const __m512i* panel;
+  int num_vectors;
+
+  __attribute__((always_inline)) void load(int b, int quad, int vector, __m512i (&values)[4]) const {
+    const __m512i* const from = panel + size_t(4 * b + quad) * num_vectors + vector;
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v) values[v] = from[v];
+  }
+};
+
+// Vectors like those of PanelValues, converted from pages at each read. Every four positions also prefetch
+// some lines of later rows.
+template <class Code>
+struct DirectValues {
+  static constexpr int kHalves = 8 / Code::kBits;  // halves of 64 bytes, four vectors each
+
+  const PageLayout& layout;
+  const Tile& tile;
+  int num_vectors;
+  Ahead aheads[kBlocks];
+  Lookup<Code, 0> lookup;
+
+  // `first`: whether these rows are the first to read this tile.
+  DirectValues(const PageLayout& layout, const Tile& tile, bool first)
+      : layout(layout),
+        tile(tile),
+        num_vectors(value_width<Code>(layout.v.dim) / 16),
+        aheads{ahead_of(0, first), ahead_of(1, first), ahead_of(2, first), ahead_of(3, first)} {
+    for (const Tile::Block& next : tile.next)
+      if (first && next.base != nullptr)
+        prefetch(v_scale(layout, next.base, next.offset), 16 * layout.v.scale_bytes);
+  }
+
+  __attribute__((always_inline)) void load(int b, int quad, int vector, __m512i (&values)[4]) const {
+    aheads[b].prefetch_part(vector + quad, num_vectors);
+    if (kHalves == 1 || vector % 8 == 0) load_half<0>(b, quad, vector, values);
+    else load_half<1>(b, quad, vector, values);
+  }
+
+ private:
+  Ahead ahead_of(int b, bool first) const {
+    const Tile none{};
+    return Ahead(layout, first ? tile : none, 3 * kBlocks + b);
+  }
+
+  template <int kHalf>
+  __attribute__((always_inline)) void load_half(int b, int quad, int vector, __m512i (&values)[4]) const {
+    __m512i rows[4];
+    const __m512i planes = load_four<Code>(layout, tile.blocks[b], quad, vector / 4 / kHalves * 64, rows);
+    expand_half<Code, kHalf>(rows, lookup, planes, values);
+  }
+};
+
+OCTAVO_INLINE void add_sums(__m512i sums, __m512 factor, float* to) {
+  _mm512_storeu_ps(to, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums), factor, _mm512_loadu_ps(to)));
+}
+
+// Returns the dim of float i of 64 bytes of codes. Lane 4 c + k of vector m is byte 16 c + 4 m + k; nibbles
+// have two vectors for each m, the second for the high ones.
+template <class Code>
+constexpr int dim_of(int i) {
+  constexpr int kEach = 8 / Code::kBits;
+  const int lane = i % 16, vector = i / 16;
+  return kEach * (lane / 4 * 16 + vector / kEach * 4 + lane % 4) + vector % kEach;
+}
 
 // Returns the number of bytes of a row's weights: high bytes, and also low bytes if kParts is 2.
 template <class Code>
@@ -161,11 +329,14 @@ void accumulate(const PageLayout& layout, const Tile& tile, const float* weights
   for (int r = 0; r < num_rows; ++r)
     fix_weights<Code>(weights + size_t(r) * kTileTokens, scales, fixed.bytes + size_t(r) * kWeightBytes<Code>,
                       fixed.factors[r]);
-  if (num_rows <= kDirectRows)
-    return for_pairs_of_rows(num_rows, [&]<int kRows>(int row) {
-      const DirectValues<Code> source(layout, tile, row == 0);
-      accumulate_rows<Code, kRows>(fixed, row, source, num_vectors, blocks, accumulators);
-    });
+  if (num_rows <= kDirectRows) {
+    for (int row = 0; row < num_rows; row += 2)
+      with_rows<2>(std::min(2, num_rows - row), [&](auto rows) {
+        const DirectValues<Code> source(layout, tile, row == 0);
+        accumulate_rows<Code, rows()>(fixed, row, source, num_vectors, blocks, accumulators);
+      });
+    return;
+  }
   load_values<Code>(layout, tile, panel);
   if (takes_tiles<Code>(num_rows))
     return accumulate_tiled<Code>(fixed, num_rows, panel, num_vectors, accumulators);
@@ -183,14 +354,10 @@ constexpr ValueSide sides = {value_width<Code>, value_panel_bytes<Code>, accumul
 
 const ValueSide* special_value_side(const AttendArgs& args) {
   if (const ValueSide* side = tiled_values(args)) return side;
-  switch (args.layout.v.codes) {
-    case CodeType::bf16: return args.queries.type == Float::bf16 ? &bf16_values : nullptr;
-    case CodeType::int8: return &sides<Int8>;
-    case CodeType::fp4: return by_bytes(args) ? &sides<Fp4> : nullptr;
-    case CodeType::fp5: return by_bytes(args) ? &sides<Fp5> : nullptr;
-    case CodeType::int4: return by_bytes(args) ? &sides<Int4> : nullptr;
-    default: return nullptr;
-  }
+  const CodeType codes = args.layout.v.codes;
+  if (codes == CodeType::bf16) return args.queries.type == Float::bf16 ? &bf16_values : nullptr;
+  if (codes != CodeType::int8 && !by_bytes(args)) return nullptr;
+  return integer_side(codes, [](auto code) { return &sides<decltype(code)>; });
 }
 
 }  // namespace octavo::OCTAVO_ISA

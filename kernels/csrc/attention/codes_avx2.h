@@ -52,18 +52,13 @@ OCTAVO_INLINE __m256i byte_table() {
   return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(kBytes.all)));
 }
 
-// Returns the side that make() has for these codes, or null if they are not multiplied as integers.
-template <class Make>
-auto integer_side(const AttendArgs& args, const RowFormat& format, Make make) -> decltype(make(Fp4{})) {
-  if (format.dim % kChunk != 0 || !by_bytes(args)) return nullptr;
-  switch (format.codes) {
-    case CodeType::fp4: return make(Fp4{});
-    case CodeType::fp5: return make(Fp5{});
-    case CodeType::int4: return make(Int4{});
-    case CodeType::int8: return make(Int8{});
-    default: return nullptr;
-  }
+// Whether rows are multiplied as integers.
+inline bool takes_integers(const AttendArgs& args, const RowFormat& format) {
+  return format.dim % kChunk == 0 && by_bytes(args);
 }
+
+template <class Code>
+constexpr bool kWords = Code::kBits == 8;
 
 constexpr int kLargestByte = 127, kLargestWord = 32767;  // largest fixed-point values
 

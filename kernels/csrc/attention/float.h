@@ -3,16 +3,91 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #include "attention/ahead.h"
-#include "attention/codecs.h"
 #include "attention/rows.h"
 #include "attention/sides.h"
 #include "pages/codes.h"
+#include "runtime/vectors.h"
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 namespace octavo::OCTAVO_ISA {
 namespace {
+
+// A codec loads 16-bit codes or floats as vectors of floats. `load_pair` returns two vectors of a row's
+// values [at, at + 2 * kLanes), in memory order or, with `kSplit`, even elements before odd ones. Queries and
+// accumulators then have that order too.
+
+constexpr int kStep = 2 * kLanes;  // values per load
+
+struct Pair {
+  Vec first, second;
+};
+
+struct FloatCodec {
+  static constexpr bool kSplit = false;
+  static constexpr int kBytes = 4;
+  OCTAVO_INLINE Pair load_pair(const uint8_t* from) {
+    const float* values = reinterpret_cast<const float*>(from);
+    return {octavo::load(values), octavo::load(values + kLanes)};
+  }
+};
+
+struct Bf16Codec {
+  static constexpr bool kSplit = true;
+  static constexpr int kBytes = 2;
+  OCTAVO_INLINE Pair load_pair(const uint8_t* from) {
+    IntVec both;
+    std::memcpy(&both, from, sizeof both);  // rows may be unaligned
+    return {(Vec)(both << 16), (Vec)(both & int32_t(0xffff0000))};
+  }
+};
+
+#if defined(__F16C__)
+struct Fp16Codec {
+  static constexpr bool kSplit = false;
+  static constexpr int kBytes = 2;
+  OCTAVO_INLINE Vec load_vector(const uint8_t* from) {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#else
+    typedef short Halves __attribute__((vector_size(16)));
+    Vec to;
+    for (int lane = 0; lane < kLanes; lane += 8) {
+      Halves halves;
+      std::memcpy(&halves, from + 2 * lane, 16);
+      const auto eight = __builtin_ia32_vcvtph2ps256(halves);
+      std::memcpy(reinterpret_cast<float*>(&to) + lane, &eight, 32);
+    }
+    return to;
+#endif
+  }
+  OCTAVO_INLINE Pair load_pair(const uint8_t* from) {
+    return {load_vector(from), load_vector(from + 2 * kLanes)};
+  }
+};
+#endif
+
+inline int padded_dim(int dim) { return (dim + kStep - 1) / kStep * kStep; }
+
+// Converts a row to the order of a codec with kSplit, and back.
+inline void split_row(float* row, int dim) {
+  float split[kStep];
+  for (int at = 0; at < dim; at += kStep) {
+    for (int i = 0; i < kLanes; ++i) split[i] = row[at + 2 * i], split[kLanes + i] = row[at + 2 * i + 1];
+    std::memcpy(row + at, split, sizeof split);
+  }
+}
+inline void join_row(const float* row, int dim, float* to) {
+  for (int at = 0; at < dim; at += kStep)
+    for (int i = 0; i < kLanes; ++i) to[at + 2 * i] = row[at + i], to[at + 2 * i + 1] = row[at + kLanes + i];
+}
 
 constexpr int kDirectFloatRows = 32;  // most rows that convert codes at each load; more share a panel
 
@@ -109,32 +184,19 @@ inline int panel_stride(int dim) {
   return padded % 512 == 0 ? padded + kStep : padded;
 }
 
-// Converts a block's rows to floats, with zeros past the dimension and for invisible rows. If a row consists
-// of whole vectors, it keeps the codec's order of elements.
-template <class Codec>
-void expand_block(const RowFormat& format, const uint8_t* codes, const uint8_t* scales, uint32_t visible,
-                  float* panel) {
+// Converts a block's rows to floats, with zeros past the dimension and for invisible rows, in the order of a
+// codec with kSplit if `split`.
+inline void expand_block(const RowFormat& format, const uint8_t* codes, const uint8_t* scales,
+                         uint32_t visible, bool split, float* panel) {
   const int padded = padded_dim(format.dim), stride = panel_stride(format.dim);
   for (int t = 0; t < 16; ++t, panel += stride) {
     if (!(visible >> t & 1)) {
       std::fill(panel, panel + padded, 0.0f);
       continue;
     }
-    const uint8_t* row = codes + t * format.row_bytes;
-    if constexpr (!std::is_void_v<Codec>) {
-      if (format.dim == padded) {
-        for (int at = 0; at < padded; at += kStep) {
-          const Pair pair = Codec::load_pair(row + at * Codec::kBytes);
-          store(panel + at, pair.first);
-          store(panel + at + kLanes, pair.second);
-        }
-        continue;
-      }
-    }
-    dequantize_row(format, row, scales + t * format.scale_bytes, panel);
+    dequantize_row(format, codes + t * format.row_bytes, scales + t * format.scale_bytes, panel);
     std::fill(panel + format.dim, panel + padded, 0.0f);
-    if constexpr (!std::is_void_v<Codec>)
-      if (Codec::kSplit) split_row(panel, padded);
+    if (split) split_row(panel, padded);
   }
 }
 
@@ -193,7 +255,7 @@ struct FloatSides {
         continue;
       }
       float* rows = static_cast<float*>(panel);
-      expand_block<Codec>(format, codes, k_scale(layout, block.base, block.offset), tile.mask(b), rows);
+      expand_block(format, codes, k_scale(layout, block.base, block.offset), tile.mask(b), kSplit, rows);
       score_block<FloatCodec>(queries, num_rows, dim, reinterpret_cast<const uint8_t*>(rows),
                               panel_stride(format.dim) * 4, ahead, scores + 16 * b);
     }
@@ -223,7 +285,7 @@ struct FloatSides {
         continue;
       }
       float* rows = static_cast<float*>(panel);
-      expand_block<Codec>(format, codes, v_scale(layout, block.base, block.offset), tile.mask(b), rows);
+      expand_block(format, codes, v_scale(layout, block.base, block.offset), tile.mask(b), kSplit, rows);
       accumulate_block<FloatCodec>(weights + 16 * b, num_rows, width, reinterpret_cast<const uint8_t*>(rows),
                                    panel_stride(format.dim) * 4, ahead, accumulators);
     }

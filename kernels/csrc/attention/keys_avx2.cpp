@@ -74,8 +74,6 @@ OCTAVO_INLINE __m256i sums_of_four(__m256i bytes) {
 }
 
 template <class Code>
-constexpr bool kWords = Code::kBits == 8;
-template <class Code>
 constexpr int kLargestFixed = kWords<Code> ? kLargestWord : kLargestByte;
 template <class Code>
 using Lookup = ByteLookup<Code, Code::kLargestValue, 1>;
@@ -306,7 +304,9 @@ constexpr KeySide sides = {Queries<Code>::bytes, [](int) { return size_t(0); }, 
 }  // namespace
 
 const KeySide* special_key_side(const AttendArgs& args) {
-  return integer_side(args, args.layout.k, [](auto code) { return &sides<decltype(code)>; });
+  const RowFormat& format = args.layout.k;
+  if (!takes_integers(args, format)) return nullptr;
+  return integer_side(format.codes, [](auto code) { return &sides<decltype(code)>; });
 }
 
 }  // namespace octavo::OCTAVO_ISA

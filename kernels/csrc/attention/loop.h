@@ -140,48 +140,24 @@ void stage(const AttendArgs& args, const AttendItem& item, int start, uint64_t b
   }
 }
 
-// Iterates over the visible tiles of an item; each tile comes with the address of the next one.
-class TileWalk {
- public:
-  TileWalk(const AttendArgs& args, const AttendItem& item, const TileList& tiles, const Workspace& work)
-      : args_(args), item_(item), tiles_(tiles), work_(work), index_(item.first_tile) {
-    look_ahead();
-  }
-
-  // Advances to the next tile, which starts at position `start`; returns false after the last.
-  bool advance(Tile& tile, int& start) {
-    if (index_ == item_.first_tile + item_.num_tiles) return false;
-    start = start_;
-    tile.bits = bits_;
-    if (work_.small_pages) stage(args_, item_, start_, bits_, work_, tile.blocks);
-    else std::copy(next_, next_ + kBlocks, tile.blocks);
-    ++index_;
-    look_ahead();
-    std::copy(next_, next_ + kBlocks, tile.next);
-    return true;
-  }
-
- private:
-  // Finds the next tile with a visible position.
-  void look_ahead() {
-    for (Tile::Block& block : next_) block = {nullptr, 0};
-    for (bits_ = 0; index_ < item_.first_tile + item_.num_tiles; ++index_) {
-      start_ = tiles_.start(index_);
-      bits_ = item_bits(args_, item_, tiles_.visible, start_);
-      if (bits_ != 0) break;
-    }
-    if (bits_ == 0) return;
-    if (!work_.small_pages) locate(args_, item_, start_, bits_, next_);
-  }
-
-  const AttendArgs& args_;
-  const AttendItem& item_;
-  const TileList& tiles_;
-  const Workspace& work_;
-  int index_, start_ = 0;
-  uint64_t bits_ = 0;
-  Tile::Block next_[kBlocks];
+// A tile with visible positions (`bits`), or 0 after the last one, and the addresses of its blocks.
+struct FoundTile {
+  int start = 0;
+  uint64_t bits = 0;
+  Tile::Block blocks[kBlocks] = {};
 };
+
+// Returns the item's next tile with a visible position, and advances `index`, a number of its visible tiles.
+FoundTile next_tile(const AttendArgs& args, const AttendItem& item, const TileList& tiles,
+                    const Workspace& work, int& index) {
+  FoundTile found;
+  for (; found.bits == 0 && index < item.num_tiles; ++index) {
+    found.start = tiles.start(item.first_tile + index);
+    found.bits = item_bits(args, item, tiles.visible, found.start);
+  }
+  if (found.bits != 0 && !work.small_pages) locate(args, item, found.start, found.bits, found.blocks);
+  return found;
+}
 
 // Sums of an item's rows: accumulators [rows][width], then maxima and sums of weights.
 struct RowSums {
@@ -287,10 +263,15 @@ void attend(const AttendArgs& args, const AttendItem& item, float* partials) {
   std::optional<RotaryScores> rotary;
   if (args.rotary) rotary.emplace(args, item, work);
 
-  TileWalk walk(args, item, tiles, work);
-  Tile tile{};
-  int part = item.num_tiles > 0 ? tiles.part(item.first_tile) : 0;
-  for (int start; walk.advance(tile, start);) {
+  int index = 0, part = item.num_tiles > 0 ? tiles.part(item.first_tile) : 0;
+  FoundTile later = next_tile(args, item, tiles, work, index);
+  while (later.bits != 0) {
+    Tile tile{{}, {}, later.bits};
+    const int start = later.start;
+    if (work.small_pages) stage(args, item, start, tile.bits, work, tile.blocks);
+    else std::copy_n(later.blocks, kBlocks, tile.blocks);
+    later = next_tile(args, item, tiles, work, index);
+    std::copy_n(later.blocks, kBlocks, tile.next);
     if (several_parts && start / kPartTokens != part) {
       part = start / kPartTokens;
       rows.fold_into(total);
@@ -305,11 +286,6 @@ void attend(const AttendArgs& args, const AttendItem& item, float* partials) {
   if (several_parts) rows.fold_into(total);
   merge(args, {item.kv_head, item.first_token, item.num_tokens, 1, 0},
         several_parts ? total.sums : rows.sums);
-}
-
-// Returns the kernel of a call that has both sides.
-AttendKernel tile_kernel(const AttendArgs& args) {
-  return {attend, merge, value_side(args)->width(args.layout.v.dim)};
 }
 
 }  // namespace

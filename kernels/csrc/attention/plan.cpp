@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "attention/tiles.h"
-#include "runtime/dispatch.h"
 #include "runtime/threads.h"
 
 namespace octavo {
@@ -43,17 +42,9 @@ int tokens_per_item(const AttendArgs& args) {
 }
 
 // Returns how many of a sequence's tokens [first, end) belong to the next item. If there are several items,
-// they end at tile boundaries, because fewer tiles are then partly visible or in both pools. In a call over
-// residual pages, items end where the residual window moves by a page. With pages of 32 positions or more,
-// all rows of an item then read the same pages of either pool (measured with AVX-512).
+// they end at tile boundaries, because fewer tiles are then partly visible or in both pools.
 int next_tokens(const AttendArgs& args, int sequence, int first, int end, int block) {
-  constexpr int kFewestTokens = 32;
   if (args.rotary || end - args.q_start[sequence] <= block) return std::min(block, end - first);
-  if (args.residency.part != Residency::all && isa() == Isa::avx512 && block >= kFewestTokens) {
-    const int step = std::clamp(args.layout.page_size, kFewestTokens, block);
-    const int past = row_position(args, sequence, first) + step - (args.residency.window - 1) % step;
-    return std::min(step - past % step, end - first);
-  }
   return std::min(block - row_position(args, sequence, first) % block, end - first);
 }
 

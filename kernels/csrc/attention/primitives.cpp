@@ -113,54 +113,12 @@ void require_rows(const char* name, const mx::array& rows, int num_heads, int di
     return std::string(name) + " must have shape [T, " + (multiple ? "a multiple of " : "") +
            std::to_string(num_heads) + ", " + std::to_string(dim) + "], got " + shape_text(rows.shape());
   });
-  require(rows.dtype() == mx::float32 || rows.dtype() == mx::float16 || rows.dtype() == mx::bfloat16,
+  require(is_float(rows.dtype()),
           [&] { return std::string(name) + " must be float32, float16 or bfloat16"; });
 }
 
-void add_per_head(std::vector<mx::array>& inputs, const char* name, const std::optional<mx::array>& values,
-                  int num_query_heads, mx::Stream stream) {
-  if (!values) return;
-  require(values->shape() == mx::Shape{num_query_heads}, [&] {
-    return std::string(name) + " must be [" + std::to_string(num_query_heads) +
-           "], one per query head, got " + shape_text(values->shape());
-  });
-  inputs.push_back(mx::contiguous(mx::astype(*values, mx::float32, stream), false, stream));
-}
-
-void add_mask(std::vector<mx::array>& inputs, const std::optional<mx::array>& mask, const mx::array& queries,
-              mx::Stream stream) {
-  if (!mask) return;
-  const bool fits = mask->ndim() == 3 && mask->shape(0) == queries.shape(0) &&
-                    (mask->shape(1) == 1 || mask->shape(1) == queries.shape(1));
-  require(fits, [&] { return "mask must be [T, 1 or Hq, L], got " + shape_text(mask->shape()); });
-  const mx::Dtype dtype = mask->dtype() == mx::bool_ ? mx::bool_ : mx::float32;
-  inputs.push_back(mx::contiguous(mx::astype(*mask, dtype, stream), false, stream));
-}
-
-void add_rotary(std::vector<mx::array>& inputs, const std::optional<mx::array>& rotary,
-                const PageLayout& layout, const mx::array& queries, float softcap) {
-  if (!rotary) return;
-  require(layout.num_heads == 1 && softcap == 0, [] { return "latents need one KV head and no softcap"; });
-  require_rows("rotary queries", *rotary, queries.shape(1), layout.v.dim, false);
-  require(rotary->shape(0) == queries.shape(0) && rotary->dtype() == queries.dtype(),
-          [] { return "rotary queries must have the rows and the type of the queries"; });
-  inputs.push_back(*rotary);
-}
-
-MaskView view_mask(const mx::array& mask) {
-  MaskView view{};
-  if (mask.dtype() == mx::bool_) view.seen = reinterpret_cast<const uint8_t*>(mask.data<bool>());
-  else view.added = mask.data<float>();
-  view.row_stride = int64_t(mask.shape(1)) * mask.shape(2);
-  view.head_stride = mask.shape(1) > 1 ? mask.shape(2) : 0;
-  return view;
-}
-
 RowsView view_rows(const mx::array& rows) {
-  const Float type = rows.dtype() == mx::float32   ? Float::f32
-                     : rows.dtype() == mx::float16 ? Float::f16
-                                                   : Float::bf16;
-  return {rows.data<void>(), type, rows.strides(0), rows.strides(1), rows.strides(2)};
+  return {rows.data<void>(), float_of(rows.dtype()), rows.strides(0), rows.strides(1), rows.strides(2)};
 }
 
 const int32_t* view_ints(const mx::array& array) {

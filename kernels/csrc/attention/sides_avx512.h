@@ -17,14 +17,6 @@ const ValueSide* tiled_values(const AttendArgs& args);
 
 namespace {
 
-// Calls body<n>(first_row) until all rows are done, with n = 2 or 1 rows, whose sums fit into registers.
-template <class Body>
-OCTAVO_INLINE void for_pairs_of_rows(int num_rows, Body body) {
-  int row = 0;
-  for (; row + 2 <= num_rows; row += 2) body.template operator()<2>(row);
-  if (row < num_rows) body.template operator()<1>(row);
-}
-
 // Rounds softmax weights or queries to bf16; values below 2^-126 become 0. `count` is a multiple of 16.
 inline void round_to_bf16(const float* values, int count, uint16_t* rounded) {
   for (int i = 0; i < count; i += 16)

@@ -32,32 +32,24 @@ inline IntVec seen_lanes(uint64_t bits, int i) {
   return ((IntVec{} + int32_t(bits >> (i * kLanes))) & lane_bit) != 0;
 }
 
-// Vectors [first, end) of a tile, which contain all positions that any of some rows sees.
-struct Span {
-  int first, end;
-};
-
 // Returns the largest of the visible logits scores * factor.
-inline float largest_logit(float factor, uint64_t bits, const float* scores, Span span) {
+inline float largest_logit(float factor, uint64_t bits, const float* scores) {
   Vec highest = Vec{} + kLowest;
-  for (int i = span.first; i < span.end; ++i)
+  for (int i = 0; i < kVectors; ++i)
     highest = largest_of(seen_lanes(bits, i) ? load(scores + i * kLanes) * factor : Vec{} + kLowest, highest);
   return largest_lane(highest);
 }
 
 // Turns one row's scores into weights 2^(logit - maximum), 0 for invisible positions, and returns their sum.
-// Rows that see the whole tile have two partial sums, other rows have one. The number of sums must not depend
-// on the span, because other rows determine the span.
-inline float weigh(float factor, uint64_t bits, float* scores, float maximum, Span span) {
+// Rows that see the whole tile have two partial sums, other rows have one.
+inline float weigh(float factor, uint64_t bits, float* scores, float maximum) {
   const bool whole = bits == ~uint64_t(0);
   Vec even{}, odd{};
-  std::fill(scores, scores + span.first * kLanes, 0.0f);
-  for (int i = span.first; i < span.end; ++i) {
+  for (int i = 0; i < kVectors; ++i) {
     const Vec weights = seen_lanes(bits, i) ? exp2(load(scores + i * kLanes) * factor - maximum) : Vec{};
     store(scores + i * kLanes, weights);
     (whole && i % 2 != 0 ? odd : even) += weights;
   }
-  std::fill(scores + span.end * kLanes, scores + kTileTokens, 0.0f);
   return sum_lanes(even + odd);
 }
 
@@ -65,21 +57,18 @@ constexpr int kSoftmaxRows = 16;  // most rows per call
 
 // Turns raw scores of some rows into weights, and updates their running maxima (log2 domain) and sums. All
 // maxima are computed before any is raised, because a mispredicted branch would delay the following rows.
-// `factor` turns a score into a logit. Halves of the tile that no row sees have arbitrary scores before and
-// zero weights afterwards.
+// `factor` turns a score into a logit. Positions that no row sees have arbitrary scores before and zero
+// weights afterwards.
 inline void softmax_update_rows(float factor, const uint64_t* bits, int num_rows, float* scores,
                                 float* accumulators, int width, float* maxima, float* sums) {
-  uint64_t seen = 0;
-  for (int row = 0; row < num_rows; ++row) seen |= bits[row];
-  const Span span{uint32_t(seen) == 0 ? kVectors / 2 : 0, seen >> 32 == 0 ? kVectors / 2 : kVectors};
   float tops[kSoftmaxRows];
   for (int row = 0; row < num_rows; ++row)
-    tops[row] = largest_logit(factor, bits[row], scores + row * kTileTokens, span);
+    tops[row] = largest_logit(factor, bits[row], scores + row * kTileTokens);
   for (int row = 0; row < num_rows; ++row)
     if (!(tops[row] <= maxima[row] + kHeadroom))
       raise_maximum(tops[row], accumulators + int64_t(row) * width, width, maxima[row], sums[row]);
   for (int row = 0; row < num_rows; ++row)
-    sums[row] += weigh(factor, bits[row], scores + row * kTileTokens, maxima[row], span);
+    sums[row] += weigh(factor, bits[row], scores + row * kTileTokens, maxima[row]);
 }
 
 // Turns raw scores of a row with capped or biased logits into logits (log2 domain); `added` may be null.

@@ -26,8 +26,6 @@ constexpr int kPairsOfBlock = 8;
 constexpr int kVectors = 4;  // from 32 bytes of each of two rows
 
 template <class Code>
-constexpr bool kWords = Code::kBits == 8;
-template <class Code>
 constexpr int kStretch = kWords<Code> ? kTileTokens : 32;
 template <class Code>
 constexpr int kStretches = kTileTokens / kStretch<Code>;
@@ -306,7 +304,9 @@ constexpr ValueSide sides = {value_width, Weights<Code>::bytes, accumulate<Code>
 }  // namespace
 
 const ValueSide* special_value_side(const AttendArgs& args) {
-  return integer_side(args, args.layout.v, [](auto code) { return &sides<decltype(code)>; });
+  const RowFormat& format = args.layout.v;
+  if (!takes_integers(args, format)) return nullptr;
+  return integer_side(format.codes, [](auto code) { return &sides<decltype(code)>; });
 }
 
 }  // namespace octavo::OCTAVO_ISA

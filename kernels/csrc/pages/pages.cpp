@@ -5,9 +5,7 @@
 #include <memory>
 
 #include "linear/packed.h"
-#include "mlx/allocator.h"
-#include "mlx/primitives.h"
-#include "program/encoder.h"
+#include "program/step_memory.h"
 #include "runtime/threads.h"
 
 namespace octavo {
@@ -15,21 +13,12 @@ namespace {
 
 using Arrays = std::vector<mx::array>;
 
-// Base of page primitives: an output reuses an input's buffer or has a new one, and work goes to the stream.
-class PagePrimitive : public mx::Primitive {
+// Base of page primitives.
+class PagePrimitive : public CpuPrimitive {
  public:
-  PagePrimitive(mx::Stream stream, const PageLayout& layout) : Primitive(stream), layout_(layout) {}
-
-  void eval_gpu(const Arrays&, Arrays&) override {
-    throw std::runtime_error("octavo's page primitives run on the CPU only");
-  }
+  PagePrimitive(mx::Stream stream, const PageLayout& layout) : CpuPrimitive(stream), layout_(layout) {}
 
  protected:
-  template <class Task>
-  void dispatch(Task&& task) {
-    Encoder(stream()).dispatch(std::forward<Task>(task));
-  }
-
   PageLayout layout_;
 };
 
@@ -55,7 +44,7 @@ class WritePages : public PagePrimitive {
     args.values = view_rows(inputs[3]);
     args.slots = view_ints(inputs[4]);
     args.num_tokens = inputs[4].shape(0);
-    dispatch([args] {
+    Encoder(stream()).dispatch([args] {
       // Blocks of fewer than about 16 rows of K and V cost more than a thread saves. Within longer blocks the
       // next rows can be prefetched.
       const int tokens = std::max({1, 16 / args.layout.num_heads, args.num_tokens / (8 * num_threads())});
@@ -75,7 +64,7 @@ class CopyPages : public PagePrimitive {
   void eval_cpu(const Arrays& inputs, Arrays& outputs) override {
     write_in_place(inputs[0], outputs[0]);
     const size_t page_bytes = size_t(layout_.head_bytes) * layout_.num_heads;
-    dispatch([pool = outputs[0].data<uint8_t>(), page_bytes, pairs = pairs_] {
+    Encoder(stream()).dispatch([pool = outputs[0].data<uint8_t>(), page_bytes, pairs = pairs_] {
       for (const auto& [source, target] : pairs)
         std::memmove(pool + target * page_bytes, pool + source * page_bytes, page_bytes);
     });
@@ -101,10 +90,10 @@ class GatherPages : public PagePrimitive {
     args.table_width = inputs[1].shape(1);
     args.num_sequences = inputs[2].shape(0);
     args.length = outputs[0].shape(2);
-    args.type = view_rows(outputs[0]).type;
+    args.type = float_of(outputs[0].dtype());
     args.keys = outputs[0].data<void>();
     args.values = outputs[1].data<void>();
-    dispatch([args] {
+    Encoder(stream()).dispatch([args] {
       parallel_for(args.num_sequences * args.layout.num_heads, [&](int item) {
         attention_kernels().gather(args, item / args.layout.num_heads, item % args.layout.num_heads, 0,
                                    args.length);
@@ -116,24 +105,16 @@ class GatherPages : public PagePrimitive {
 
 // Returns uint8 zeros in memory that is aligned to cache lines, unlike MLX's. Huge pages, if the system
 // grants them, save most TLB misses of attention's scattered reads and of recurrences, which read all states.
-// MLX stores a size before its buffers' data; raw_ptr() gives the distance.
 mx::array array_in_pool_memory(const mx::Shape& shape) {
   size_t bytes = 1;
   for (const auto size : shape) bytes *= size_t(size);
-  constexpr size_t kFront = 64;
-  const auto memory = std::make_shared<const Buffer>(kFront + bytes);
-  char* const block = reinterpret_cast<char*>(memory->data());
-  mx::allocator::Buffer probe(block);
-  const ptrdiff_t front = static_cast<char*>(probe.raw_ptr()) - block;
-  mx::allocator::Buffer buffer(block + kFront - front);
-  std::memcpy(buffer.ptr(), &bytes, std::min<size_t>(size_t(front), sizeof bytes));
-  mx::allocator::Data data(buffer, [memory](mx::allocator::Buffer) {});
+  const auto memory = std::make_shared<const Buffer>(kLine + bytes);
+  mx::allocator::Data data(buffer_in(reinterpret_cast<char*>(memory->data()), bytes),
+                           [memory](mx::allocator::Buffer) {});
   return mx::array(std::move(data), shape, mx::uint8);
 }
 
 }  // namespace
-
-mx::Stream cpu_stream() { return mx::default_stream(mx::Device::cpu); }
 
 mx::array zeroed_rows(int count, int bytes) {
   require(count > 0 && bytes > 0, [&] {
@@ -155,7 +136,7 @@ std::pair<mx::array, mx::array> write_pages(const PageLayout& layout, const mx::
   require_ints("slots", slots, {values.shape(0)});
   require_ints("flags", flags, slots.shape());
   const Arrays out = mx::array::make_arrays({pool.shape(), flags.shape()}, {mx::uint8, mx::int32},
-                                            std::make_shared<WritePages>(cpu_stream(), layout),
+                                            std::make_shared<WritePages>(cpu_stream({}), layout),
                                             {pool, flags, keys, values, slots});
   return {out[0], out[1]};
 }
@@ -168,7 +149,8 @@ mx::array copy_pages(const PageLayout& layout, const mx::array& pool,
       require(page >= 0 && page < layout.num_pages, [&, page = page] {
         return "pages must lie in [0, " + std::to_string(layout.num_pages) + "), got " + std::to_string(page);
       });
-  return mx::array(pool.shape(), mx::uint8, std::make_shared<CopyPages>(cpu_stream(), layout, pairs), {pool});
+  return mx::array(pool.shape(), mx::uint8, std::make_shared<CopyPages>(cpu_stream({}), layout, pairs),
+                   {pool});
 }
 
 std::pair<mx::array, mx::array> gather_pages(const PageLayout& layout, const mx::array& pool,
@@ -183,9 +165,9 @@ std::pair<mx::array, mx::array> gather_pages(const PageLayout& layout, const mx:
   const int num_sequences = kv_len.shape(0);
   const mx::Shape keys = {num_sequences, layout.num_heads, length, layout.k.dim};
   const mx::Shape values = {num_sequences, layout.num_heads, length, layout.v.dim};
-  const Arrays out =
-      mx::array::make_arrays({keys, values}, {like.dtype(), like.dtype()},
-                             std::make_shared<GatherPages>(cpu_stream(), layout), {pool, page_table, kv_len});
+  const Arrays out = mx::array::make_arrays({keys, values}, {like.dtype(), like.dtype()},
+                                            std::make_shared<GatherPages>(cpu_stream({}), layout),
+                                            {pool, page_table, kv_len});
   return {out[0], out[1]};
 }
 

@@ -8,9 +8,6 @@
 
 namespace octavo {
 
-// Returns MLX's current CPU stream on this thread, because streams are per thread.
-mx::Stream cpu_stream();
-
 // Returns zeros, uint8 [count, bytes], in memory for page pools; both must be at least 1.
 mx::array zeroed_rows(int count, int bytes);
 
