@@ -1,4 +1,4 @@
-// Evaluation of MLX's own operations by tasks of a program.
+// Capture of MLX's own operations in a program.
 #pragma once
 
 #include <exception>
@@ -7,11 +7,10 @@
 
 namespace octavo {
 
-// Adds the evaluation of x, an unevaluated result of MLX's own operations, to the program that is being
-// captured. In each run, MLX's primitive gets the program's arrays, and its results are copied to the
-// addresses that the program reads. Nothing is evaluated now, because inputs have no values yet. Throws
-// std::invalid_argument if the primitive's stream differs from that of earlier primitives.
-void capture_evaluation(mx::array& x);
+// Captures x, an unevaluated result of MLX's own operations: as a view of its input if possible, as a task of
+// Octavo if it is simple arithmetic, else as an evaluation by MLX in each run. Throws std::invalid_argument
+// if the stream of an evaluation differs from that of earlier ones.
+void capture_mlx(mx::array& x);
 
 // Runs tasks in order on the thread of `stream`'s queue, and returns when all are done. Tasks with indices in
 // `queued` (ascending) enqueue work on this stream themselves. Rethrows the exception of a task.

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "ops/views.h"
-#include "program/captured_ops.h"
 #include "program/mlx_tasks.h"
 #include "program/primitive.h"
 

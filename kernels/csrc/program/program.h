@@ -13,7 +13,7 @@ namespace octavo {
 //
 // Capturing visits every primitive between inputs and outputs once, without computing, and records its work
 // with the addresses that it reads and writes. MLX's operations become views, tasks of Octavo for simple
-// arithmetic (program/captured_ops.h), or evaluations by MLX in each run (program/mlx_tasks.h). Operations
+// arithmetic, or evaluations by MLX in each run (program/mlx_tasks.h). Operations
 // that depend on no input are computed at once. A program writes its results to the same arrays in every run.
 // Results are valid until any program of its arena is captured or run.
 class Program {

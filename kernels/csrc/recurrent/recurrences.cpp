@@ -15,8 +15,8 @@
 #include <string_view>
 #include <tuple>
 
+#include "program/primitive.h"
 #include "recurrent/kernels.h"
-#include "recurrent/step.h"
 #include "runtime/dispatch.h"
 
 namespace nb = nanobind;
@@ -247,6 +247,28 @@ const Recurrence kRecurrences[] = {
      }},
 };
 
+// Throws std::invalid_argument unless these are int32 arrays that assign rows to states, see StateStep.
+void require_step(const mx::array& segments, const mx::array& checkpoints) {
+  const auto ints = [](const char* name, const mx::array& x, const char* axes, int columns) {
+    require(x.dtype() == mx::int32 && x.ndim() == 2 && x.shape(1) == columns,
+            std::string(name) + " must be int32 " + axes + ", got " + array_text(x));
+  };
+  ints("segments", segments, "[S, 4]", 4);
+  ints("checkpoints", checkpoints, "[C, 2]", 2);
+}
+
+// Makes a node's step, with `rows` rows and `slots` slots, from its inputs 1 and 2: segments, checkpoints.
+StateStep step_of(const std::vector<mx::array>& inputs, int rows, int slots, Encoder& encoder) {
+  const mx::array segments = row_contiguous(inputs[1], encoder);
+  const mx::array checkpoints = row_contiguous(inputs[2], encoder);
+  return {segments.data<int32_t>(),
+          checkpoints.data<int32_t>(),
+          segments.shape(0),
+          checkpoints.shape(0),
+          rows,
+          slots};
+}
+
 // Returns an input's rows along its first axis. Copies the input if its rows are not contiguous or, for
 // `whole`, if the entire input is not.
 Rows rows_of(const mx::array& input, Input::Kind kind, Encoder& encoder) {
@@ -316,8 +338,7 @@ std::pair<mx::array, mx::array> recurrence(const std::string& name, const mx::ar
                    [&](const Recurrence& each) { return each.name == "octavo." + name; });
   require(found != std::end(kRecurrences), "unknown recurrence " + name);
   const Recurrence& kind = *found;
-  const StepArrays step{segments, checkpoints};
-  step.check();
+  require_step(segments, checkpoints);
   require(
       given.size() >= kind.num_needed && given.size() <= kind.inputs.size(),
       name + " needs " + std::to_string(kind.num_needed) + " inputs, got " + std::to_string(given.size()));
@@ -351,14 +372,85 @@ std::pair<mx::array, mx::array> recurrence(const std::string& name, const mx::ar
   return {out[0], out[1]};
 }
 
-}  // namespace
+// ---- rows after which a state is not finite ----
 
-void bind_marks(nb::module_& m);
+// Whether any of these values is NaN or infinite, that is, has all exponent bits set.
+template <class Bits>
+bool any_nonfinite(const Bits* values, int64_t count, Bits exponent) {
+  bool found = false;
+  for (int64_t i = 0; i < count; ++i) found |= (values[i] & exponent) == exponent;
+  return found;
+}
+
+struct MarkCall {
+  const void* y;
+  Float type;
+  int64_t size;  // values per row
+  StateStep step;
+  int32_t* flags;
+};
+
+void mark_row(const MarkCall& call, int row) {
+  require(row < call.step.num_rows, "row " + std::to_string(row) + " is outside the " +
+                                        std::to_string(call.step.num_rows) + " rows of the step");
+  const int64_t first = row * call.size;
+  const auto halves = [&](uint16_t exponent) {
+    return any_nonfinite(static_cast<const uint16_t*>(call.y) + first, call.size, exponent);
+  };
+  const bool found =
+      call.type == Float::f32
+          ? any_nonfinite<uint32_t>(static_cast<const uint32_t*>(call.y) + first, call.size, 0x7f800000)
+          : halves(call.type == Float::bf16 ? 0x7f80 : 0x7c00);
+  if (found) call.flags[row] = 1;
+}
+
+void mark(const MarkCall& call) {
+  for (int i = 0; i < call.step.num_segments; ++i) {
+    const int32_t* const segment = call.step.segments + 4 * i;
+    if (segment[1] > 0) mark_row(call, segment[0] + segment[1] - 1);
+  }
+  for (int i = 0; i < call.step.num_checkpoints; ++i)
+    if (const int row = call.step.checkpoints[2 * i]; row >= 0) mark_row(call, row);
+}
+
+// Inputs: flags, segments, checkpoints, y. Output: flags.
+class MarkNonfinite : public CpuPrimitive {
+ public:
+  using CpuPrimitive::CpuPrimitive;
+
+  const char* name() const override { return "octavo.mark_nonfinite"; }
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    Encoder encoder(stream());
+    outputs[0].copy_shared_buffer(inputs[0]);
+    const mx::array y = row_contiguous(inputs[3], encoder);
+    const int rows = y.shape(0);
+    const int64_t size = rows > 0 ? static_cast<int64_t>(y.size()) / rows : 0;
+    const StateStep step = step_of(inputs, rows, 0, encoder);
+    const MarkCall call{y.data<void>(), float_of(y.dtype()), size, step, outputs[0].data<int32_t>()};
+    encoder.dispatch([call] { mark(call); });
+  }
+};
+
+mx::array mark_nonfinite(const mx::array& flags, const mx::array& segments, const mx::array& checkpoints,
+                         const mx::array& y) {
+  require_step(segments, checkpoints);
+  require_floats("y", y, y.ndim() >= 2, "[T, ...]");
+  require(flags.dtype() == mx::int32 && flags.shape() == mx::Shape{y.shape(0)},
+          "flags must be int32 [" + std::to_string(y.shape(0)) + "], got " + array_text(flags));
+  return mx::array(flags.shape(), mx::int32, std::make_shared<MarkNonfinite>(cpu_stream({})),
+                   {flags, segments, checkpoints, y});
+}
+
+}  // namespace
 
 void bind_recurrent(nb::module_& m) {
   m.def("recurrence", &recurrence, "name"_a, "pool"_a, "segments"_a, "checkpoints"_a, "inputs"_a, "options"_a,
         "Compute a recurrence over slots; return the pool and y. See octavo.kernels.cpu.recurrent.");
-  bind_marks(m);
+  m.def(
+      "mark_nonfinite", &mark_nonfinite, "flags"_a, "segments"_a, "checkpoints"_a, "y"_a,
+      "Set flags, int32 [T], to 1 in place for rows of y [T, ...] with NaN or infinity, among the last rows "
+      "of segments and rows with a checkpoint. A state with NaN or infinity gives such a y.");
 }
 
 }  // namespace octavo
