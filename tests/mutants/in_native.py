@@ -107,8 +107,8 @@ POOLS = (
     ),
     bug(
         "the upper half of a tile has no weights",
-        "seen >> 32 == 0 ? kVectors / 2 : kVectors}",
-        "kVectors / 2}",
+        "for (int i = 0; i < kVectors; ++i) {\n    const Vec weights",
+        "for (int i = 0; i < kVectors / 2; ++i) {\n    const Vec weights",
     ),
 )
 

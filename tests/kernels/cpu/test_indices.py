@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,12 +49,14 @@ def test_a_refused_step_leaves_the_pool_in_the_step_before() -> None:
     pool, group = CpuPool(SPEC), STEP.only_group()
     pool.begin_step(STEP)
     (before,) = pool.packed_values()
-    for wrong in (
-        group._replace(slots=group.slots + 8),
-        group._replace(page_table=group.page_table + 1),
-        group._replace(page_table=group.page_table.astype(np.int64)),
-        group._replace(starts=np.zeros(2, np.int32)),
-    ):
+    changes: tuple[dict[str, Any], ...] = (
+        {"slots": group.slots + 8},
+        {"page_table": group.page_table + 1},
+        {"page_table": group.page_table.astype(np.int64)},
+        {"starts": np.zeros(2, np.int32)},
+    )
+    for change in changes:
+        wrong = group._replace(**change)
         with pytest.raises(ValueError, match="must"):
             pool.begin_step(replace(STEP, groups=(wrong,)))
         assert pool.packed_values()[0] is before

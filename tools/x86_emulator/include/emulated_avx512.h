@@ -138,15 +138,9 @@ OCTAVO_EMULATED __m512 _mm512_sub_ps(__m512 a, __m512 b) { return a - b; }
 OCTAVO_EMULATED __m512 _mm512_add_ps(__m512 a, __m512 b) { return a + b; }
 OCTAVO_EMULATED __m512 _mm512_mul_ps(__m512 a, __m512 b) { return a * b; }
 OCTAVO_EMULATED __m512 _mm512_max_ps(__m512 a, __m512 b) { return a > b ? a : b; }  // b if either is NaN
-OCTAVO_EMULATED __m512 _mm512_min_ps(__m512 a, __m512 b) { return a < b ? a : b; }  // b if either is NaN
-OCTAVO_EMULATED __m512 _mm512_div_ps(__m512 a, __m512 b) { return a / b; }
 OCTAVO_EMULATED __m512 _mm512_abs_ps(__m512 a) { return (__m512)(OCTAVO_LANES(int32_t, a) & 0x7fffffff); }
 OCTAVO_EMULATED __m512 _mm512_fmadd_ps(__m512 a, __m512 b, __m512 c) {
   for (int i = 0; i < 16; ++i) c[i] = std::fmaf(a[i], b[i], c[i]);
-  return c;
-}
-OCTAVO_EMULATED __m512 _mm512_fnmadd_ps(__m512 a, __m512 b, __m512 c) {
-  for (int i = 0; i < 16; ++i) c[i] = std::fmaf(-a[i], b[i], c[i]);
   return c;
 }
 
