@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -43,10 +44,18 @@ def make_row(tokenizer: Tokenizer, rng: Random, length: int, progress: float) ->
     border = Example(np.array([tokenizer.token_to_id(END)]), np.zeros(1, dtype=np.float32))
     while sum(len(part.ids) for part in parts) < length:
         parts += [border, encode(tokenizer, tasks.filler(rng))]
+    return joined(parts, length)
+
+
+def joined(parts: Sequence[Example], length: int) -> Example:
     return Example(
         np.concatenate([part.ids for part in parts])[:length],
         np.concatenate([part.weights for part in parts])[:length],
     )
+
+
+def stacked(rows: Sequence[Example]) -> Example:
+    return Example(np.stack([row.ids for row in rows]), np.stack([row.weights for row in rows]))
 
 
 def _first_text(rng: Random, length: int, progress: float) -> list[Segment]:
@@ -80,5 +89,4 @@ def make_batch(tokenizer: Tokenizer, *, seed: int, step: int, progress: float, t
     """
     rng = Random(f"train:{seed}:{step}")
     length = row_length(rng, progress)
-    rows = [make_row(tokenizer, rng, length + 1, progress) for _ in range(max(1, tokens // length))]
-    return Example(np.stack([row.ids for row in rows]), np.stack([row.weights for row in rows]))
+    return stacked([make_row(tokenizer, rng, length + 1, progress) for _ in range(max(1, tokens // length))])

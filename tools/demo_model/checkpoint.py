@@ -2,19 +2,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any
 
 import torch
 
-from demo_model.hybrid_network import Hybrid
-from demo_model.network import Qwen3
-
-Model = TypeVar("Model", Qwen3, Hybrid)
-
 
 @dataclass
-class State(Generic[Model]):
-    model: Model
+class State:
+    """A run's model (Qwen3 or Hybrid) and optimizers."""
+
+    model: Any
     optimizers: list[torch.optim.Optimizer]
     step: int = 0
     tokens: int = 0
