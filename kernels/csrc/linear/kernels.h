@@ -56,8 +56,6 @@ void linear_float32(const LinearCall& call);
 void linear_integer(const LinearCall& call);
 // Multiplies bf16 weights that have fixed_steps by bf16 activations, both as 16-bit fixed point.
 void linear_fixed(const LinearCall& call);
-// Chooses a packed panel's fixed-point steps for PackedWeight::fixed_steps; false if its weights allow none.
-bool choose_fixed_steps(const PackedShape& shape, const uint8_t* panel, uint8_t* exponents);
 }  // namespace avx2
 namespace avx512 {
 void linear_float32(const LinearCall& call);

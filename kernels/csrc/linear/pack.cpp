@@ -23,28 +23,20 @@ WeightKind dense_kind(mx::Dtype type) {
   return type == mx::bfloat16 ? WeightKind::bf16 : type == mx::float16 ? WeightKind::f16 : WeightKind::f32;
 }
 
-// Checks codes [outputs, words], and returns their number of inputs.
-int check_codes(const mx::array& codes, int group, int bits) {
-  require(codes.ndim() == 2 && codes.size() > 0 && codes.dtype() == mx::uint32,
-          "codes must be uint32 [outputs, words], got " + array_text(codes));
-  const int64_t stream = int64_t{32} * codes.shape(1);
-  require(stream % (bits * group) == 0, "codes " + shape_text(codes) + " are not whole groups of " +
-                                            std::to_string(group) + " codes of " + std::to_string(bits) +
-                                            " bits per row");
-  return static_cast<int>(stream / bits);
-}
-
-// Checks several arrays of codes that are packed as one weight, and returns their number of inputs.
+// Checks codes [outputs, words] that are packed as one weight, and returns their number of inputs.
 int check_codes(const std::vector<mx::array>& codes, int group, int bits) {
   require(!codes.empty(), "there must be at least one weight, got none");
-  int inputs = 0;
   for (const mx::array& each : codes) {
-    inputs = check_codes(each, group, bits);
+    require(each.ndim() == 2 && each.size() > 0 && each.dtype() == mx::uint32,
+            "codes must be uint32 [outputs, words], got " + array_text(each));
+    require(int64_t{32} * each.shape(1) % (bits * group) == 0,
+            "codes " + shape_text(each) + " are not whole groups of " + std::to_string(group) + " codes of " +
+                std::to_string(bits) + " bits per row");
     require(each.shape(1) == codes[0].shape(1),
             "codes that are packed as one must have the same inputs, got " + shape_text(codes[0]) + " and " +
                 shape_text(each));
   }
-  return inputs;
+  return static_cast<int>(int64_t{32} * codes[0].shape(1) / bits);
 }
 
 void check_scales(const char* name, const std::vector<mx::array>& scales, const std::vector<mx::array>& codes,
@@ -61,22 +53,23 @@ void check_scales(const char* name, const std::vector<mx::array>& scales, const 
   }
 }
 
+// Evaluates matrices and returns their rows. `plain` owns the data until all are packed.
+std::vector<MatrixRows> rows_of(const std::vector<mx::array>& arrays, std::vector<mx::array>& plain) {
+  std::vector<MatrixRows> rows;
+  for (const mx::array& array : arrays) {
+    plain.push_back(evaluated(array));
+    rows.push_back({plain.back().data<void>(), array.shape(0)});
+  }
+  return rows;
+}
+
 // Packs matrices as one weight; `shape.outputs` is not yet known, and `biases` may be empty.
 Packed pack_quantized(PackedShape shape, const std::vector<mx::array>& codes,
                       const std::vector<mx::array>& scales, const std::vector<mx::array>& biases,
                       const std::optional<mx::array>& bias) {
-  std::vector<mx::array> plain;  // owns the data until all are packed
-  const auto data = [&](const mx::array& array) {
-    plain.push_back(evaluated(array));
-    return static_cast<const void*>(plain.back().data<void>());
-  };
-  std::vector<QuantizedRows> parts;
-  for (std::size_t i = 0; i < codes.size(); ++i) {
-    const void* const words = data(codes[i]);
-    parts.push_back({static_cast<const uint32_t*>(words), data(scales[i]),
-                     biases.empty() ? nullptr : data(biases[i]), codes[i].shape(0)});
-    shape.outputs += codes[i].shape(0);
-  }
+  for (const mx::array& each : codes) shape.outputs += each.shape(0);
+  std::vector<mx::array> plain;
+  const QuantizedRows parts{rows_of(codes, plain), rows_of(scales, plain), rows_of(biases, plain)};
   auto packed = std::make_shared<PackedWeight>(shape, parts);
   set_bias(*packed, bias);
   return packed;
@@ -86,8 +79,6 @@ Packed pack_quantized(PackedShape shape, const std::vector<mx::array>& codes,
 
 Packed pack_dense(const std::vector<mx::array>& weights, const std::optional<mx::array>& bias) {
   require(!weights.empty(), "there must be at least one weight, got none");
-  std::vector<mx::array> plain;
-  std::vector<MatrixRows> parts;
   int outputs = 0;
   for (const mx::array& weight : weights) {
     require_floats("weight", weight, weight.ndim() == 2 && weight.size() > 0,
@@ -95,13 +86,12 @@ Packed pack_dense(const std::vector<mx::array>& weights, const std::optional<mx:
     require(weight.shape(1) == weights[0].shape(1) && weight.dtype() == weights[0].dtype(),
             "weights that are packed as one must have the same inputs and type, got " +
                 array_text(weights[0]) + " and " + array_text(weight));
-    plain.push_back(evaluated(weight));
-    parts.push_back({plain.back().data<void>(), weight.shape(0)});
     outputs += weight.shape(0);
   }
-  const mx::Dtype type = plain[0].dtype();
-  const PackedShape shape{dense_kind(type), float_of(type), outputs, plain[0].shape(1)};
-  auto packed = std::make_shared<PackedWeight>(shape, parts);
+  const mx::Dtype type = weights[0].dtype();
+  const PackedShape shape{dense_kind(type), float_of(type), outputs, weights[0].shape(1)};
+  std::vector<mx::array> plain;
+  auto packed = std::make_shared<PackedWeight>(shape, rows_of(weights, plain));
   set_bias(*packed, bias);
   return packed;
 }

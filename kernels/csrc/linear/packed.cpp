@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "linear/channel.h"
-#include "linear/kernels.h"
 #include "runtime/dispatch.h"
 #include "runtime/threads.h"
 
@@ -275,13 +274,31 @@ bool has_fixed_point(const PackedShape& shape) {
   return shape.kind == WeightKind::bf16 && isa() == Isa::avx2;
 }
 
-bool choose_steps([[maybe_unused]] const PackedShape& shape, [[maybe_unused]] const uint8_t* panel,
-                  [[maybe_unused]] uint8_t* steps) {
-#if defined(__x86_64__)
-  return avx2::choose_fixed_steps(shape, panel, steps);
-#else
-  return false;
-#endif
+// Chooses a packed panel's fixed-point steps (linear/fixed_avx2.cpp); returns false if its weights
+// allow none.
+bool choose_steps(const PackedShape& shape, const uint8_t* panel, uint8_t* exponents) {
+  const int inputs = shape.padded_inputs();
+  for (int k = 0; k < inputs; k += kFixedGroup, exponents += kPanel) {
+    float sum[kPanel] = {}, largest[kPanel] = {};  // of the magnitudes of each output
+    for (int i = std::min(inputs - k, kFixedGroup) / 2; i > 0; --i, panel += 4 * kPanel) {
+      uint32_t pairs[kPanel];
+      std::memcpy(pairs, panel, sizeof(pairs));
+      for (int n = 0; n < kPanel; ++n) {
+        const float odd = as_float(pairs[n] & 0x7fff0000), even = as_float(pairs[n] << 16 & 0x7fffffff);
+        sum[n] += odd + even;
+        largest[n] = std::max(largest[n], std::max(odd, even));
+      }
+    }
+    for (int n = 0; n < kPanel; ++n) {
+      if (!(sum[n] < 0x1p110f)) return false;
+      // Limits the sum of codes to less than 2^17, although each of 128 codes is rounded by up to a half and
+      // the sum of magnitudes by a little.
+      const float most = std::min(130944.0f / sum[n], 32767.0f / largest[n]);
+      const int factor = std::min<int>(as_bits(most) >> 23, 253);  // float32 exponent; zeros give inf
+      exponents[n] = static_cast<uint8_t>(254 - factor);
+    }
+  }
+  return true;
 }
 
 }  // namespace
@@ -301,22 +318,16 @@ PackedWeight::PackedWeight(const PackedShape& shape, const std::vector<MatrixRow
   if (!in_range) steps = {};
 }
 
-PackedWeight::PackedWeight(const PackedShape& shape, const std::vector<QuantizedRows>& parts)
+PackedWeight::PackedWeight(const PackedShape& shape, const QuantizedRows& parts)
     : shape(shape), panels(shape.num_bytes()) {
-  std::vector<MatrixRows> codes, scales, biases;
-  for (const QuantizedRows& part : parts) {
-    codes.push_back({part.codes, part.outputs});
-    scales.push_back({part.scales, part.outputs});
-    biases.push_back({part.biases, part.outputs});
-  }
-  find_channels(scales, biases);
+  find_channels(parts);
   PackedShape& layout = this->shape;
   layout.scales_last = per_channel() && isa() >= Isa::avx512;  // lower instruction sets use the group scales
   const std::size_t row_bytes = static_cast<std::size_t>(shape.inputs) * shape.bits / 8,
                     scale_bytes = scale_size(shape) * shape.num_groups();
   parallel_for(shape.num_panels(), [&](int p) {
-    const PanelRows of_codes(codes, p * kPanel, row_bytes), of_scales(scales, p * kPanel, scale_bytes),
-        of_biases(biases, p * kPanel, scale_bytes);
+    const PanelRows of_codes(parts.codes, p * kPanel, row_bytes),
+        of_scales(parts.scales, p * kPanel, scale_bytes), of_biases(parts.biases, p * kPanel, scale_bytes);
     for (int g = 0; g < shape.num_groups(); ++g) {
       pack_codes(layout, of_codes, g, panels.data() + layout.codes_at(p, g));
       uint8_t* const parameters = panels.data() + layout.parameters_at(p, g);
@@ -326,8 +337,7 @@ PackedWeight::PackedWeight(const PackedShape& shape, const std::vector<Quantized
   });
 }
 
-void PackedWeight::find_channels(const std::vector<MatrixRows>& scales,
-                                 const std::vector<MatrixRows>& biases) {
+void PackedWeight::find_channels(const QuantizedRows& parts) {
   constexpr int kMostInputs = INT32_MAX / (255 * 127);  // most inputs whose products' sum fits into 32 bits
   if (!shape.affine() || (shape.bits != 8 && shape.bits != 4) || shape.inputs > kMostInputs) return;
   const int groups = shape.num_groups();
@@ -340,13 +350,14 @@ void PackedWeight::find_channels(const std::vector<MatrixRows>& scales,
     return find_channel(shape.bits, values, values + groups, groups, factors);
   };
   uint8_t* first;  // factors of output 0, which is tried first: most weights are not per-channel
-  if (std::isnan(find(scales[0].data, biases[0].data, first))) return;
+  if (std::isnan(find(parts.scales[0].data, parts.biases[0].data, first))) return;
   std::vector<float> found(static_cast<std::size_t>(shape.num_panels()) * kPanel);
   const std::size_t panel_factors = shape.bits == 4 ? std::size_t{2} * kPanel * groups : 0;
   const Slice bytes = panel_factors > 0 ? Slice(panel_factors * shape.num_panels()) : Slice();
   std::atomic<bool> all = true;
   parallel_for(shape.num_panels(), [&](int p) {
-    const PanelRows of_scales(scales, p * kPanel, row_bytes), of_biases(biases, p * kPanel, row_bytes);
+    const PanelRows of_scales(parts.scales, p * kPanel, row_bytes),
+        of_biases(parts.biases, p * kPanel, row_bytes);
     for (int n = 0; n < of_scales.count && all; ++n) {
       uint8_t* factors;
       const float unit = find(of_scales.rows[n], of_biases.rows[n], factors);

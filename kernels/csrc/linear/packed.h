@@ -124,20 +124,17 @@ struct MatrixRows {
   int outputs;
 };
 
-// Consecutive outputs of a quantized matrix in MLX's format: codes as uint32 [outputs, inputs * bits / 32],
-// each row a stream of bits from the lowest up; scales and, if affine, biases [outputs, inputs / group].
+// Quantized matrices in MLX's format: codes as uint32 [outputs, inputs * bits / 32], each row a stream of
+// bits from the lowest up; scales and, if affine, biases [outputs, inputs / group].
 struct QuantizedRows {
-  const uint32_t* codes;
-  const void* scales;
-  const void* biases;
-  int outputs;
+  std::vector<MatrixRows> codes, scales, biases;
 };
 
 struct PackedWeight {
   // Packs dense matrices of `shape.kind` as one weight; shape.outputs is the sum of their outputs.
   PackedWeight(const PackedShape& shape, const std::vector<MatrixRows>& parts);
   // Packs quantized matrices as one weight.
-  PackedWeight(const PackedShape& shape, const std::vector<QuantizedRows>& parts);
+  PackedWeight(const PackedShape& shape, const QuantizedRows& parts);
 
   const uint8_t* panel(int index) const { return panels.data() + shape.panel_bytes() * index; }
 
@@ -191,7 +188,7 @@ struct PackedWeight {
   Slice factor_bytes;                 // see factors
 
  private:
-  void find_channels(const std::vector<MatrixRows>& scales, const std::vector<MatrixRows>& biases);
+  void find_channels(const QuantizedRows& parts);
 };
 
 }  // namespace octavo
