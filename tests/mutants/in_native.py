@@ -86,7 +86,7 @@ AFFINE = (
         "low = x < low ? x : low;\n    high = x > high ? x : high;",
         "low = low < x ? low : x;\n    high = high > x ? high : x;",
     ),
-    bug("two bits of four codes are three", "x | x >> 6 | x >> 12 | x >> 18", "x | x >> 6 | x >> 12"),
+    bug("two codes share a bit", "pairs[i] | pairs[i] >> 4", "pairs[i] | pairs[i] >> 3"),
 )
 
 PACKED = (

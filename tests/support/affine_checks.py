@@ -10,7 +10,7 @@ from hypothesis import given
 from channel_checks import FLOATS, GROUP_SIZES, bits_of, run, weights
 from octavo.kernels import _ext
 
-BITS = (2, 4, 8)
+BITS = (4, 8)
 
 
 def check_same(weight: mx.array, group_size: int, bits: int) -> None:

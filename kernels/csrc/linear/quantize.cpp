@@ -51,10 +51,8 @@ class Quantize : public CpuPrimitive {
   bool by_channels_;
 };
 
-void check_settings(int group_size, int bits, bool by_channels) {
-  require(bits == 4 || bits == 8 || (bits == 2 && !by_channels), std::string("bits must be ") +
-                                                                     (by_channels ? "4 or 8" : "2, 4 or 8") +
-                                                                     ", got " + std::to_string(bits));
+void check_settings(int group_size, int bits) {
+  require(bits == 4 || bits == 8, "bits must be 4 or 8, got " + std::to_string(bits));
   require(group_size == 32 || group_size == 64 || group_size == 128,
           "group_size must be 32, 64 or 128, got " + std::to_string(group_size));
 }
@@ -71,7 +69,7 @@ nb::tuple quantized(const std::vector<mx::array>& inputs, mx::Shape codes, mx::D
 
 template <bool by_channels>
 nb::tuple quantize(const mx::array& w, int group_size, int bits) {
-  check_settings(group_size, bits, by_channels);
+  check_settings(group_size, bits);
   require_floats("w", w, w.ndim() >= 2 && w.size() > 0 && w.shape(-1) % group_size == 0,
                  "[..., outputs, inputs], whole groups of " + std::to_string(group_size));
   mx::Shape codes = w.shape();
@@ -81,7 +79,7 @@ nb::tuple quantize(const mx::array& w, int group_size, int bits) {
 
 nb::tuple requantize_channels(const mx::array& codes, const mx::array& scales, const mx::array& biases,
                               int group_size, int bits) {
-  check_settings(group_size, bits, true);
+  check_settings(group_size, bits);
   require(codes.ndim() >= 2 && codes.size() > 0 && codes.dtype() == mx::uint32 &&
               codes.shape(-1) * (32 / bits) % group_size == 0,
           "codes must be uint32 [..., outputs, words], whole groups of " + std::to_string(group_size) +
@@ -101,7 +99,7 @@ nb::tuple requantize_channels(const mx::array& codes, const mx::array& scales, c
 void bind_quantize(nb::module_& m) {
   m.def("quantize_weights", &quantize<false>, "w"_a, nb::kw_only(), "group_size"_a, "bits"_a,
         "Return (codes, scales, biases) of w [..., outputs, inputs], bit-identical to mx.quantize in affine "
-        "mode with 2, 4 or 8 bits.");
+        "mode with 4 or 8 bits.");
   m.def("quantize_channels", &quantize<true>, "w"_a, nb::kw_only(), "group_size"_a, "bits"_a,
         "Return (codes, scales, biases) of w [..., outputs, inputs], bit-identical to "
         "kernels.channel_weights: w8a8 with 8 bits, w4a8 with 4.");

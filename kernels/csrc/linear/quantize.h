@@ -15,7 +15,7 @@ struct QuantizeCall {
   Float type;  // type of the floats, or of scales and biases
   int64_t rows;
   int inputs, group;  // whole groups of 32, 64 or 128
-  int bits;           // 2, 4 or 8
+  int bits;           // 4 or 8
 
   // Results in MLX's affine format.
   uint32_t* new_codes;

@@ -80,19 +80,6 @@ Range range_of(const float* values, int count) {
   return {least_of(least), -least_of(-most)};
 }
 
-// Quantizes a group so that 0 gets the code `zero`; NaN becomes code 0.
-void quantize_group(const float* values, int count, float step, float zero, uint8_t* to) {
-  constexpr int kPart = 32;  // every group size is a multiple of this
-  uint8_t codes[kPart];
-  for (int at = 0; at < count; at += kPart) {
-    for (int j = 0; j < kPart; j += kLanes) {
-      const Vec whole = load(values + at + j) / step + kRound - kRound;  // larger values are clamped
-      store_bytes(codes + j, rounded(clamp(whole + zero, 0, 15)));
-    }
-    pack_codes<kPart, 4>(codes, to + at / 2);
-  }
-}
-
 // Quantizes one row to 4 bits per weight, with two levels of scales (w4a8).
 void quantize_row_twice(const QuantizeCall& call, const float* values, uint8_t* codes, float* scales,
                         float* biases) {
@@ -113,7 +100,9 @@ void quantize_row_twice(const QuantizeCall& call, const float* values, uint8_t* 
     const float step = (times < 1 ? 1 : times) * scale;
     const float exact = std::rint(7.5f - (least[g] + most[g]) / (2 * step));
     const float zero = exact <= 0 ? 0 : exact > 15 ? 15 : exact;
-    quantize_group(values + g * group, group, step, zero, codes + g * (group / 2));
+    store_codes<4>(values + g * group, group, codes + g * (group / 2), [&](Vec x) {
+      return x / step + kRound - kRound + zero;  // larger values are clamped
+    });
     scales[g] = step;
     biases[g] = -zero * step;
   }

@@ -38,23 +38,18 @@ inline float least_of(Vec x) {
   return std::min(std::min(least[0], least[1]), std::min(least[2], least[3]));
 }
 
-// Packs kCount codes, one per byte, as a stream of bits: kBits of each code, from the lowest up.
-template <int kCount, int kBits>
-inline void pack_codes(const uint8_t* codes, uint8_t* to) {
-  static_assert(kBits == 8 || kBits == 4 || kBits == 2);
-  if constexpr (kBits == 8) {
-    std::memcpy(to, codes, kCount);
-  } else if constexpr (kBits == 4) {
-    uint16_t pairs[kCount / 2];
-    std::memcpy(pairs, codes, kCount);
-    for (int i = 0; i < kCount / 2; ++i) to[i] = static_cast<uint8_t>(pairs[i] | pairs[i] >> 4);
-  } else {
-    uint32_t fours[kCount / 4];
-    std::memcpy(fours, codes, kCount);
-    for (int i = 0; i < kCount / 4; ++i) {
-      const uint32_t x = fours[i];
-      to[i] = static_cast<uint8_t>(x | x >> 6 | x >> 12 | x >> 18);
-    }
+// Quantizes `count` values to codes of 8 or 4 bits, which it packs from the lowest bits up. `code` returns
+// the codes of a vector of values; those that are no code are clamped, and NaN becomes code 0.
+template <int kBits, class Code>
+inline void store_codes(const float* values, int count, uint8_t* to, Code&& code) {
+  static_assert(kBits == 8 || kBits == 4);
+  constexpr int kPart = 32;  // every group size is a multiple of this
+  for (int at = 0; at < count; at += kPart, to += kPart * kBits / 8) {
+    uint16_t pairs[kPart / 2];
+    uint8_t* const codes = kBits == 8 ? to : reinterpret_cast<uint8_t*>(pairs);
+    for (int j = 0; j < kPart; j += kLanes)
+      store_bytes(codes + j, rounded(clamp(code(load(values + at + j)), 0, (1 << kBits) - 1)));
+    for (int i = 0; i < kPart / 2 && kBits == 4; ++i) to[i] = static_cast<uint8_t>(pairs[i] | pairs[i] >> 4);
   }
 }
 
