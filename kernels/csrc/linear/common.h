@@ -23,6 +23,13 @@ struct RowTiles {
   int size(int tile) const { return first(tile + 1) - first(tile); }
 };
 
+// Calls body(tile) for all row tiles, on all threads unless there are few rows.
+template <class Body>
+inline void for_tiles(const LinearCall& call, const RowTiles& tiles, Body&& body) {
+  if (call.rows > 8) return parallel_for(tiles.count, body);
+  for (int tile = 0; tile < tiles.count; ++tile) body(tile);
+}
+
 // Returns how many consecutive panels a thread takes, if each panel is used once. Long runs help the
 // prefetchers, but short ones let threads end together.
 inline int panels_in_a_run(const PackedShape& shape, int panels) {
