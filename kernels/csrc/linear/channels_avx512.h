@@ -16,55 +16,38 @@
 namespace octavo {
 namespace {
 
-// Activations in 8 bits, in blocks of inputs: codes [rows / together][inputs / block][together][block], so
-// that `together` rows of a block are adjacent; scales a and 128 * sum(codes), each [rows]. For 4-bit weights
-// also the sums of each block's codes, [inputs / block][rows].
-struct ChannelRows {
-  int8_t* codes;
+// Activations with one scale for each row: scales a and 128 * sum(codes), each [rows]. For 4-bit weights also
+// the sums of each block's codes, [blocks][rows].
+struct ChannelRows : CodeRows {
   float* scales;
   int32_t *starts, *sums;
-  int rows, together, blocks, block;
-
-  // Returns the codes of `row` at the first input of block `index`.
-  int8_t* at(int index, int row) const {
-    if (row < together) return codes + (static_cast<std::size_t>(index) * together + row) * block;
-    const std::size_t first = static_cast<std::size_t>(row / together) * blocks + index;
-    return codes + (first * together + row % together) * block;
-  }
-  std::size_t block_stride() const { return static_cast<std::size_t>(together) * block; }
 };
 
 // Returns memory for ChannelRows in thread_scratch slot 1, with `together` adjacent rows (0: all rows).
 inline ChannelRows channel_rows(const LinearCall& call, int together = 0) {
   const PackedShape& shape = call.weight->shape;
   if (together == 0) together = std::max(1, call.rows);
-  const std::size_t rows = call.rows, inputs = shape.inputs,
-                    held = (rows + together - 1) / together * together,
-                    code_bytes = (held * inputs + 63) / 64 * 64;
-  const bool with_sums = shape.bits == 4;
-  const std::size_t bytes = code_bytes + 4 * rows * (2 + (with_sums ? shape.num_groups() : 0));
-  uint8_t* const scratch = static_cast<uint8_t*>(thread_scratch(bytes, 1));
+  const std::size_t rows = call.rows, held = (rows + together - 1) / together * together,
+                    code_bytes = (held * shape.inputs + 63) / 64 * 64;
+  const std::size_t values = rows * (2 + (shape.bits == 4 ? shape.num_groups() : 0));
+  uint8_t* const scratch = static_cast<uint8_t*>(thread_scratch(code_bytes + 4 * values, 1));
   float* const scales = reinterpret_cast<float*>(scratch + code_bytes);
   int32_t* const starts = reinterpret_cast<int32_t*>(scales + rows);
-  return {reinterpret_cast<int8_t*>(scratch),
+  return {{reinterpret_cast<int8_t*>(scratch), together, shape.num_groups(), shape.group},
           scales,
           starts,
-          starts + rows,
-          call.rows,
-          together,
-          shape.num_groups(),
-          shape.group};
+          starts + rows};
 }
 
 // Converts rows [first, last) to codes. A row with a non-finite activation gets a scale of NaN.
 inline void quantize_channel_rows(const LinearCall& call, const ChannelRows& out, int first, int last) {
   const PackedShape& shape = call.weight->shape;
-  const std::size_t rows = out.rows, inputs = shape.inputs;
+  const std::size_t rows = call.rows, inputs = shape.inputs;
   for (int m = first; m < last; ++m) {
     const std::size_t start = m * inputs;
     const float limit = largest_magnitude(call, start, shape.inputs), inverse = inverse_scale(limit);
     // Prefetches the next row while this one is rounded, because another thread has probably computed it.
-    const std::size_t ahead = m + 1 < out.rows ? inputs * float_size(call.x_type) : 0;
+    const std::size_t ahead = m + 1 < call.rows ? inputs * float_size(call.x_type) : 0;
     __m512i sum = _mm512_setzero_si512();
     int8_t* codes = out.at(0, m);
     int32_t* sums = out.sums + m;

@@ -25,13 +25,30 @@
 namespace octavo {
 namespace {
 
-// Activations in 8 bits by groups: codes [groups, rows, group], so that a group's codes of several rows are
-// adjacent; scales a and a * sum(codes), each [groups, rows].
-struct Int8Rows {
+// Activations in 8 bits, in blocks of inputs: codes [rows / together][blocks][together][block], so that
+// `together` rows of a block are adjacent.
+struct CodeRows {
   int8_t* codes;
+  int together, blocks, block;
+
+  // Returns how many rows of a block precede `row` of block `index`.
+  std::size_t place(int index, int row) const {
+    if (row < together) return static_cast<std::size_t>(index) * together + row;
+    const std::size_t first = static_cast<std::size_t>(row / together) * blocks + index;
+    return first * together + row % together;
+  }
+  // Returns the codes of `row` in block `index`.
+  int8_t* at(int index, int row) const { return codes + place(index, row) * block; }
+  std::size_t block_stride() const { return static_cast<std::size_t>(together) * block; }
+};
+
+// Activations with a scale for each row and block: scales a and a * sum(codes), [rows /
+// together][blocks][2][together]; sums of codes by place.
+struct Int8Rows : CodeRows {
   float* scales;
-  float* code_sums;
-  int32_t* sums;  // sums of codes
+  int32_t* sums;
+
+  float* scales_at(int index, int row) const { return scales + 2 * place(index, row) - row % together; }
 };
 
 // Returns the largest magnitude of activations [at, at + count); NaN if any is not finite. Bits of magnitudes
@@ -115,34 +132,34 @@ __attribute__((always_inline)) inline __m512i round_codes(const LinearCall& call
   }
 }
 
-inline void quantize_group(const LinearCall& call, std::size_t at, int group, int8_t* codes, float* scale,
-                           float* code_sum, int32_t* sum_of_codes) {
-  const float limit = largest_magnitude(call, at, group);
-  const __m512i sum = round_codes(call, at, group, inverse_scale(limit), codes);
-  *scale = limit / 127.0f;
-  *sum_of_codes = _mm512_reduce_add_epi32(sum);
-  *code_sum = *scale * static_cast<float>(*sum_of_codes);
-}
-
-// Converts all rows to codes. `group`: size of the weights' groups, or of blocks inside a group.
-inline Int8Rows quantize_rows(const LinearCall& call, int group) {
-  const PackedShape& shape = call.weight->shape;
-  const std::size_t groups = shape.inputs / group, rows = call.rows;
-  const std::size_t code_bytes = (rows * shape.inputs + 63) / 64 * 64;
-  uint8_t* scratch = static_cast<uint8_t*>(thread_scratch(code_bytes + 12 * rows * groups, 1));
-  float* scales = reinterpret_cast<float*>(scratch + code_bytes);
-  float* const code_sums = scales + rows * groups;
-  const Int8Rows out{reinterpret_cast<int8_t*>(scratch), scales, code_sums,
-                     reinterpret_cast<int32_t*>(code_sums + rows * groups)};
+// Converts all rows to codes, with `together` adjacent rows (0: all); rows past the last are zeros. `block`:
+// size of the weights' groups, or of blocks inside a group.
+inline Int8Rows quantize_rows(const LinearCall& call, int block, int together = 0) {
+  const std::size_t inputs = call.weight->shape.inputs, blocks = inputs / block;
+  if (together == 0) together = std::max(1, call.rows);
+  const std::size_t rows = (static_cast<std::size_t>(call.rows) + together - 1) / together * together,
+                    code_bytes = (rows * inputs + 63) / 64 * 64;
+  uint8_t* scratch = static_cast<uint8_t*>(thread_scratch(code_bytes + 12 * rows * blocks, 1));
+  float* const scales = reinterpret_cast<float*>(scratch + code_bytes);
+  const Int8Rows out{{reinterpret_cast<int8_t*>(scratch), together, static_cast<int>(blocks), block},
+                     scales,
+                     reinterpret_cast<int32_t*>(scales + 2 * rows * blocks)};
   const auto quantize = [&](int m) {
-    for (std::size_t g = 0; g < groups; ++g) {
-      const std::size_t at = static_cast<std::size_t>(m) * shape.inputs + g * group;
-      const std::size_t i = g * rows + m;
-      quantize_group(call, at, group, out.codes + i * group, out.scales + i, out.code_sums + i, out.sums + i);
+    const bool exists = m < call.rows;
+    std::size_t place = out.place(0, m), at = m * inputs;
+    float* scale = out.scales_at(0, m);
+    for (std::size_t b = 0; b < blocks; ++b, place += together, at += block, scale += 2 * together) {
+      int8_t* const codes = out.codes + place * block;
+      const float limit = exists ? largest_magnitude(call, at, block) : 0.0f;
+      if (!exists) std::memset(codes, 0, block);
+      const __m512i sum = exists ? round_codes(call, at, block, inverse_scale(limit), codes) : __m512i{};
+      out.sums[place] = _mm512_reduce_add_epi32(sum);
+      scale[0] = limit / 127.0f;
+      scale[together] = scale[0] * static_cast<float>(out.sums[place]);
     }
   };
   constexpr int kRows = 16;  // most rows per item: the scales of 16 rows share a cache line
-  for_row_items(call.rows, kRows, [&](int first, int last) {
+  for_row_items(static_cast<int64_t>(rows), kRows, [&](int first, int last) {
     for (int m = first; m < last; ++m) quantize(m);
   });
   return out;

@@ -1,5 +1,5 @@
 // Affine weights of 8 and 4 bits on AMX tiles, in integers, for many rows. Scales are applied as in
-// avx512::linear_int8.
+// avx512::linear_integer.
 //
 // Sums are computed for 16 rows by 16 outputs at a time, in float32 in 16 vector registers over all groups.
 // While vectors apply the scales of one group, tiles multiply a later group. Only one tile of results is
@@ -27,47 +27,6 @@ static_assert(kMaxGroup * 127 * 255 <= 1 << 22, "a group's sum must be exact whe
 constexpr int32_t kFloatBits = 0x4b400000;
 constexpr float kFloatStart = 0x1.8p23f;
 constexpr float kLargestScale = 0x1p100f;  // larger scales times kFloatStart might not be finite
-
-// Rows in tiles of 16: codes [tiles][groups][16][group], zeros in rows past the last; scales a and a *
-// sum(codes), [tiles][groups][2][16].
-struct TiledRows {
-  int8_t* codes;
-  float* scales;
-  int groups, group;
-
-  std::size_t first(int tile) const { return static_cast<std::size_t>(tile) * kTileRows * groups; }
-};
-
-void quantize_tile(const LinearCall& call, const TiledRows& out, int tile) {
-  const std::size_t inputs = call.weight->shape.inputs;
-  for (int m = 0; m < kTileRows; ++m) {
-    const std::size_t row = static_cast<std::size_t>(tile) * kTileRows + m;
-    for (int g = 0; g < out.groups; ++g) {
-      int8_t* const codes = out.codes + (out.first(tile) + g * kTileRows + m) * out.group;
-      float* const scales = out.scales + (out.first(tile) + g * kTileRows) * 2 + m;
-      int32_t sum;
-      if (row < static_cast<std::size_t>(call.rows)) {
-        quantize_group(call, row * inputs + g * out.group, out.group, codes, scales, scales + kTileRows,
-                       &sum);
-      } else {
-        std::memset(codes, 0, out.group);
-        scales[0] = scales[kTileRows] = 0;
-      }
-    }
-  }
-}
-
-TiledRows quantize_tiles(const LinearCall& call) {
-  const PackedShape& shape = call.weight->shape;
-  const int tiles = (call.rows + kTileRows - 1) / kTileRows;
-  const std::size_t rows = static_cast<std::size_t>(tiles) * kTileRows, code_bytes = rows * shape.inputs;
-  const std::size_t scale_bytes = 2 * sizeof(float) * rows * shape.num_groups();
-  uint8_t* const scratch = static_cast<uint8_t*>(thread_scratch(code_bytes + scale_bytes, 1));
-  const TiledRows out{reinterpret_cast<int8_t*>(scratch), reinterpret_cast<float*>(scratch + code_bytes),
-                      shape.num_groups(), shape.group};
-  parallel_for(tiles, [&](int tile) { quantize_tile(call, out, tile); });
-  return out;
-}
 
 // A panel in tile order: codes in bytes, [4][groups][group / 4][16][4]; scales and biases in float32,
 // [4][groups][2][16].
@@ -203,7 +162,7 @@ void multiply(const TileCall& call, bool exact_start, float* to) {
 }
 
 // Multiplies each tile of rows by panels [first, last).
-void run_panels(const LinearCall& call, const TiledRows& x, int first, int last) {
+void run_panels(const LinearCall& call, const Int8Rows& x, int first, int last) {
   const PackedShape& shape = call.weight->shape;
   const std::size_t bytes = prepared_bytes(shape);
   uint8_t* const scratch = static_cast<uint8_t*>(thread_scratch(bytes * (last - first)));
@@ -215,18 +174,18 @@ void run_panels(const LinearCall& call, const TiledRows& x, int first, int last)
   Tiles tiles;
   tiles.configure(kTileRows, std::min(shape.group, kStepCodes));
   const std::size_t column_bytes = static_cast<std::size_t>(shape.inputs) * kTileOutputs;
-  const std::size_t column_parameters = static_cast<std::size_t>(x.groups) * 2 * kTileOutputs;
+  const std::size_t column_parameters = static_cast<std::size_t>(x.blocks) * 2 * kTileOutputs;
   for (int tile = 0; tile * kTileRows < call.rows; ++tile) {
     const int row = tile * kTileRows, rows = std::min(call.rows - row, kTileRows);
     for (int panel = first; panel < last; ++panel) {
       const Panel& weights = panels[panel - first];
       for (int c = 0; c < kColumns; ++c) {
-        const TileCall tile_call{x.codes + x.first(tile) * x.group,
-                                 x.scales + x.first(tile) * 2,
+        const TileCall tile_call{x.at(0, row),
+                                 x.scales_at(0, row),
                                  weights.codes + column_bytes * c,
                                  weights.parameters + column_parameters * c,
-                                 x.groups,
-                                 x.group};
+                                 x.blocks,
+                                 x.block};
         multiply(tile_call, weights.exact_start, sums + c * kTileOutputs);
       }
       finish_rows(call, panel, row, rows, sums);
@@ -239,7 +198,7 @@ void run_panels(const LinearCall& call, const TiledRows& x, int first, int last)
 void linear_int8_rows(const LinearCall& call) {
   constexpr int kRunsPerThread = 2;
   const PackedShape& shape = call.weight->shape;
-  const TiledRows x = quantize_tiles(call);
+  const Int8Rows x = quantize_rows(call, shape.group, kTileRows);
   const int partner = call.partner(), panels = shape.num_panels() - partner,
             share = panels / (kRunsPerThread * num_threads());
   const int most = std::min(kRunPanels, static_cast<int>(kRunBytes / prepared_bytes(shape)));

@@ -76,12 +76,6 @@ class Fetch {
   int steps_, lines_, per_step_ = 1;
 };
 
-// Scales and biases of a group for the 64 outputs.
-struct Parameters {
-  alignas(64) float scale[kPanel];
-  alignas(64) float bias[kPanel];
-};
-
 template <int R>
 struct Sums {
   __m512i at[R][4];
@@ -140,6 +134,7 @@ inline __attribute__((always_inline)) Sums<1> dot_row(const int8_t* x, int group
 struct GroupRows {
   const int8_t *codes, *next;  // `next`: codes of the next group, to be prefetched
   const float *scales, *code_sums;
+  const int32_t* sums;
 };
 
 }  // namespace

@@ -61,15 +61,14 @@ namespace avx512 {
 void linear_float32(const LinearCall& call);
 // Multiplies bf16 activations and weights with VDPBF16PS or FMAs, whose results are bit-identical.
 void linear_bf16(const LinearCall& call);
-// Multiplies affine 8- and 4-bit weights with VPDPBUSD. Activations are rounded to 8 bits per row and group.
-void linear_int8(const LinearCall& call);
+// Multiplies quantized weights with VPDPBUSD. Activations for affine weights of 8 and 4 bits are rounded to 8
+// bits per row and group; results of others are bit-identical to avx2::linear_integer.
+void linear_integer(const LinearCall& call);
 // Multiplies weights with one scale per output by VPDPBUSD. Activations are rounded to 8 bits per row.
 void linear_channels(const LinearCall& call);
-// Multiplies other quantized weights with VPDPBUSD; bit-identical to avx2::linear_integer.
-void linear_planes(const LinearCall& call);
 }  // namespace avx512
 namespace amx {
-// Multiplies many rows by affine weights with TDPBSUD; bit-identical to avx512::linear_int8.
+// Multiplies many rows by affine weights with TDPBSUD; bit-identical to avx512::linear_integer.
 void linear_int8_rows(const LinearCall& call);
 // Multiplies weights with one scale per output by TDPBSUD; bit-identical to avx512::linear_channels.
 void linear_channels(const LinearCall& call);

@@ -6,6 +6,7 @@
 // are looked up as 2 value + 12, and sums start at -12 sum(xq). Sums of narrow codes start at -c sum(xq),
 // where c is the middle of the codes.
 #include "linear/integer_tiles_avx512.h"
+#include "linear/integer_weights.h"
 
 namespace octavo::avx512 {
 namespace {
@@ -17,91 +18,17 @@ constexpr int kMaxGroup = 128;  // most inputs for plain (8- and 4-bit affine) c
 // register tile widens codes itself, because widening costs as much as the products of some rows.
 constexpr int kWidenedRows = 19;
 
-template <int kCodeBits, bool kE2m1 = false>
-struct Format {
-  static constexpr bool kAffine = !kE2m1;
-  static constexpr int kBits = kCodeBits;
-  static constexpr int kLow = kBits == 8 ? 8 : kCodeBits >= 4 ? 4 : kCodeBits == 3 ? 2 : kCodeBits;
-  static constexpr int kHigh = kCodeBits - kLow;
-  static constexpr bool kPlain = !kE2m1 && (kCodeBits == 8 || kCodeBits == 4);
-  static constexpr int kMiddle = kE2m1 ? 12 : kCodeBits >= 4 ? 0 : 1 << (kCodeBits - 1);
-  // Number of quads of inputs after which every plane is at the start of a word again.
-  static constexpr int kQuads = kHigh == 1 || kCodeBits == 1 ? 8 : kLow == 2 || kHigh == 2 ? 4 : 2;
-
-  // Returns a plane's bits for four inputs (number `quad`) of 16 outputs, shifted by kAbove to leave space
-  // for lower bits.
-  template <int kWidth, int kAbove>
-  static __attribute__((always_inline)) __m512i plane(const uint8_t* words, int quad) {
-    const __m512i word = _mm512_loadu_si512(words + quad * kWidth / 8 * 256);
-    const int right = quad * kWidth % 8 - kAbove;
-    const __m512i mask = _mm512_set1_epi8(static_cast<char>(((1 << kWidth) - 1) << kAbove));
-    const __m512i shifted = right < 0 ? _mm512_slli_epi32(word, -right) : _mm512_srli_epi32(word, right);
-    return _mm512_and_si512(shifted, mask);
-  }
-};
-
-// Unpacks a block of codes to bytes [block / 4][64 outputs][4].
-template <class F>
-void unpack(const uint8_t* low, const uint8_t* high, int block, uint8_t* to) {
-  const __m512i values =
-      _mm512_broadcast_i32x4(_mm_setr_epi32(0x0f0e0d0c, 0x18141210, 0x090a0b0c, 0x00040608));
-  for (int quads = block / 4; quads > 0; quads -= F::kQuads) {
-    unrolled<F::kQuads>([&](auto quad) __attribute__((always_inline)) {
-      unrolled<4>([&](auto c) __attribute__((always_inline)) {
-        __m512i codes = F::template plane<F::kLow, 0>(low + 64 * c, quad);
-        if constexpr (F::kHigh > 0)
-          codes = _mm512_or_si512(codes, F::template plane<F::kHigh, F::kLow>(high + 64 * c, quad));
-        if constexpr (!F::kAffine) codes = _mm512_shuffle_epi8(values, codes);
-        _mm512_store_si512(to + quad * 256 + 64 * c, codes);
-      });
-    });
-    low += F::kQuads * F::kLow / 8 * 256;
-    high += F::kQuads * F::kHigh / 8 * 256;
-    to += F::kQuads * 256;
-  }
-}
-
-// Loads the scales of 16 outputs, as fp4_scale decodes them.
-inline __m512 load_fp4_scales(const uint8_t* from, bool e8m0) {
-  const __m512i bits = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-  if (e8m0) {
-    const __m512i least = _mm512_set1_epi32(0x00400000);  // 2^-127, which is subnormal
-    return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_slli_epi32(bits, 23), least));
-  }
-  const __m512i magnitude = _mm512_slli_epi32(_mm512_and_si512(bits, _mm512_set1_epi32(127)), 20);
-  const __m512i sign = _mm512_slli_epi32(_mm512_srli_epi32(bits, 7), 31);
-  const __m512 value = _mm512_mul_ps(_mm512_castsi512_ps(magnitude), _mm512_set1_ps(0x1p120f));
-  return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(value), sign));
-}
-
-// Loads scales and biases to match the unpacked codes.
-template <class F>
-void load_parameters(const PackedShape& shape, const uint8_t* from, Parameters& out) {
-  const __m512 half = _mm512_set1_ps(0.5f), middle = _mm512_set1_ps(static_cast<float>(F::kMiddle));
-  for (int n = 0; n < kPanel; n += 16) {
-    if constexpr (F::kAffine) {
-      const __m512 scale = load16(from, shape.scale_type, n);
-      const __m512 bias = load16(from, shape.scale_type, kPanel + n);
-      _mm512_store_ps(out.scale + n, scale);
-      _mm512_store_ps(out.bias + n, F::kPlain ? bias : _mm512_fmadd_ps(middle, scale, bias));
-    } else {
-      const __m512 scale = load_fp4_scales(from + n, shape.kind == WeightKind::mxfp4);
-      _mm512_store_ps(out.scale + n, _mm512_mul_ps(half, scale));
-    }
-  }
-}
-
 // Adds products of R rows and one block, with codes of kBits bits (with kCentered, less `middle`), to
 // sums[R][64]. Each step prefetches kLines lines of `ahead`.
 template <bool kAffine, bool kCentered, int kBits, int R, int kLines>
-__attribute__((noinline)) void multiply_block(const GroupRows& x, const int32_t* x_sums, uint32_t middle,
-                                              int block, const uint8_t* words, const uint8_t* ahead,
+__attribute__((noinline)) void multiply_block(const GroupRows& x, uint32_t middle, int block,
+                                              const uint8_t* words, const uint8_t* ahead,
                                               const Parameters& parameters, float* sums) {
   for (int m = 0; m < R; ++m) prefetch(reinterpret_cast<const uint8_t*>(x.next + m * block));
   Sums<R> dots;
   unrolled<R>([&](auto m) __attribute__((always_inline)) {
     // The product may wrap in a row with non-finite values, whose results are NaN anyway.
-    const uint32_t start = kCentered ? 0u - middle * static_cast<uint32_t>(x_sums[m]) : 0u;
+    const uint32_t start = kCentered ? 0u - middle * static_cast<uint32_t>(x.sums[m]) : 0u;
     unrolled<4>([&](auto c) __attribute__((always_inline)) {
       dots.at[m][c] = _mm512_set1_epi32(static_cast<int32_t>(start));
     });
@@ -143,20 +70,20 @@ void multiply_tiles(const LinearCall& call, const Int8Rows& x, const RowTiles& t
     if constexpr (!kAsTheyLie)
       if (unpacked)
         unpack<F>(group + PackedShape::plane_bytes(inside, F::kLow),
-                  group + high_plane + PackedShape::plane_bytes(inside, F::kHigh), block, bytes);
+                  group + high_plane + PackedShape::plane_bytes(inside, F::kHigh), block / 4, bytes);
     const Fetch fetch(group + fetched * (inside / block) + ahead, fetched, last_tile - first_tile,
                       block * (unpacked ? 8 : F::kBits) / 32);
     for (int tile = first_tile; tile < last_tile; ++tile) {
       const int row = tiles.first(tile);
-      const std::size_t i = static_cast<std::size_t>(b) * call.rows + row;
-      const int8_t* const codes = x.codes + i * block;
-      const GroupRows in{codes, codes + static_cast<std::size_t>(call.rows) * block, x.scales + i,
-                         x.code_sums + i};
+      const int8_t* const codes = x.at(b, row);
+      const float* const scales = x.scales_at(b, row);
+      const GroupRows in{codes, codes + x.block_stride(), scales, scales + x.together,
+                         x.sums + x.place(b, row)};
       with_rows<kTileRows, 2>(tiles.size(tile), [&](auto count) {
         fetch.for_tile(tile - first_tile, [&](auto lines, const uint8_t* next) {
           const auto multiply = [&](auto bits, const uint8_t* words) {
             multiply_block<F::kAffine, F::kMiddle != 0, decltype(bits)::value, decltype(count)::value,
-                           decltype(lines)::value>(in, x.sums + i, F::kMiddle, block, words, next, parameters,
+                           decltype(lines)::value>(in, F::kMiddle, block, words, next, parameters,
                                                    sums + (row - first) * kPanel);
           };
           if (unpacked) multiply(std::integral_constant<int, 8>(), bytes);
@@ -185,7 +112,7 @@ void multiply_row(const LinearCall& call, const Int8Rows& x, int panel) {
     unrolled<4>([&](auto c) __attribute__((always_inline)) {
       const __m512 scale = load16(parameters, kType, 16 * c);
       const __m512 bias = load16(parameters, kType, kPanel + 16 * c);
-      sums[c] = plus_products(dots.at[0][c], scale, bias, x.scales[g], x.code_sums[g], sums[c]);
+      sums[c] = plus_products(dots.at[0][c], scale, bias, x.scales[2 * g], x.scales[2 * g + 1], sums[c]);
     });
     for (std::size_t at = shape.code_bytes(); ahead > 0 && at < shape.block_bytes(); at += 64)
       fetch_weights(block + ahead + at);
@@ -217,20 +144,17 @@ void run(const LinearCall& call) {
 
 }  // namespace
 
-void linear_int8(const LinearCall& call) {
-  if (call.weight->shape.bits == 4) run<Format<4>>(call);
-  else run<Format<8>>(call);
-}
-
-void linear_planes(const LinearCall& call) {
+void linear_integer(const LinearCall& call) {
   const PackedShape& shape = call.weight->shape;
   if (!shape.affine()) return run<Format<4, true>>(call);
   switch (shape.bits) {
     case 1: return run<Format<1>>(call);
     case 2: return run<Format<2>>(call);
     case 3: return run<Format<3>>(call);
+    case 4: return run<Format<4, false, true>>(call);
     case 5: return run<Format<5>>(call);
-    default: return run<Format<6>>(call);
+    case 6: return run<Format<6>>(call);
+    default: return run<Format<8, false, true>>(call);
   }
 }
 

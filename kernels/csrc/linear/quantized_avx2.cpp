@@ -18,8 +18,7 @@
 // where for 8-bit codes max|x| also runs over |x + x'| of any two inputs that are added.
 #include "linear/fetch_avx2.h"
 #include "linear/integer_rows_avx2.h"
-#include "linear/integer_weights_avx2.h"
-#include "runtime/unrolled.h"
+#include "linear/integer_weights.h"
 
 namespace octavo::avx2 {
 namespace {
@@ -100,7 +99,7 @@ inline __attribute__((always_inline)) Sums<R, C> dot_block(const int32_t* x, con
     unrolled<F::kQuads>([&](auto quad) __attribute__((always_inline)) {
       __m256i codes[C];
       unrolled<C>([&](auto c) __attribute__((always_inline)) {
-        codes[c] = F::load(low + 32 * c, high + 32 * c, quad);
+        codes[c] = (__m256i)F::load_codes(low + 32 * c, high + 32 * c, quad);
       });
       add_products<F::kWide>(x, codes, sums);
       x += R;
@@ -148,21 +147,6 @@ __attribute__((noinline)) void multiply_block(const BlockView& block, const int3
   }
 }
 
-// Unpacks a block of codes to bytes [block / 4][64 outputs][4], the codes of Format<8>.
-template <class F>
-void unpack(const uint8_t* low, const uint8_t* high, int block, uint8_t* to) {
-  for (int quads = block / 4; quads > 0; quads -= F::kQuads, to += F::kQuads * 256) {
-    unrolled<F::kQuads>([&](auto quad) __attribute__((always_inline)) {
-      for (int at = 0; at < 256; at += 32)
-        _mm256_store_si256(reinterpret_cast<__m256i*>(to + quad * 256 + at),
-                           F::load(low + at, high + at, quad));
-    });
-    for (int at = 0; at < F::kQuads * F::kLow / 8 * 256; at += 64) fetch_weights<true>(low + kAhead + at);
-    low += F::kQuads * F::kLow / 8 * 256;
-    high += F::kQuads * F::kHigh / 8 * 256;
-  }
-}
-
 template <class F>
 void run_item(const LinearCall& call, const Rows& x, const RowTiles& tiles, int block, int panel,
               int first_tile, int last_tile) {
@@ -182,7 +166,9 @@ void run_item(const LinearCall& call, const Rows& x, const RowTiles& tiles, int 
     BlockView view{group + PackedShape::plane_bytes(inside, F::kLow),
                    group + high_plane + PackedShape::plane_bytes(inside, F::kHigh), &parameters, block / 4};
     if constexpr (!F::kDirect) {
-      unpack<F>(view.low, view.high, block, bytes);
+      unpack<F>(view.low, view.high, view.quads, bytes);
+      for (int ahead = 0; ahead < block * F::kBits * kPanel / 8; ahead += 64)
+        fetch_weights<true>(view.low + kAhead + ahead);
       view.low = bytes;
     }
     for (int tile = first_tile; tile < last_tile; ++tile) {
@@ -208,7 +194,7 @@ inline __attribute__((always_inline)) void multiply_row(const BlockView& block, 
   constexpr int C = kPanel / 8;
   const Sums<1, C> dots = dot_block<F, 1, C>(x, start, block.low, block.high, block.quads);
   unrolled<C>([&](auto c) __attribute__((always_inline)) {
-    const Eight eight = load_parameters_of_eight<F>(parameters, kType, e8m0, 8 * c);
+    const ScaleAndBias eight = F::parameters(parameters, kType, e8m0, 8 * c);
     const __m256 product = _mm256_mul_ps(_mm256_cvtepi32_ps(dots.at[0][c]), eight.scale);
     __m256 sum = _mm256_fmadd_ps(product, _mm256_set1_ps(x_scale), _mm256_load_ps(sums + 8 * c));
     if constexpr (F::kAffine) sum = _mm256_fmadd_ps(eight.bias, _mm256_set1_ps(x_sum), sum);
