@@ -20,7 +20,7 @@ from ..arguments.options import (
 from ..arguments.usage import checked, positive
 
 if TYPE_CHECKING:
-    from ..memory.planner import ObservedCaches
+    from ..memory.draft_memory import ObservedCaches
 
 
 ADAPTERS = ("lora_memory", "max_loras", "max_lora_rank")

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from octavo.kernels.formats import page_format
-from octavo.kernels.interface import LayerSpec
+from octavo.kernels.interface import LayerSpec, PoolSpec
 
 from ..api.errors import InvalidConfig, ModelLoadError
 from .configuration import text_config
@@ -32,12 +31,11 @@ def format_size(size: int) -> str:
 
 def page_bytes(layers: Sequence[LayerSpec], *, page_size: int, k_format: str, v_format: str) -> int:
     """Return the bytes of one page over all layers, K and V. Raises InvalidConfig."""
+    spec = PoolSpec(
+        layers=tuple(layers), num_pages=1, page_size=page_size, k_format=k_format, v_format=v_format
+    )
     try:
-        return sum(
-            page_format(name).page_bytes(dim, page_size=page_size, num_kv_heads=layer.num_kv_heads)
-            for layer in layers
-            for name, dim in ((k_format, layer.head_dim), (v_format, layer.value_dim))
-        )
+        return spec.page_bytes
     except ValueError as error:
         raise InvalidConfig(str(error)) from None
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from octavo.kernels.formats import FORMAT_NAMES, RECIPE, FormatPair, format_pair
 from octavo.kernels.interface import LayerSpec
-from octavo.kernels.residual import SIXTEEN_BITS, ResidualSpec
+from octavo.kernels.residual import SIXTEEN_BITS
 
 from ..api.config import EngineConfig
 from ..api.errors import InvalidConfig
@@ -18,20 +18,12 @@ from .budget import (
     workspace_bytes,
 )
 from .configuration import sliding_windows, text_config
+from .draft_memory import ObservedCaches, draft_memory
 from .model_files import model_length, read_config, resolve_model
-from .sizing import Sizing, head_layer, sizing, with_max_kv_size, with_windows
-from .state_sizing import draft_state_bytes, plan_states
+from .sizing import Sizing, sizing, with_max_kv_size, with_windows
+from .state_sizing import plan_states
 
 ADAPTER_VALUE_BYTES = 2
-
-
-@dataclass(frozen=True, slots=True)
-class ObservedCaches:
-    """Observed caches of a model. ``slot_bytes`` is the size of one sequence's recurrent state."""
-
-    layers: tuple[LayerSpec, ...]
-    slot_bytes: int = 0
-    adapter_values: int = 0
 
 
 def plan(
@@ -68,29 +60,21 @@ def plan(
     layers = with_windows(observed.layers, sliding_windows(config))
     if max_kv_size is not None:
         layers = with_max_kv_size(layers, max_kv_size=max_kv_size)
-    weights, drafts = weights_bytes(path), _Drafts(settings, layers, observe)
+    weights, drafts = weights_bytes(path), draft_memory(settings, layers, observe)
     workspace = workspace_bytes(
         config,
         max_step_tokens=settings.max_step_tokens,
         max_running=settings.max_running,
         vocab_size=int(text_config(config).get("vocab_size", 0)),
     )
-    budget = max(0, memory - weights - drafts.weights_bytes - workspace - settings.lora_bytes)
+    budget = max(0, memory - weights - drafts.weights - workspace - settings.lora_bytes)
     rows: dict[str, dict[str, Any]] = {}
     refused: dict[str, str] = {}
     for pair in formats:
         try:
-            size = sizing(
-                layers,
-                k_format=pair.k,
-                v_format=pair.v,
-                page_size=page_size,
-                max_model_len=positions,
-                max_running=settings.max_running,
-                max_step_tokens=settings.max_step_tokens,
-                residual=_residual(pair, residual or {}),
-            )
-            size = replace(size, draft_bytes=drafts.draft_bytes(pair))
+            is_exact = {pair.k, pair.v} <= set(SIXTEEN_BITS)
+            asked = replace(settings, kv_format=str(pair), **({} if is_exact else residual or {}))
+            size = replace(sizing(layers, asked, positions), draft_bytes=drafts.page_bytes(asked))
         except InvalidConfig as refusal:
             refused[str(pair)] = str(refusal)
         else:
@@ -106,7 +90,7 @@ def plan(
         "state_bytes_per_sequence": observed.slot_bytes,
         "memory_bytes": memory,
         "weights_bytes": weights,
-        "draft_weights_bytes": drafts.weights_bytes,
+        "draft_weights_bytes": drafts.weights,
         "workspace_bytes": workspace,
         "adapter_bytes": settings.lora_bytes,
         "max_loras": settings.max_loras if settings.lora_bytes else 0,
@@ -119,50 +103,6 @@ def plan(
         "formats": rows,
         "refused": refused,
     }
-
-
-class _Drafts:
-    def __init__(
-        self,
-        settings: EngineConfig,
-        layers: Sequence[LayerSpec],
-        observe: Callable[[Path], ObservedCaches],
-    ) -> None:
-        self.weights_bytes = 0
-        self._settings = settings
-        self._layers: tuple[LayerSpec, ...] = ()
-        self._state_bytes = 0
-        self._max_model_len = 1
-        if settings.draft_model is not None:
-            path = resolve_model(settings.draft_model)
-            config = read_config(path)
-            self.weights_bytes = weights_bytes(path)
-            observed = observe(path)
-            self._layers = observed.layers
-            self._state_bytes = draft_state_bytes(settings, observed.slot_bytes)
-            self._max_model_len = model_length(config, None)
-        elif settings.speculate == "mtp" and layers:
-            self._layers = (replace(head_layer(layers), window=None),)
-
-    def draft_bytes(self, pair: FormatPair) -> Callable[[int], int]:
-        if not self._layers:
-            return lambda _: self._state_bytes
-        size = sizing(
-            self._layers,
-            k_format=pair.k,
-            v_format=pair.v,
-            page_size=self._settings.page_size,
-            max_model_len=self._max_model_len,
-            max_running=self._settings.max_running,
-            max_step_tokens=self._settings.max_step_tokens,
-        )
-        return lambda num_pages: size.own_bytes_for(num_pages) + self._state_bytes
-
-
-def _residual(pair: FormatPair, given: Mapping[str, Any]) -> ResidualSpec | None:
-    if {pair.k, pair.v} <= set(SIXTEEN_BITS):
-        return None
-    return EngineConfig(kv_format=str(pair), **given).residual
 
 
 def _format_plan(

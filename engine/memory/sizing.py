@@ -10,13 +10,13 @@ from octavo.block_manager import FullAttention, KVGroupSpec, ResidualWindow, Sli
 from octavo.block_manager.spec import UNBOUNDED, pages_for
 from octavo.kernels.groups import LayerGroup, group_layers, residual_groups
 from octavo.kernels.interface import LayerSpec
-from octavo.kernels.residual import ResidualSpec
 
-from ..api.config import SINK_TOKENS
+from ..api.config import SINK_TOKENS, EngineConfig
 from ..api.errors import InvalidConfig, ModelLoadError
 from .budget import (
     DEFAULT_KV_MEMORY,
     DEFAULT_SEQUENCE_TOKENS,
+    SHORT_SEQUENCE_TOKENS,
     format_size,
     page_bytes,
 )
@@ -100,27 +100,19 @@ def with_windows(layers: Sequence[LayerSpec], windows: Sequence[int | None]) -> 
     return tuple(replace(layer, window=window, keep=0) for layer, window in zip(layers, windows, strict=True))
 
 
-def sizing(
-    layers: Sequence[LayerSpec],
-    *,
-    k_format: str,
-    v_format: str,
-    page_size: int,
-    max_model_len: int,
-    max_running: int,
-    max_step_tokens: int,
-    max_pinned: int = 0,
-    residual: ResidualSpec | None = None,
-    sequence_tokens: int = DEFAULT_SEQUENCE_TOKENS,
-) -> Sizing:
+def sizing(layers: Sequence[LayerSpec], config: EngineConfig, max_model_len: int) -> Sizing:
     """Return the sizing of a model's pools. Raises InvalidConfig."""
+    page_size, residual, max_step_tokens = config.page_size, config.residual, config.max_step_tokens
+    max_running, max_pinned = config.max_running, config.max_pinned_pages
+    sequence_tokens = SHORT_SEQUENCE_TOKENS if config.num_pages else DEFAULT_SEQUENCE_TOKENS
     groups = group_layers(layers, max_model_len) or (LayerGroup(window=None, keep=0, members=()),)
     beside = () if residual is None else residual_groups(groups, residual, page_size)
     specs = [_spec(group) for group in groups]
     after = 0 if residual is None else residual.quantize_after
-    specs += [_residual_spec(own, index, specs[index], after) for index, own in enumerate(beside)]
+    specs += [_residual_spec(each, index, specs[index], after) for index, each in enumerate(beside)]
     bounded = groups[0].window is None
-    formats = [(k_format, v_format)] * len(groups) + [("bf16", "bf16")] * len(beside)
+    own = config.page_formats
+    formats = [(own.k, own.v)] * len(groups) + [("bf16", "bf16")] * len(beside)
 
     def sized(spec: KVGroupSpec) -> KVGroupSpec:
         if not bounded or isinstance(spec, ResidualWindow):

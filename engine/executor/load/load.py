@@ -21,8 +21,9 @@ from ...api.engine_info import EngineInfo, MemoryBudget
 from ...api.errors import InvalidConfig
 from ...memory.budget import encoding_bytes, format_size, weights_bytes, workspace_bytes
 from ...memory.configuration import sliding_windows
+from ...memory.draft_memory import DraftMemory, draft_memory
 from ...memory.model_files import model_length, read_config, resolve_model, served_name
-from ...memory.sizing import Sizing, num_pages_for, with_max_kv_size, with_windows
+from ...memory.sizing import Sizing, num_pages_for, sizing, with_max_kv_size, with_windows
 from ...memory.state_sizing import draft_state_bytes, plan_states
 from ..adapters.layers import RankLayers, padded_bytes
 from ..adapters.slots import AdapterSlots, adapter_slots, load_modules
@@ -38,8 +39,8 @@ from ..row_inputs import RowInputs
 from ..vision.encoder import CACHE_BYTES, ImageEncoder, adapt_language, load_encoder
 from ..vision.families import read_rules
 from .discover import discover_layout
-from .drafters import draft_page_bytes, draft_weight_bytes, load_mtp, sizing_of
-from .loader import LoadedModel, load_model
+from .drafters import load_mtp
+from .loader import LoadedModel, load_model, observe_caches
 from .metal_settings import prepare_device, set_memory_limits, usable_memory
 from .page_loss import MAX_TEXT, ScoreText, choose_format
 from .prepare import ReadyModel, choose_device, make_ready, model_ops
@@ -146,13 +147,13 @@ def load_paged_runner(
             read_config(path), num_patches=num_patches, activation_bytes=layout.dtype.size
         )
     other_bytes = adapter_bytes + vision_bytes
-    drafter_bytes, whole = draft_weight_bytes(config), part.whole or probed
-    usable = part.available(lambda taken: usable_memory(taken + drafter_bytes), weight_bytes)
+    whole = part.whole or probed
+    drafts = draft_memory(config, whole.layers, observe_caches)
+    usable = part.available(lambda taken: usable_memory(taken + drafts.weights), weight_bytes)
     available = max(0, usable - other_bytes)
-    draft_bytes = draft_page_bytes(config, whole)
     if is_draft and layout.slot_bytes:
         config = replace(config, state_memory=draft_state_bytes(config, layout.slot_bytes))
-    room = _room(config, layout, max_model_len, available, draft_bytes, part)
+    room = _room(config, layout, max_model_len, available, drafts, part)
     ready = make_ready(loaded, probed, choice, exact=config.exact)
     log.info("%s: %s", config.model, describe(ready.result))
     checked = _Checked(choice, loaded, ready, part, (probed, layout))
@@ -167,7 +168,7 @@ def load_paged_runner(
         settled = config.with_format("bf16")
     if settled != config:
         config = settled
-        room = _room(config, layout, max_model_len, available, draft_bytes, part)
+        room = _room(config, layout, max_model_len, available, drafts, part)
     if room.states is not None and written != room.states.slot_bytes:
         states = _as_written(config, loaded.architecture, room.states, written, room.size)
         room = room._replace(states=states)
@@ -196,7 +197,7 @@ def load_paged_runner(
             activation_bytes=layout.dtype.size,
         ),
         states=0 if model.states is None else model.states.nbytes,
-        drafts=draft_bytes(room.num_pages),
+        drafts=room.size.draft_bytes(room.num_pages),
         adapters=adapter_bytes,
         vision=0 if images is None else images.nbytes + vision_bytes,
     )
@@ -237,9 +238,7 @@ class _Checked:
         self, config: EngineConfig, room: _Room, max_model_len: int, *, replay: bool = False
     ) -> _Made:
         part, result = self.part, self.ready.result
-        own, size = part.own(
-            *self.layouts, room.size, lambda own: sizing_of(config, own.layers, max_model_len)
-        )
+        own, size = part.own(*self.layouts, room.size, lambda own: sizing(own.layers, config, max_model_len))
         kv_cache: PagedKVCache = GroupedKVCache((), ())
         if own.layers:
             bounded = replace(own, layers=without_unreached_windows(own.layers, max_model_len))
@@ -267,7 +266,7 @@ class _Checked:
             cache_dir_bytes=None, remote_cache=None, save_dir=None, swap_memory=0,
             state_memory=8 * slot or None, async_steps=False,
         )  # fmt: skip
-        size = sizing_of(config, self.layouts[1].layers, length)
+        size = sizing(self.layouts[1].layers, config, length)
         states = plan_states(config, slot, page_bytes=size.page_bytes, available=8 * slot)
         room = _Room(size, states, num_pages)
         made = self.allocate(config, room, length)
@@ -336,10 +335,11 @@ def _room(
     layout: CacheLayout,
     max_model_len: int,
     available: int,
-    draft_bytes: Callable[[int], int],
+    drafts: DraftMemory,
     part: WholeModel,
 ) -> _Room:
-    size = replace(sizing_of(config, layout.layers, max_model_len), draft_bytes=draft_bytes)
+    size = sizing(layout.layers, config, max_model_len)
+    size = replace(size, draft_bytes=drafts.page_bytes(config))
     states = plan_states(config, layout.slot_bytes, page_bytes=size.page_bytes, available=available)
     if states is None and config.state_memory is not None:
         log.warning("%s: no layer is recurrent, so state_memory is not used", config.model)

@@ -25,8 +25,8 @@ from octavo.kernels.channel_weights import BITS as CHANNEL_BITS
 from ...api.config import Weights
 from ...api.errors import InvalidConfig, ModelLoadError
 from ...memory.budget import tensors_of
+from ...memory.draft_memory import ObservedCaches
 from ...memory.model_files import read_config
-from ...memory.planner import ObservedCaches
 from ...memory.weight_files import weight_files
 from ..adapt.cache_adapter import install_hook
 from ..adapt.install import adapt_models

@@ -14,6 +14,7 @@ from octavo.engine.api.errors import InvalidConfig, ModelLoadError
 from octavo.engine.executor.load.loader import observe_caches
 from octavo.engine.frontend.llm import LLM
 from octavo.engine.memory import planner as plan
+from octavo.engine.memory.draft_memory import ObservedCaches
 from octavo.engine.memory.model_files import model_length, read_config, resolve_model
 from octavo.kernels.formats import FormatPair
 from octavo.kernels.interface import LayerSpec
@@ -35,7 +36,7 @@ QWEN: dict[str, Any] = {
 
 def planned(path: Path, *, head_dim: int = 128, memory: int = 4 * 1024**3, **settings: Any) -> dict[str, Any]:
     layer = LayerSpec(num_kv_heads=8, head_dim=head_dim, value_dim=head_dim)
-    caches = plan.ObservedCaches((layer,) * 28)
+    caches = ObservedCaches((layer,) * 28)
     return plan.plan(model=str(path), memory=memory, observe=lambda _: caches, **settings)
 
 
@@ -193,7 +194,7 @@ def test_latents_are_compared_with_dense_keys_and_values(tmp_path: Path) -> None
 
     def plan_of(layer: LayerSpec) -> dict[str, Any]:
         return plan.plan(
-            model=model, memory=2**34, context=4096, observe=lambda _: plan.ObservedCaches((layer,) * 61)
+            model=model, memory=2**34, context=4096, observe=lambda _: ObservedCaches((layer,) * 61)
         )
 
     result = plan_of(latent)

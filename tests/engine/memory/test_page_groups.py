@@ -6,6 +6,7 @@ from hypothesis import given
 
 from octavo.block_manager import FullAttention
 from octavo.block_manager.spec import UNBOUNDED
+from octavo.engine.api.config import EngineConfig
 from octavo.engine.api.errors import InvalidConfig
 from octavo.engine.memory.sizing import Sizing, num_pages_for, sizing
 from octavo.kernels.groups import LayerGroup, group_layers
@@ -75,15 +76,14 @@ def test_layers_of_one_window_form_a_group_and_those_without_come_first() -> Non
 def test_a_budget_is_spent_and_not_exceeded(
     kinds: list[tuple[int | None, int]], max_running: int, budget: int, page_size: int
 ) -> None:
-    size = sizing(
-        [layer(window, keep if window else 0) for window, keep in kinds],
-        k_format="bf16",
-        v_format="fp4",
+    config = EngineConfig(
+        kv_format="bf16/fp4",
+        residual_pages=0,
         page_size=page_size,
-        max_model_len=150,
         max_running=max_running,
         max_step_tokens=64,
     )
+    size = sizing([layer(window, keep if window else 0) for window, keep in kinds], config, 150)
     pages = size.pages_within(budget)
     assert size.bytes_for(pages) <= budget < size.bytes_for(pages + 1)
     groups = size.page_groups(max(pages, 1))

@@ -25,34 +25,26 @@ def test_residual_windows_of_groups() -> None:
 def test_the_budget_pays_for_both_kinds_of_pages() -> None:
     layers = (LayerSpec(num_kv_heads=2, head_dim=64, value_dim=64),) * 3
 
-    def room(residual: ResidualSpec | None) -> tuple[int, tuple[int, ...]]:
-        size = sizing(
-            layers,
-            k_format="fp4",
-            v_format="fp4",
-            page_size=32,
-            max_model_len=4096,
-            max_running=4,
-            max_step_tokens=64,
-            residual=residual,
-        )
+    def room(**residual: Any) -> tuple[int, tuple[int, ...]]:
+        config = EngineConfig(kv_format="fp4", page_size=32, max_running=4, max_step_tokens=64, **residual)
+        size = sizing(layers, config, 4096)
         pages = size.pages_within(10_000_000)
         assert size.bytes_for(pages) <= 10_000_000 < size.bytes_for(pages + 1)
         assert [getattr(group, "residual_of", None) for group in size.page_groups(pages)] == [
             None,
-            *([0] * (residual is not None)),
+            *([0] * (residual != {"residual_pages": 0})),
         ]
         return size.group_bytes[0], size.pages(pages)
 
-    page_bytes, (plain,) = room(None)
-    _, (num_pages, num_residual) = room(ResidualSpec())
+    page_bytes, (plain,) = room(residual_pages=0)
+    _, (num_pages, num_residual) = room(residual_pages=1)
     assert num_residual == 4 * 1 + 3, "one for each sequence, and a step's"
     residual_bytes = 3 * 2 * 2 * 32 * 128
     assert num_pages == (10_000_000 - num_residual * residual_bytes) // page_bytes < plain
-    _, (num_pages, num_residual) = room(ResidualSpec(residual_pages=2))
+    _, (num_pages, num_residual) = room(residual_pages=2)
     cached = -(-num_pages // 64) - 4
     assert num_residual == 4 * 2 + cached + 4, "two for each that runs, one for every other 2,048 tokens"
-    assert room(ResidualSpec(quantize_after=10**6))[1] == (
+    assert room(residual_pages=1, quantize_after=10**6)[1] == (
         num_all := 10_000_000 // (page_bytes + residual_bytes),
         num_all,
     )
@@ -94,16 +86,8 @@ def test_formats_of_five_bits_or_less_get_two_residual_pages(name: str) -> None:
 def test_residual_pages_follow_the_sequences_that_have_room_to_run() -> None:
     layers = (LayerSpec(num_kv_heads=8, head_dim=128, value_dim=128),) * 28
     for memory in (2**28, 2**30, 2**31, 2**33):
-        size = sizing(
-            layers,
-            k_format="fp4",
-            v_format="fp4",
-            page_size=32,
-            max_model_len=40960,
-            max_running=64,
-            max_step_tokens=512,
-            residual=ResidualSpec(residual_pages=2),
-        )
+        config = EngineConfig(kv_format="fp4", page_size=32, max_running=64, max_step_tokens=512)
+        size = sizing(layers, config, 40960)
         num_pages = size.pages_within(memory)
         pages, residual = size.pages(num_pages)
         sequences = -(-pages // 64)
