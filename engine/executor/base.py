@@ -108,12 +108,19 @@ class Adapters(Protocol):
     def slot(self, name: str) -> int: ...
 
 
-class EncodedImage(Protocol):
-    @property
-    def features(self) -> npt.NDArray[np.float32]: ...
+class EncodedImage(NamedTuple):
+    """An encoded image.
+
+    features   [n, D], embeddings of its tokens
+    deepstack  [n, L, D], added after each of the first L layers, if any
+    """
+
+    features: npt.NDArray[np.float32]
+    deepstack: npt.NDArray[np.float32] | None
 
     @property
-    def deepstack(self) -> npt.NDArray[np.float32] | None: ...
+    def nbytes(self) -> int:
+        return self.features.nbytes + (0 if self.deepstack is None else self.deepstack.nbytes)
 
 
 class Images(Protocol):

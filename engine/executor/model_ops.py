@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 from octavo.kernels.channel_weights import Quantized, quantize_as
 
 from .adapt.output_head import TakeRows
-from .sampling.logit_rows import NumpySampler, Sampler
+from .sampling.logit_rows import Sampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,46 +66,15 @@ class ImageAttention(Protocol):
     def forget(self) -> None: ...
 
 
-class ModelOps(Protocol):
-    @property
-    def fusion(self) -> Fusion | None: ...
+class ModelOps:
+    """MLX's own operations; subclasses replace them."""
+
+    fusion: Fusion | None = None
 
     @property
     def take_rows(self) -> TakeRows:
         """Function that returns rows of activations: ``take_rows(x, rows)`` is x[rows]."""
-        ...
-
-    def loading(self) -> AbstractContextManager[None]: ...
-
-    def quantizing(self) -> AbstractContextManager[None]: ...
-
-    def quantize_channels(self, kind: str, arrays: Sequence[mx.array], group_size: int) -> Quantized: ...
-
-    def prepare_model(
-        self, model: Module, *, exact: bool, fuse: bool, reference: Callable[[], None]
-    ) -> Report | None:
-        """Make the loaded model compute with these operations, in place.
-
-        With ``exact``, refuse operations that round activations.
-        """
-        ...
-
-    def prepare_tower(self, tower: Module, *, exact: bool) -> ImageAttention | None:
-        """Make a vision part compute with these operations; return their attention, if they have one."""
-        ...
-
-    def weight_bytes(self, model: Module) -> int:
-        """Return the bytes of the weights. Call it after the first forward."""
-        ...
-
-    def unread_weight_bytes(self, model: Module) -> int: ...
-
-    def sampler(self) -> Sampler: ...
-
-
-class MLXOps:
-    fusion: Fusion | None = None
-    take_rows: TakeRows = operator.getitem
+        return operator.getitem
 
     def loading(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -117,27 +86,35 @@ class MLXOps:
         return quantize_as(kind, arrays, group_size)
 
     def prepare_model(
-        self, model: Module, *, exact: bool, fuse: bool, reference: Callable[[], None]
+        self,
+        model: Module,
+        *,
+        exact: bool,  # noqa: ARG002
+        fuse: bool,  # noqa: ARG002
+        reference: Callable[[], None],
     ) -> Report | None:
-        del exact, fuse
+        """Make the loaded model compute with these operations, in place.
+
+        With ``exact``, refuse operations that round activations.
+        """
         for parameter in dict(tree_flatten(model.parameters())).values():
             mx.eval(parameter)
         reference()
         return None
 
-    def prepare_tower(self, tower: Module, *, exact: bool) -> ImageAttention | None:
-        del tower, exact
+    def prepare_tower(self, tower: Module, *, exact: bool) -> ImageAttention | None:  # noqa: ARG002
+        """Make a vision part compute with these operations; return their attention, if they have one."""
         return None
 
     def weight_bytes(self, model: Module) -> int:
+        """Return the bytes of the weights. Call it after the first forward."""
         return parameter_bytes(model)
 
-    def unread_weight_bytes(self, model: Module) -> int:
-        del model
+    def unread_weight_bytes(self, model: Module) -> int:  # noqa: ARG002
         return 0
 
     def sampler(self) -> Sampler:
-        return NumpySampler()
+        return Sampler()
 
 
 def parameter_bytes(model: Module) -> int:

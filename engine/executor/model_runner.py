@@ -25,7 +25,7 @@ from .forward_outputs import Outputs
 from .mtp.head import MTPRunner
 from .paged_model import ALL_ROWS, PagedModel
 from .recurrent.state_pool import StatePool
-from .sampling.logit_rows import NumpySampler, Sampler, Target
+from .sampling.logit_rows import Sampler, Target
 from .sampling.sampler import Sampled, SampleState, greedy_samples
 from .vision.encoder import ImageEncoder
 
@@ -69,7 +69,7 @@ class PagedRunner:
         self._fused_argmax = fused_argmax
         self._on_device = on_device and gathered_row_bytes is None and not model.computes_apart
         self._feeds = feeds
-        self._sampling = NumpySampler() if sampling is None else sampling
+        self._sampling = sampling or Sampler()
 
     @property
     def info(self) -> EngineInfo:

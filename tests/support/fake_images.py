@@ -9,7 +9,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,11 +25,6 @@ TEMPLATE = (
     "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}"
     "{% for p in m.content %}{{ '~' if p.type == 'image' else p.text }}{% endfor %}{% endif %}|{% endfor %}"
 )
-
-
-class Rows(NamedTuple):
-    features: npt.NDArray[np.float32]
-    deepstack: npt.NDArray[np.float32] | None
 
 
 @dataclass
@@ -61,7 +56,7 @@ class FakeImages:
     @staticmethod
     def rows(image: PromptImage) -> EncodedImage:
         rows = image.digest[0] + np.arange(image.length, dtype=np.float32)[:, None] / 100
-        return Rows(np.tile(rows, (1, 4)), np.tile(rows[:, None], (1, 2, 4)))
+        return EncodedImage(np.tile(rows, (1, 4)), np.tile(rows[:, None], (1, 2, 4)))
 
 
 def png(colour: str, width: int = 96, height: int = 64) -> bytes:

@@ -32,7 +32,7 @@ from ..adapt.cache_adapter import install_hook
 from ..adapt.install import adapt_models
 from ..adapters.layers import num_values
 from ..mlx_lm_import import utils as mlx_lm_utils
-from ..model_ops import MLXOps, ModelOps
+from ..model_ops import ModelOps
 from ..recurrent.cut_points import install_cut_points
 from .config_check import check_dtype, check_keys, recorded, watched
 from .discover import discover_layout
@@ -71,7 +71,7 @@ def load_model(
 
     Raises ModelLoadError or InvalidConfig.
     """
-    ops, said = MLXOps() if ops is None else ops, StringIO()
+    ops, said = ops or ModelOps(), StringIO()
     config = read_config(path)
     _say_tied(config, path)
     architecture = config["model_type"]

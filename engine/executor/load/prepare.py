@@ -13,7 +13,7 @@ from ...api.errors import InvalidConfig
 from ..adapt.output_head import RowSelection, select_rows
 from ..cache_layout import CacheLayout
 from ..freed_memory import give_freed_memory_back, nothing_cached
-from ..model_ops import Fusion, MLXOps, ModelOps
+from ..model_ops import Fusion, ModelOps
 from ..paged_model import PagedModel
 from ..recurrent.recurrences import recurrences_of
 from ..recurrent.state_pool import StatePool
@@ -59,7 +59,7 @@ def model_ops(backend: AttentionBackend) -> ModelOps:
         from ..native.model_ops import NativeOps
 
         return NativeOps()
-    return MLXOps()
+    return ModelOps()
 
 
 def make_ready(

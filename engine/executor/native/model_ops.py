@@ -17,9 +17,8 @@ from octavo.kernels import _ext
 from octavo.kernels.channel_weights import BITS, Quantized
 
 from ..adapt.output_head import TakeRows
-from ..model_ops import Fusion, Report, parameter_bytes
+from ..model_ops import Fusion, ModelOps, Report, parameter_bytes
 from ..overrides import replaced
-from ..sampling.logit_rows import Sampler
 from ..sampling.native_sampling import NativeSampler
 from .activations import originals
 from .comparison import recorded
@@ -73,8 +72,8 @@ MAX_UNTOUCHED_BYTES = 1 << 21
 _QUANTIZED_HERE = ((64, 8), (64, 4))  # (group size, bits)
 
 
-class NativeOps:
-    fusion: Fusion | None = Fusion(set_fused, unfuse)
+class NativeOps(ModelOps):
+    fusion = Fusion(set_fused, unfuse)
 
     @property
     def take_rows(self) -> TakeRows:
@@ -143,5 +142,5 @@ class NativeOps:
     def unread_weight_bytes(self, model: Module) -> int:
         return unread_bytes(model)
 
-    def sampler(self) -> Sampler:
+    def sampler(self) -> NativeSampler:
         return NativeSampler()

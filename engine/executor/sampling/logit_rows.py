@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -17,25 +17,15 @@ class Target(NamedTuple):
     num_top: int
 
 
-class Sampler(Protocol):
-    """Sampler of tokens from evaluated logits [S, V]."""
+class Sampler:
+    """Samples tokens from evaluated logits [S, V], in NumPy."""
 
     def sample(self, logits: mx.array, rows: Sequence[int], states: Sequence[SampleState]) -> list[Sampled]:
         """Sample one token per state. ``rows[i]`` is the row of ``states[i]``."""
-        ...
-
-    def score(self, logits: mx.array, targets: Sequence[Target]) -> list[TokenLogprob | None]:
-        """Return log-probabilities; None for rows that are not finite."""
-        ...
-
-
-class NumpySampler:
-    """``Sampler`` in NumPy, for devices without native kernels."""
-
-    def sample(self, logits: mx.array, rows: Sequence[int], states: Sequence[SampleState]) -> list[Sampled]:
         return sample((float_row(logits, row) for row in rows), states)
 
     def score(self, logits: mx.array, targets: Sequence[Target]) -> list[TokenLogprob | None]:
+        """Return log-probabilities; None for rows that are not finite."""
         return [_score(float_row(logits, row), token, num_top) for row, token, num_top in targets]
 
 

@@ -11,11 +11,11 @@ from octavo.kernels import _ext
 from ...api.outputs import TokenLogprob
 from ...structured_output.constraint import ConstraintFailed
 from ...structured_output.mask_threads import MaskLate
-from .logit_rows import Target, float_row
+from .logit_rows import Sampler, Target, float_row
 from .sampler import LATE, NO_TOKEN_LEFT, NOT_FINITE, Sampled, SampleState, is_finite
 
 
-class NativeSampler:
+class NativeSampler(Sampler):
     def sample(self, logits: mx.array, rows: Sequence[int], states: Sequence[SampleState]) -> list[Sampled]:
         vocab_size = logits.shape[1]
         draws: list[_ext.Draw] = []

@@ -4,7 +4,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -15,11 +15,12 @@ from ...api.config import EngineConfig
 from ...api.errors import ModelLoadError
 from ...api.image import ImageRules, PromptImage
 from ...memory.model_files import read_config
+from ..base import EncodedImage
 from ..mlx_lm_import import ROPES
 from ..model_ops import ModelOps
 from ..overrides import adapt_module
 from ..row_inputs import RowInputs
-from .families import FAMILIES, Floats, tensors_of
+from .families import FAMILIES, tensors_of
 from .portions import Portions, cut, modules_to_cut, record_models, use_linear_patches
 
 IS_IMAGE = "image_rows"  # int32 [T], 1 for image rows
@@ -136,21 +137,6 @@ def _rope(kind: Any) -> dict[str, Any]:
     return {"__call__": __call__}
 
 
-class Encoded(NamedTuple):
-    """An encoded image.
-
-    features   [n, D], embeddings of its tokens
-    deepstack  [n, L, D], added after each of the first L layers, if any
-    """
-
-    features: Floats
-    deepstack: Floats | None
-
-    @property
-    def nbytes(self) -> int:
-        return self.features.nbytes + (0 if self.deepstack is None else self.deepstack.nbytes)
-
-
 class Tower:
     """Vision part of a model, which encodes one image at a time."""
 
@@ -193,7 +179,7 @@ class Tower:
         for module, num_rows in modules:
             cut(module, num_rows, self._portions.results)
 
-    def encode(self, image: PromptImage) -> Generator[None, None, Encoded]:
+    def encode(self, image: PromptImage) -> Generator[None, None, EncodedImage]:
         """Compute an image's rows in portions; yield between portions.
 
         Results are bit-identical to a single evaluation.
@@ -219,9 +205,9 @@ class Tower:
             lines = features.reshape(image.rows, image.columns, -1)
             features = np.pad(lines, ((0, 0), (0, 1), (0, 0))).reshape(image.length, -1)
         if deepstack is None:
-            return Encoded(features, None)
+            return EncodedImage(features, None)
         layers = [np.array(layer.astype(mx.float32)) for layer in deepstack]
-        return Encoded(features, np.stack(layers, axis=1) if layers else None)
+        return EncodedImage(features, np.stack(layers, axis=1) if layers else None)
 
 
 def _mlx_vlm_loader() -> Callable[..., Any]:
@@ -240,25 +226,25 @@ class ImageEncoder:
 
     def __init__(self, tower: Tower, *, has_axes: bool) -> None:
         self._tower = tower
-        self._kept: OrderedDict[bytes, Encoded] = OrderedDict()
-        self._begun: tuple[bytes, Generator[None, None, Encoded]] | None = None
+        self._kept: OrderedDict[bytes, EncodedImage] = OrderedDict()
+        self._begun: tuple[bytes, Generator[None, None, EncodedImage]] | None = None
         self.has_axes = has_axes
         self.num_encoded = 0
         self.nbytes = tower.nbytes
 
-    def find(self, digest: bytes) -> Encoded | None:
+    def find(self, digest: bytes) -> EncodedImage | None:
         if (encoded := self._kept.get(digest)) is not None:
             self._kept.move_to_end(digest)
         return encoded
 
-    def advance(self, image: PromptImage) -> Encoded | None:
+    def advance(self, image: PromptImage) -> EncodedImage | None:
         """Compute the next portion of an image; return its rows after the last portion."""
         if self._begun is None or self._begun[0] != image.digest:
             self._begun = image.digest, self._tower.encode(image)
         try:
             next(self._begun[1])
         except StopIteration as done:
-            encoded: Encoded = done.value
+            encoded: EncodedImage = done.value
         else:
             return None
         self._begun = None

@@ -11,7 +11,7 @@ from octavo.engine.executor.adapt.output_head import select_rows
 from octavo.engine.executor.load import probe
 from octavo.engine.executor.load.discover import discover_layout
 from octavo.engine.executor.load.loader import load_model, materialize
-from octavo.engine.executor.model_ops import MLXOps
+from octavo.engine.executor.model_ops import ModelOps
 
 pytestmark = [pytest.mark.parity, needs_compiler, pytest.mark.timeout(300)]
 
@@ -21,7 +21,7 @@ def probed(folder: Path, name: str, dtype: mx.Dtype) -> tuple[probe.ProbeResult,
     loaded = load_model(tiny_models.make_model(folder, name, dtype=dtype), weights="keep")
     layout = discover_layout(loaded.model, name)
     selection = select_rows(loaded.model, vocab_size=layout.vocab_size)
-    materialize(loaded.model, MLXOps(), exact=False, fuse=True)
+    materialize(loaded.model, ModelOps(), exact=False, fuse=True)
     result = probe.probe(loaded.model, layout, emulator.backend(), selection, architecture=name)
     return result, emulator
 

@@ -21,7 +21,7 @@ from octavo.engine.executor.batch import Batch, OutputSelection
 from octavo.engine.executor.device_step import DeviceStep
 from octavo.engine.executor.load.discover import discover_layout
 from octavo.engine.executor.load.loader import load_model, materialize
-from octavo.engine.executor.model_ops import MLXOps
+from octavo.engine.executor.model_ops import ModelOps
 from octavo.engine.executor.paged_model import PagedModel
 from octavo.engine.frontend.llm import LLM
 from octavo.kernels.groups import group_layers
@@ -46,7 +46,7 @@ def paged_model(folder: Path, architecture: str, backend: MetalBackend) -> Paged
     loaded = load_model(folder, weights="keep")
     layout = discover_layout(loaded.model, architecture)
     selection = select_rows(loaded.model, vocab_size=layout.vocab_size)
-    materialize(loaded.model, MLXOps(), exact=False, fuse=True)
+    materialize(loaded.model, ModelOps(), exact=False, fuse=True)
     groups = group_layers(layout.layers, MAX_LENGTH)
     spec = PoolSpec(layers=layout.layers, num_pages=0, page_size=16, k_format="fp4", v_format="fp4")
     cache = create_kv_cache(backend, spec, groups, [NUM_PAGES] * len(groups))

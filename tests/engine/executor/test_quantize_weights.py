@@ -12,7 +12,7 @@ from native import require_extension
 from octavo.engine.api.config import Weights
 from octavo.engine.executor import model_ops
 from octavo.engine.executor.load.loader import convert_weights, describe_weights, load_model
-from octavo.engine.executor.model_ops import MLXOps
+from octavo.engine.executor.model_ops import ModelOps
 from octavo.engine.executor.native.model_ops import NativeOps
 from octavo.kernels import channel_weights
 
@@ -40,7 +40,7 @@ def test_weights_quantized_while_loading_are_those_of_mlx(
 
     monkeypatch.setattr(_ext, "quantize_weights", counted)
     folder = tiny_models.make_model(tmp_path / "model", architecture)
-    ours, theirs = (load_model(folder, weights=weights, ops=ops).model for ops in (NativeOps(), MLXOps()))
+    ours, theirs = (load_model(folder, weights=weights, ops=ops).model for ops in (NativeOps(), ModelOps()))
     wanted = parameters(theirs)
     assert any(name.endswith("scales") for name in wanted)
     got = parameters(ours)
@@ -56,10 +56,10 @@ def test_weights_by_channels_are_those_of_their_definition(
     tmp_path: Path, architecture: str, weights: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tiny_models.make_model(tmp_path / "model", architecture)
-    theirs = load_model(folder, weights=weights, ops=MLXOps()).model
-    affine = load_model(folder, weights="int8" if weights == "w8a8" else "int4", ops=MLXOps()).model
+    theirs = load_model(folder, weights=weights, ops=ModelOps()).model
+    affine = load_model(folder, weights="int8" if weights == "w8a8" else "int4", ops=ModelOps()).model
     again = load_model(folder, weights="int8" if weights == "w8a8" else "int4", ops=NativeOps()).model
-    convert_weights(affine, weights, MLXOps())
+    convert_weights(affine, weights, ModelOps())
     wanted, wanted_again = parameters(theirs), parameters(affine)
     mx.eval(wanted, wanted_again)
     for module in (channel_weights, model_ops):

@@ -21,7 +21,7 @@ from octavo.engine.executor.batch import Batch
 from octavo.engine.executor.device_step import DeviceStep
 from octavo.engine.executor.sampling import device_sampling
 from octavo.engine.executor.sampling.device_sampling import UNSURE
-from octavo.engine.executor.sampling.logit_rows import NumpySampler
+from octavo.engine.executor.sampling.logit_rows import Sampler
 from octavo.engine.executor.sampling.sampler import SampleState
 from octavo.engine.frontend.llm import LLM
 
@@ -205,7 +205,7 @@ def test_a_row_that_is_not_finite_fails_alone() -> None:
     batch = Batch(
         token_ids=np.zeros(4, np.int32), sample_rows=np.arange(4, dtype=np.int32), attention=None  # type: ignore[arg-type]
     )  # fmt: skip
-    step = DeviceStep(batch, mx.array(logits), range(4), states, [], sampling=NumpySampler(), feeds=True)
+    step = DeviceStep(batch, mx.array(logits), range(4), states, [], sampling=Sampler(), feeds=True)
     samples = step.resolve().samples
     assert [sampled.token is None for sampled in samples] == [False, True, True, True]
     assert samples[0].token == int(logits[0].argmax())

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from native import at_every_level, require_extension, run_at_level
 from octavo.engine.api.outputs import TokenLogprob
 from octavo.engine.api.sampling_params import SamplingParams
-from octavo.engine.executor.sampling.logit_rows import NumpySampler, Target, float_row
+from octavo.engine.executor.sampling.logit_rows import Sampler, Target, float_row
 from octavo.engine.executor.sampling.sampler import NO_TOKEN_LEFT, NOT_FINITE, Sampled, SampleState
 
 require_extension()
@@ -23,7 +23,7 @@ from octavo.kernels import _ext  # noqa: E402
 pytestmark = pytest.mark.parity
 
 sample_natively = NativeSampler().sample
-sample_in_numpy = NumpySampler().sample
+sample_in_numpy = Sampler().sample
 DTYPES = {"bf16": mx.bfloat16, "fp16": mx.float16, "fp32": mx.float32}
 PARAMS: tuple[dict[str, float], ...] = (
     {"temperature": 0.0},
@@ -268,7 +268,7 @@ def test_rows_that_are_not_finite_have_no_scores(dtype: str) -> None:
     rows[1, 99], rows[2] = np.nan, -np.inf
     rows[3, 7] = np.inf
     targets = [Target(row, 5, 3) for row in range(4)]
-    for sampling in (NativeSampler(), NumpySampler()):
+    for sampling in (NativeSampler(), Sampler()):
         scores = sampling.score(mx.array(rows).astype(DTYPES[dtype]), targets)
         assert [score is None for score in scores] == [False, True, True, True]
 

@@ -17,7 +17,7 @@ from octavo.engine.api.sampling_params import SamplingParams
 from octavo.engine.executor.load import load_runner
 from octavo.engine.executor.load.load import load_paged_runner
 from octavo.engine.executor.load.loader import convert_weights, describe_weights, load_model, observe_caches
-from octavo.engine.executor.model_ops import MLXOps
+from octavo.engine.executor.model_ops import ModelOps
 from octavo.engine.memory.model_files import read_config
 from octavo.engine.memory.planner import plan, render
 from octavo.kernels.formats import FORMAT_NAMES, RECIPE, format_pair
@@ -165,8 +165,8 @@ def test_weights_of_four_bits_become_four_by_channels_and_not_eight(tmp_path: Pa
     with pytest.raises(
         InvalidConfig, match="quantized weights, except from those of 8 bits; use weights='keep'"
     ):
-        convert_weights(model, "w8a8", MLXOps())
-    convert_weights(model, "w4a8", MLXOps())
+        convert_weights(model, "w8a8", ModelOps())
+    convert_weights(model, "w4a8", ModelOps())
     assert describe_weights(model) == "w4a8"
 
 

@@ -17,11 +17,12 @@ pytest.importorskip("mlx_vlm", reason="pip install '.[vision]'")
 
 import tiny_vlm
 from octavo.engine.api.image import PromptImage, Size
-from octavo.engine.executor.model_ops import ImageResults, MLXOps
+from octavo.engine.executor.base import EncodedImage
+from octavo.engine.executor.model_ops import ImageResults, ModelOps
 from octavo.engine.executor.native.image_attention import NativeImageAttention
 from octavo.engine.executor.native.model_ops import NativeOps
 from octavo.engine.executor.vision import portions
-from octavo.engine.executor.vision.encoder import Encoded, Tower
+from octavo.engine.executor.vision.encoder import Tower
 from octavo.engine.executor.vision.families import read_rules
 from octavo.engine.memory.model_files import read_config
 from octavo.kernels.backends import set_up_device
@@ -42,7 +43,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, mx.Dtyp
     return tiny_vlm.make_vlm(tmp_path / name, name, dtype=dtype), dtype
 
 
-def encoded(folder: Path, ops: NativeOps | MLXOps) -> tuple[Encoded, list[bool]]:
+def encoded(folder: Path, ops: ModelOps) -> tuple[EncodedImage, list[bool]]:
     """Return a picture's rows, and for each portion whether it had something to compute."""
     raw = read_config(folder)
     rules = read_rules(folder, raw, max_pixels=2**20)
@@ -51,7 +52,7 @@ def encoded(folder: Path, ops: NativeOps | MLXOps) -> tuple[Encoded, list[bool]]
     tower = Tower(folder, raw["model_type"], rules, width=64, ops=ops, exact=True)
     work, lefts = tower.encode(PromptImage.of(rules, size, pixels)), list[bool]()
 
-    def result() -> Generator[None, None, Encoded]:
+    def result() -> Generator[None, None, EncodedImage]:
         return (yield from work)
 
     running = result()
@@ -90,7 +91,7 @@ def test_portions_have_the_bits_of_encoding_at_once(
 @pytest.mark.few(5)
 def test_native_and_mlx_vision_parts_agree(model: tuple[Path, mx.Dtype]) -> None:
     folder, dtype = model
-    (native, _), (plain, _) = encoded(folder, NativeOps()), encoded(folder, MLXOps())
+    (native, _), (plain, _) = encoded(folder, NativeOps()), encoded(folder, ModelOps())
     error = np.abs(native.features - plain.features).max() / np.abs(plain.features).max()
     assert error < (1e-5 if dtype == mx.float32 else 0.05)
 
@@ -98,7 +99,7 @@ def test_native_and_mlx_vision_parts_agree(model: tuple[Path, mx.Dtype]) -> None
 def test_only_the_thread_that_builds_an_image_is_recorded(tmp_path: Path) -> None:
     set_up_device()
     before = mx.concatenate, mx.fast.scaled_dot_product_attention, is_compiling()
-    encoded(tiny_vlm.make_vlm(tmp_path / "vlm", "qwen3_vl"), MLXOps())
+    encoded(tiny_vlm.make_vlm(tmp_path / "vlm", "qwen3_vl"), ModelOps())
     rows = mx.ones((1, 1, 2, 16))
     base: Any = importlib.import_module("mlx_vlm.models.base")
     with portions.Portions(None).recording() as results, ThreadPoolExecutor(1) as other:
