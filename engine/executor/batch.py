@@ -135,12 +135,12 @@ def _decode_batch(step: SchedulerOutput, page_size: int, specs: Specs) -> Batch:
         kv_len=np.array(lengths, np.int32),
         page_size=page_size,
         groups=_with_starts(
-            [_decode_group(tables, group, positions, page_size) for group in range(len(tables[0].parts))],
+            tuple([_decode_group(tables, group, positions, page_size) for group in range(len(tables[0].parts))]),
             flat,
             specs,
             page_size,
         ),
-        states=None if tables[0].state is None else _states(tables),
+        states=_states(tables),
     )
     sources = None if known else np.array(step.sources, np.int32)
     return Batch(np.array(token_ids, np.int32), rows, attention, step.copies, sources=sources)
@@ -163,45 +163,33 @@ def _mixed_batch(step: SchedulerOutput, page_size: int, specs: Specs) -> Batch:
     work = step.work
     assert step.sources is None, "only decodes are planned ahead"
     tables = [_table(item.sequence) for item in work]
-    starts = np.array([item.start for item in work], np.int32)
-    ends = [item.end for item in work]
-    num_pages = [-(-end // page_size) for end in ends]
-    stops = np.array(ends, np.int32)
-    counts = stops - starts
-    q_start = np.zeros(len(work) + 1, np.int32)
-    np.cumsum(counts, out=q_start[1:])
-    sequence_of_row = np.repeat(counting(len(work)), counts)
-    positions = np.arange(q_start[-1], dtype=np.int32) + (starts - q_start[:-1])[sequence_of_row]
-    pages, offsets = np.divmod(positions, np.int32(page_size))
+    num_pages = [-(-item.end // page_size) for item in work]
 
-    def in_group(group: int) -> GroupMetadata:
+    def in_group(group: int) -> Ints:
         page_table = np.zeros((len(work), max(num_pages)), np.int32)
         for row, table, used in zip(page_table, tables, num_pages, strict=True):
             row[:used] = np.frombuffer(table.parts[group].pages, np.int32, used)
-        slots = page_table[sequence_of_row, pages] * page_size + offsets
+        return page_table
+
+    attention = AttentionMetadata.of(
+        [(item.start, item.end) for item in work],
+        *map(in_group, range(len(tables[0].parts))),
+        page_size=page_size,
+        states=_states(tables),
+    )
+    for slots, *_ in attention.groups:
         num_different = 1 + int(np.count_nonzero(np.diff(np.sort(slots))))
         assert num_different == len(slots), f"two rows of a step would write one slot: {slots.tolist()}"
-        return GroupMetadata(slots, page_table)
-
-    attention = AttentionMetadata(
-        positions=positions,
-        q_start=q_start,
-        kv_len=stops,
-        page_size=page_size,
-        groups=_with_starts(map(in_group, range(len(tables[0].parts))), positions, specs, page_size),
-        states=None if tables[0].state is None else _states(tables),
-    )
-    return Batch(_token_ids(work), _sample_rows(work, q_start), attention, step.copies)
+    attention.groups = _with_starts(attention.groups, attention.positions, specs, page_size)
+    return Batch(_token_ids(work), _sample_rows(work, attention.q_start), attention, step.copies)
 
 
 def _with_starts(
-    groups: Iterable[GroupMetadata], positions: Ints, specs: Specs, page_size: int
+    groups: tuple[GroupMetadata, ...], positions: Ints, specs: Specs, page_size: int
 ) -> tuple[GroupMetadata, ...]:
-    if len(specs) < 2:
-        return tuple(groups)
     afters = [spec.quantize_after if isinstance(spec, ResidualWindow) else 0 for spec in specs]
     if not any(afters):
-        return tuple(groups)
+        return groups
     return tuple(
         group._replace(starts=_residual_starts(positions, after, spec.window or 1, page_size))
         if after
@@ -228,7 +216,9 @@ def _table(sequence: Sequence) -> PageTable:
     return table
 
 
-def _states(tables: list[PageTable]) -> StateMetadata:
+def _states(tables: list[PageTable]) -> StateMetadata | None:
+    if tables[0].state is None:
+        return None
     slots, snapshots = [], []
     for index, table in enumerate(tables):
         state = table.state
