@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path += [str(ROOT / "tests" / "support"), str(ROOT / "tools")]  # for the emulator's ``assemble``
@@ -29,7 +29,7 @@ from octavo.kernels.metal.backend import MetalBackend  # noqa: E402
 from octavo.kernels.metal.launch import KernelLibrary  # noqa: E402
 from octavo.kernels.metal.recurrent import MetalRecurrences, SegmentArrays  # noqa: E402
 from octavo.kernels.metal.units import METAL_FORMATS  # noqa: E402
-from octavo.kernels.recurrent_kernels import DeltaGates, GateKind, SsdParameters  # noqa: E402
+from octavo.kernels.recurrent_kernels import GATES  # noqa: E402
 from octavo.kernels.state_segments import StateSegments  # noqa: E402
 
 HEAD_DIMS = (64, 80, 96, 128, 192, 256)
@@ -139,14 +139,14 @@ def run_recurrences(library: KernelLibrary, dtype: mx.Dtype, *, width: int, heig
     q, k, v = (mx.zeros((rows, *shape), dtype) for shape in ((2, width), (2, width), (heads, height)))
     head, of_head = mx.zeros((rows, heads), dtype), mx.zeros(heads)
     for gate, A_log in ((head, of_head), (mx.zeros((rows, heads, width), dtype), mx.zeros((heads, width)))):
-        for kind in get_args(GateKind):
-            gates = DeltaGates(kind=kind, A_log=A_log, dt_bias=mx.zeros(gate.shape[1:]))
-            kernels.gated_delta(pool, step, q, k, v, gate, head, gates=gates)
-    parameters = SsdParameters(A_log=of_head, dt_bias=of_head, D=of_head)
-    kernels.ssd(pool, step, v, q, k, head, parameters=parameters)
-    for silu, bias in ((False, mx.zeros(width, dtype)), (True, None)):
+        for kind in range(len(GATES)):
+            parameters = [mx.zeros(gate.shape[1:]), A_log] if kind else []
+            inputs = [q, k, v, gate, head, *parameters]
+            kernels.recurrence("gated_delta", pool, step, inputs, [kind, 0.0, 1.0])
+    kernels.recurrence("ssd", pool, step, [v, q, k, head, *[of_head] * 3], [0.0, float("inf")])
+    for silu, bias in ((0.0, [mx.zeros(width, dtype)]), (1.0, [])):
         windows, weight = mx.zeros((3, 3, width), dtype), mx.zeros((4, width), dtype)
-        kernels.causal_conv(windows, step, mx.zeros((rows, width), dtype), weight, bias, silu=silu)
+        kernels.recurrence("causal_conv", windows, step, [q[:, 0], weight, *bias], [silu])
 
 
 def record_all() -> dict[str, str]:

@@ -6,7 +6,7 @@ step with states may be in flight.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ..recurrent_kernels import READY, DeltaGates, SsdParameters
+from ..recurrent_kernels import GATES
 from ..reference import recurrent as truth
 from ..state_segments import NO_STATE, StateSegments
 from .launch import Kernel, KernelLibrary, Launch, padded, wide
@@ -48,7 +48,6 @@ class SegmentArrays:
 
 class MetalRecurrences:
     bind = None
-    recurrence = None
 
     def __init__(self, library: KernelLibrary) -> None:
         self._library = library
@@ -70,24 +69,25 @@ class MetalRecurrences:
     def rows_behind(self, window: mx.array, keep: int) -> mx.array:
         return window[0, keep:]
 
-    def takes_gated_delta(self, key_dim: int) -> bool:
-        return takes_width(key_dim)
+    def takes(self, name: str, width: int) -> bool:
+        return name in ("gated_delta", "ssd") and takes_width(width)
 
-    def takes_ssd(self, state_dim: int) -> bool:
-        return takes_width(state_dim)
-
-    def gated_delta(
+    def recurrence(
         self,
+        name: str,
         pool: mx.array,
         step: SegmentArrays,
-        q: mx.array,
-        k: mx.array,
-        v: mx.array,
-        a: mx.array,
-        b: mx.array,
-        *,
-        gates: DeltaGates = READY,
+        inputs: Sequence[mx.array],
+        options: Sequence[float] = (),
     ) -> tuple[mx.array, mx.array]:
+        compute = {"gated_delta": self._gated_delta, "ssd": self._ssd, "causal_conv": self._causal_conv}
+        return compute[name](pool, step, inputs, options)
+
+    def _gated_delta(
+        self, pool: mx.array, step: SegmentArrays, given: Sequence[mx.array], options: Sequence[float]
+    ) -> tuple[mx.array, mx.array]:
+        (q, k, v, a, b, *parameters), (gates, *limits) = given, options
+        kind = GATES[int(gates)]
         _, heads, height, width = pool.shape
         state = MatrixState(heads=heads, key_heads=q.shape[1], height=height, width=width)
         vector = a.ndim == 3
@@ -102,85 +102,56 @@ class MetalRecurrences:
         ):
             _check(name, rows, shape)
         inputs = {"q": q, "k": k, "v": v, "a": a, "b": b}
+        if len(parameters) != (0 if kind == "ready" else 2):
+            raise ValueError(f"gates need A_log and dt_bias unless ready, got {len(parameters)} for {kind}")
         wide_A = False
-        if gates.kind != "ready":
-            if gates.A_log is None or gates.dt_bias is None:
-                raise ValueError(f"gates of {gates.kind} need A_log and dt_bias")
-            wide_A = gates.A_log.size != heads
+        if parameters:
+            dt_bias, A_log = parameters
+            wide_A = A_log.size != heads
             of_row = heads * width if vector else heads
-            if gates.dt_bias.size != of_row or gates.A_log.size not in (heads, of_row):
+            if dt_bias.size != of_row or A_log.size not in (heads, of_row):
                 raise ValueError(
                     f"dt_bias must have {of_row} values (a row of a), and A_log {of_row} or {heads}, got "
-                    f"{gates.dt_bias.size} and {gates.A_log.size}"
+                    f"{dt_bias.size} and {A_log.size}"
                 )
-            limits = self._limits(gates.lower_bound, gates.beta_scale)
-            inputs |= {"A_log": gates.A_log, "dt_bias": gates.dt_bias, "limits": limits}
+            inputs |= {"A_log": A_log, "dt_bias": dt_bias, "limits": self._limits(*limits)}
         kernel = self._kernel(
-            ("delta", state, gates.kind, vector, wide_A),
-            lambda: delta_unit(state, gates.kind, vector_gate=vector, wide_A=wide_A),
+            ("delta", state, kind, vector, wide_A),
+            lambda: delta_unit(state, kind, vector_gate=vector, wide_A=wide_A),
         )
         return self._run(kernel, pool, step, inputs, v, (32 * state.simdgroups * state.tiles, heads), state)
 
-    def ssd(
-        self,
-        pool: mx.array,
-        step: SegmentArrays,
-        x: mx.array,
-        B: mx.array,
-        C: mx.array,
-        dt: mx.array,
-        *,
-        parameters: SsdParameters,
+    def _ssd(
+        self, pool: mx.array, step: SegmentArrays, given: Sequence[mx.array], options: Sequence[float]
     ) -> tuple[mx.array, mx.array]:
+        inputs = dict(zip(("x", "B", "C", "dt", "A_log", "dt_bias", "D"), given, strict=True))
+        num_rows, num_groups = inputs["x"].shape[0], inputs["B"].shape[1]
         _, heads, height, width = pool.shape
-        state = MatrixState(heads=heads, key_heads=B.shape[1], height=height, width=width)
-        num_rows = x.shape[0]
+        state = MatrixState(heads=heads, key_heads=num_groups, height=height, width=width)
         _check("pool", pool, pool.shape, mx.float32)
-        for name, rows, shape in (
-            ("x", x, (num_rows, heads, height)),
-            ("B", B, (num_rows, B.shape[1], width)),
-            ("C", C, (num_rows, B.shape[1], width)),
-            ("dt", dt, (num_rows, heads)),
-        ):
-            _check(name, rows, shape)
-        inputs = {
-            "x": x,
-            "B": B,
-            "C": C,
-            "dt": dt,
-            "limits": self._limits(parameters.lowest, parameters.highest),
-        }
-        for name, array in (
-            ("A_log", parameters.A_log),
-            ("dt_bias", parameters.dt_bias),
-            ("D", parameters.D),
-        ):
-            _check(name, array, (heads,))
-            inputs[name] = array
+        shapes = {"x": (num_rows, heads, height), "dt": (num_rows, heads)}
+        shapes |= dict.fromkeys("BC", (num_rows, num_groups, width))
+        for name, array in inputs.items():
+            _check(name, array, shapes.get(name, (heads,)))
+        inputs["limits"] = self._limits(*options)
         kernel = self._kernel(("ssd", state), lambda: ssd_unit(state))
-        return self._run(kernel, pool, step, inputs, x, (32 * state.simdgroups * state.tiles, heads), state)
+        grid = (32 * state.simdgroups * state.tiles, heads)
+        return self._run(kernel, pool, step, inputs, inputs["x"], grid, state)
 
-    def causal_conv(
-        self,
-        pool: mx.array,
-        step: SegmentArrays,
-        x: mx.array,
-        weight: mx.array,
-        bias: mx.array | None = None,
-        *,
-        silu: bool = False,
+    def _causal_conv(
+        self, pool: mx.array, step: SegmentArrays, given: Sequence[mx.array], options: Sequence[float]
     ) -> tuple[mx.array, mx.array]:
-        taps, channels = weight.shape
+        inputs = dict(zip(("x", "weight", "bias"), given, strict=False))
+        x, silu, bias = inputs["x"], options[0] != 0, "bias" in inputs
+        taps, channels = inputs["weight"].shape
         if taps < 2:
             raise ValueError(f"a convolution must have two taps or more for the Metal kernels, got {taps}")
         _check("x", x, (x.shape[0], channels))
         _check("pool", pool, (pool.shape[0], taps - 1, channels))
         if pool.dtype not in (x.dtype, mx.float32):
             raise ValueError(f"inputs must have the pool's dtype {pool.dtype}, got {x.dtype}")
-        inputs = {"x": x, "weight": weight} | ({} if bias is None else {"bias": bias})
         kernel = self._kernel(
-            ("conv", taps, channels, silu, bias is None),
-            lambda: conv_unit(taps, channels, silu=silu, bias=bias is not None),
+            ("conv", taps, channels, silu, bias), lambda: conv_unit(taps, channels, silu=silu, bias=bias)
         )
         threads = -(-channels // CONV_THREADS) * CONV_THREADS
         return self._run(kernel, pool, step, inputs, x, (threads, 1), None)
@@ -254,10 +225,10 @@ def _delta(kernels: MetalRecurrences, rng: np.random.Generator) -> tuple[list[mx
     v, a, b = (_normal(rng, _ROWS, *shape) for shape in ((_HEADS, _DIM), (_HEADS,), (_HEADS,)))
     A_log, dt_bias = _normal(rng, _HEADS), _normal(rng, _HEADS)
     states = _normal(rng, _SLOTS, _HEADS, _DIM, _DIM)
-    gates = DeltaGates(kind="softplus", A_log=mx.array(A_log), dt_bias=mx.array(dt_bias))
+    inputs = [mx.array(x) for x in (q, k, v, a, b, dt_bias, A_log)]
+    options = [GATES.index("softplus"), 0.0, 1.0]
     pool = _pool(states)
-    rows = (mx.array(x) for x in (q, k, v, a, b))
-    _, y = kernels.gated_delta(pool, SegmentArrays.of(_STEP), *rows, gates=gates)
+    _, y = kernels.recurrence("gated_delta", pool, SegmentArrays.of(_STEP), inputs, options)
     g = truth.delta_decay(a, A_log, dt_bias)
     exact = truth.gated_delta(states, _STEP, q, k, v, g, truth.sigmoid(b))
     return _results(pool, y), [exact, states[list(_WRITTEN)]]
@@ -268,10 +239,9 @@ def _ssd(kernels: MetalRecurrences, rng: np.random.Generator) -> tuple[list[mx.a
     B, C = (_normal(rng, _ROWS, _KEY_HEADS, _DIM) for _ in range(2))
     A_log, dt_bias, D = (_normal(rng, _HEADS) for _ in range(3))
     states = _normal(rng, _SLOTS, _HEADS, _DIM, _DIM)
-    parameters = SsdParameters(A_log=mx.array(A_log), dt_bias=mx.array(dt_bias), D=mx.array(D))
+    inputs = [mx.array(part) for part in (x, B, C, dt, A_log, dt_bias, D)]
     pool = _pool(states)
-    rows = (mx.array(part) for part in (x, B, C, dt))
-    _, y = kernels.ssd(pool, SegmentArrays.of(_STEP), *rows, parameters=parameters)
+    _, y = kernels.recurrence("ssd", pool, SegmentArrays.of(_STEP), inputs, [0.0, np.inf])
     exact = truth.ssd(states, _STEP, x, B, C, truth.softplus(dt + dt_bias), A_log, D)
     return _results(pool, y), [exact, states[list(_WRITTEN)]]
 
@@ -279,7 +249,8 @@ def _ssd(kernels: MetalRecurrences, rng: np.random.Generator) -> tuple[list[mx.a
 def _conv(kernels: MetalRecurrences, rng: np.random.Generator) -> tuple[list[mx.array], list[Array]]:
     x, weight, windows = _normal(rng, _ROWS, 80), _normal(rng, 4, 80), _normal(rng, _SLOTS, 3, 80)
     pool = _pool(windows)
-    _, y = kernels.causal_conv(pool, SegmentArrays.of(_STEP), mx.array(x), mx.array(weight), silu=True)
+    inputs = [mx.array(x), mx.array(weight)]
+    _, y = kernels.recurrence("causal_conv", pool, SegmentArrays.of(_STEP), inputs, [1.0])
     exact = truth.causal_conv(windows, _STEP, x, weight, None, silu=True)
     return _results(pool, y), [exact, windows[list(_WRITTEN)]]
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..recurrent_kernels import GateKind
 from .units import KernelSource, make_unit
 
 MAX_WIDTH = 256
@@ -18,7 +17,7 @@ CONV_THREADS = 64
 _AHEAD = 4
 """Number of inputs that a convolution loads before it uses the first."""
 
-_DECAYS: dict[GateKind, str] = {
+_DECAYS = {
     "ready": "gate",
     "softplus": "softplus_decay(gate, float(A_log[A_AT(at)]), float(dt_bias[at]))",
     "bounded": "bounded_decay(gate, float(A_log[A_AT(at)]), float(dt_bias[at]), limits[0])",
@@ -88,7 +87,7 @@ class MatrixState:
         }
 
 
-def delta_unit(state: MatrixState, gates: GateKind, *, vector_gate: bool, wide_A: bool) -> KernelSource:
+def delta_unit(state: MatrixState, gates: str, *, vector_gate: bool, wide_A: bool) -> KernelSource:
     macros = state.macros() | {
         "GATES": state.width if vector_gate else 1,
         "GATE_AT(i)": "((i) / VECTOR * LANES + place.across) * VECTOR + (i) % VECTOR"

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.kernels.recurrent_kernels import DeltaGates, SsdParameters
+from octavo.kernels.recurrent_kernels import GATES
 from octavo.kernels.reference import recurrent as truth
 from octavo.kernels.state_segments import NO_STATE, StateSegments
 
@@ -82,6 +83,49 @@ def run(case: Case, cuts: Sequence[int], *, mates: bool = False) -> tuple[Array,
     return np.concatenate(outputs), bits(pool)[SLOT]
 
 
+def gated_delta(
+    kernels: Any,
+    pool: mx.array,
+    step: Any,
+    *rows: mx.array,
+    kind: str = "ready",
+    A_log: Any = None,
+    dt_bias: Any = None,
+    lower_bound: float = 0.0,
+    beta_scale: float = 1.0,
+) -> Any:
+    parameters = [x for x in (dt_bias, A_log) if x is not None]
+    options = [GATES.index(kind), lower_bound, beta_scale]
+    return kernels.recurrence("gated_delta", pool, step, [*rows, *parameters], options)
+
+
+def ssd(
+    kernels: Any,
+    pool: mx.array,
+    step: Any,
+    *rows: mx.array,
+    A_log: mx.array,
+    dt_bias: mx.array,
+    D: mx.array,
+    limits: tuple[float, float] = (0.0, np.inf),
+) -> Any:
+    return kernels.recurrence("ssd", pool, step, [*rows, A_log, dt_bias, D], limits)
+
+
+def causal_conv(
+    kernels: Any,
+    pool: mx.array,
+    step: Any,
+    x: mx.array,
+    weight: mx.array,
+    bias: mx.array | None = None,
+    *,
+    silu: bool = False,
+) -> Any:
+    inputs = [x, weight] if bias is None else [x, weight, bias]
+    return kernels.recurrence("causal_conv", pool, step, inputs, [float(silu)])
+
+
 def delta_cases(kernels: Any) -> Iterator[Case]:
     rng = np.random.default_rng(1)
     shapes = ((1, 1, 16, 16), (2, 4, 32, 24), (1, 3, 64, 7), (2, 2, 128, 40))
@@ -102,7 +146,7 @@ def delta_cases(kernels: Any) -> Iterator[Case]:
                 mx.float32,
                 tuple(rows),
                 kernels.arrays,
-                kernels.gated_delta,
+                functools.partial(gated_delta, kernels),
                 truth.gated_delta,
             )
 
@@ -129,10 +173,10 @@ def _gate_case(
     if vector:
         A = A.reshape(-1, 1)  # the shape in Kimi's layers
     bound = -5.0 if kind == "bounded" else None
-    gates = DeltaGates(kind=kind, A_log=A, dt_bias=bias, lower_bound=bound or 0.0, beta_scale=2.0)
+    gates = {"kind": kind, "A_log": A, "dt_bias": bias, "lower_bound": bound or 0.0, "beta_scale": 2.0}
 
     def kernel(pool: mx.array, step: Any, *parts: mx.array) -> Any:
-        return kernels.gated_delta(pool, step, *parts, gates=gates)
+        return gated_delta(kernels, pool, step, *parts, **gates)
 
     def reference(
         states: Array, step: StateSegments, q: Array, k: Array, v: Array, a: Array, b: Array
@@ -167,7 +211,7 @@ def _conv_case(
     kernels: Any, x: mx.array, weight: mx.array, bias: mx.array | None, *, silu: bool, pool_dtype: mx.Dtype
 ) -> Case:
     def kernel(pool: mx.array, step: Any, x: mx.array) -> Any:
-        return kernels.causal_conv(pool, step, x, weight, bias, silu=silu)
+        return causal_conv(kernels, pool, step, x, weight, bias, silu=silu)
 
     def reference(windows: Array, step: StateSegments, x: Array) -> Array:
         offset = None if bias is None else floats(bias)
@@ -188,17 +232,17 @@ def ssd_cases(kernels: Any) -> Iterator[Case]:
         parts = ((LENGTH, H, Dh), (LENGTH, G, Ds), (LENGTH, G, Ds), (LENGTH, H))
         rows = tuple(_array(rng.standard_normal(shape), dtype) for shape in parts)
         A_log, dt_bias, D = (_array(rng.uniform(-1, 1, H), mx.float32) for _ in range(3))
-        parameters = SsdParameters(A_log=A_log, dt_bias=dt_bias, D=D, lowest=0.2, highest=1.5)
+        parameters = {"A_log": A_log, "dt_bias": dt_bias, "D": D}
         yield _ssd_case(kernels, f"{H} heads of {G}, {Dh} x {Ds}, {dtype}", rows, parameters)
 
 
-def _ssd_case(kernels: Any, name: str, rows: tuple[mx.array, ...], parameters: SsdParameters) -> Case:
+def _ssd_case(kernels: Any, name: str, rows: tuple[mx.array, ...], parameters: dict[str, mx.array]) -> Case:
     def kernel(pool: mx.array, step: Any, *parts: mx.array) -> Any:
-        return kernels.ssd(pool, step, *parts, parameters=parameters)
+        return ssd(kernels, pool, step, *parts, **parameters, limits=(0.2, 1.5))
 
     def reference(states: Array, step: StateSegments, x: Array, B: Array, C: Array, dt: Array) -> Array:
-        A_log, dt_bias, D = (floats(part) for part in (parameters.A_log, parameters.dt_bias, parameters.D))
-        d = np.clip(truth.softplus(dt + dt_bias), parameters.lowest, parameters.highest)
+        A_log, dt_bias, D = map(floats, parameters.values())
+        d = np.clip(truth.softplus(dt + dt_bias), 0.2, 1.5)
         return truth.ssd(states, step, x, B, C, d, A_log, D)
 
     state = (*rows[0].shape[1:], rows[1].shape[2])

@@ -10,9 +10,9 @@ from mlx.nn.layers.activations import silu
 from mlx.nn.layers.convolution import Conv1d
 from mlx_lm.models import gated_delta as mlx_lm_delta
 
-from octavo.kernels.recurrent_kernels import DeltaGates, RecurrentKernels
+from octavo.kernels.recurrent_kernels import RecurrentKernels
 from octavo.kernels.state_segments import NO_STATE, StateSegments
-from recurrent_cases import floats
+from recurrent_cases import causal_conv, floats, gated_delta
 
 
 def close(a: mx.array, b: mx.array, tolerance: float) -> bool:
@@ -37,16 +37,19 @@ def check_gated_delta(kernels: RecurrentKernels, dtype: mx.Dtype, tolerance: flo
         wanted, state = mlx_lm_delta.gated_delta_update(
             q, k, v, a, b, A_log, dt_bias, lower_bound=bound, allow_neg_eigval=True
         )
-        gates = DeltaGates(
+        rows = [x[0] for x in (q, k, v, a, b)]
+        step = kernels.arrays(fresh([T]))
+        pool, y = gated_delta(
+            kernels,
+            mx.zeros((1, Hv, D, D)),
+            step,
+            *rows,
             kind="softplus" if bound is None else "bounded",
             A_log=A_log,
             dt_bias=dt_bias,
             lower_bound=bound or 0.0,
             beta_scale=2.0,
         )
-        rows = [x[0] for x in (q, k, v, a, b)]
-        step = kernels.arrays(fresh([T]))
-        pool, y = kernels.gated_delta(mx.zeros((1, Hv, D, D)), step, *rows, gates=gates)
         assert y.dtype == dtype
         assert close(y, wanted[0], tolerance)
         assert close(pool, state, tolerance)
@@ -59,7 +62,7 @@ def check_convolution(kernels: RecurrentKernels, dtype: mx.Dtype, tolerance: flo
     wanted = silu(layer(mx.pad(x, [(3, 0), (0, 0)])[None]))[0]
     weight = mx.contiguous(layer.weight[..., 0].T)
     step = kernels.arrays(fresh([11]))
-    pool, y = kernels.causal_conv(mx.zeros((1, 3, 48), dtype), step, x, weight, layer.bias, silu=True)
+    pool, y = causal_conv(kernels, mx.zeros((1, 3, 48), dtype), step, x, weight, layer.bias, silu=True)
     assert y.dtype == dtype
     assert close(y, wanted, tolerance)
     assert mx.array_equal(pool[0], x[-3:])

@@ -7,25 +7,20 @@ None if no kernel fits. States have mlx-lm's layout.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
 from octavo.kernels.interface import AttentionBackend
-from octavo.kernels.recurrent_kernels import (
-    DeltaGates,
-    RecurrentKernels,
-    SsdParameters,
-)
+from octavo.kernels.recurrent_kernels import GATES, RecurrentKernels
 
 from .entries import EntrySpec
 
 Arguments = dict[str, Any]
 
 FLOATS = (mx.float32, mx.bfloat16, mx.float16)
-WIDTH_MULTIPLE = 16  # last dimension of states must be a multiple of this
 
 _NAMES = {
     "gated_delta_update": ("q", "k", "v", "a", "b", "A_log", "dt_bias", "state", "mask"),
@@ -50,17 +45,14 @@ class Advance:
 class Recurrences:
     def __init__(self, kernels: RecurrentKernels | None) -> None:
         self._kernels = kernels
-        self._has_rare = kernels is not None and kernels.recurrence is not None
         self._arrays: dict[int, tuple[Module, mx.array]] = {}
-        self._functions: dict[str, Callable[[Arguments], Advance | None]] = {}
-        if kernels is not None:
-            self._functions = {"gated_delta_update": self._gated_delta, "ssm_update": self._ssm}
-        if self._has_rare:
-            self._functions |= {
-                "recurrent_gla": self._gla,
-                "selective_scan": self._selective_scan,
-                "_wkv7": self._wkv7,
-            }
+        self._functions: dict[str, Callable[[Arguments], Advance | None]] = {
+            "gated_delta_update": self._gated_delta,
+            "ssm_update": self._ssm,
+            "recurrent_gla": self._gla,
+            "selective_scan": self._selective_scan,
+            "_wkv7": self._wkv7,
+        }
 
     @property
     def kernels(self) -> RecurrentKernels:
@@ -72,7 +64,7 @@ class Recurrences:
 
     def function(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Advance | None:
         kernel = self._functions.get(name)
-        if kernel is None:
+        if kernel is None or self._kernels is None:
             return None
         named: Arguments = dict(zip(_NAMES[name], args, strict=False)) | kwargs
         if named.get("mask") is not None or named.get("lengths") is not None:
@@ -83,7 +75,7 @@ class Recurrences:
         if self._kernels is None:
             return None
         kind = type(module).__name__
-        if kind == "RGLRU" and self._has_rare:
+        if kind == "RGLRU" and self._kernels.takes("rg_lru", rows.shape[-1]):
             return self._rg_lru(module, rows.squeeze(0), self._array_of(module, _lru_decay))
         return self.conv(module, rows.squeeze(0)) if kind == "Conv1d" else None
 
@@ -98,11 +90,9 @@ class Recurrences:
         """Return the kernel call for a causal convolution of rows [T, C] with weights [K, C]."""
         if self._kernels is None or rows.dtype not in FLOATS or mx.result_type(rows, weight) != rows.dtype:
             return None
-
-        def run(pool: mx.array, step: Any) -> tuple[mx.array, mx.array]:
-            return self.kernels.causal_conv(pool, step, rows, weight, bias)
-
-        return Advance(EntrySpec((weight.shape[0] - 1, weight.shape[1]), rows.dtype), run, lambda y: y[None])
+        inputs = [rows, weight] if bias is None else [rows, weight, bias]
+        entry = EntrySpec((weight.shape[0] - 1, weight.shape[1]), rows.dtype)
+        return self._advance("causal_conv", entry, inputs, [0.0])
 
     def _array_of(self, module: Module, make: Callable[[Any], mx.array]) -> mx.array:
         known = self._arrays.get(id(module))
@@ -113,41 +103,26 @@ class Recurrences:
 
     def _gated_delta(self, given: Arguments) -> Advance | None:
         q, k, v, a, b = _rows_of(given, "q", "k", "v", "a", "b")
-        if not self.kernels.takes_gated_delta(k.shape[-1]) or k.shape[1] == 0 or v.shape[1] % k.shape[1]:
+        if not self.kernels.takes("gated_delta", k.shape[-1]) or k.shape[1] == 0 or v.shape[1] % k.shape[1]:
             return None
         bound = given.get("lower_bound")
-        gates = DeltaGates(
-            kind="softplus" if bound is None else "bounded",
-            A_log=given["A_log"],
-            dt_bias=given["dt_bias"],
-            lower_bound=bound or 0.0,
-            beta_scale=2.0 if given.get("allow_neg_eigval") else 1.0,
+        gates = float(GATES.index("softplus" if bound is None else "bounded"))
+        return self._advance(
+            "gated_delta",
+            EntrySpec((*v.shape[1:], k.shape[-1]), mx.float32),
+            [q, k, v, a, b, given["dt_bias"], given["A_log"]],
+            [gates, bound or 0.0, 2.0 if given.get("allow_neg_eigval") else 1.0],
+            lambda y: y[None].astype(q.dtype),
         )
-
-        def run(pool: mx.array, step: Any) -> tuple[mx.array, mx.array]:
-            return self.kernels.gated_delta(pool, step, q, k, v, a, b, gates=gates)
-
-        state = (*v.shape[1:], k.shape[-1])
-        return Advance(EntrySpec(state, mx.float32), run, lambda y: y[None].astype(q.dtype))
 
     def _ssm(self, given: Arguments) -> Advance | None:
         x, B, C, dt = _rows_of(given, "hidden_states", "B", "C", "dt")
-        if not self.kernels.takes_ssd(B.shape[-1]) or x.shape[1] % B.shape[1]:
+        if not self.kernels.takes("ssd", B.shape[-1]) or x.shape[1] % B.shape[1]:
             return None
         x = x.astype(mx.result_type(x, given["D"]))
-        lowest, highest = given.get("time_step_limit") or (0.001, 100.0)
-        parameters = SsdParameters(
-            A_log=given["A_log"],
-            dt_bias=given["dt_bias"],
-            D=given["D"],
-            lowest=float(lowest),
-            highest=float(highest),
-        )
-
-        def run(pool: mx.array, step: Any) -> tuple[mx.array, mx.array]:
-            return self.kernels.ssd(pool, step, x, B, C, dt, parameters=parameters)
-
-        return Advance(EntrySpec((*x.shape[1:], B.shape[-1]), mx.float32), run, lambda y: y[None])
+        inputs = [x, B, C, dt, given["A_log"], given["dt_bias"], given["D"]]
+        limits = [*map(float, given.get("time_step_limit") or (0.001, 100.0))]
+        return self._advance("ssd", EntrySpec((*x.shape[1:], B.shape[-1]), mx.float32), inputs, limits)
 
     def _rg_lru(self, module: Any, x: mx.array, c: mx.array) -> Advance | None:
         if x.dtype not in FLOATS or mx.result_type(x, module.input_gate_weight) != x.dtype:
@@ -159,42 +134,51 @@ class Recurrences:
 
         input_gate = gate(module.input_gate_weight, module.input_gate_bias)
         a_gate = gate(module.recurrent_gate_weight, module.recurrent_gate_bias)
-        return self._rare("rg_lru", (x.shape[1],), [x, input_gate, a_gate, c])
+        return self._advance("rg_lru", EntrySpec((x.shape[1],), mx.float32), [x, input_gate, a_gate, c])
 
     def _gla(self, given: Arguments) -> Advance | None:
         q, k, v = (x.swapaxes(0, 1) for x in _rows_of(given, "q", "k", "v"))
         decay = given["g"].reshape(-1)
-        if k.shape[-1] % 2 or v.shape[-1] % WIDTH_MULTIPLE or decay.size != q.shape[1]:
+        takes = self.kernels.takes("lightning", v.shape[-1])
+        if not takes or k.shape[-1] % 2 or decay.size != q.shape[1]:
             return None
-        state = (q.shape[1], k.shape[-1], v.shape[-1])
-        found = self._rare("lightning", state, [q, k, v, decay], [given["scale"]])
-        return replace(found, finish=lambda y: y.swapaxes(0, 1)[None].astype(q.dtype))
+        return self._advance(
+            "lightning",
+            EntrySpec((q.shape[1], k.shape[-1], v.shape[-1]), mx.float32),
+            [q, k, v, decay],
+            [given["scale"]],
+            lambda y: y.swapaxes(0, 1)[None].astype(q.dtype),
+        )
 
     def _selective_scan(self, given: Arguments) -> Advance | None:
         x, d, B, C = _rows_of(given, "x", "d", "B", "C")
         A, D = given["A"], given["D"]
         x = x.astype(mx.result_type(x, A))
-        if B.shape[-1] % WIDTH_MULTIPLE or any(r.dtype not in FLOATS for r in (x, d, B, C)):
+        takes = self.kernels.takes("selective_scan", B.shape[-1])
+        if not takes or any(r.dtype not in FLOATS for r in (x, d, B, C)):
             return None
-        return self._rare("selective_scan", (x.shape[1], B.shape[-1]), [x, d, B, C, A, D])
+        entry = EntrySpec((x.shape[1], B.shape[-1]), mx.float32)
+        return self._advance("selective_scan", entry, [x, d, B, C, A, D])
 
     def _wkv7(self, given: Arguments) -> Advance | None:
         rows = _rows_of(given, "r", "w", "k", "v", "a", "b")
         _, heads, size = rows[0].shape
-        if size % WIDTH_MULTIPLE or any(x.dtype not in FLOATS for x in rows):
+        if not self.kernels.takes("wkv7", size) or any(x.dtype not in FLOATS for x in rows):
             return None
-        return self._rare("wkv7", (heads, size, size), rows)
+        return self._advance("wkv7", EntrySpec((heads, size, size), mx.float32), rows)
 
-    def _rare(
-        self, name: str, state: tuple[int, ...], inputs: list[mx.array], options: Sequence[float] = ()
+    def _advance(
+        self,
+        name: str,
+        entry: EntrySpec,
+        inputs: list[mx.array],
+        options: Sequence[float] = (),
+        finish: Callable[[mx.array], mx.array] = lambda y: y[None],
     ) -> Advance:
-        recurrence = self.kernels.recurrence
-        assert recurrence is not None
-
         def run(pool: mx.array, step: Any) -> tuple[mx.array, mx.array]:
-            return recurrence(name, pool, step, inputs, options)
+            return self.kernels.recurrence(name, pool, step, inputs, options)
 
-        return Advance(EntrySpec(state, mx.float32), run, lambda y: y[None])
+        return Advance(entry, run, finish)
 
 
 def recurrences_of(backend: AttentionBackend) -> Recurrences | None:

@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 
 from native import at_every_level, require_extension, run_at_level
+from recurrent_cases import causal_conv, gated_delta
 from recurrent_parity import check_convolution, check_gated_delta, fresh
 
 _ext = require_extension()
 
 from octavo.kernels.cpu import recurrent  # noqa: E402
 from octavo.kernels.cpu.recurrent import StateArrays  # noqa: E402
-from octavo.kernels.recurrent_kernels import DeltaGates  # noqa: E402
 from octavo.kernels.state_segments import StateSegments  # noqa: E402
 
 pytestmark = pytest.mark.parity
@@ -51,12 +51,12 @@ def test_inputs_may_be_parts_of_wider_rows() -> None:
     q, k, v = (x.reshape(T, H, D) for x in mx.split(wide, 3, axis=-1))
     gates = mx.sigmoid(mx.random.normal((T, 2 * H)))
     parts = [q, k, v, gates[:, ::2], gates[:, H:]]
-    _, y = recurrent.gated_delta(mx.zeros((1, H, D, D)), new_arrays([T]), *parts)
-    _, wanted = recurrent.gated_delta(mx.zeros((1, H, D, D)), new_arrays([T]), *map(mx.contiguous, parts))
+    _, y = gated_delta(recurrent, mx.zeros((1, H, D, D)), new_arrays([T]), *parts)
+    _, wanted = gated_delta(recurrent, mx.zeros((1, H, D, D)), new_arrays([T]), *map(mx.contiguous, parts))
     assert mx.array_equal(y, wanted)
-    _, y = recurrent.causal_conv(mx.zeros((1, 2, 32)), new_arrays([T]), wide[:, 32:64], mx.ones((3, 32)))
-    _, wanted = recurrent.causal_conv(
-        mx.zeros((1, 2, 32)), new_arrays([T]), mx.contiguous(wide[:, 32:64]), mx.ones((3, 32))
+    _, y = causal_conv(recurrent, mx.zeros((1, 2, 32)), new_arrays([T]), wide[:, 32:64], mx.ones((3, 32)))
+    _, wanted = causal_conv(
+        recurrent, mx.zeros((1, 2, 32)), new_arrays([T]), mx.contiguous(wide[:, 32:64]), mx.ones((3, 32))
     )
     assert mx.array_equal(y, wanted)
 
@@ -64,9 +64,9 @@ def test_inputs_may_be_parts_of_wider_rows() -> None:
 def test_a_convolution_may_have_strided_weights() -> None:
     x, wide = mx.random.normal((5, 32)), mx.random.normal((3, 96))
     weight, bias = wide[::-1, 32:64], wide[0, ::3]
-    _, y = recurrent.causal_conv(mx.zeros((1, 2, 32)), new_arrays([5]), x, weight, bias)
+    _, y = causal_conv(recurrent, mx.zeros((1, 2, 32)), new_arrays([5]), x, weight, bias)
     whole = mx.contiguous(weight), mx.contiguous(bias)
-    _, wanted = recurrent.causal_conv(mx.zeros((1, 2, 32)), new_arrays([5]), x, *whole)
+    _, wanted = causal_conv(recurrent, mx.zeros((1, 2, 32)), new_arrays([5]), x, *whole)
     assert mx.array_equal(y, wanted)
 
 
@@ -74,7 +74,7 @@ def test_a_pool_is_written_in_place() -> None:
     pool = mx.zeros((3, 2, 8))
     mx.eval(pool)
     memory = np.asarray(pool)
-    new, y = recurrent.causal_conv(pool, new_arrays([2]), mx.ones((2, 8)), mx.ones((3, 8)))
+    new, y = causal_conv(recurrent, pool, new_arrays([2]), mx.ones((2, 8)), mx.ones((3, 8)))
     mx.eval(new, y)
     assert (memory[0] == 1).all()
     assert (memory[1:] == 0).all()
@@ -89,12 +89,12 @@ def test_recorded_programs_take_other_slots_in_every_run() -> None:
     pools[1] = pools[0] + 0
     mx.eval(rows, pools)
     for step in (first, later, first):
-        pools[0], wanted = recurrent.gated_delta(pools[0], StateArrays.of(step), *rows)
+        pools[0], wanted = gated_delta(recurrent, pools[0], StateArrays.of(step), *rows)
         mx.eval(pools[0], wanted)
     arrays = StateArrays.of(first)
     mx.eval(arrays.segments, arrays.checkpoints)
     memory = np.asarray(pools[1])
-    pool, y = recurrent.gated_delta(pools[1], arrays, *rows)
+    pool, y = gated_delta(recurrent, pools[1], arrays, *rows)
     program = _ext.Program(_ext.Arena(), [arrays.segments, arrays.checkpoints], [pools[1]], [pool, y])
     for step in (first, later, first):
         program.run([step.segments, step.checkpoints])
@@ -105,12 +105,12 @@ def test_recorded_programs_take_other_slots_in_every_run() -> None:
 def test_a_nan_stays_in_its_own_sequence() -> None:
     x = mx.ones((4, 8))
     x[1] = float("nan")
-    pool, y = recurrent.causal_conv(mx.zeros((2, 2, 8)), new_arrays([2, 2]), x, mx.ones((3, 8)))
+    pool, y = causal_conv(recurrent, mx.zeros((2, 2, 8)), new_arrays([2, 2]), x, mx.ones((3, 8)))
     assert np.isnan(np.array(y)).any(axis=1).tolist() == [False, True, False, False]
     assert np.isnan(np.array(pool)).any(axis=(1, 2)).tolist() == [True, False]
     rows = [mx.ones((4, 1, 16)) / 4 for _ in range(3)] + [mx.ones((4, 1)) / 2] * 2
     rows[2][1, 0, 0] = float("nan")
-    pool, y = recurrent.gated_delta(mx.zeros((2, 1, 16, 16)), new_arrays([2, 2]), *rows)
+    pool, y = gated_delta(recurrent, mx.zeros((2, 1, 16, 16)), new_arrays([2, 2]), *rows)
     assert np.isnan(np.array(y)).any(axis=(1, 2)).tolist() == [False, True, False, False]
     assert np.isnan(np.array(pool)).any(axis=(1, 2, 3)).tolist() == [True, False]
 
@@ -119,17 +119,15 @@ def test_arrays_of_wrong_shape_are_refused() -> None:
     step, x = new_arrays([2]), mx.ones((2, 1, 16))
     gate = mx.ones((2, 1))
     with pytest.raises(ValueError, match="multiple of 16, at most 256, got 24"):
-        recurrent.gated_delta(mx.zeros((1, 1, 16, 24)), step, x, x, x, gate, gate)
+        gated_delta(recurrent, mx.zeros((1, 1, 16, 24)), step, x, x, x, gate, gate)
     with pytest.raises(ValueError, match=r"k must be .* \[2, 1, 16\], got float32 \[1, 1, 16\]"):
-        recurrent.gated_delta(mx.zeros((1, 1, 16, 16)), step, x, x[:1], x, gate, gate)
+        gated_delta(recurrent, mx.zeros((1, 1, 16, 16)), step, x, x[:1], x, gate, gate)
     with pytest.raises(ValueError, match="need A_log and dt_bias"):
-        recurrent.gated_delta(
-            mx.zeros((1, 1, 16, 16)), step, x, x, x, gate, gate, gates=DeltaGates(kind="softplus")
-        )
+        mx.eval(gated_delta(recurrent, mx.zeros((1, 1, 16, 16)), step, x, x, x, gate, gate, kind="softplus"))
     with pytest.raises(ValueError, match="does not hold inputs of float32"):
-        recurrent.causal_conv(mx.zeros((1, 2, 8), mx.bfloat16), step, mx.ones((2, 8)), mx.ones((3, 8)))
-    assert not recurrent.takes_gated_delta(24)
-    assert recurrent.takes_gated_delta(128)
+        causal_conv(recurrent, mx.zeros((1, 2, 8), mx.bfloat16), step, mx.ones((2, 8)), mx.ones((3, 8)))
+    assert not recurrent.takes("gated_delta", 24)
+    assert recurrent.takes("gated_delta", 128)
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])

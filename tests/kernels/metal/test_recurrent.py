@@ -16,9 +16,8 @@ from metal_backend import Emulator, needs_compiler
 from metal_recurrent import check_blocks, metal_kernels
 from octavo.kernels.metal.launch import KernelLibrary
 from octavo.kernels.metal.recurrent import MetalRecurrences, SegmentArrays
-from octavo.kernels.recurrent_kernels import DeltaGates, SsdParameters
 from octavo.kernels.state_segments import NO_STATE, StateSegments
-from recurrent_cases import LENGTH, Case, bits, run
+from recurrent_cases import LENGTH, Case, bits, causal_conv, gated_delta, run, ssd
 from recurrent_checks import check_checkpoints, check_truth
 from recurrent_parity import check_convolution, check_gated_delta, close, fresh
 
@@ -141,9 +140,9 @@ def test_a_rate_for_each_value_of_a_gate_is_read() -> None:
     narrow, dt_bias = mx.random.normal((H, 1)), mx.random.normal((H, D))
     outputs = []
     for A_log in (narrow, mx.broadcast_to(narrow, (H, D)), mx.random.normal((H, D))):
-        gates = DeltaGates(kind="softplus", A_log=A_log, dt_bias=dt_bias)
+        gates: dict[str, Any] = {"kind": "softplus", "A_log": A_log, "dt_bias": dt_bias}
         pool = mx.zeros((1, H, D, D))
-        outputs.append(KERNELS.gated_delta(pool, SegmentArrays.of(fresh([T])), *rows, gates=gates)[1])
+        outputs.append(gated_delta(KERNELS, pool, SegmentArrays.of(fresh([T])), *rows, **gates)[1])
     assert np.array_equal(bits(outputs[0]), bits(outputs[1]))
     assert not close(outputs[2], outputs[0], 1e-3)
 
@@ -155,7 +154,6 @@ def test_ssd_is_mlx_lms(dtype: mx.Dtype, tolerance: float) -> None:
     dt = mx.random.normal((1, T, H)).astype(dtype)
     A_log, dt_bias, D = (mx.random.normal((H,)) for _ in range(3))
     limit = (0.001, 2.0)
-    parameters = SsdParameters(A_log=A_log, dt_bias=dt_bias, D=D, lowest=limit[0], highest=limit[1])
     state, pool, source = None, mx.zeros((1, H, Dh, Ds)), NO_STATE
     for part in (slice(0, T - 1), slice(T - 1, T)):
         rows = [value[:, part] for value in (x, B, C, dt)]
@@ -163,7 +161,16 @@ def test_ssd_is_mlx_lms(dtype: mx.Dtype, tolerance: float) -> None:
             rows[0], A_log, rows[1], rows[2], D, rows[3], dt_bias, state, limit
         )
         step = StateSegments.of([rows[0].shape[1]], source=[source], target=[0])
-        _, y = KERNELS.ssd(pool, SegmentArrays.of(step), *(value[0] for value in rows), parameters=parameters)
+        _, y = ssd(
+            KERNELS,
+            pool,
+            SegmentArrays.of(step),
+            *(value[0] for value in rows),
+            A_log=A_log,
+            dt_bias=dt_bias,
+            D=D,
+            limits=limit,
+        )
         assert y.dtype == dtype
         assert close(y, wanted[0], tolerance)
         assert close(pool, state, tolerance)
@@ -194,7 +201,7 @@ def test_a_nan_stays_in_its_own_sequence() -> None:
     x = mx.ones((4, 8))
     x[1] = float("nan")
     pool = mx.zeros((2, 2, 8))
-    _, y = KERNELS.causal_conv(pool, step, x, mx.ones((3, 8)))
+    _, y = causal_conv(KERNELS, pool, step, x, mx.ones((3, 8)))
     assert np.isnan(np.array(y)).any(axis=1).tolist() == [False, True, False, False]
     assert np.isnan(np.array(pool)).any(axis=(1, 2)).tolist() == [True, False]
     rows = [mx.ones((4, 1, 16)) / 4 for _ in range(3)] + [mx.ones((4, 1)) / 2] * 2
@@ -202,15 +209,14 @@ def test_a_nan_stays_in_its_own_sequence() -> None:
         parts = [value + 0 for value in rows]
         parts[spoilt][1] = float("nan")
         pool = mx.zeros((2, 1, 16, 16))
-        gates = DeltaGates(kind="softplus", A_log=mx.zeros(1), dt_bias=mx.zeros(1))
-        _, y = KERNELS.gated_delta(pool, step, *parts, gates=gates)
+        gates: dict[str, Any] = {"kind": "softplus", "A_log": mx.zeros(1), "dt_bias": mx.zeros(1)}
+        _, y = gated_delta(KERNELS, pool, step, *parts, **gates)
         assert np.isnan(np.array(y)).any(axis=(1, 2)).tolist() == [False, True, False, False]
         assert spoilt == 0 or np.isnan(np.array(pool)).any(axis=(1, 2, 3)).tolist() == [True, False]
     dt = mx.ones((4, 1))
     dt[1] = float("nan")
     pool, one = mx.zeros((2, 1, 16, 16)), mx.ones(1)
-    parameters = SsdParameters(A_log=one, dt_bias=one, D=one, lowest=0.1, highest=1.0)
-    _, y = KERNELS.ssd(pool, step, rows[0], rows[1], rows[2], dt, parameters=parameters)
+    _, y = ssd(KERNELS, pool, step, *rows[:3], dt, A_log=one, dt_bias=one, D=one, limits=(0.1, 1.0))
     assert np.isnan(np.array(y)).any(axis=(1, 2)).tolist() == [False, True, False, False]
     assert np.isnan(np.array(pool)).any(axis=(1, 2, 3)).tolist() == [True, False]
 
@@ -223,9 +229,8 @@ def test_a_decoded_token_moves_its_state_once_in_whole_lines() -> None:
     q, k, v = (mx.ones((1, H, D)) / D for _ in range(3))
     gate, of_head = mx.ones((1, H)) / 2, mx.ones(H)
     step = SegmentArrays.of(StateSegments.of([1], source=[1], target=[0]))
-    parameters = SsdParameters(A_log=of_head, dt_bias=of_head, D=of_head)
-    kernels.gated_delta(mx.zeros((2, H, D, D)), step, q, k, v, gate, gate)
-    kernels.ssd(mx.zeros((2, H, D, D)), step, q, k, v, gate, parameters=parameters)
+    gated_delta(kernels, mx.zeros((2, H, D, D)), step, q, k, v, gate, gate)
+    ssd(kernels, mx.zeros((2, H, D, D)), step, q, k, v, gate, A_log=of_head, dt_bias=of_head, D=of_head)
     for _, result in device.results:
         read, written = result.traffic.read("pool"), result.traffic.written("to_pool")
         assert read.bytes == written.bytes == H * D * D * 4
@@ -236,22 +241,22 @@ def test_arrays_of_wrong_shape_are_refused() -> None:
     step, x, gate = SegmentArrays.of(fresh([2])), mx.ones((2, 1, 16)), mx.ones((2, 1))
     pool = mx.zeros((1, 1, 16, 16))
     with pytest.raises(ValueError, match="multiple of 16 values, at most 256, for the Metal kernels, got 24"):
-        KERNELS.gated_delta(mx.zeros((1, 1, 16, 24)), step, x, x, x, gate, gate)
+        gated_delta(KERNELS, mx.zeros((1, 1, 16, 24)), step, x, x, x, gate, gate)
     with pytest.raises(ValueError, match=r"k must be \[2, 1, 16\], got mlx.core.float32 \[1, 1, 16\]"):
-        KERNELS.gated_delta(pool, step, x, x[:1], x, gate, gate)
+        gated_delta(KERNELS, pool, step, x, x[:1], x, gate, gate)
     with pytest.raises(ValueError, match="need A_log and dt_bias"):
-        KERNELS.gated_delta(pool, step, x, x, x, gate, gate, gates=DeltaGates(kind="softplus"))
-    gates = DeltaGates(kind="softplus", A_log=mx.ones(1), dt_bias=mx.ones(2))
+        gated_delta(KERNELS, pool, step, x, x, x, gate, gate, kind="softplus")
+    gates: dict[str, Any] = {"kind": "softplus", "A_log": mx.ones(1), "dt_bias": mx.ones(2)}
     with pytest.raises(ValueError, match=r"dt_bias must have 1 values \(a row of a\)"):
-        KERNELS.gated_delta(pool, step, x, x, x, gate, gate, gates=gates)
+        gated_delta(KERNELS, pool, step, x, x, x, gate, gate, **gates)
     with pytest.raises(ValueError, match=r"pool must be mlx\.core.float32"):
-        KERNELS.gated_delta(pool.astype(mx.bfloat16), step, x, x, x, gate, gate)
+        gated_delta(KERNELS, pool.astype(mx.bfloat16), step, x, x, x, gate, gate)
     with pytest.raises(ValueError, match=r"dtype mlx\.core\.bfloat16, got mlx\.core.float32"):
-        KERNELS.causal_conv(mx.zeros((1, 2, 8), mx.bfloat16), step, mx.ones((2, 8)), mx.ones((3, 8)))
+        causal_conv(KERNELS, mx.zeros((1, 2, 8), mx.bfloat16), step, mx.ones((2, 8)), mx.ones((3, 8)))
     with pytest.raises(ValueError, match="two taps or more"):
-        KERNELS.causal_conv(mx.zeros((1, 0, 8)), step, mx.ones((2, 8)), mx.ones((1, 8)))
+        causal_conv(KERNELS, mx.zeros((1, 0, 8)), step, mx.ones((2, 8)), mx.ones((1, 8)))
     with pytest.raises(ValueError, match="heads of keys must divide those of the state, got 2 and 1"):
-        KERNELS.gated_delta(pool, step, mx.ones((2, 2, 16)), mx.ones((2, 2, 16)), x, gate, gate)
+        gated_delta(KERNELS, pool, step, mx.ones((2, 2, 16)), mx.ones((2, 2, 16)), x, gate, gate)
 
 
 def test_a_device_whose_kernels_fail_their_self_test_computes_by_operations(

@@ -285,73 +285,61 @@ def computes(place: Any, name: str, other: Callable[..., Any]) -> Callable[[Patc
     return patched
 
 
-def taps_reversed(
-    plain: Any, pool: Any, step: Any, x: Any, weight: mx.array, *rest: Any, **named: Any
-) -> Any:
-    return plain(pool, step, x, weight[::-1], *rest, **named)
-
-
-def parameters(**changes: Any) -> Callable[..., Any]:
-    def changed(plain: Any, *args: Any, parameters: Any) -> Any:
-        given = {name: change(getattr(parameters, name)) for name, change in changes.items()}
-        return plain(*args, parameters=dataclasses.replace(parameters, **given))
-
-    return changed
-
-
-def less_beta(plain: Any, *args: Any, gates: Any) -> Any:
-    return plain(*args, gates=dataclasses.replace(gates, beta_scale=0.95 * gates.beta_scale))
-
-
-def heads_reversed(plain: Any, pool: Any, step: Any, q: Any, k: mx.array, *rest: Any, **named: Any) -> Any:
-    return plain(pool, step, q, k[:, ::-1], *rest, **named)
-
-
-def rare(name: str, other: Callable[..., Any]) -> Callable[[Patch], None]:
-    def call(plain: Any, given: str, *args: Any) -> Any:
-        return other(plain, given, *args) if given == name else plain(given, *args)
+def kernel(name: str, change: Callable[[list[mx.array], list[float]], None]) -> Callable[[Patch], None]:
+    def call(plain: Any, given: str, pool: Any, step: Any, inputs: Any, options: Any) -> Any:
+        inputs, options = list(inputs), list(options)
+        if given == name:
+            change(inputs, options)
+        return plain(given, pool, step, inputs, options)
 
     return computes(recurrent, "recurrence", call)
 
 
-def swapped(first: int) -> Callable[..., Any]:
-    def call(plain: Any, name: str, pool: Any, step: Any, inputs: list[mx.array], options: Any) -> Any:
+def given(index: int, other: Callable[[mx.array], mx.array]) -> Callable[[list[mx.array], Any], None]:
+    def change(inputs: list[mx.array], _: Any) -> None:
+        inputs[index] = other(inputs[index])
+
+    return change
+
+
+def option(index: int, other: Callable[[float], float]) -> Callable[[Any, list[float]], None]:
+    def change(_: Any, options: list[float]) -> None:
+        options[index] = other(options[index])
+
+    return change
+
+
+def swapped(first: int) -> Callable[[list[mx.array], Any], None]:
+    def change(inputs: list[mx.array], _: Any) -> None:
         inputs[first], inputs[first + 1] = inputs[first + 1], inputs[first]
-        return plain(name, pool, step, inputs, options)
 
-    return call
-
-
-def last_scaled(plain: Any, name: str, pool: Any, step: Any, inputs: list[mx.array], options: Any) -> Any:
-    return plain(name, pool, step, [*inputs[:-1], inputs[-1] * 0.9], options)
+    return change
 
 
 def more_scale(plain: Any, *args: Any, scale: float, **named: Any) -> Any:
     return plain(*args, scale=scale * 1.05, **named)
 
 
-def more_rare_scale(plain: Any, *args: Any) -> Any:
-    return plain(*args[:-1], [1.05 * args[-1][0]])
-
-
 KERNELS: dict[str, tuple[str, Callable[[Patch], None], str]] = {
-    "taps": ("lfm2", computes(recurrent, "causal_conv", taps_reversed), r"layers\.\d\.conv\.conv0"),
-    "step's bias": (
-        "mamba2", computes(recurrent, "ssd", parameters(dt_bias=lambda x: x + 0.3)), r"mixer\.ssm_update",
+    "taps": ("lfm2", kernel("causal_conv", given(1, lambda x: x[::-1])), r"layers\.\d\.conv\.conv0"),
+    "step's bias": ("mamba2", kernel("ssd", given(5, lambda x: x + 0.3)), r"mixer\.ssm_update"),
+    "step's limit": ("mamba2", kernel("ssd", option(1, lambda _: 0.5)), r"mixer\.ssm_update"),
+    "skip": ("nemotron_h", kernel("ssd", given(6, lambda x: 0.9 * x)), r"mixer\.ssm_update"),
+    "beta": (
+        "qwen3_next", kernel("gated_delta", option(2, lambda x: 0.95 * x)),
+        r"linear_attn\.gated_delta_update",
     ),
-    "step's limit": (
-        "mamba2", computes(recurrent, "ssd", parameters(highest=lambda _: 0.5)), r"mixer\.ssm_update",
-    ),
-    "skip": ("nemotron_h", computes(recurrent, "ssd", parameters(D=lambda x: 0.9 * x)), r"mixer\.ssm_update"),
-    "beta": ("qwen3_next", computes(recurrent, "gated_delta", less_beta), r"linear_attn\.gated_delta_update"),
     "heads": (
-        "qwen3_next", computes(recurrent, "gated_delta", heads_reversed), r"linear_attn\.gated_delta_update",
+        "qwen3_next", kernel("gated_delta", given(1, lambda x: x[:, ::-1])),
+        r"linear_attn\.gated_delta_update",
     ),
-    "B and C": ("mamba", rare("selective_scan", swapped(2)), r"mixer\.selective_scan"),
-    "scale": ("bailing_moe_linear", rare("lightning", more_rare_scale), r"attention\.recurrent"),
-    "K and V": ("bailing_moe_linear", rare("lightning", swapped(1)), r"attention\.recurrent"),
-    "gates": ("recurrent_gemma", rare("rg_lru", swapped(1)), r"temporal_block\.child0"),
-    "b": ("rwkv7", rare("wkv7", last_scaled), r"attn\._wkv7"),
+    "B and C": ("mamba", kernel("selective_scan", swapped(2)), r"mixer\.selective_scan"),
+    "scale": (
+        "bailing_moe_linear", kernel("lightning", option(0, lambda x: 1.05 * x)), r"attention\.recurrent",
+    ),
+    "K and V": ("bailing_moe_linear", kernel("lightning", swapped(1)), r"attention\.recurrent"),
+    "gates": ("recurrent_gemma", kernel("rg_lru", swapped(1)), r"temporal_block\.child0"),
+    "b": ("rwkv7", kernel("wkv7", given(-1, lambda x: 0.9 * x)), r"attn\._wkv7"),
 }  # fmt: skip
 """(architecture, planted mistake, layer), for kernels of recurrent layers."""
 
