@@ -39,14 +39,15 @@ class StateMetadata:
 
 
 @dataclass(slots=True, kw_only=True)
-class StepRows:
-    """T tokens of B sequences, without their pages. The rows of a sequence are adjacent and in order.
+class AttentionMetadata:
+    """T tokens of B sequences, and their pages. The rows of a sequence are adjacent and in order.
 
     Treat an object as immutable; the dataclass is not frozen, because freezing triples the time to build it.
 
     positions       [T]      position of each token in its sequence
     q_start         [B + 1]  rows of sequence b are ``q_start[b]:q_start[b + 1]``
     kv_len          [B]      positions of sequence b that have K/V after this step
+    groups                   pages in each pool: one pool per group of layers, then the residual pages of each
     states                   slots of recurrent layers; None for models without any
     last            [T]      last position that each row sees (None: its own)
     """
@@ -54,6 +55,8 @@ class StepRows:
     positions: Ints
     q_start: Ints
     kv_len: Ints
+    page_size: int
+    groups: tuple[GroupMetadata, ...]
     states: StateMetadata | None = None
     last: Ints | None = None
 
@@ -75,17 +78,6 @@ class StepRows:
         """Index of each row's sequence, [T]."""
         counts = np.diff(self.q_start)
         return np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-
-
-@dataclass(slots=True, kw_only=True)
-class AttentionMetadata(StepRows):
-    """The rows of a step, and their pages.
-
-    groups      pages in each pool: first one pool per group of layers, then the residual pages of each group
-    """
-
-    page_size: int
-    groups: tuple[GroupMetadata, ...]
 
     @classmethod
     def of(

@@ -6,9 +6,9 @@ import functools
 import itertools
 from array import array
 from collections import abc
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -135,7 +135,9 @@ def _decode_batch(step: SchedulerOutput, page_size: int, specs: Specs) -> Batch:
         kv_len=np.array(lengths, np.int32),
         page_size=page_size,
         groups=_with_starts(
-            tuple([_decode_group(tables, group, positions, page_size) for group in range(len(tables[0].parts))]),
+            tuple(
+                [_decode_group(tables, group, positions, page_size) for group in range(len(tables[0].parts))]
+            ),
             flat,
             specs,
             page_size,
@@ -180,7 +182,8 @@ def _mixed_batch(step: SchedulerOutput, page_size: int, specs: Specs) -> Batch:
     for slots, *_ in attention.groups:
         num_different = 1 + int(np.count_nonzero(np.diff(np.sort(slots))))
         assert num_different == len(slots), f"two rows of a step would write one slot: {slots.tolist()}"
-    attention.groups = _with_starts(attention.groups, attention.positions, specs, page_size)
+    groups = _with_starts(attention.groups, attention.positions, specs, page_size)
+    attention = replace(attention, groups=groups)
     return Batch(_token_ids(work), _sample_rows(work, attention.q_start), attention, step.copies)
 
 

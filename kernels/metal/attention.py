@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,9 +13,9 @@ from ..interface import AttendOptions, LayerSpec, PoolSpec
 from ..metadata import AttentionMetadata, Ints
 from ..visibility import window_start
 from .attention_units import CHUNK_SIMDGROUPS, REDUCE_SIMDGROUPS, AttentionConfig
-from .launch import Kernel, KernelLibrary, Launch, padded
+from .launch import KernelLibrary, Launch, padded
 from .plan import DecodePlan, plan_chunks, plan_decode
-from .units import MIN_ELEMENTS, KernelSource
+from .units import MIN_ELEMENTS
 
 _LOG2_E = 1.4426950408889634
 READ = ((MIN_ELEMENTS,), mx.bool_)
@@ -60,8 +59,6 @@ class Parts:
     seen_since: mx.array | None
     keep: int
     page_table: mx.array
-    scale: float
-    softcap: float | None
 
     @property
     def count(self) -> int:
@@ -143,21 +140,11 @@ class _Layer:
         )
 
 
-_UNITS: dict[str, Callable[[AttentionConfig], KernelSource]] = {
-    "decode": lambda config: config.decode_unit(split=False),
-    "split": lambda config: config.decode_unit(split=True),
-    "reduce": lambda config: config.reduce_unit(),
-    "chunk": lambda config: config.chunk_unit(split=False),
-    "split_chunk": lambda config: config.chunk_unit(split=True),
-}
-
-
 class PagedAttention:
     def __init__(self, spec: PoolSpec, library: KernelLibrary) -> None:
         self._spec = spec
         self._library = library
         self._layers: dict[tuple[int, bool, bool], _Layer] = {}
-        self._kernels: dict[tuple[AttentionConfig, str], Kernel] = {}
 
     def attend(
         self,
@@ -195,12 +182,13 @@ class PagedAttention:
             inputs["decoded"], inputs["after"] = decoded.out, decoded.read
         inputs["tiles"] = routes.tiles
         output = ((tokens, num_heads, spec.value_dim), queries.dtype)
-        launch = _chunk_launch(of_layer.config, routes.num_tiles, output)
+        launch = _launch(of_layer.config, CHUNK_SIMDGROUPS, routes.num_tiles, output)
         return Attended(*self._run(of_layer, "chunk", inputs, launch))
 
-    def partials(self, layer: int, queries: mx.array, pages: StoredPages, parts: Parts) -> Partials:
+    def partials(
+        self, layer: int, queries: mx.array, pages: StoredPages, parts: Parts, options: AttendOptions
+    ) -> Partials:
         """Compute ``parts``; the results are not normalized, and V is still rotated."""
-        options = AttendOptions(scale=parts.scale, softcap=parts.softcap)
         bounded = parts.seen_since is not None
         of_layer = self._layer(layer, queries.shape[1], options, bounded=bounded, parts=parts)
         inputs = {
@@ -212,7 +200,7 @@ class PagedAttention:
         if parts.tiled is None:
             return Partials(*self._split(of_layer, inputs | {"items": parts.items}, parts.count))
         config = of_layer.config
-        launch = _chunk_launch(config, parts.count, *_part_outputs(config, parts.tiled))
+        launch = _launch(config, CHUNK_SIMDGROUPS, parts.count, *_part_outputs(config, parts.tiled))
         return Partials(*self._run(of_layer, "split_chunk", inputs | {"tiles": parts.items}, launch))
 
     def _decode(self, of_layer: _Layer, routes: _Routes, inputs: dict[str, mx.array]) -> Attended:
@@ -221,15 +209,10 @@ class PagedAttention:
         count, rows = len(routes.decode.items), len(routes.decode.joins)
         inputs["items"] = routes.items
         if not rows:
-            launch = _decode_launch(config, count, ((count, heads, dim), dtype))
+            launch = _launch(config, config.decode_simdgroups, count, ((count, heads, dim), dtype))
             return Attended(*self._run(of_layer, "decode", inputs, launch))
         partial, stats, read = self._split(of_layer, inputs, count)
-        threads = 32 * REDUCE_SIMDGROUPS
-        launch = Launch(
-            grid=(threads, heads, rows),
-            threadgroup=(threads, 1, 1),
-            outputs=(((rows, heads, dim), dtype),),
-        )
+        launch = reduce_launch((rows, heads, dim), dtype)
         joined = inputs | {"rows": routes.joins, "partial": partial, "stats": stats}
         (out,) = self._run(of_layer, "reduce", joined, launch)
         return Attended(out, read)
@@ -266,16 +249,15 @@ class PagedAttention:
         return made
 
     def _split(self, of_layer: _Layer, inputs: dict[str, mx.array], count: int) -> list[mx.array]:
-        launch = _decode_launch(of_layer.config, count, *_part_outputs(of_layer.config, count))
+        config = of_layer.config
+        launch = _launch(config, config.decode_simdgroups, count, *_part_outputs(config, count))
         return self._run(of_layer, "split", inputs, launch)
 
     def _run(
         self, of_layer: _Layer, kind: str, inputs: dict[str, mx.array], launch: Launch
     ) -> list[mx.array]:
-        key = of_layer.config, kind
-        if key not in self._kernels:
-            self._kernels[key] = self._library.kernel(_UNITS[kind](of_layer.config))
-        return self._kernels[key](inputs, launch)
+        config = of_layer.config
+        return self._library.made((config, kind), lambda: config.unit(kind))(inputs, launch)
 
     def _routes(self, step: MetalStep, spec: LayerSpec, config: AttentionConfig) -> _Routes:
         chunk_tokens = config.chunk_tokens
@@ -294,8 +276,10 @@ class PagedAttention:
         return routes
 
 
-def _decode_launch(config: AttentionConfig, count: int, *outputs: tuple[tuple[int, ...], mx.Dtype]) -> Launch:
-    threads = 32 * config.decode_simdgroups
+def _launch(
+    config: AttentionConfig, simdgroups: int, count: int, *outputs: tuple[tuple[int, ...], mx.Dtype]
+) -> Launch:
+    threads = 32 * simdgroups
     return Launch(
         grid=(threads * count, config.layer.num_kv_heads, 1),
         threadgroup=(threads, 1, 1),
@@ -303,13 +287,11 @@ def _decode_launch(config: AttentionConfig, count: int, *outputs: tuple[tuple[in
     )
 
 
-def _chunk_launch(config: AttentionConfig, count: int, *outputs: tuple[tuple[int, ...], mx.Dtype]) -> Launch:
-    threads = 32 * CHUNK_SIMDGROUPS
-    return Launch(
-        grid=(threads * count, config.layer.num_kv_heads, 1),
-        threadgroup=(threads, 1, 1),
-        outputs=(*outputs, READ),
-    )
+def reduce_launch(shape: tuple[int, int, int], dtype: mx.Dtype) -> Launch:
+    """Return the launch that joins parts of rows; the result is [rows, heads, dim]."""
+    threads = 32 * REDUCE_SIMDGROUPS
+    rows, heads, _ = shape
+    return Launch(grid=(threads, heads, rows), threadgroup=(threads, 1, 1), outputs=((shape, dtype),))
 
 
 def _part_outputs(config: AttentionConfig, count: int) -> tuple[tuple[tuple[int, ...], mx.Dtype], ...]:

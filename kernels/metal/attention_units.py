@@ -110,7 +110,13 @@ class AttentionConfig(PageReaderConfig):
             "VALUE_NORM_BITS": norm_bits(layer.value_dim),
         }
 
-    def decode_unit(self, *, split: bool) -> KernelSource:
+    def unit(self, kind: str) -> KernelSource:
+        if kind == "reduce":
+            return self._reduce_unit()
+        make = self._chunk_unit if kind.endswith("chunk") else self._decode_unit
+        return make(split=kind.startswith("split"))
+
+    def _decode_unit(self, *, split: bool) -> KernelSource:
         layer = self.layer
         k_format, v_format = self.formats
         shared = max(self.group * layer.head_dim, self.decode_simdgroups // 2 * self.heads * layer.value_dim)
@@ -130,7 +136,7 @@ class AttentionConfig(PageReaderConfig):
             "decode", self._suffix, ("queries", "items"), macros, split=split, shared=("rows", "attention")
         )
 
-    def reduce_unit(self) -> KernelSource:
+    def _reduce_unit(self) -> KernelSource:
         inputs = ("rows", "partial", "stats") + (("sinks",) if self.sinks else ())
         own = ("VALUE_DIM", "VALUE_LANE", "VALUE_NORM_BITS", "NUM_HEADS", "SINKS", "SINK(head)")
         macros: dict[str, int | str] = {name: value for name, value in self._macros().items() if name in own}
@@ -141,7 +147,7 @@ class AttentionConfig(PageReaderConfig):
         suffix += "_s" * self.sinks
         return make_unit("reduce", suffix, inputs, ("out",), macros, {}, ("rows", "attention"))
 
-    def chunk_unit(self, *, split: bool) -> KernelSource:
+    def _chunk_unit(self, *, split: bool) -> KernelSource:
         keys = self.chunk_keys
         key_bytes, value_bytes = self.tile_bytes(keys)
         row_group = 8 * (self._widest + 4) * 4

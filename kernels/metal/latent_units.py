@@ -77,7 +77,9 @@ class LatentConfig(PageReaderConfig):
             "ROTARY_NORM_BITS": norm_bits(layer.value_dim),
         }
 
-    def unit(self, *, split: bool) -> KernelSource:
+    def unit(self, kind: str) -> KernelSource:
+        if kind == "reduce":
+            return self._reduce_unit()
         layer, keys = self.layer, self.keys
         latent_bytes, rotary_bytes = self.tile_bytes(keys)
         row_group = 8 * (layer.head_dim + layer.value_dim + 4) * 4
@@ -95,11 +97,11 @@ class LatentConfig(PageReaderConfig):
             self._suffix,
             ("queries", "rotary", "items"),
             macros,
-            split=split,
+            split=kind == "split",
             shared=("rows", "attention", "tile"),
         )
 
-    def reduce_unit(self) -> KernelSource:
+    def _reduce_unit(self) -> KernelSource:
         inputs = ("rows", "partial", "stats") + (("sinks",) if self.sinks else ())
         macros = self._macros() | {"NUM_SIMDGROUPS": REDUCE_SIMDGROUPS}
         return make_unit("reduce", self._suffix, inputs, ("out",), macros, {}, ("rows", "attention"))

@@ -13,12 +13,20 @@ import numpy as np
 
 from ..interface import AttendOptions, LayerSpec, PoolSpec
 from ..metadata import AttentionMetadata, Ints
-from .attention import READ, Attended, MetalStep, Partials, Parts, StoredPages, device_params, per_head
-from .attention_units import REDUCE_SIMDGROUPS
+from .attention import (
+    READ,
+    Attended,
+    MetalStep,
+    Partials,
+    Parts,
+    StoredPages,
+    device_params,
+    per_head,
+    reduce_launch,
+)
 from .latent_units import LatentConfig
-from .launch import KernelLibrary, Launch, padded
+from .launch import Kernel, KernelLibrary, Launch, padded
 from .plan import divide, num_splits, num_tiles, restore_order
-from .units import KernelSource
 
 LATENT_TOKENS = 64
 """Largest number of tokens in a tile of an MLA prompt with residual pages; tokens further apart read
@@ -129,7 +137,6 @@ class LatentAttention:
     def __init__(self, spec: PoolSpec, library: KernelLibrary) -> None:
         self._spec = spec
         self._library = library
-        self._units: dict[tuple[LatentConfig, str], KernelSource] = {}
 
     def attend(
         self,
@@ -158,32 +165,33 @@ class LatentAttention:
                 config, inputs | {"items": route.split}, len(plan.split), plan.parts
             )
             joined = inputs | {"rows": route.joins, "partial": partial, "stats": stats}
-            threads = 32 * REDUCE_SIMDGROUPS
-            launch = Launch(
-                grid=(threads, config.num_heads, len(plan.rows)),
-                threadgroup=(threads, 1, 1),
-                outputs=(((len(plan.rows), *queries.shape[1:]), queries.dtype),),
-            )
-            outs += self._library.run(self._unit(config, "reduce"), joined, launch)
+            launch = reduce_launch((len(plan.rows), config.num_heads, queries.shape[2]), queries.dtype)
+            outs += self._kernel(config, "reduce")(joined, launch)
         if len(plan.whole):
             inputs["after"] = read
             launch = _launch(config, len(plan.whole), ((len(plan.others), *queries.shape[1:]), queries.dtype))
             whole = inputs | {"items": route.whole}
-            out, read = self._library.run(self._unit(config, "whole"), whole, launch)
+            out, read = self._kernel(config, "whole")(whole, launch)
             outs.append(out)
         out = outs[0] if len(outs) == 1 else mx.concatenate(outs)
         out = out if route.order is None else out[route.order]
         return Attended(out, read)
 
     def partials(
-        self, layer: int, queries: mx.array, rotary: mx.array, pages: StoredPages, parts: Parts
+        self,
+        layer: int,
+        queries: mx.array,
+        rotary: mx.array,
+        pages: StoredPages,
+        parts: Parts,
+        options: AttendOptions,
     ) -> Partials:
         """Compute ``parts`` over latents; values are [M, Hq, R]."""
         spec = replace(self._spec.layers[layer], window=None, keep=parts.keep)
         config = self._configured(spec, queries.shape[1], sinks=False, bounded=parts.seen_since is not None)
         cut = head_tiles if parts.tiled is None else row_tiles
         items = cut(parts.plan, num_heads=config.num_heads, rows=config.rows)
-        inputs = self._inputs(queries, rotary, pages, parts.scale) | parts.inputs()
+        inputs = self._inputs(queries, rotary, pages, options.scale) | parts.inputs()
         inputs["items"] = padded(items.ravel())
         count = parts.count if parts.tiled is None else parts.tiled
         return Partials(*self._split(config, inputs, len(items), count))
@@ -239,14 +247,10 @@ class LatentAttention:
     ) -> list[mx.array]:
         heads, dim = config.num_heads, config.layer.head_dim
         outputs = ((parts, heads, dim), mx.float32), ((parts, heads, 4), mx.float32)
-        return self._library.run(self._unit(config, "split"), inputs, _launch(config, items, *outputs))
+        return self._kernel(config, "split")(inputs, _launch(config, items, *outputs))
 
-    def _unit(self, config: LatentConfig, kind: str) -> KernelSource:
-        if (config, kind) not in self._units:
-            self._units[config, kind] = (
-                config.reduce_unit() if kind == "reduce" else config.unit(split=kind == "split")
-            )
-        return self._units[config, kind]
+    def _kernel(self, config: LatentConfig, kind: str) -> Kernel:
+        return self._library.made((config, kind), lambda: config.unit(kind))
 
     def _route(self, step: MetalStep, config: LatentConfig) -> _Route:
         layer = config.layer

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
@@ -66,6 +66,7 @@ class Kernel:
 class KernelLibrary:
     compile_kernel: CompileKernel = _metal_kernel
     _kernels: dict[str, Kernel] = field(default_factory=dict)
+    _made: dict[Hashable, Kernel] = field(default_factory=dict)
 
     def kernel(self, unit: KernelSource) -> Kernel:
         """Return the kernel of this source, compiled at its first launch."""
@@ -81,6 +82,12 @@ class KernelLibrary:
         kernel = self._kernels[unit.name]
         assert kernel.unit == unit, f"two kernels are called {unit.name}"
         return kernel
+
+    def made(self, key: Hashable, unit: Callable[[], KernelSource]) -> Kernel:
+        """Return the kernel of this key; its source is made at the first call."""
+        if key not in self._made:
+            self._made[key] = self.kernel(unit())
+        return self._made[key]
 
     def run(self, unit: KernelSource, inputs: Mapping[str, mx.array], launch: Launch) -> list[mx.array]:
         return self.kernel(unit)(inputs, launch)

@@ -21,7 +21,7 @@ from ..reference.backend import ReferencePool
 from .attention import MetalStep, PagedAttention, Partials, Parts, StoredPages
 from .latent_units import MAX_LATENT, may_hold_latents
 from .latents import LatentAttention
-from .launch import Kernel, KernelLibrary, Launch, padded
+from .launch import KernelLibrary, Launch, padded
 from .page_copies import copy_pages
 from .units import MAX_WRITE_SIMDGROUPS, MIN_ELEMENTS, check_dim, format_source, write_unit
 
@@ -37,7 +37,6 @@ class MetalPool(ReferencePool):
         self._metal_step: MetalStep | None = None
         self._rows: dict[int, mx.array] = {}
         self._no_flags: dict[int, mx.array] = {}
-        self._writers: dict[tuple[int, int], Kernel] = {}
 
     def _plan(self, metadata: AttentionMetadata) -> None:
         self._metal_step = MetalStep.of(metadata)
@@ -65,7 +64,10 @@ class MetalPool(ReferencePool):
         launch = Launch(
             grid=(shown * threads, 1, 1), threadgroup=(threads, 1, 1), outputs=(((shown,), mx.bool_),)
         )
-        (written,) = self._writer(spec.head_dim, spec.value_dim)(inputs, launch)
+        formats = page_format(self._spec.k_format), page_format(self._spec.v_format)
+        dims = spec.head_dim, spec.value_dim
+        kernel = self._library.made(("write", *formats, *dims), lambda: write_unit(*formats, *dims))
+        (written,) = kernel(inputs, launch)
         self._last[layer] = self._unstorable = written
         self._dtypes[layer] = (keys.dtype, values.dtype)
 
@@ -81,12 +83,12 @@ class MetalPool(ReferencePool):
         self._last[layer] = attended.read
         return attended.out
 
-    def partials(self, layer: int, queries: mx.array, rotary: mx.array | None, parts: Parts) -> Partials:
+    def partials(self, layer: int, queries: mx.array, parts: Parts, options: AttendOptions) -> Partials:
         pages = self._pages(layer)
-        if rotary is None:
-            partials = self._attention.partials(layer, queries, pages, parts)
+        if options.rotary is None:
+            partials = self._attention.partials(layer, queries, pages, parts, options)
         else:
-            partials = self._latents.partials(layer, queries, rotary, pages, parts)
+            partials = self._latents.partials(layer, queries, options.rotary, pages, parts, options)
         self._last[layer] = partials.read
         return partials
 
@@ -131,13 +133,6 @@ class MetalPool(ReferencePool):
     def _pages(self, layer: int) -> StoredPages:
         keys, values = self._parts[layer]
         return StoredPages(tuple(keys), tuple(values), self._last[layer])
-
-    def _writer(self, key_dim: int, value_dim: int) -> Kernel:
-        if (key_dim, value_dim) not in self._writers:
-            formats = page_format(self._spec.k_format), page_format(self._spec.v_format)
-            unit = write_unit(*formats, key_dim, value_dim)
-            self._writers[key_dim, value_dim] = self._library.kernel(unit)
-        return self._writers[key_dim, value_dim]
 
 
 def _memory(array: mx.array) -> NDArray[Any]:

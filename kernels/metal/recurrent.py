@@ -19,7 +19,6 @@ from ..reference import recurrent as truth
 from ..state_segments import NO_STATE, StateSegments
 from .launch import Kernel, KernelLibrary, Launch, padded, wide
 from .recurrent_units import CONV_THREADS, MatrixState, conv_unit, delta_unit, ssd_unit, takes_width
-from .units import KernelSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,6 @@ class MetalRecurrences:
 
     def __init__(self, library: KernelLibrary) -> None:
         self._library = library
-        self._kernels: dict[tuple[object, ...], Kernel] = {}
         self._numbers: dict[tuple[float, float], mx.array] = {}
 
     def arrays(self, step: StateSegments) -> SegmentArrays:
@@ -115,7 +113,7 @@ class MetalRecurrences:
                     f"{dt_bias.size} and {A_log.size}"
                 )
             inputs |= {"A_log": A_log, "dt_bias": dt_bias, "limits": self._limits(*limits)}
-        kernel = self._kernel(
+        kernel = self._library.made(
             ("delta", state, kind, vector, wide_A),
             lambda: delta_unit(state, kind, vector_gate=vector, wide_A=wide_A),
         )
@@ -134,7 +132,7 @@ class MetalRecurrences:
         for name, array in inputs.items():
             _check(name, array, shapes.get(name, (heads,)))
         inputs["limits"] = self._limits(*options)
-        kernel = self._kernel(("ssd", state), lambda: ssd_unit(state))
+        kernel = self._library.made(("ssd", state), lambda: ssd_unit(state))
         grid = (32 * state.simdgroups * state.tiles, heads)
         return self._run(kernel, pool, step, inputs, inputs["x"], grid, state)
 
@@ -150,7 +148,7 @@ class MetalRecurrences:
         _check("pool", pool, (pool.shape[0], taps - 1, channels))
         if pool.dtype not in (x.dtype, mx.float32):
             raise ValueError(f"inputs must have the pool's dtype {pool.dtype}, got {x.dtype}")
-        kernel = self._kernel(
+        kernel = self._library.made(
             ("conv", taps, channels, silu, bias), lambda: conv_unit(taps, channels, silu=silu, bias=bias)
         )
         threads = -(-channels // CONV_THREADS) * CONV_THREADS
@@ -174,11 +172,6 @@ class MetalRecurrences:
         )
         (y,) = kernel(given, launch)
         return pool, y
-
-    def _kernel(self, key: tuple[object, ...], unit: Callable[[], KernelSource]) -> Kernel:
-        if key not in self._kernels:
-            self._kernels[key] = self._library.kernel(unit())
-        return self._kernels[key]
 
     def _limits(self, low: float, high: float) -> mx.array:
         if (low, high) not in self._numbers:

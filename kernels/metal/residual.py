@@ -6,8 +6,9 @@ operations join the results of both kinds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -33,15 +34,9 @@ _LOWEST = -1e30  # below every logit; the Metal sources have the same number
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    items: mx.array
-    plan: Ints
-    tiled: int | None
+    parts: Parts
     index: mx.array
     live: mx.array
-
-    @property
-    def count(self) -> int:
-        return len(self.plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +63,13 @@ class _Kind:
         return np.where(self.live, bounded_tiles(self.positions, self.seen_since, self.keep), 0)
 
     @cached_property
-    def arrays(self) -> tuple[mx.array, mx.array, mx.array | None]:
+    def _arrays(self) -> dict[str, Any]:
         since = None if self.seen_since is None else padded(self.seen_since)
-        return padded(self.page_table), padded(self.positions), since
+        arrays = {"page_table": padded(self.page_table), "positions": padded(self.positions)}
+        return {**arrays, "seen_since": since, "keep": self.keep}
+
+    def parts(self, plan: Ints, *, tiled: int | None = None) -> Parts:
+        return Parts(items=padded(plan.ravel()), plan=plan, tiled=tiled, **self._arrays)
 
 
 Kinds = tuple[_Kind, _Kind]
@@ -112,42 +111,22 @@ class MetalResidualCache(ResidualCache[MetalPool]):
         if tokens not in step.routes:
             assert self._metadata is not None
             step.routes[tokens] = _routes(self._metadata, step.kinds, tokens)
-        outs = [self._attend(layer, queries, step.kinds, route, options) for route in step.routes[tokens]]
+        outs = [self._attend(layer, queries, route, options) for route in step.routes[tokens]]
         out = outs[0] if len(outs) == 1 else mx.concatenate(outs)
         return (out if self._order is None else out[self._order]).astype(queries.dtype)
 
-    def _attend(
-        self,
-        layer: int,
-        queries: mx.array,
-        kinds: Kinds,
-        route: _Route,
-        options: AttendOptions,
-    ) -> mx.array:
+    def _attend(self, layer: int, queries: mx.array, route: _Route, options: AttendOptions) -> mx.array:
         spec, rotary = self.quantized.spec.layers[layer], options.rotary
         heads, dim = queries.shape[1], spec.value_dim if rotary is None else spec.head_dim
         top = mx.full((len(route.rows), heads), _LOWEST)
         if (sinks := options.sinks) is not None:
             sinks = sinks.astype(mx.float32) * _LOG2_E
             top = mx.maximum(top, sinks)
-        parts = []
-        pools = self.quantized, self.residual
-        for pool, run, kind in zip(pools, route.runs, kinds, strict=True):
-            if not run.count:
+        parts, of_parts = [], replace(options, sinks=None)
+        for pool, run in zip((self.quantized, self.residual), route.runs, strict=True):
+            if not run.parts.count:
                 continue
-            page_table, positions, seen_since = kind.arrays
-            wanted = Parts(
-                items=run.items,
-                plan=run.plan,
-                tiled=run.tiled,
-                positions=positions,
-                seen_since=seen_since,
-                keep=kind.keep,
-                page_table=page_table,
-                scale=options.scale,
-                softcap=options.softcap,
-            )
-            found = pool.partials(layer, queries, rotary, wanted)
+            found = pool.partials(layer, queries, run.parts, of_parts)
             tops = mx.where(run.live[..., None], found.stats[run.index][..., 0], _LOWEST)  # [R, S, Hq]
             parts.append((pool, run, found, tops))
             top = mx.maximum(top, tops.max(axis=1))
@@ -225,7 +204,7 @@ def _run(rows: Ints, kind: _Kind) -> _Run:
     each = np.arange(max(int(splits.max(initial=1)), 1))
     live = each < splits[:, None]
     index = np.where(live, first[:, None] + each, 0).astype(np.int32)
-    return _Run(padded(items.ravel()), items, None, mx.array(index), mx.array(live))
+    return _Run(kind.parts(items), mx.array(index), mx.array(live))
 
 
 def _tiled(rows: Ints, kind: _Kind, first: Ints, count: Ints) -> _Run:
@@ -236,6 +215,5 @@ def _tiled(rows: Ints, kind: _Kind, first: Ints, count: Ints) -> _Run:
     out = (np.cumsum(count) - count).astype(np.int32)
     tiles = np.stack([rows[first], count, rows[first + count - 1], out], axis=1).astype(np.int32)
     index = np.where(parted, np.cumsum(parted) - 1, 0).astype(np.int32)
-    return _Run(
-        padded(tiles.ravel()), tiles, int(count.sum()), mx.array(index[:, None]), mx.array(live[:, None])
-    )
+    parts = kind.parts(tiles, tiled=int(count.sum()))
+    return _Run(parts, mx.array(index[:, None]), mx.array(live[:, None]))

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from attention_backends import poison
 from attention_cases import Case
 from metal_backend import PAGES, Emulator
+from octavo.kernels.interface import AttendOptions
 from octavo.kernels.metal.attention import Partials, Parts
 from octavo.kernels.metal.backend import MetalBackend
 from octavo.kernels.metal.pool import MetalPool
@@ -30,11 +31,11 @@ def watched_cache(
 def _watch(emulator: Emulator, cache: MetalResidualCache, pool: MetalPool, kind: int) -> None:
     unwatched = pool.partials
 
-    def partials(layer: int, queries: mx.array, rotary: mx.array | None, parts: Parts) -> Partials:
+    def partials(layer: int, queries: mx.array, parts: Parts, options: AttendOptions) -> Partials:
         rows = read_rows(cache, pool, kind, layer)
         emulator.valid = dict.fromkeys(PAGES, rows[:, None])
         try:
-            return unwatched(layer, queries, rotary, parts)
+            return unwatched(layer, queries, parts, options)
         finally:
             emulator.valid = {}
 

@@ -22,7 +22,7 @@ from typing import Any
 import mlx.core as mx
 
 from octavo.kernels.interface import AttendOptions, LayerSpec, PagedKVCache
-from octavo.kernels.metadata import StepRows
+from octavo.kernels.metadata import AttentionMetadata
 
 from ..mlx_lm_import import base
 from ..overrides import rebind
@@ -61,13 +61,13 @@ class StepContext:
         self.latent_layers: set[int] = set()
         self.gathers = False
         self.traced = False
-        self._step: StepRows | None = None
+        self._step: AttentionMetadata | None = None
 
-    def begin(self, step: StepRows) -> None:
+    def begin(self, step: AttentionMetadata) -> None:
         self._step = step
 
     @property
-    def step(self) -> StepRows:
+    def step(self) -> AttentionMetadata:
         assert self._step is not None, "a cache object was used outside a step"
         return self._step
 

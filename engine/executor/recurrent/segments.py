@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from octavo.kernels.metadata import Ints, StepRows
+from octavo.kernels.metadata import AttentionMetadata, Ints
 from octavo.kernels.recurrent_kernels import RecurrentKernels
 from octavo.kernels.state_segments import NO_STATE, StateSegments
 
@@ -70,7 +70,7 @@ class SegmentGroup:
 class StateStep:
     """Segments of one step, in groups. Raises ValueError unless each sequence has one slot."""
 
-    def __init__(self, step: StepRows) -> None:
+    def __init__(self, step: AttentionMetadata) -> None:
         states = step.states
         if states is None or len(states.slots) != step.num_sequences:
             raise ValueError("a step of a model with recurrent layers needs a slot for each sequence")

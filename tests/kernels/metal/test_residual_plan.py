@@ -102,11 +102,11 @@ def test_a_tile_reads_one_table_from_its_first_rows_start(drawn: tuple[Attention
 
 
 def _parts(run: _Run) -> list[tuple[int, int, int, int]]:
-    if run.tiled is None:
-        return [(row, table, row, row) for row, table, _, _ in run.plan.tolist()]
+    if run.parts.tiled is None:
+        return [(row, table, row, row) for row, table, _, _ in run.parts.plan.tolist()]
     parts: list[tuple[int, int, int, int]] = []
-    for first, count, table, out in run.plan.tolist():
+    for first, count, table, out in run.parts.plan.tolist():
         assert out == len(parts)
         parts += [(row, table, first, first + count - 1) for row in range(first, first + count)]
-    assert run.tiled == len(parts)
+    assert run.parts.tiled == len(parts)
     return parts
