@@ -6,13 +6,11 @@ HIDDEN = -1e30
 """Mask values at or below this hide a position."""
 
 
-def check_mask(mask: mx.array | None, *, tokens: int, num_heads: int, length: int) -> mx.array | None:
+def check_mask(mask: mx.array, *, tokens: int, num_heads: int, length: int) -> mx.array:
     """Return the mask as [T, 1 or Hq, L].
 
     Raises ValueError unless it fits a step of ``tokens`` rows and at most ``length`` positions.
     """
-    if mask is None:
-        return None
     if mask.shape not in ((tokens, length), (tokens, num_heads, length)):
         raise ValueError(
             f"mask must be {(tokens, length)} or {(tokens, num_heads, length)}, because the step "

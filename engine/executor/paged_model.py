@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -17,7 +17,8 @@ from .adapt.output_head import RowSelection
 from .batch import Batch, OutputSelection, RowInput
 from .cache_layout import AttentionCache, CacheLayout, CachePlace, StateCache
 from .forward_outputs import Form, Outputs, results_of
-from .recurrent.recurrent_layers import ListShim, RecurrentLayers, StateShim
+from .mlx_lm_import import cache as caches_of_mlx_lm
+from .recurrent.recurrent_layers import RecurrentLayers, StateShim
 from .recurrent.segments import StateStep
 from .recurrent.state_pool import StatePool, StateReplay
 from .row_inputs import RowInputs
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 FIRST_ROW: Ints = np.zeros(1, np.int32)
 ALL_ROWS = OutputSelection()
+CacheList: Any = caches_of_mlx_lm.CacheList
 
 
 class UnusedShim:
@@ -83,7 +85,7 @@ class PagedModel:
             case None:
                 return UnusedShim()
             case _:
-                return ListShim([self._shim(part) for part in place])
+                return CacheList(*map(self._shim, place))
 
     def forward(
         self, batch: Batch, wanted: OutputSelection = ALL_ROWS, token_ids: mx.array | None = None

@@ -45,7 +45,7 @@ class CpuStep:
 class CpuPool:
     def __init__(self, spec: PoolSpec, *, exact: bool = False) -> None:
         self._spec = spec
-        self.exact = exact
+        self._exact = exact
         self._layouts = [_layout(spec, layer) for layer in spec.layers]
         self._layers = [_ext.create_pool(layout) for layout in self._layouts]
         self._likes = [mx.array(0, mx.float32)] * len(spec.layers)
@@ -111,11 +111,13 @@ class CpuPool:
         if self._likes[layer].dtype != keys.dtype:
             self._likes[layer] = mx.array(0, keys.dtype)
 
-    def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
+    def attend(
+        self, layer: int, queries: mx.array, options: AttendOptions, residual: CpuPool | None = None
+    ) -> mx.array:
         step, spec = self.step, self._spec.layers[layer]
         if queries.shape[0] != step.num_tokens:
             raise ValueError(f"queries must have the step's {step.num_tokens} rows, got {queries.shape}")
-        mask = self.mask(layer, options, queries.shape[1])
+        mask = self._mask(layer, options, queries.shape[1])
         return _ext.attend(
             self._layouts[layer],
             self._layers[layer],
@@ -130,13 +132,21 @@ class CpuPool:
             options.sinks,
             mask,
             None if options.rotary is None else _ext.shortcut(options.rotary),
-            self.exact,
+            self._exact,
+            None if residual is None else residual._beside(layer),
         )
 
-    def mask(self, layer: int, options: AttendOptions, num_heads: int) -> mx.array | None:
+    def _beside(self, layer: int) -> tuple[_ext.PageLayout, mx.array, mx.array, mx.array, int, int]:
         step, spec = self.step, self._spec.layers[layer]
-        if self._reach is None or options.mask is not None:
-            return check_mask(options.mask, tokens=step.num_tokens, num_heads=num_heads, length=step.longest)
+        pages = self._layouts[layer], self._layers[layer]
+        return (*pages, step.page_table, step.starts, spec.window or 0, spec.keep)
+
+    def _mask(self, layer: int, options: AttendOptions, num_heads: int) -> mx.array | None:
+        step, spec = self.step, self._spec.layers[layer]
+        if (mask := options.mask) is not None:
+            return check_mask(mask, tokens=step.num_tokens, num_heads=num_heads, length=step.longest)
+        if self._reach is None:
+            return None
         window = spec.window, spec.keep
         if window not in self._masks:
             positions, last = self._reach
@@ -237,9 +247,6 @@ class CpuPool:
             stored = np.asarray(layer)
             stored[list(pages)] = data[:, place.span].reshape(len(pages), *stored.shape[1:])
 
-    def pages(self, layer: int) -> tuple[_ext.PageLayout, mx.array]:
-        return self._layouts[layer], self._layers[layer]
-
     @property
     def step(self) -> CpuStep:
         if self._step is None:
@@ -295,25 +302,4 @@ class CpuResidualCache(ResidualCache[CpuPool]):
         self.residual.begin_group(metadata, residual)
 
     def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
-        quantized, residual = self.quantized, self.residual
-        step, spec, residual_layer = quantized.step, quantized.spec.layers[layer], residual.spec.layers[layer]
-        if queries.shape[0] != step.num_tokens:
-            raise ValueError(f"queries must have the step's {step.num_tokens} rows, got {queries.shape}")
-        mask = quantized.mask(layer, options, queries.shape[1])
-        beside = residual_layer.window or 0, residual_layer.keep
-        return _ext.attend(
-            *quantized.pages(layer),
-            _ext.shortcut(queries),
-            step.page_table,
-            step.q_start,
-            step.kv_len,
-            options.scale,
-            spec.window or 0,
-            spec.keep,
-            options.softcap or 0.0,
-            options.sinks,
-            mask,
-            options.rotary,
-            quantized.exact,
-            (*residual.pages(layer), residual.step.page_table, residual.step.starts, *beside),
-        )
+        return self.quantized.attend(layer, queries, options, self.residual)

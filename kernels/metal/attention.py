@@ -157,11 +157,6 @@ class PagedAttention:
         """Return attention [T, Hq, Dv] of queries [T, Hq, D], in their dtype; masks are not supported."""
         spec = self._spec.layers[layer]
         tokens, num_heads = step.metadata.num_tokens, queries.shape[1]
-        if queries.shape != (tokens, num_heads, spec.head_dim) or num_heads % spec.num_kv_heads:
-            raise ValueError(
-                f"queries must be ({tokens}, a multiple of {spec.num_kv_heads}, {spec.head_dim}), "
-                f"got {queries.shape}"
-            )
         window = None if step.metadata.last is None else spec.window
         of_layer = self._layer(layer, num_heads, options, bounded=window is not None)
         inputs = {

@@ -151,7 +151,8 @@ class LatentAttention:
 
         R is the width of latents, P the width of rotary keys.
         """
-        config = self._config(layer, queries, rotary, options, tokens=step.metadata.num_tokens)
+        sinks = options.sinks is not None
+        config = self._config(self._spec.layers[layer], queries.shape[1], sinks=sinks)
         inputs = self._inputs(queries, rotary, pages, options.scale) | {
             "positions": step.positions,
             "page_table": step.page_table,
@@ -188,7 +189,7 @@ class LatentAttention:
     ) -> Partials:
         """Compute ``parts`` over latents; values are [M, Hq, R]."""
         spec = replace(self._spec.layers[layer], window=None, keep=parts.keep)
-        config = self._configured(spec, queries.shape[1], sinks=False, bounded=parts.seen_since is not None)
+        config = self._config(spec, queries.shape[1], sinks=False, bounded=parts.seen_since is not None)
         cut = head_tiles if parts.tiled is None else row_tiles
         items = cut(parts.plan, num_heads=config.num_heads, rows=config.rows)
         inputs = self._inputs(queries, rotary, pages, options.scale) | parts.inputs()
@@ -197,31 +198,7 @@ class LatentAttention:
         return Partials(*self._split(config, inputs, len(items), count))
 
     def _config(
-        self,
-        layer: int,
-        queries: mx.array,
-        rotary: mx.array,
-        options: AttendOptions,
-        *,
-        tokens: int,
-    ) -> LatentConfig:
-        spec = self._spec.layers[layer]
-        if spec.num_kv_heads != 1 or options.softcap is not None:
-            raise ValueError(f"latents have one KV head and no softcap, got {spec} and {options.softcap}")
-        if queries.ndim != 3 or (queries.shape[0], queries.shape[2]) != (tokens, spec.head_dim):
-            raise ValueError(f"queries must be ({tokens}, heads, {spec.head_dim}), got {queries.shape}")
-        wanted = (*queries.shape[:2], spec.value_dim)
-        if rotary.shape != wanted:
-            raise ValueError(f"rotary queries must be {wanted}, got {rotary.shape}")
-        return self._configured(spec, queries.shape[1], sinks=options.sinks is not None)
-
-    def _configured(
-        self,
-        layer: LayerSpec,
-        num_heads: int,
-        *,
-        sinks: bool,
-        bounded: bool = False,
+        self, layer: LayerSpec, num_heads: int, *, sinks: bool, bounded: bool = False
     ) -> LatentConfig:
         return LatentConfig(
             layer=layer,

@@ -73,12 +73,13 @@ class MetalPool(ReferencePool):
 
     def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
         refuse_mask("metal", options.mask)
-        if self._metal_step is None:
-            raise ValueError("no step has begun; call begin_step first")
+        self.check_queries(layer, queries, options)
         step, pages = self._metal_step, self._pages(layer)
+        assert step is not None
         if options.rotary is None:
             attended = self._attention.attend(step, layer, queries, pages, options)
         else:
+            self.check_latents(layer, queries, options)
             attended = self._latents.attend(step, layer, queries, options.rotary, pages, options)
         self._last[layer] = attended.read
         return attended.out

@@ -140,8 +140,10 @@ class ReferencePool:
         tokens, num_heads = self._step.num_tokens, queries.shape[1]
         if queries.shape != (tokens, num_heads, dim) or num_heads % heads:
             raise ValueError(f"queries must be ({tokens}, a multiple of {heads}, {dim}), got {queries.shape}")
+        if (mask := options.mask) is None:
+            return Bias()
         length = int(self._step.kv_len.max())
-        return Bias(check_mask(options.mask, tokens=tokens, num_heads=num_heads, length=length))
+        return Bias(check_mask(mask, tokens=tokens, num_heads=num_heads, length=length))
 
     @property
     def groups(self) -> list[EqualRows]:

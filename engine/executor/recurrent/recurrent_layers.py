@@ -60,14 +60,6 @@ class StateShim(caches_of_mlx_lm.ArraysCache):
         return False
 
 
-class ListShim:
-    def __init__(self, caches: Sequence[Any]) -> None:
-        self.caches = tuple(caches)
-
-    def __getitem__(self, i: int) -> Any:
-        return self.caches[i]
-
-
 _MAX_ERROR = {mx.float32: 1e-3, mx.float16: 2.0**-9, mx.bfloat16: 2.0**-6}
 """Largest error of a kernel, relative to the largest value."""
 
@@ -212,7 +204,7 @@ class RecurrentLayers:
 def _shims_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[StateShim]:
     found: list[StateShim] = []
     for value in (*args, *kwargs.values()):
-        parts = value.caches if isinstance(value, ListShim) else (value,)
+        parts = value.caches if isinstance(value, caches_of_mlx_lm.CacheList) else (value,)
         found += [part for part in parts if isinstance(part, StateShim)]
     return found
 
