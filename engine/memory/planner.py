@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,14 +79,13 @@ def plan(
             refused[str(pair)] = str(refusal)
         else:
             rows[str(pair)] = _format_plan(size, budget, positions, settings, observed)
-    latents = latent_caches(observed.layers, config)
     return {
         "model": model,
         "architecture": config["model_type"],
         "layers": len(layers),
         "kv_heads": layers[0].num_kv_heads if layers else 0,
         "head_dim": layers[0].head_dim if layers else 0,
-        "latents": None if latents is None else asdict(latents),
+        "latents": _latent_caches(observed.layers, config),
         "state_bytes_per_sequence": observed.slot_bytes,
         "memory_bytes": memory,
         "weights_bytes": weights,
@@ -245,19 +244,15 @@ _DIMS = ("num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_
 _BYTES = 2  # bytes of a 16-bit value
 
 
-@dataclass(frozen=True, slots=True)
-class LatentCaches:
-    layers: int
-    bytes_per_token: int
-    dense_bytes_per_token: int
-
-
-def latent_caches(layers: Sequence[LayerSpec], config: Mapping[str, Any]) -> LatentCaches | None:
+def _latent_caches(layers: Sequence[LayerSpec], config: Mapping[str, Any]) -> dict[str, int] | None:
     flat = text_config(config)
     shape = (flat.get("kv_lora_rank"), flat.get("qk_rope_head_dim"))
     latent = [spec for spec in layers if spec.num_kv_heads == 1 and (spec.head_dim, spec.value_dim) == shape]
     if not latent or any(not isinstance(flat.get(name), int) for name in _DIMS):
         return None
     heads, *dims = (int(flat[name]) for name in _DIMS)
-    own = sum(_BYTES * (spec.head_dim + spec.value_dim) for spec in latent)
-    return LatentCaches(len(latent), own, len(latent) * _BYTES * heads * sum(dims))
+    return {
+        "layers": len(latent),
+        "bytes_per_token": sum(_BYTES * (spec.head_dim + spec.value_dim) for spec in latent),
+        "dense_bytes_per_token": len(latent) * _BYTES * heads * sum(dims),
+    }

@@ -127,10 +127,7 @@ def adapt_layers(
     candidates = list(_candidates(model))
     if groups is not None:
         dense = {id(module): path for path, module in candidates if not isinstance(module, _SWITCH)}
-        groups = [group for group in groups if all(id(module) in dense for module in group)]
-        grouped = {id(module) for group in groups for module in group}
-        alone = [(module,) for _, module in candidates if id(module) in dense and id(module) not in grouped]
-        for group in (*groups, *alone):
+        for group in [group for group in groups if all(id(module) in dense for module in group)]:
             shapes = [_shape(module) for module in group]
             together = SharedInputAdapter(group, make_table(shapes, _dtype(group[0])))
             for index, (module, shape) in enumerate(zip(group, shapes, strict=True)):

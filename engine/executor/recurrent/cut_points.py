@@ -7,9 +7,9 @@ combine rows of a sequence. Their calls are the layer's cut points.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -58,20 +58,16 @@ class Catcher(Protocol):
     ) -> Any: ...
 
 
-class _Catchers(threading.local):
-    current: Catcher | None = None
-
-
-_catchers = _Catchers()
+_catcher: ContextVar[Catcher | None] = ContextVar("octavo_catcher", default=None)
 
 
 @contextmanager
 def catching(catcher: Catcher) -> Iterator[None]:
-    before, _catchers.current = _catchers.current, catcher
+    token = _catcher.set(catcher)
     try:
         yield
     finally:
-        _catchers.current = before
+        _catcher.reset(token)
 
 
 def install_cut_points() -> None:
@@ -85,7 +81,7 @@ def install_cut_points() -> None:
 def _asking(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def call(*args: Any, **kwargs: Any) -> Any:
-        catcher = _catchers.current
+        catcher = _catcher.get()
         return plain(*args, **kwargs) if catcher is None else catcher.catch(name, plain, args, kwargs)
 
     call.plain_of_mlx_lm = plain  # type: ignore[attr-defined]

@@ -212,13 +212,11 @@ class StatePool:
 
         A row holds the bytes of every entry by name, then the number of tokens, int64.
         """
-        ids = np.array(slots, np.int32)
         if not len(slots):
             return np.empty((0, self.snapshot_bytes), np.uint8)
-        arrays = [array[mx.array(ids)] for _, array in sorted(self._arrays.items())]
-        parts = [np.array(array.reshape(len(slots), -1).view(mx.uint8)) for array in arrays]
-        positions = self._positions[ids]
-        return np.concatenate([*parts, positions.astype("<i8")[:, None].view(np.uint8)], axis=1)
+        parts = [bytes_of(rows) for _, rows in sorted(self._rows(slots).items())]
+        positions = self._positions[list(slots)].astype("<i8")
+        return np.concatenate([*parts, positions[:, None].view(np.uint8)], axis=1)
 
     def write_pages(self, slots: Sequence[int], data: PageBytes) -> None:
         """Write bytes from ``read_pages`` into these slots. Call it between steps."""
