@@ -26,7 +26,7 @@ from .attention import (
 )
 from .latent_units import LatentConfig
 from .launch import Kernel, KernelLibrary, Launch, padded
-from .plan import divide, num_splits, num_tiles, restore_order
+from .plan import divide, joins_of, num_splits, num_tiles, restore_order
 
 LATENT_TOKENS = 64
 """Largest number of tokens in a tile of an MLA prompt with residual pages; tokens further apart read
@@ -69,28 +69,19 @@ def plan_latents(metadata: AttentionMetadata, layer: LayerSpec, *, num_heads: in
     alone = metadata.q_start[sequences]
     tiles = num_tiles(metadata.positions[alone], layer.window, layer.keep)
     parts, first = divide(alone, sequences, tiles, latent_splits(tiles, -(-num_heads // rows)))
+    is_whole = counts > 1
     if len(parts) == len(alone):
-        every = np.arange(len(counts), dtype=np.int32)
-        nothing = np.zeros((0, 8), np.int32)
-        return LatentPlan(
-            _cut(metadata, every, metadata.q_start[:-1], num_heads=num_heads, rows=rows),
-            nothing,
-            nothing[:, :4],
-            0,
-            nothing[:, 0],
-            np.arange(metadata.num_tokens, dtype=np.int32),
-        )
-    chunks = np.flatnonzero(counts > 1).astype(np.int32)
-    lengths = counts[chunks]
-    joins = np.zeros((len(alone), 4), np.int32)
-    joins[:, 0], joins[:, 1] = first, np.diff(np.append(first, len(parts)))
+        is_whole[:] = True
+        parts, first, alone = parts[:0], first[:0], alone[:0]
+    whole = np.flatnonzero(is_whole).astype(np.int32)
+    lengths = counts[whole]
     return LatentPlan(
-        _cut(metadata, chunks, np.cumsum(lengths) - lengths, num_heads=num_heads, rows=rows),
+        _cut(metadata, whole, np.cumsum(lengths) - lengths, num_heads=num_heads, rows=rows),
         head_tiles(parts, num_heads=num_heads, rows=rows),
-        joins,
+        joins_of(first, len(parts)),
         len(parts),
         alone,
-        np.flatnonzero(np.repeat(counts > 1, counts)).astype(np.int32),
+        np.flatnonzero(np.repeat(is_whole, counts)).astype(np.int32),
     )
 
 

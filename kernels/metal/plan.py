@@ -34,12 +34,10 @@ class DecodePlan:
 
     items   [M, 4]  (row, sequence, first tile, end tile) of each split; the splits of a row are adjacent
     joins   [R, 4]  (index of the first item, number of items, 0, 0) of each row; empty if no row is split
-    rows    [R]     the decode rows, in the order of the outputs
     """
 
     items: Ints
     joins: Ints
-    rows: Ints
 
 
 def num_tiles(positions: Ints, window: int | None, keep: int) -> Ints:
@@ -69,11 +67,13 @@ def plan_decode(metadata: AttentionMetadata, window: int | None, keep: int) -> D
     rows = metadata.q_start[sequences]
     tiles = num_tiles(metadata.positions[rows], window, keep)
     items, first = divide(rows, sequences, tiles, num_splits(tiles))
-    if len(items) == len(rows):
-        return DecodePlan(items, _fours([]), rows)
-    count = np.diff(np.append(first, len(items)))
-    nothing = np.zeros_like(rows)
-    return DecodePlan(items, np.stack([first, count, nothing, nothing], axis=1).astype(np.int32), rows)
+    return DecodePlan(items, joins_of(first if len(items) > len(rows) else first[:0], len(items)))
+
+
+def joins_of(first: Ints, num_items: int) -> Ints:
+    joins = np.zeros((len(first), 4), np.int32)
+    joins[:, 0], joins[:, 1] = first, np.diff(np.append(first, num_items))
+    return joins
 
 
 def divide(rows: Ints, sequences: Ints, tiles: Ints, splits: Ints) -> tuple[Ints, Ints]:
@@ -92,7 +92,7 @@ def plan_chunks(metadata: AttentionMetadata, tokens_per_tile: int) -> Ints:
     """
     rows = chunk_rows(metadata)
     if not len(rows):
-        return _fours([])
+        return np.zeros((0, 4), np.int32)
     sequences = metadata.row_sequences[rows]
     first, count = cut(rows, sequences, tokens_per_tile)
     tiles = np.stack([rows[first], count, sequences[first], np.full_like(first, len(first))], axis=1)
@@ -123,7 +123,3 @@ def restore_order(*rows: Ints) -> Ints | None:
     joined = np.concatenate(rows)
     order = np.argsort(joined).astype(np.int32)
     return None if (order == np.arange(len(order))).all() else order
-
-
-def _fours(values: list[tuple[int, int, int, int]]) -> Ints:
-    return np.array(values, np.int32).reshape(-1, 4)

@@ -45,9 +45,7 @@ class MetalPool(ReferencePool):
     def write(self, layer: int, keys: mx.array, values: mx.array) -> None:
         spec, tokens = self._spec.layers[layer], self._step.num_tokens
         heads = spec.num_kv_heads
-        for name, rows, dim in (("keys", keys, spec.head_dim), ("values", values, spec.value_dim)):
-            if rows.shape != (tokens, heads, dim):
-                raise ValueError(f"{name} must be {(tokens, heads, dim)}, got {rows.shape}")
+        self._check_rows(layer, keys, values)
         shown = max(tokens, MIN_ELEMENTS)
         flagged = self._unstorable
         if flagged is None:
@@ -64,9 +62,11 @@ class MetalPool(ReferencePool):
         launch = Launch(
             grid=(shown * threads, 1, 1), threadgroup=(threads, 1, 1), outputs=(((shown,), mx.bool_),)
         )
-        formats = page_format(self._spec.k_format), page_format(self._spec.v_format)
-        dims = spec.head_dim, spec.value_dim
-        kernel = self._library.made(("write", *formats, *dims), lambda: write_unit(*formats, *dims))
+        k_format, v_format, dims = self._spec.k_format, self._spec.v_format, (spec.head_dim, spec.value_dim)
+        kernel = self._library.made(
+            ("write", k_format, v_format, *dims),
+            lambda: write_unit(page_format(k_format), page_format(v_format), *dims),
+        )
         (written,) = kernel(inputs, launch)
         self._last[layer] = self._unstorable = written
         self._dtypes[layer] = (keys.dtype, values.dtype)

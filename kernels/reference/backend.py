@@ -67,23 +67,25 @@ class ReferencePool:
         self._restore_order = mx.array(order)
 
     def write(self, layer: int, keys: mx.array, values: mx.array) -> None:
-        spec = self._spec.layers[layer]
-        tokens = self._step.num_tokens
-        unstorable = self._unstorable
-        for part, (rows, dim) in enumerate(((keys, spec.head_dim), (values, spec.value_dim))):
-            if rows.shape != (tokens, spec.num_kv_heads, dim):
-                name = "values" if part else "keys"
-                raise ValueError(f"{name} must be {(tokens, spec.num_kv_heads, dim)}, got {rows.shape}")
+        self._check_rows(layer, keys, values)
+        num_kv_heads, unstorable = self._spec.layers[layer].num_kv_heads, self._unstorable
+        for part, rows in enumerate((keys, values)):
             encoder = self._codecs[part]
             wide = rows.astype(mx.float32)
             encoded = encoder.encode(hadamard(wide) if encoder.format.rotates else wide)
-            targets = self._targets(spec.num_kv_heads)
+            targets = self._targets(num_kv_heads)
             for stored, new in zip(self._parts[layer][part], encoded.parts, strict=True):
                 stored[targets] = new
             bad = mx.logical_not(encoded.storable.all(axis=-1))
             unstorable = bad if unstorable is None else mx.logical_or(unstorable, bad)
         self._unstorable = unstorable
         self._dtypes[layer] = (keys.dtype, values.dtype)
+
+    def _check_rows(self, layer: int, keys: mx.array, values: mx.array) -> None:
+        spec, tokens = self._spec.layers[layer], self._step.num_tokens
+        for name, rows, dim in (("keys", keys, spec.head_dim), ("values", values, spec.value_dim)):
+            if rows.shape != (tokens, spec.num_kv_heads, dim):
+                raise ValueError(f"{name} must be {(tokens, spec.num_kv_heads, dim)}, got {rows.shape}")
 
     def attend(self, layer: int, queries: mx.array, options: AttendOptions) -> mx.array:
         spec = self._spec.layers[layer]
@@ -192,9 +194,7 @@ class ReferencePool:
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy pages pair by pair, because a page may be a target and later a source."""
-        for page in (page for pair in pairs for page in pair):
-            if not 0 <= page < self._spec.num_pages:
-                raise ValueError(f"page {page} lies outside the pool of {self._spec.num_pages} pages")
+        check_read(self._spec, [page for pair in pairs for page in pair])
         batch: list[tuple[int, int]] = []
         for source, target in pairs:
             if any(source == written or target == written for _, written in batch):

@@ -20,7 +20,6 @@ NUM_STEPS = 2
 LAST = range(NUM_STEPS - 1, NUM_STEPS)
 ROWS: Ints = np.arange(NUM_ROWS, dtype=np.int32)
 FIRST_POSITIONS: Ints = np.array([PAGE_SIZE, 0, 3], np.int32)
-NO_SNAPSHOTS: Ints = np.zeros((0, 3), np.int32)
 NUM_PAGES = 1 + 2 * NUM_ROWS * NUM_STEPS
 
 
@@ -109,7 +108,7 @@ def _steps(model: PagedModel, vocab_size: int, steps: range) -> Iterator[Batch]:
             [(position + step, position + step + 1) for position in FIRST_POSITIONS.tolist()],
             np.stack([firsts, firsts + np.int32(1)], axis=1),
             page_size=PAGE_SIZE,
-            states=None if model.states is None else StateMetadata(slots=ROWS, snapshots=NO_SNAPSHOTS),
+            states=StateMetadata(slots=ROWS),
         )
         yield Batch(token_ids[step], ROWS, metadata)
 

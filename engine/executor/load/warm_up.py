@@ -70,14 +70,11 @@ def _states(runner: PagedRunner, work: Sequence[Work]) -> list[SampleState]:
 
 
 def _batch(runner: PagedRunner, work: Sequence[Work], *, follows: bool = False) -> Batch:
-    states = None
-    if runner.info.states is not None:
-        states = StateMetadata(slots=np.array([sequence for sequence, _, _ in work], np.int32))
     attention = AttentionMetadata.of(
         [(start, stop) for _, start, stop in work],
         *(_table(s.spec.num_pages, runner.info.page_size, work) for s in runner.storages),
         page_size=runner.info.page_size,
-        states=states,
+        states=StateMetadata(slots=np.array([sequence for sequence, _, _ in work], np.int32)),
     )
     return Batch(
         token_ids=np.zeros(attention.num_tokens, np.int32),
