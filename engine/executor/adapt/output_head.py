@@ -79,8 +79,7 @@ def select_rows(model: Module, *, vocab_size: int, take: TakeRows = operator.get
         if hasattr(module, "as_linear"):
             object.__setattr__(module, "as_linear", _selecting(module, selection))
     for path, module in output_heads(model, vocab_size):
-        parent_path, _, name = path.rpartition(".")
-        setattr(module_at(model, parent_path), name, SelectingHead(module, selection))
+        put_module(model, path, SelectingHead(module, selection))
     return selection
 
 
@@ -108,3 +107,12 @@ def module_at(model: Module, path: str) -> Any:
     for part in path.split(".") if path else ():
         node = node[int(part)] if isinstance(node, list) else getattr(node, part)
     return node
+
+
+def put_module(model: Module, path: str, value: Any) -> None:
+    parent, _, name = path.rpartition(".")
+    node = module_at(model, parent)
+    if isinstance(node, list):
+        node[int(name)] = value
+    else:
+        setattr(node, name, value)

@@ -194,9 +194,8 @@ def check_dtype(config: Mapping[str, Any], model: Module, origin: str) -> None:
 
 
 def _sources(model: Module, readings: Readings) -> str:
-    names = {type(module).__module__ for _, module in model.named_modules()}
-    names |= {parent.__module__ for kind in readings.classes for parent in kind.__mro__}
-    names |= {parent.__module__ for _, module in model.named_modules() for parent in type(module).__mro__}
+    kinds = readings.classes.union(type(module) for _, module in model.named_modules())
+    names = {parent.__module__ for kind in kinds for parent in kind.__mro__}
     found = []
     for name in sorted(names):
         if name.startswith("mlx_lm.models."):

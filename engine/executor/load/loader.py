@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 from mlx.nn.layers.quantized import quantize
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_flatten
 
-from octavo.kernels.channel_weights import BITS
 from octavo.kernels.channel_weights import BITS as CHANNEL_BITS
 
 from ...api.config import Weights
@@ -175,7 +174,7 @@ def convert_weights(model: Module, weights: Weights, ops: ModelOps) -> None:
             f"weights={weights!r} cannot be made from quantized weights{but}; use weights='keep'"
         )
     if weights == "bf16":
-        model.update(tree_map(_as_bf16, model.parameters()))
+        model.set_dtype(mx.bfloat16)
         return
     rule = getattr(model, "quant_predicate", None)
 
@@ -222,13 +221,9 @@ def describe_weights(model: Module) -> str:
 _DTYPE_NAMES = {mx.bfloat16: "bf16", mx.float16: "fp16", mx.float32: "fp32"}
 
 
-def _as_bf16(value: mx.array) -> mx.array:
-    return value.astype(mx.bfloat16) if mx.issubdtype(value.dtype, mx.floating) else value
-
-
 def can_become(module: Module, kind: str) -> bool:
     bits, mode = getattr(module, "bits", None), getattr(module, "mode", "affine")
-    return bits is not None and mode == "affine" and bits == BITS.get(kind)
+    return bits is not None and mode == "affine" and bits == CHANNEL_BITS.get(kind)
 
 
 def affine_arrays(module: Any) -> tuple[mx.array, ...]:

@@ -263,11 +263,8 @@ def _lookup(module: Any, call: Call) -> _Case:
     count, dtype = module["weight"].shape[0], module(mx.zeros((1,), mx.int32)).dtype
     chosen = np.random.default_rng(0).integers(0, count, ids.shape).astype(np.int32)
     chosen.flat[0] = count - 1
-    twin = copy.copy(module)
-    for name in ("weight", "scales", "biases"):
-        if isinstance(module.get(name), mx.array):
-            rows = mx.take(module[name], mx.array(chosen.reshape(-1)), axis=0)
-            twin[name] = rows.astype(mx.float32) if mx.issubdtype(rows.dtype, mx.floating) else rows
+    rows = mx.array(chosen.reshape(-1))
+    twin = _twin(module, lambda array: _wide(mx.take(array, rows, axis=0)))
     places = mx.arange(chosen.size).reshape(chosen.shape)
     wanted = type(module).__call__(twin, places, *rest)
     return _Case(call.method, (mx.array(chosen), *rest), dict(call.kwargs), wanted, dtype, LIMITS[dtype], 1.0)
@@ -283,10 +280,7 @@ def _product(module: Any, call: Call) -> _Case:
     args += rest
     axis = module["weight"].ndim - 2
     outputs = mx.array(_sampled(module["weight"].shape[axis]))
-    twin = copy.copy(module)
-    for name in ("weight", "scales", "biases"):
-        if isinstance(module.get(name), mx.array):
-            twin[name] = mx.take(module[name], outputs, axis=axis)
+    twin = _twin(module, lambda array: mx.take(array, outputs, axis=axis))
     if "bias" in module:
         twin["bias"] = mx.take(module["bias"], outputs, axis=-1)
     own = getattr(kind, call.method)
@@ -300,13 +294,21 @@ def _product(module: Any, call: Call) -> _Case:
     return _Case(call.method, tuple(args), dict(call.kwargs), wanted, dtype, limit, 1.0, outputs)
 
 
+def _twin(module: Any, change: Callable[[mx.array], mx.array]) -> Any:
+    twin = copy.copy(module)
+    for name in ("weight", "scales", "biases"):
+        if isinstance(module.get(name), mx.array):
+            twin[name] = change(module[name])
+    return twin
+
+
+def _wide(array: mx.array) -> mx.array:
+    return array.astype(mx.float32) if mx.issubdtype(array.dtype, mx.floating) else array
+
+
 def _dequantized_product(module: Any, x: mx.array) -> mx.array:
-    wide = {
-        name: module[name].astype(mx.float32)
-        if mx.issubdtype(module[name].dtype, mx.floating)
-        else module[name]
-        for name in ("scales", "biases")
-        if isinstance(module.get(name), mx.array)
+    wide: dict[str, Any] = {
+        name: _wide(module[name]) for name in ("scales", "biases") if module.get(name) is not None
     }
     settings = {"group_size": module.group_size, "bits": module.bits, "mode": module.mode}
     weight = mx.dequantize(module["weight"], **wide, **settings).astype(mx.float32)

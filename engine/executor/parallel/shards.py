@@ -21,7 +21,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
 
 from ...api.errors import InvalidConfig
-from ..adapt.output_head import module_at, output_heads
+from ..adapt.output_head import module_at, output_heads, put_module
 from ..adapters.files import Factors
 from ..adapters.layers import RankLayers
 from ..batch import Batch
@@ -102,8 +102,7 @@ def shard(model: Any, group: Any) -> dict[str, Share]:
     modules = list(model.named_modules())
     for path, module in modules:
         if (plain := _as_plain(module, group)) is not None:
-            parent, _, name = path.rpartition(".")
-            setattr(module_at(model, parent), name, plain)
+            put_module(model, path, plain)
     shares = {id(weight): share for weight, share in recorded}
     return {path: shares[key] for path, module in modules if (key := id(module.get("weight"))) in shares}
 

@@ -23,7 +23,7 @@ from mlx.utils import tree_flatten
 from ...api.errors import InvalidConfig
 from ...memory.sizing import Sizing
 from ..adapt.cache_adapter import LayerCache
-from ..adapt.output_head import module_at, output_heads
+from ..adapt.output_head import output_heads, put_module
 from ..adapters.layers import RankLayers
 from ..batch import NO_ROWS, Batch
 from ..cache_layout import AttentionCache, CacheLayout, CachePlace
@@ -94,11 +94,11 @@ class Stage(Shard):
             for path, table in found.tables.items():
                 if not (self.gives_logits and (self._embeds or id(table) in found.tied)):
                     width = table(mx.array([0])).shape[-1]
-                    _put(model, path, _StandIns(width, self._dtype))
+                    put_module(model, path, _StandIns(width, self._dtype))
             override_call(layers[own[0]], self._receiving(type(layers[own[0]])))
         if not self.gives_logits:
             for path in found.heads:
-                _put(model, path, None)
+                put_module(model, path, None)
             found.layers[own.stop] = _NextRank(layers[own.stop])
 
     def _receiving(self, kind: Any) -> Callable[..., Any]:
@@ -338,15 +338,6 @@ def _kind(cache: Any) -> tuple[Any, ...]:
         getattr(cache, "chunk_size", None),
         *map(_kind, parts),
     )
-
-
-def _put(model: Any, path: str, value: Any) -> None:
-    parent, _, name = path.rpartition(".")
-    node = module_at(model, parent)
-    if isinstance(node, list):
-        node[int(name)] = value
-    else:
-        setattr(node, name, value)
 
 
 def _drop_arrays(module: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -164,8 +165,5 @@ def is_depthwise(module: Module) -> bool:
 
 
 def describe_mixers(mixers: Sequence[Mixer]) -> str:
-    counts: dict[str, int] = {}
-    for mixer in mixers:
-        last = mixer.name.rsplit(".", 1)[-1]
-        counts[last] = counts.get(last, 0) + 1
+    counts = Counter(mixer.name.rsplit(".", 1)[-1] for mixer in mixers)
     return ", ".join(f"{count} {name}" for name, count in counts.items())
