@@ -144,11 +144,13 @@ class AttentionMetadata:
             ("slots", group.slots, num_pages * self.page_size),
             ("page_table", group.page_table, num_pages),
             ("kv_len", self.kv_len, group.page_table.shape[1] * self.page_size + 1),
+            *([] if group.starts is None else [("starts", group.starts, int(self.kv_len.max()) + 1)]),
         ):
             low, high = int(array.min()), int(array.max())
             if low < 0 or high >= limit:
                 raise ValueError(f"{name} must lie in [0, {limit}), got values from {low} to {high}")
-        if self.q_start[0] != 0 or self.q_start[-1] != tokens or (np.diff(self.q_start) < 1).any():
+        firsts, behind = self.q_start[:-1], self.q_start[1:]
+        if self.q_start[0] != 0 or self.q_start[-1] != tokens or (behind <= firsts).any():
             raise ValueError(f"q_start must rise from 0 to {tokens}, got {self.q_start.tolist()}")
         ends = np.repeat(self.kv_len, np.diff(self.q_start))
         if ((self.positions < 0) | (self.positions >= ends)).any():

@@ -3,6 +3,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import os
+import sys
 from collections.abc import Generator
 
 import pytest
@@ -28,7 +29,8 @@ settings.register_profile(  # for tests/mutants: finds bugs, but does not shrink
     phases=(Phase.explicit, Phase.generate),
     suppress_health_check=[HealthCheck.too_slow],
 )
-os.environ["MLX_DISABLE_COMPILE"] = "1"  # on a CPU, MLX runs a C++ compiler for each new function
+if sys.platform != "darwin":  # on a CPU, MLX runs a C++ compiler for each new function
+    os.environ["MLX_DISABLE_COMPILE"] = "1"
 load_extension()
 pytest_plugins = ["attention_backends"]
 LEAVE_S = 120.0  # seconds that the process may take to end after the last test

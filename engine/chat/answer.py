@@ -18,7 +18,7 @@ from .harmony import HarmonyCalls, read_messages
 from .reasoning import Reasoning
 from .text_source import Malformed, Steps, TextSource, Unfinished
 
-_MAX_CALL_STARTS = 16
+_MAX_CALL_STARTS, _MAX_CALLS_TEXT = 16, 8_192
 
 
 class AnswerReader:
@@ -111,10 +111,11 @@ class AnswerReader:
             yield from self._calls_at_end(source.taken, self._format)
 
     def _calls_at_end(self, thought: str, form: ToolFormat) -> list[Event]:
+        thought = thought.rstrip()[-_MAX_CALLS_TEXT:]
         starts = [found.start() for found in re.finditer(re.escape(form.start), thought)]
-        for start in starts[-_MAX_CALL_STARTS:]:
+        for start in starts[-_MAX_CALL_STARTS:] if thought.endswith(form.end) else ():
             reader = AnswerReader(tool_format=form, tools=self._calls.tools, max_calls=self._max_calls)
-            events = reader.add(thought[start:].rstrip()) + reader.finish(was_cut=False)
+            events = reader.add(thought[start:]) + reader.finish(was_cut=False)
             if all(isinstance(event, CallBegin | CallArguments | CallEnd) for event in events):
                 return events
         return []

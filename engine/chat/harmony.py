@@ -34,7 +34,10 @@ class HarmonyCalls(ToolFormat):
 
     def read(self, source: TextSource, calls: CallWriter) -> Steps[None]:
         head, _ = yield from source.read_until(_BODY)
-        yield from _read_call(source, calls, head.split(_KIND)[0].split()[0])
+        recipient = head.split(_KIND)[0].split()[:1]
+        if not recipient:
+            raise Malformed
+        yield from _read_call(source, calls, recipient[0])
 
     def whole_grammar(
         self, tools: Tools, *, added_id: AddedId, is_forced: bool, or_schema: Any

@@ -22,7 +22,7 @@ _KINDS: Mapping[type, tuple[str, ...]] = {
     type(None): ("null",),
     bool: ("boolean",),
     int: ("integer", "number"),
-    float: ("number",),
+    float: ("number", "integer"),
     str: ("string",),
     list: ("array",),
     dict: ("object",),
@@ -181,8 +181,13 @@ def _allows(schema: Any, value: Any) -> bool:
     for options in (schema.get("anyOf"), schema.get("oneOf")):
         if isinstance(options, list):
             return any(_allows(option, value) for option in options)
-    if isinstance(choices := schema.get("enum"), list):
+    if isinstance(every := schema.get("allOf"), list) and not all(_allows(one, value) for one in every):
+        return False
+    choices = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(choices, list):
         return as_json(value) in map(as_json, choices)
+    if "$ref" in schema:  # as text where it may be one
+        return not isinstance(value, bool | int | float)
     kinds = schema.get("type")
     return not isinstance(kinds, str | list) or any(kind in kinds for kind in _KINDS.get(type(value), ()))
 

@@ -104,8 +104,10 @@ def one_system_message(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any
             continue
         last, contents = found[-1]
         contents.append(content)
-        for name in message.keys() & {"tool_calls", "reasoning_content"}:
-            last[name] = last[name] + message[name] if name in last else message[name]
+        joins: dict[str, Any] = {"tool_calls": [], "reasoning_content": "\n\n"}
+        for name, between in joins.items():
+            if more := message.get(name):
+                last[name] = last[name] + between + more if last.get(name) else more
     for message, contents in found:
         given = list(filter(None, contents)) or [""]
         message["content"] = given[0] if len(given) == 1 else _joined(given)

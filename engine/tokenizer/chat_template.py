@@ -121,7 +121,8 @@ def _with_texts(message: Mapping[str, Any]) -> Mapping[str, Any]:
     calls = message.get("tool_calls")
     if not calls:
         return message
-    return {**message, "tool_calls": [_with_arguments(call, _dumped) for call in calls]}
+    calls = [_with_arguments(call, _dumped) for call in calls]
+    return {**message, "content": message["content"] or "", "tool_calls": calls}
 
 
 def _with_arguments(call: Any, change: Callable[[Any], Any]) -> Any:

@@ -70,7 +70,7 @@ POOLS = (
     "tests/kernels/cpu/test_attention.py::test_logits_that_grow_from_tile_to_tile[avx2]",
 )
 ROWS = (
-    "tests/engine/executor/native/test_ops.py::test_bf16_results_are_rounded_float32_results",
+    "tests/engine/executor/native/test_ops.py::test_results_in_16_bits_are_rounded_float32_results",
     "tests/engine/executor/native/test_compute_rows.py",
 )
 SAMPLING = tuple(

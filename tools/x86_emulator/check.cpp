@@ -177,6 +177,10 @@ void conversions() {
   const Floats wide = Floats::from(_mm512_cvtph_ps(half));
   EXPECT(wide.at[0] == 1 && wide.at[1] == -0x1p-24f && wide.at[2] == 1023 * 0x1p-24f && wide.at[3] == 0x1p-14f);
   EXPECT(wide.at[4] == 65504 && wide.at[5] == -kInf && bits(wide.at[6]) == 0x7fe02000 && bits(wide.at[7]) == 0x80000000);
+  const __m256 few = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves.at)));
+  for (int i = 0; i < 8; ++i) EXPECT(few[i] == wide.at[i] || i == 6);
+  const __m128i back = _mm256_cvtps_ph(_mm256_loadu_ps(wide.at), 0);
+  EXPECT(std::memcmp(&back, halves.at, 12) == 0);
   const __m512d doubles = _mm512_cvtps_pd(__m256{0.5f, 0, 0, 0, 0, 0, 0, -0x1.8p-126f});
   EXPECT(doubles[0] == 0.5 && doubles[1] == 0 && doubles[7] == -0x1.8p-126);
   const Floats some = Floats::from(_mm512_maskz_cvtph_ps(0x0001, half));

@@ -113,6 +113,7 @@ struct Recurrence {
   int y;  // index of the input whose shape and type the result has
   std::vector<Multiple> multiples;
   std::vector<Relation> relations;
+  std::size_t num_options;
   Task (*task)(const Arguments& a);
   bool keeps_type = false;  // the pool may have the type of y
 };
@@ -131,8 +132,10 @@ const Recurrence kRecurrences[] = {
      2,
      {{"Dk", 16, 256}},
      {{"Hk", "Hv"}, {"Da", "Dk", false}, {"DA", "Da", false}},
+     3,
      [](const Arguments& a) -> Task {
        const Lengths& at = a.lengths;
+       require(a.options[0] >= 0 && a.options[0] <= 2, "option 0 must be a kind of gates, 0 to 2");
        const Gates gates = static_cast<Gates>(static_cast<int>(a.options[0]));
        const bool has_parameters = a.rows[6].data != nullptr;
        require(has_parameters == (gates != Gates::ready), "gates of this kind need A_log and dt_bias");
@@ -155,6 +158,7 @@ const Recurrence kRecurrences[] = {
      0,
      {{"K", 1, 64}},
      {},
+     1,
      [](const Arguments& a) -> Task {
        const auto [x, weight, bias] = std::tie(a.rows[0], a.rows[1], a.rows[2]);
        const ConvCall call{a.pool,         a.step,         a.pool_type,       x,
@@ -176,6 +180,7 @@ const Recurrence kRecurrences[] = {
      0,
      {{"Ds", 16}},
      {{"G", "H"}},
+     2,
      [](const Arguments& a) -> Task {
        const Lengths& at = a.lengths;
        const SsdCall call{a.states(),  a.step,      a.rows[0],   a.rows[1],    a.rows[2],    a.rows[3],
@@ -193,6 +198,7 @@ const Recurrence kRecurrences[] = {
      2,
      {{"Dk", 2}, {"Dv", 16}},
      {},
+     1,
      [](const Arguments& a) -> Task {
        const Lengths& at = a.lengths;
        const LightningCall call{a.states(),   a.step,  a.rows[0], a.rows[1], a.rows[2], a.floats(3),
@@ -211,6 +217,7 @@ const Recurrence kRecurrences[] = {
      0,
      {{"Ds", 16}},
      {},
+     0,
      [](const Arguments& a) -> Task {
        const ScanCall call{a.states(),  a.step,      a.rows[0],      a.rows[1],       a.rows[2], a.rows[3],
                            a.floats(4), a.floats(5), a.lengths["W"], a.lengths["Ds"], a.y};
@@ -223,6 +230,7 @@ const Recurrence kRecurrences[] = {
      0,
      {},
      {},
+     0,
      [](const Arguments& a) -> Task {
        const LruCall call{a.states(), a.step,      a.rows[0],      a.rows[1],
                           a.rows[2],  a.floats(3), a.lengths["W"], a.y};
@@ -240,6 +248,7 @@ const Recurrence kRecurrences[] = {
      0,
      {{"D", 16}},
      {},
+     0,
      [](const Arguments& a) -> Task {
        const WkvCall call{a.states(), a.step,    a.rows[0],      a.rows[1],      a.rows[2], a.rows[3],
                           a.rows[4],  a.rows[5], a.lengths["H"], a.lengths["D"], a.y};
@@ -342,6 +351,8 @@ std::pair<mx::array, mx::array> recurrence(const std::string& name, const mx::ar
   require(
       given.size() >= kind.num_needed && given.size() <= kind.inputs.size(),
       name + " needs " + std::to_string(kind.num_needed) + " inputs, got " + std::to_string(given.size()));
+  require(options.size() == kind.num_options, name + " needs " + std::to_string(kind.num_options) +
+                                                  " options, got " + std::to_string(options.size()));
   const mx::Dtype y_type = given[kind.y].dtype();
   Lengths lengths;
   require(pool.size() > 0 && lengths.take(kind.pool, pool.shape()),
@@ -391,8 +402,8 @@ struct MarkCall {
 };
 
 void mark_row(const MarkCall& call, int row) {
-  require(row < call.step.num_rows, "row " + std::to_string(row) + " is outside the " +
-                                        std::to_string(call.step.num_rows) + " rows of the step");
+  require(row >= 0 && row < call.step.num_rows, "row " + std::to_string(row) + " is outside the " +
+                                                    std::to_string(call.step.num_rows) + " rows of the step");
   const int64_t first = row * call.size;
   const auto halves = [&](uint16_t exponent) {
     return any_nonfinite(static_cast<const uint16_t*>(call.y) + first, call.size, exponent);

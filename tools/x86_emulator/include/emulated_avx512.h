@@ -16,6 +16,7 @@ OCTAVO_EMULATED __m128i _mm_load_si128(const __m128i* from) {
 }
 OCTAVO_EMULATED __m128i _mm_loadu_si128(const __m128i* from) { return x86_emulator::read<__m128i>(from); }
 OCTAVO_EMULATED __m256i _mm256_loadu_si256(const __m256i* from) { return x86_emulator::read<__m256i>(from); }
+OCTAVO_EMULATED __m256 _mm256_loadu_ps(const void* from) { return x86_emulator::read<__m256>(from); }
 OCTAVO_EMULATED __m512 _mm512_loadu_ps(const void* from) { return x86_emulator::read<__m512>(from); }
 OCTAVO_EMULATED __m512i _mm512_loadu_si512(const void* from) { return x86_emulator::read<__m512i>(from); }
 OCTAVO_EMULATED __m512i _mm512_load_si512(const void* from) {
@@ -262,6 +263,10 @@ OCTAVO_EMULATED __m512 _mm512_maskz_cvtph_ps(__mmask16 mask, __m256i a) {
   for (int i = 0; i < 16; ++i) to[i] = mask >> i & 1 ? to[i] : 0.0f;
   return to;
 }
+OCTAVO_EMULATED __m256 _mm256_cvtph_ps(__m128i a) {
+  return __builtin_ia32_vcvtph2ps256((x86_emulator::Lanes128<short>)a);
+}
+#define _mm256_cvtps_ph(a, rounding) ((__m128i)__builtin_ia32_vcvtps2ph256(a, rounding))
 OCTAVO_EMULATED __m512d _mm512_cvtps_pd(__m256 a) { return __builtin_convertvector(a, __m512d); }
 OCTAVO_EMULATED __m256bh _mm512_cvtneps_pbh(__m512 a) {
   __m256bh to;
