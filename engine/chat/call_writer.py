@@ -68,12 +68,12 @@ class CallWriter:
         yield self.arguments(as_json(arguments))
         yield self.end()
 
-    def properties(self, name: str) -> Mapping[str, Any]:
-        """Return the parameter schemas of a tool; empty for an unknown tool."""
+    def parameters(self, name: str) -> Mapping[str, Any]:
+        """Return the schema of a tool's arguments; empty for an unknown tool."""
         for tool in self.tools:
             function = tool.get("function", {})
             if function.get("name") == name:
-                found = (function.get("parameters") or {}).get("properties")
+                found = function.get("parameters")
                 return found if isinstance(found, Mapping) else {}
         return {}
 

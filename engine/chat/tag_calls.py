@@ -18,6 +18,7 @@ Parse: TypeAlias = Callable[[str, Tools], Any]
 """Parser of mlx-lm: from the text of complete calls to {"name", "arguments"}, or a list of such objects."""
 
 _CDATA = "<![CDATA["
+_MAX_REFERENCES = 16
 _KINDS: Mapping[type, tuple[str, ...]] = {
     type(None): ("null",),
     bool: ("boolean",),
@@ -111,7 +112,9 @@ class TagCalls(ToolFormat):
         if self.value[0]:
             yield from source.expect(self.value[0])
         yield calls.arguments(f"{as_json(key)}: ")
-        schema = calls.properties(name).get(key)
+        whole = calls.parameters(name)
+        properties = whole.get("properties")
+        schema = _resolved(properties.get(key), whole) if isinstance(properties, Mapping) else None
         text = _TextValue(self) if _is_text(schema) else None
         end, written, pieces = self.value[1], "", list[str]()
         while (at := source.rest.find(end)) < 0:
@@ -129,11 +132,11 @@ class TagCalls(ToolFormat):
             raise Malformed
         value = parsed["arguments"][key]
         if isinstance(schema, Mapping) and not isinstance(schema.get("type"), str):
-            value = _allowed_value("".join(pieces).strip(), value, schema)
-        whole = as_json(value)
-        if not whole.startswith(written):
+            value = _allowed_value("".join(pieces).strip(), value, schema, whole)
+        text_of_value = as_json(value)
+        if not text_of_value.startswith(written):
             raise Malformed
-        yield calls.arguments(whole[len(written) :])
+        yield calls.arguments(text_of_value[len(written) :])
 
 
 class _TextValue:
@@ -165,29 +168,41 @@ def _is_text(schema: object) -> bool:
     return isinstance(schema, Mapping) and schema.get("type") == "string" and "enum" not in schema
 
 
-def _allowed_value(text: str, parsed: Any, schema: Mapping[str, Any]) -> Any:
+def _resolved(schema: Any, whole: Mapping[str, Any]) -> Any:
+    """Follow ``$ref`` within the schema of all arguments; what leads nowhere allows any value."""
+    for _ in range(_MAX_REFERENCES):
+        if not isinstance(schema, Mapping) or not isinstance(reference := schema.get("$ref"), str):
+            return schema
+        schema = whole
+        for name in reference.removeprefix("#").split("/")[1:]:
+            schema = schema.get(name, {}) if isinstance(schema, Mapping) else {}
+    return {}
+
+
+def _allowed_value(text: str, parsed: Any, schema: Any, whole: Mapping[str, Any]) -> Any:
     for parse in (json.loads, lambda _: parsed):
         with contextlib.suppress(ValueError, RecursionError, Malformed):
             value = parse(text)
             as_json(value)
-            if _allows(schema, value):
+            if _allows(schema, value, whole):
                 return value
     return text
 
 
-def _allows(schema: Any, value: Any) -> bool:
+def _allows(schema: Any, value: Any, whole: Mapping[str, Any]) -> bool:
+    schema = _resolved(schema, whole)
     if not isinstance(schema, Mapping):
         return True
+    if isinstance(every := schema.get("allOf"), list) and not all(
+        _allows(one, value, whole) for one in every
+    ):
+        return False
     for options in (schema.get("anyOf"), schema.get("oneOf")):
         if isinstance(options, list):
-            return any(_allows(option, value) for option in options)
-    if isinstance(every := schema.get("allOf"), list) and not all(_allows(one, value) for one in every):
-        return False
+            return any(_allows(option, value, whole) for option in options)
     choices = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(choices, list):
         return as_json(value) in map(as_json, choices)
-    if "$ref" in schema:  # as text where it may be one
-        return not isinstance(value, bool | int | float)
     kinds = schema.get("type")
     return not isinstance(kinds, str | list) or any(kind in kinds for kind in _KINDS.get(type(value), ()))
 

@@ -39,6 +39,7 @@ def test_a_good_step_passes_and_counts_itself() -> None:
         ({"q_start": ints(1, 2, 4)}, "q_start must rise from 0 to 4"),
         ({"q_start": ints(0, 0, 4)}, "q_start must rise from 0 to 4"),
         ({"q_start": ints(0, 5, 4)}, "q_start must rise from 0 to 4"),
+        ({"q_start": ints(2_000_000_000, -2_000_000_000, 4)}, "q_start must rise from 0 to 4"),
         ({"q_start": ints(0, 4)}, r"q_start must be int32 \(3,\)"),
         ({"positions": ints(6, 0, 1, 2)}, "row 0 is at position 6, its sequence ends before 6"),
         ({"positions": ints(5, 0, 1, 3)}, "row 3 is at position 3, its sequence ends before 3"),
@@ -47,10 +48,12 @@ def test_a_good_step_passes_and_counts_itself() -> None:
         ({"last": ints(5, 1, 1, 3)}, "last must lie from a row's position"),
         ({"slots": ints(9, 12, 13)}, r"slots must be int32 \(4,\)"),
         ({"page_table": ints(1, 2)}, "page_table must be int32"),
+        ({"starts": ints(7, 0, 0, 0)}, r"starts must lie in \[0, 7\)"),
+        ({"starts": ints(0, -1, 0, 0)}, "starts must lie in"),
     ],
 )
 def test_an_index_that_leads_outside_is_refused(change: dict[str, Any], message: str) -> None:
-    shared = {name: value for name, value in change.items() if name not in ("slots", "page_table")}
+    shared = {name: value for name, value in change.items() if name not in GroupMetadata._fields}
     group = {name: value for name, value in change.items() if name not in shared}
     wrong = replace(GOOD, **shared, groups=(GOOD.groups[0]._replace(**group),))
     with pytest.raises(ValueError, match=message):

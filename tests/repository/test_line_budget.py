@@ -19,7 +19,7 @@ BUDGETS = {
     "engine": 85,  # code without a budget below
     "engine/api": 2_080,
     "engine/arguments": 641,
-    "engine/chat": 1_887,
+    "engine/chat": 1_902,
     "engine/cli": 1_592,
     "engine/client": 712,
     "engine/core": 3_183,
@@ -60,7 +60,7 @@ BUDGETS = {
     "proto": 14,
     "scheduler": 2_689,
     "src": 3,
-    "tests": 60_580,
+    "tests": 60_600,
     "tools": 5_184,
 }
 

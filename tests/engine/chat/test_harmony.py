@@ -66,6 +66,8 @@ def test_malformed_arguments_are_content() -> None:
     found = answer_of([CALL.replace('"ü"', "ü")])
     assert found.malformed
     assert "zone" in found.shown
+    nobody = "<|channel|>commentary to=\n<|message|>{}"
+    assert read(reader("harmony", None), [nobody]).shown == nobody
 
 
 def test_without_tools_a_call_is_content() -> None:

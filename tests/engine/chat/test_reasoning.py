@@ -69,7 +69,8 @@ def test_calls_that_end_an_unclosed_reasoning_are_calls(before: str) -> None:
     answer = read(made, list(text))
     assert [call.name for call in answer.calls if call.is_complete] == ["now", "now"]
     assert (answer.reasoning, answer.shown) == (text.strip(), "")
-    for text, was_cut in ((f"{call} or not?", False), (call, True)):
+    long = f'{{"name": "now", "arguments": {{"a": "{"b" * 9_000}"}}}}'
+    for text, was_cut in ((f"{call} or not?", False), (call, True), (call.replace("{}", long), False)):
         made = reader("json_tools", reasoning_named("qwen3"), is_thinking=True)
         answer = read(made, list(text), was_cut=was_cut)
         assert (answer.reasoning, answer.calls, answer.shown) == (text, [], "")

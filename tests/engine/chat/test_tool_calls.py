@@ -125,6 +125,12 @@ NUMBER_OR_NULL = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
         ({"enum": ["a", "1"]}, '"a"', "a"),
         ({"enum": ["a", "1"]}, "1", "1"),
         ({"$ref": "#/$defs/color"}, '"red"', "red"),
+        ({"$ref": "#/$defs/color"}, "12", "12"),
+        ({"allOf": [{"$ref": "#/$defs/count"}]}, "12", 12),
+        ({"anyOf": [{"$ref": "#/$defs/count"}, {"type": "null"}]}, "12", 12),
+        ({"$ref": "#/$defs/itself"}, "12", 12),
+        ({"const": "true"}, "true", "true"),
+        ({"type": ["integer", "null"]}, "5.0", 5.0),
         ({}, "[1, null]", [1, None]),
         ({}, "Infinity", "Infinity"),
     ],
@@ -139,8 +145,12 @@ def test_values_have_a_type_of_their_schema(
     argument = form.shape.parameters.before.replace("{key}", "a") + text + form.shape.parameters.after
     call = before.replace("{name}", "f") + argument + after
     whole = form.shape.section[0] + call + form.shape.section[1]
+    made = tool("f", a=schema)
+    made["function"]["parameters"]["$defs"] = {
+        "color": {"enum": ["red", "12"]}, "count": {"type": "integer"}, "itself": {"$ref": "#/$defs/itself"},
+    }  # fmt: skip
     for pieces in ([whole], list(whole)):
-        answer = read(AnswerReader(tool_format=form, tools=[tool("f", a=schema)]), pieces)
+        answer = read(AnswerReader(tool_format=form, tools=[made]), pieces)
         assert calls_of(answer) == [("f", {"a": value})]
 
 

@@ -144,6 +144,8 @@ def test_calls_without_text_have_no_content_for_templates_that_ask(content: str 
     assert ChatTemplate(source, {}).render(ChatPrompt(chat)) == wanted == "[ Wie <ist> es? ]weather;"
     other = "{% for m in messages %}{{ m.reasoning_content is not none }}{{ m.content + ';' }}{% endfor %}"
     assert ChatTemplate(other, {}).render(ChatPrompt(chat)) == "True Wie <ist> es? ;True;"
+    both = "{% for m in messages %}{% if m.content is not none %}{% endif %}{{ m.content + ';' }}{% endfor %}"
+    assert ChatTemplate(both, {}).render(ChatPrompt(chat)) == " Wie <ist> es? ;;"
 
 
 def test_reasoning_is_given_under_the_name_of_gpt_oss() -> None:

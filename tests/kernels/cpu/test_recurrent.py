@@ -126,6 +126,8 @@ def test_arrays_of_wrong_shape_are_refused() -> None:
         mx.eval(gated_delta(recurrent, mx.zeros((1, 1, 16, 16)), step, x, x, x, gate, gate, kind="softplus"))
     with pytest.raises(ValueError, match="does not hold inputs of float32"):
         causal_conv(recurrent, mx.zeros((1, 2, 8), mx.bfloat16), step, mx.ones((2, 8)), mx.ones((3, 8)))
+    with pytest.raises(ValueError, match="causal_conv needs 1 options, got 0"):
+        recurrent.recurrence("causal_conv", mx.zeros((1, 2, 8)), step, [mx.ones((2, 8)), mx.ones((3, 8))])
     assert not recurrent.takes("gated_delta", 24)
     assert recurrent.takes("gated_delta", 128)
 
