@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+import dashboard_panels
 import dashboards
 from fakes import fake_info, small_config
 from live_prometheus import DEPLOY, RULES, in_prometheus, live_prometheus, query
@@ -61,7 +62,7 @@ def test_every_alert_has_a_unit_test_that_fires_it() -> None:
 
 
 def test_dashboards_equal_the_scripts_output() -> None:
-    pages = {f"{page.uid}.json": dashboards.build(page) for page in dashboards.DASHBOARDS}
+    pages = {f"{page.uid}.json": dashboards.build(page) for page in dashboard_panels.DASHBOARDS}
     assert pages == {path.name: path.read_text() for path in GRAFANA.glob("*.json")}
 
 
