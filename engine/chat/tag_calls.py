@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from ..api.json_reference import resolved
 from .call_grammar import ToolFormat
 from .call_writer import CallWriter, Tools, as_json
 from .json_calls import end_mark, read_each
@@ -114,7 +115,7 @@ class TagCalls(ToolFormat):
         yield calls.arguments(f"{as_json(key)}: ")
         whole = calls.parameters(name)
         properties = whole.get("properties")
-        schema = _resolved(properties.get(key), whole) if isinstance(properties, Mapping) else None
+        schema = _without_references(properties.get(key), whole) if isinstance(properties, Mapping) else None
         text = _TextValue(self) if _is_text(schema) else None
         end, written, pieces = self.value[1], "", list[str]()
         while (at := source.rest.find(end)) < 0:
@@ -168,14 +169,11 @@ def _is_text(schema: object) -> bool:
     return isinstance(schema, Mapping) and schema.get("type") == "string" and "enum" not in schema
 
 
-def _resolved(schema: Any, whole: Mapping[str, Any]) -> Any:
-    """Follow ``$ref`` within the schema of all arguments; what leads nowhere allows any value."""
+def _without_references(schema: Any, whole: Mapping[str, Any]) -> Any:
     for _ in range(_MAX_REFERENCES):
         if not isinstance(schema, Mapping) or not isinstance(reference := schema.get("$ref"), str):
             return schema
-        schema = whole
-        for name in reference.removeprefix("#").split("/")[1:]:
-            schema = schema.get(name, {}) if isinstance(schema, Mapping) else {}
+        schema = resolved(whole, reference) or {}
     return {}
 
 
@@ -190,12 +188,11 @@ def _allowed_value(text: str, parsed: Any, schema: Any, whole: Mapping[str, Any]
 
 
 def _allows(schema: Any, value: Any, whole: Mapping[str, Any]) -> bool:
-    schema = _resolved(schema, whole)
+    schema = _without_references(schema, whole)
     if not isinstance(schema, Mapping):
         return True
-    if isinstance(every := schema.get("allOf"), list) and not all(
-        _allows(one, value, whole) for one in every
-    ):
+    every = schema.get("allOf")
+    if isinstance(every, list) and not all(_allows(each, value, whole) for each in every):
         return False
     for options in (schema.get("anyOf"), schema.get("oneOf")):
         if isinstance(options, list):

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from ..api.json_reference import resolved
+
 _ALL_OF, _ANY_OF = "allOf", ("anyOf", "oneOf")
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _DATA = ("const", "enum", "default", "examples")
@@ -87,28 +89,13 @@ def _check_number_of_names(schema: dict[str, Any]) -> None:
 
 def _endless_reference(schema: Any, schemas: list[dict[str, Any]]) -> str | None:
     references = {ref for value in schemas if isinstance(ref := value.get("$ref"), str)}
-    targets = {ref: target for ref in references if (target := _resolved(schema, ref)) is not None}
+    targets = {ref: target for ref in references if (target := resolved(schema, ref)) is not None}
     ending: set[str] = references - targets.keys()
     while more := {ref for ref in targets.keys() - ending if _ends(targets[ref], ending)}:
         ending |= more
     if _ends(schema, ending):
         return None
     return min(references - ending)
-
-
-def _resolved(schema: Any, ref: str) -> Any:
-    if ref != "#" and not ref.startswith("#/"):
-        return None
-    found = schema
-    for part in ref[2:].split("/") if ref != "#" else ():
-        name = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, dict):
-            found = found.get(name)
-        elif isinstance(found, list) and name.isdigit() and int(name) < len(found):
-            found = found[int(name)]
-        else:
-            return None
-    return found
 
 
 def _ends(schema: Any, ending: set[str]) -> bool:

@@ -97,9 +97,9 @@ MaskView view_mask(const mx::array& mask) {
 
 struct AttendOptions {
   float scale, softcap;
-  int window, keep;                    // the layer's window, and its first positions that stay visible
-  int residual_window, residual_keep;  // see Residency; both are 0 if there is one pool
-  bool sinks, mask, rotary;            // which optional inputs are present
+  int window, keep;          // the layer's window, and its first positions that stay visible
+  int residual_keep;         // see Residency; 0 if there is one pool
+  bool sinks, mask, rotary;  // which optional inputs are present
   bool exact;
 };
 
@@ -132,8 +132,7 @@ class Attend : public CpuPrimitive {
     args.exact = options_.exact;
     size_t next = 5;
     if (residual_) {
-      args.residency = {Residency::quantized, options_.residual_window, options_.residual_keep,
-                        view_ints(inputs[7])};
+      args.residency = {Residency::quantized, options_.residual_keep, view_ints(inputs[7])};
       next = 8;
     }
     if (options_.sinks) args.sinks = inputs[next++].data<float>();
@@ -221,7 +220,7 @@ mx::array attend(const PageLayout& layout, const mx::array& pool, const mx::arra
                  const std::optional<mx::array>& mask, const std::optional<mx::array>& rotary, bool exact,
                  const std::optional<ResidualPages>& residual) {
   AttendOptions options{
-      scale, softcap, window, keep, 0, 0, sinks.has_value(), mask.has_value(), rotary.has_value(), exact};
+      scale, softcap, window, keep, 0, sinks.has_value(), mask.has_value(), rotary.has_value(), exact};
   require_pool(layout, pool);
   require_rows("queries", queries, layout.num_heads, layout.k.dim, true);
   require(page_table.ndim() == 2,
@@ -238,7 +237,6 @@ mx::array attend(const PageLayout& layout, const mx::array& pool, const mx::arra
     require_residual(layout, *residual, options, queries, page_table);
     beside = std::get<0>(*residual);
     inputs.insert(inputs.end(), {std::get<1>(*residual), std::get<2>(*residual), std::get<3>(*residual)});
-    options.residual_window = std::get<4>(*residual);
     options.residual_keep = std::get<5>(*residual);
   }
   add_per_head(inputs, "sinks", sinks, queries.shape(1), stream);

@@ -66,10 +66,10 @@ struct GatherArgs {
 
 // How positions are divided between quantized pages and 16-bit residual pages. Row t reads its first `keep`
 // positions, and all positions since starts[t] (a page boundary), from residual pages. It reads the others
-// from quantized pages. Every query reads at least the latest `window` positions from residual pages.
+// from quantized pages.
 struct Residency {
   enum Part { all, quantized, residual } part;
-  int window, keep;
+  int keep;
   const int32_t* starts;  // [num_tokens]
 };
 
